@@ -1,0 +1,67 @@
+"""Every error a user can meet, with the exit code that it ends the program with.
+
+An error says where, what, and what to do next; ``cli.py`` is the only place that turns one into an exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+OK = 0
+SOME_FAILED = 1
+BAD_INPUT = 2
+TOOL_MISSING = 3
+GATE_FAILED = 4
+INTERRUPTED = 130
+
+
+class ProfpipeError(Exception):
+    """An error with a message for the user and the exit code of the program."""
+
+    exit_code = SOME_FAILED
+
+
+class ConfigError(ProfpipeError):
+    """The pipeline file or the command line is wrong; nothing was run.
+
+    ``where`` is the place as the user finds it: ``pipeline.yaml: workloads.attention.matrix``.
+    """
+
+    exit_code = BAD_INPUT
+
+    def __init__(self, where: str, what: str, remedy: str = "") -> None:
+        super().__init__(" ".join(part for part in (f"{where}: {what}", remedy) if part))
+
+
+class ToolMissing(ProfpipeError):
+    """A tool without which the command cannot do anything is not on this machine."""
+
+    exit_code = TOOL_MISSING
+
+
+class Refused(ProfpipeError):
+    """A file that holds no profile we can read: which file, what is wrong with it, what to do.
+
+    Parsers raise it; the other files are still read.
+    """
+
+    def __init__(self, path: Path | str, what: str, remedy: str) -> None:
+        self.path, self.what, self.remedy = Path(path), what, remedy
+        super().__init__(f"{path}: {what}. {remedy}")
+
+
+class GateFailed(ProfpipeError):
+    """A bound that the user set (``compare --gate``) was crossed."""
+
+    exit_code = GATE_FAILED
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``Did you mean 'seqlen'?``, or the list of what is known where nothing is close."""
+    known = sorted(set(known))
+    if close := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
+        return f"Did you mean '{close[0]}'?"
+    # Short words ("b") are below any cutoff, so the whole choice is shown.
+    return f"Known: {', '.join(known)}." if known else ""

@@ -1,0 +1,124 @@
+"""The plain values that the stages hand to each other: Case, Tool, Job, Command, Outcome.
+
+They stand below every stage, so that no stage needs to import another to speak of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a workload's matrix. ``params`` holds all parameters, fixed ones included."""
+
+    id: str
+    params: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A profiler that is here. ``path`` is its executable (empty: a Python library), ``variant`` which generation."""
+
+    name: str
+    version: str
+    path: str = ""
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A profiler or a package that cannot be used here: why, and how to mend it."""
+
+    name: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: one workload under one profiler, with all its cases, unless it asks for ``isolate: true``.
+
+    ``folder`` receives everything the job leaves. Exactly one of ``script`` (a module with ``build``, run by the
+    harness) and ``command`` (any argv, one case) is set. ``part`` counts the processes that this job needed so far:
+    what a crash left undone continues as part 2, and its files carry the number.
+    """
+
+    workload: str
+    profiler: str
+    cases: tuple[Case, ...]
+    folder: Path
+    tool: Tool | Missing
+    python: str
+    cwd: Path
+    script: Path | None = None
+    command: tuple[str, ...] = ()
+    warmup: int = 10
+    repeats: int = 30
+    timeout_s: float = 900.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    part: int = 1
+
+    @property
+    def stem(self) -> str:
+        """The name of this part's files: ``capture``, then ``capture-2``."""
+        return "capture" if self.part == 1 else f"capture-{self.part}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start: ``argv`` (never a shell string), the environment added to the filtered one, and what it makes.
+
+    ``makes`` are the files without which the command failed, whatever its exit code says; ``report`` is true for the
+    process that runs the workload, false for an export after it.
+    """
+
+    argv: tuple[str, ...]
+    makes: tuple[Path, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    runs_workload: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. Each case's own fate is in ``events.jsonl``; ``status`` and ``reason`` are the job's."""
+
+    job: Job
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    returncode: int | None = None
+    files: tuple[Path, ...] = ()
+    #: (case id, status, reason) of cases whose end the workload's process could not write itself.
+    ended_by_runner: tuple[tuple[str, str, str], ...] = ()
+
+
+#: Runs an argv for a moment and gives its output (stdout and stderr), or None where it cannot be started.
+Ask = Callable[[Sequence[str]], str | None]
+
+
+class Profiler(Protocol):
+    """A module of ``profpipe/profilers``. It builds commands and never runs them."""
+
+    NAME: str
+
+    def find(self, ask: Ask) -> Tool | Missing:
+        """The tool and its version, or why it is not here and how to mend that."""
+
+    def commands(self, job: Job) -> list[Command]:
+        """What to start, in order, to carry out ``job``."""
+
+    def artifacts(self, job: Job) -> list[Path]:
+        """The files to read afterwards; only those that exist hold something."""
+
+    def diagnose(self, log: str) -> tuple[str, str] | None:
+        """(status, reason with remedy) for a failure that the tool's output explains; else None."""
