@@ -1,0 +1,94 @@
+"""A pipeline file as plain data: YAML read safely, placeholders replaced, nothing checked yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from profpipe.errors import ConfigError
+
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def as_list(value: object) -> object:
+    """``1024,4096`` (as an environment variable gives it) and a single value are lists too."""
+    if isinstance(value, str) and "," in value:
+        return [scalar(item.strip()) for item in value.split(",") if item.strip()]
+    return [value] if isinstance(value, (str, int, float, bool)) else value
+
+
+def scalar(text: str) -> Any:
+    """``text`` as YAML reads an unquoted value: 16 is a number, true a bool, fp16 a string."""
+    value = yaml.safe_load(text)
+    return value if isinstance(value, (int, float, bool)) or value is None else text
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, except that a key given twice is an error: PyYAML keeps the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen:
+                problem = f"the key '{key_node.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path, where: str) -> dict[str, Any]:
+    """The mapping in a YAML file; ``where`` names it in a ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(where, error.strerror or str(error), "Name a pipeline file: profpipe run FILE.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None
+    try:
+        document = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(where, f"is not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
+    return document
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it: relative to where they are, when it is below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = ()) -> Any:
+    """``node`` with every ``${NAME:-default}`` replaced; a value that was one placeholder gets its YAML type back."""
+    if isinstance(node, dict):
+        return {k: substituted(v, env, where, (*path, str(k))) for k, v in node.items()}
+    if isinstance(node, list):
+        return [substituted(v, env, where, (*path, str(i))) for i, v in enumerate(node)]
+    if not isinstance(node, str) or "${" not in node:
+        return node
+
+    def value(match: re.Match[str]) -> str:
+        # As in the shell, ':-' also stands in for a variable that is set and empty.
+        given = env.get(match[1]) or match[2]
+        if given is None:
+            raise ConfigError(
+                f"{where}: {'.'.join(path)}",
+                f"environment variable {match[1]} is not set and has no default.",
+                f"Set it, or write ${{{match[1]}:-VALUE}}.",
+            )
+        return given
+
+    text = _PLACEHOLDER.sub(value, node)
+    return scalar(text) if _PLACEHOLDER.fullmatch(node) else text

@@ -1,0 +1,127 @@
+"""Pipeline x machine -> [Job]. Pure: starts no process and touches no file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from profpipe.config import Pipeline, Workload
+from profpipe.errors import ConfigError, did_you_mean
+from profpipe.job import Case, Job, Missing, Scalar, Tool
+
+#: The case of a workload without a matrix. It needs a name: an empty case means "outside every case range".
+ONLY_CASE = "default"
+
+
+def plan(
+    pipeline: Pipeline,
+    tools: Mapping[str, Tool | Missing],
+    *,
+    scripts: Mapping[str, Path],
+    cwd: Path,
+    out: Path,
+    python: str,
+    workloads: Sequence[str] = (),
+    profilers: Sequence[str] = (),
+) -> list[Job]:
+    """The jobs of ``pipeline`` in the order in which they run.
+
+    ``scripts`` gives the file of each workload that has one, ``out`` the run's folder, ``cwd`` where processes start
+    (the pipeline file's folder). ``workloads`` and ``profilers`` narrow the choice. A tool that is missing still gets
+    its job, so that its cases become `skipped` rows with the reason. Raises ConfigError for an unknown name.
+    """
+    _known("-w", workloads, pipeline.workloads)
+    _known("-p", profilers, tools)
+    jobs = []
+    for name, workload in pipeline.workloads.items():
+        if workloads and name not in workloads:
+            continue
+        every = cases(workload)
+        if not every:
+            raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude takes away the whole matrix.")
+        for profiler in profilers or workload.profilers:
+            tool = _usable(tools[profiler], workload)
+            for number, group in enumerate(_groups(workload, every), start=1):
+                folder = out / "raw" / name / profiler
+                if len(every) > 1 and len(group) < len(every):
+                    folder /= f"{number:0{len(str(len(every)))}d}"
+                jobs.append(
+                    Job(
+                        workload=name,
+                        profiler=profiler,
+                        cases=tuple(group),
+                        folder=folder,
+                        tool=tool,
+                        python=python,
+                        cwd=cwd,
+                        script=scripts.get(name),
+                        command=_filled(workload.command or (), group[0].params),
+                        warmup=workload.warmup,
+                        repeats=workload.repeats,
+                        timeout_s=workload.timeout_s,
+                        env=workload.env,
+                        options={"ncu": workload.ncu.model_dump()},
+                    )
+                )
+    return jobs
+
+
+def cases(workload: Workload) -> list[Case]:
+    """The points of the matrix, less those excluded, and those included. The last axis varies fastest."""
+    axes = list(workload.matrix)
+    product = (dict(zip(axes, values, strict=True)) for values in itertools.product(*workload.matrix.values()))
+    points = [point for point in product if not any(_matches(point, region) for region in workload.exclude)]
+    for point in workload.include:
+        # An axis comes first in the name even where an entry writes it last, so that names stay comparable.
+        ordered = {axis: point[axis] for axis in axes if axis in point} | dict(point)
+        points += [ordered] if ordered not in points else []
+    return [Case(case_id(point), {**workload.params, **point}) for point in points]
+
+
+def case_id(point: Mapping[str, Scalar]) -> str:
+    """``impl=fa2,batch=2``. What separates names and ranges is percent-encoded, so that an id can be taken apart."""
+    return ",".join(f"{_encoded(name)}={_encoded(_text(value))}" for name, value in point.items()) or ONLY_CASE
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _encoded(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in "%,=/@ \t\n" or not c.isprintable() else c for c in text)
+
+
+def _matches(point: Mapping[str, Scalar], region: Mapping[str, Sequence[Scalar]]) -> bool:
+    return all(point[axis] in values for axis, values in region.items())
+
+
+def _groups(workload: Workload, every: list[Case]) -> Iterator[list[Case]]:
+    """One process for all cases; for each its own where asked for, and for a command, which can run only one."""
+    if workload.isolate or workload.command is not None:
+        yield from ([case] for case in every)
+    else:
+        yield every
+
+
+def _filled(command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """``{name}`` replaced by the parameter. Other braces stay: an argument may well be JSON."""
+    filled = []
+    for argument in command:
+        for name, value in params.items():
+            argument = argument.replace(f"{{{name}}}", _text(value))
+        filled.append(argument)
+    return tuple(filled)
+
+
+def _usable(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
+    if tool.name == "torch" and workload.command is not None:
+        return Missing("torch", "torch.profiler works inside the process, and a command is not ours", "Use `script:`.")
+    return tool
+
+
+def _known(flag: str, given: Sequence[str], known: Mapping[str, Any]) -> None:
+    for word in given:
+        if word not in known:
+            raise ConfigError(flag, f"unknown name '{word}'.", did_you_mean(word, known))

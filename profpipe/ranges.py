@@ -1,0 +1,92 @@
+"""``annotate("forward")``: one range that whichever profiler is watching records.
+
+NVTX on CUDA, ROCTX on ROCm, ``record_function`` under torch.profiler, nothing otherwise. Which of them is decided once,
+by the harness, with ``use``; a workload only says ``with annotate("forward"):``.
+
+NVTX goes through ``torch.cuda.nvtx`` where torch has CUDA: every nsys records it, while the ranges of PyPI's ``nvtx``
+from 0.2.12 on are lost under nsys 2022 and 2023, which tell it that the domain is off. A CPU build of torch has no NVTX,
+so there PyPI's package is used, pinned below 0.2.12.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Push = Callable[[str], object]
+Pop = Callable[[], object]
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class _Backend:
+    """The pair in use in this process. One object, so that ``annotate`` imported early sees a later ``use``."""
+
+    push: Push = staticmethod(_nothing)
+    pop: Pop = staticmethod(_nothing)
+
+
+@contextmanager
+def annotate(name: str) -> Iterator[None]:
+    """A range around the block, nested in those around it on this thread."""
+    push, pop = _Backend.push, _Backend.pop
+    push(name)
+    try:
+        yield
+    finally:
+        pop()
+
+
+def use(profiler: str) -> str:
+    """Chooses what ``annotate`` emits for ``profiler``; returns its name for the record.
+
+    ``plain`` emits nothing: a range costs about a microsecond, which is not the workload's.
+    """
+    choose = {"torch": _record_function, "nsys": _nvtx, "ncu": _nvtx, "rocprof": _roctx}.get(profiler)
+    name, _Backend.push, _Backend.pop = choose() if choose else ("none", _nothing, _nothing)
+    return name
+
+
+def _nvtx() -> tuple[str, Push, Pop]:
+    try:
+        import torch
+
+        if torch.version.cuda is not None:
+            return "torch.cuda.nvtx", torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+    except ImportError:
+        pass  # a workload need not use torch
+    import nvtx
+
+    return f"nvtx {nvtx.__version__}" if hasattr(nvtx, "__version__") else "nvtx", nvtx.push_range, nvtx.pop_range
+
+
+def _roctx() -> tuple[str, Push, Pop]:
+    """ROCTX by its C interface: the library of rocprofv3 first, then the older one."""
+    for soname in ("librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so", "libroctx64.so.4", "libroctx64.so"):
+        try:
+            library = ctypes.CDLL(soname)
+        except OSError:
+            continue
+        push, pop = library.roctxRangePushA, library.roctxRangePop
+        push.argtypes = [ctypes.c_char_p]
+        return soname, lambda name: push(name.encode()), pop
+    return "none", _nothing, _nothing
+
+
+def _record_function() -> tuple[str, Push, Pop]:
+    from torch.profiler import record_function
+
+    stack: list[Any] = []
+
+    def push(name: str) -> None:
+        stack.append(record_function(name))
+        stack[-1].__enter__()
+
+    def pop() -> None:
+        stack.pop().__exit__(None, None, None)
+
+    return "record_function", push, pop
