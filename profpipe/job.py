@@ -66,12 +66,22 @@ class Job:
     timeout_s: float = 900.0
     env: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    on_gpu: bool = False
     part: int = 1
 
     @property
     def stem(self) -> str:
         """The name of this part's files: ``capture``, then ``capture-2``."""
         return "capture" if self.part == 1 else f"capture-{self.part}"
+
+    @property
+    def spec(self) -> Path:
+        """The specification that this part's harness reads: ``cases.json``, then ``cases-2.json``."""
+        return self.folder / ("cases.json" if self.part == 1 else f"cases-{self.part}.json")
+
+    def portable(self, argument: str) -> str:
+        """``argument`` as it may stand in a report: paths below ``cwd``, where the process starts, relative to it."""
+        return argument.replace(f"{self.cwd}/", "")
 
 
 @dataclass(frozen=True)
@@ -122,3 +132,10 @@ class Profiler(Protocol):
 
     def diagnose(self, log: str) -> tuple[str, str] | None:
         """(status, reason with remedy) for a failure that the tool's output explains; else None."""
+
+
+def workload_argv(job: Job) -> tuple[str, ...]:
+    """The argv of the workload's own process, which a profiler's command line ends with."""
+    if job.script is None:
+        return job.command
+    return (job.python, "-m", "profpipe.harness", str(job.spec))

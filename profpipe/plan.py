@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from profpipe.config import Pipeline, Workload
@@ -23,13 +24,15 @@ def plan(
     cwd: Path,
     out: Path,
     python: str,
+    env: Mapping[str, str] = MappingProxyType({}),
+    on_gpu: bool = False,
     workloads: Sequence[str] = (),
     profilers: Sequence[str] = (),
 ) -> list[Job]:
     """The jobs of ``pipeline`` in the order in which they run.
 
     ``scripts`` gives the file of each workload that has one, ``out`` the run's folder, ``cwd`` where processes start
-    (the pipeline file's folder). ``workloads`` and ``profilers`` narrow the choice. A tool that is missing still gets
+    (the pipeline file's folder), ``env`` what every workload's process needs. ``workloads`` and ``profilers`` narrow the choice. A tool that is missing still gets
     its job, so that its cases become `skipped` rows with the reason. Raises ConfigError for an unknown name.
     """
     _known("-w", workloads, pipeline.workloads)
@@ -61,8 +64,9 @@ def plan(
                         warmup=workload.warmup,
                         repeats=workload.repeats,
                         timeout_s=workload.timeout_s,
-                        env=workload.env,
+                        env={**env, **workload.env},
                         options={"ncu": workload.ncu.model_dump()},
+                        on_gpu=on_gpu,
                     )
                 )
     return jobs

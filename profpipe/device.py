@@ -1,0 +1,148 @@
+"""What machine this is: GPUs, driver, CPU, packages, and the rates that no result can exceed.
+
+NVML (nvidia-ml-py) is asked, never changed: no clock, no power limit, no mode. Nothing here names the host or its user.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+#: Packages whose version decides what a result means.
+PACKAGES: Final = (
+    "profpipe", "torch", "triton", "flash-attn", "flash-attn-3", "sageattention", "spas-sage-attn", "xformers",
+    "diffusers", "nvtx", "ncu-report",
+)  # fmt: skip
+
+#: Dense floating-point operations a clock and SM, by compute capability: NVIDIA's architecture white papers, tables of
+#: "peak rates" and "throughput of native arithmetic instructions". An FMA counts two; fp16 and bf16 with fp32
+#: accumulation, which consumer parts (8.6, 8.9, 12.0) run at half rate.
+_FLOP_PER_CLOCK_SM: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
+    (7, 0): {"fp16": 1024, "fp32": 128, "fp64": 64},
+    (7, 5): {"fp16": 512, "int8": 2048, "fp32": 128},
+    (8, 0): {"fp16": 2048, "bf16": 2048, "tf32": 1024, "int8": 4096, "fp32": 128, "fp64": 128},
+    (8, 6): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp32": 256},
+    (8, 9): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp8": 1024, "fp32": 256},
+    (9, 0): {"fp16": 4096, "bf16": 4096, "tf32": 2048, "int8": 8192, "fp8": 8192, "fp32": 256, "fp64": 256},
+    (10, 0): {"fp16": 8192, "bf16": 8192, "tf32": 4096, "int8": 16384, "fp8": 16384, "fp32": 256, "fp64": 128},
+    (12, 0): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp8": 1024, "fp32": 256},
+}
+
+#: CUDA cores by SM, to get the SM count from NVML, which knows only cores.
+_CORES_PER_SM: Final[Mapping[int, int]] = {7: 64, 8: 128, 9: 128, 10: 128, 12: 128}
+
+
+def machine() -> dict[str, Any]:
+    """This machine as run.json records it; sizes in bytes, clocks in Hz."""
+    gpus = nvidia_gpus()
+    return {
+        "gpus": gpus,
+        "peaks": peaks(gpus[0]) if gpus else {"source": "unknown: no NVIDIA GPU"},
+        "cpu": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@contextmanager
+def nvml() -> Any:
+    """The pynvml module, initialised; None where there is no NVIDIA driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # any failure means the same here: there is no driver to ask (ImportError, NVMLError, OSError)
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def nvidia_gpus() -> list[dict[str, Any]]:
+    """Each NVIDIA GPU; a value that its driver does not give is absent."""
+    with nvml() as library:
+        if library is None:
+            return []
+        count = library.nvmlDeviceGetCount()
+        return [_gpu(library, library.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+
+
+def _gpu(library: Any, handle: Any) -> dict[str, Any]:
+    clock = library.nvmlDeviceGetMaxClockInfo
+    asked = {
+        "name": lambda: library.nvmlDeviceGetName(handle),
+        "driver": library.nvmlSystemGetDriverVersion,
+        "cuda": lambda: _cuda_version(library.nvmlSystemGetCudaDriverVersion_v2()),
+        "memory_bytes": lambda: library.nvmlDeviceGetMemoryInfo(handle).total,
+        "compute_capability": lambda: list(library.nvmlDeviceGetCudaComputeCapability(handle)),
+        "cores": lambda: library.nvmlDeviceGetNumGpuCores(handle),
+        "max_sm_clock_hz": lambda: clock(handle, library.NVML_CLOCK_SM) * 1_000_000,
+        "max_memory_clock_hz": lambda: clock(handle, library.NVML_CLOCK_MEM) * 1_000_000,
+        "memory_bus_bits": lambda: library.nvmlDeviceGetMemoryBusWidth(handle),
+        "power_limit_w": lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+    }
+    gpu: dict[str, Any] = {}
+    for key, ask in asked.items():
+        try:
+            gpu[key] = ask()
+        except library.NVMLError:
+            continue  # not supported on this GPU, or not permitted in this container
+    capability, cores = gpu.get("compute_capability"), gpu.pop("cores", None)
+    if cores and capability and capability[0] in _CORES_PER_SM:
+        per_sm = 64 if tuple(capability) == (8, 0) else _CORES_PER_SM[capability[0]]
+        gpu["sm_count"] = cores // per_sm
+    return gpu
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def peaks(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    """Dense FLOP/s by data type and bytes/s that ``gpu`` cannot exceed, with the rule that gave them.
+
+    Both are at the highest clock that the driver names, so a result above them is wrong, not fast. A rate that the rule
+    cannot give is absent.
+    """
+    result: dict[str, Any] = {}
+    capability = tuple(gpu.get("compute_capability") or ())
+    rates, count, clock = _FLOP_PER_CLOCK_SM.get(capability), gpu.get("sm_count"), gpu.get("max_sm_clock_hz")  # type: ignore[call-overload]
+    rules = []
+    if rates and count and clock:
+        result["flops"] = {dtype: rate * count * clock for dtype, rate in rates.items()}
+        rules.append(f"dense FLOP/s = {count} SMs x {clock / 1e6:.0f} MHz x FLOP per clock and SM of sm_{''.join(map(str, capability))}")
+    bus, memory_clock = gpu.get("memory_bus_bits"), gpu.get("max_memory_clock_hz")
+    if bus and memory_clock:
+        result["bytes_per_s"] = 2 * memory_clock * bus // 8
+        rules.append(f"bytes/s = 2 x {memory_clock / 1e6:.0f} MHz x {bus} bits / 8")
+    result["source"] = "; ".join(rules) or f"unknown for {gpu.get('name', 'this GPU')}"
+    return result
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor()
+    return platform.processor() or platform.machine()

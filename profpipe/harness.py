@@ -1,0 +1,251 @@
+"""Runs inside the workload's process: its cases, one after the other, whatever the profiler.
+
+``python -m profpipe.harness raw/<workload>/<profiler>/cases.json``. Each iteration of a case stands in a range
+``profpipe:<case id>``, and all of them between cudaProfilerStart and cudaProfilerStop, so that every profiler sees the
+same region. What happened is appended to ``events.jsonl`` beside the specification, line by line: what finished before
+a crash is never lost.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from profpipe import device, load, ranges, timing
+
+#: Exit code of a process that could not go on after a CUDA error.
+CONTEXT_LOST = 70
+
+CASE_PREFIX = "profpipe:"  # as tables.CASE_PREFIX, which this process does not import: it would bring pandas
+
+
+class Events:
+    """``events.jsonl``, one JSON object a line, on disk before the next thing happens."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, event: str, **fields: Any) -> None:
+        self._stream.write(json.dumps({"event": event, **fields}, default=str) + "\n")
+        self._stream.flush()
+
+    def metric(self, case: str, metric: str, value: float | None, unit: str) -> None:
+        if value is not None:
+            self.write("metric", case=case, subject="", metric=metric, value=value, unit=unit, n=1)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the specification ``argv[0]``; 0 when every case was tried, whatever became of it."""
+    spec_path = Path(argv[0])
+    spec = json.loads(spec_path.read_text(encoding="utf-8"))
+    with (spec_path.parent / "events.jsonl").open("a", encoding="utf-8") as stream:
+        events = Events(stream)
+        workload = load.module(Path(spec["script"]))
+        events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
+        with _captured(spec, spec_path.parent) as region:
+            for case in spec["cases"]:
+                _run_case(workload, case, spec, events, region)
+        events.write("finished", time=time.time())
+    return 0
+
+
+def _torch() -> Any:
+    """torch, or None: a workload need not use it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def _device() -> str:
+    torch = _torch()
+    return "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+
+
+def _process() -> dict[str, Any]:
+    """What only this process knows: its torch, and the device that torch sees."""
+    torch = _torch()
+    seen: dict[str, Any] = {"pid": os.getpid(), "time": time.time(), "machine": {"device": "cpu"}}
+    if torch is not None:
+        seen |= {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if _device() == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        seen["machine"] = {
+            "device": properties.name,
+            "sm_count": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": getattr(properties, "L2_cache_size", None),
+        }
+    return seen
+
+
+# --- one case --------------------------------------------------------------------------------------------------------
+
+Region = Callable[[], AbstractContextManager[None]]
+
+
+def _run_case(workload: Any, case: Mapping[str, Any], spec: Mapping[str, Any], events: Events, region: Region) -> None:
+    """Tries one case and writes down what became of it. A case that fails does not end those after it."""
+    name, params, begin = case["id"], _complete(workload, case["params"]), time.time()
+    events.write("case_started", case=name, params=params, time=begin, expects=_optional(workload, "expects", params))
+    status, reason, flags = "ok", "", []
+    try:
+        if reason := _optional(workload, "available", params) or "":
+            status = "skipped"
+        else:
+            flags = _measure(workload, name, params, spec, events, region)
+    except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
+        status, reason = ("oom" if _out_of_memory(error) else "failed"), _one_line(error)
+        events.write("error", case=name, traceback=traceback.format_exc())
+    lost = _clean_up()
+    if lost:
+        status, reason = "crashed", f"{reason or 'CUDA error'}; the CUDA context is lost"
+    events.write("case_ended", case=name, status=status, reason=reason, seconds=time.time() - begin, flags=flags)
+    if lost:
+        # Every later call would fail in this process; the runner goes on with the next case in a new one.
+        sys.exit(CONTEXT_LOST)
+
+
+def _complete(workload: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with the workload's defaults for those that the pipeline does not set."""
+    return {**getattr(workload, "PARAMS", {}), **params}
+
+
+def _optional(workload: Any, name: str, params: Mapping[str, Any]) -> Any:
+    function = getattr(workload, name, None)
+    return function(params) if function else None
+
+
+def _measure(
+    workload: Any, name: str, params: Mapping[str, Any], spec: Mapping[str, Any], events: Events, region: Region
+) -> list[str]:
+    """Runs the case as its profiler wants it; returns the validity marks."""
+    fn, kind, range_name = workload.build(params), _device(), CASE_PREFIX + name
+    warmup, repeats = spec["warmup"], spec["repeats"]
+    if spec["profiler"] == "plain":
+        samples = timing.measure(
+            fn, device=kind, warmup=warmup, repeats=repeats, range_name=range_name, annotate=ranges.annotate
+        )
+        events.write("samples", case=name, unit="ns", clock=samples.clock, values=samples.values_ns)
+        events.metric(name, "peak_allocated", samples.peak_allocated, "byte")
+        events.metric(name, "peak_reserved", samples.peak_reserved, "byte")
+        return [*samples.flags, *_facts(workload, name, params, events)]
+    if spec["profiler"] == "ncu":
+        repeats = 1  # ncu replays each kernel once for every group of counters; one iteration has them all
+    timing.warm_up(fn, warmup, device=kind)
+    with region():
+        timing.repeat(fn, repeats, device=kind, range_name=range_name, annotate=ranges.annotate)
+    events.metric(name, "iterations", repeats, "1")
+    return []
+
+
+def _facts(workload: Any, name: str, params: Mapping[str, Any], events: Events) -> list[str]:
+    """What is true of the case whoever measures it: its work, and how far its result is from the reference.
+
+    The times stand even where the reference does not fit the memory; the case then carries the mark `unchecked`.
+    """
+    events.metric(name, "flops", _optional(workload, "flops", params), "flop")
+    events.metric(name, "bytes_moved", _optional(workload, "bytes_moved", params), "byte")
+    try:
+        checked = _optional(workload, "check", params) or {}
+    except Exception as error:  # as for the case itself: recorded, and not the end
+        events.write("error", case=name, during="check", reason=_one_line(error), traceback=traceback.format_exc())
+        return ["unchecked"]
+    for metric, value in checked.items():
+        events.metric(name, metric, value, "1")
+    return []
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _clean_up() -> bool:
+    """Gives the case's memory back before the next one; True when the CUDA context did not survive the case."""
+    gc.collect()
+    if _device() == "cuda":
+        torch = _torch()
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return True
+    return False
+
+
+# --- the region that profilers see -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _captured(spec: Mapping[str, Any], folder: Path) -> Iterator[Region]:
+    """Yields the context to enter around a case's measured iterations.
+
+    nsys ends its capture at the first cudaProfilerStop, so there it is one for all cases. ncu takes any number of
+    start/stop pairs, and kernels outside them cost nothing. torch.profiler keeps its records in memory until it is
+    asked for them, so each case has a trace of its own: a later crash takes nothing away.
+    """
+    profiler = spec["profiler"]
+    if profiler == "nsys":
+        with _cuda_profiler():
+            yield _open
+    elif profiler == "ncu":
+        yield _cuda_profiler
+    elif profiler == "torch":
+        traces = (folder / f"{spec['stem']}.{number}.pt.trace.json.gz" for number in itertools.count(1))
+        yield lambda: _torch_profiler(next(traces))
+    else:
+        yield _open
+
+
+@contextmanager
+def _open() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _cuda_profiler() -> Iterator[None]:
+    if _device() == "cpu":
+        yield
+        return
+    torch = _torch()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+
+
+@contextmanager
+def _torch_profiler(trace: Path) -> Iterator[None]:
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if _device() == "cuda" else [])
+    with profile(activities=activities) as recorded:
+        yield
+        if _device() == "cuda":
+            _torch().cuda.synchronize()
+    # Renamed when whole: a trace that was being written when the process was killed is not taken for one.
+    partial = trace.with_name(f"partial-{trace.name}")
+    recorded.export_chrome_trace(str(partial))
+    partial.replace(trace)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

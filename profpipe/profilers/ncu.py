@@ -1,0 +1,81 @@
+"""Nsight Compute: hardware counters of each kernel of one iteration a case.
+
+Every kernel is replayed several times, so its times are comparable with those of others only with
+``--clock-control none``; by default ncu also locks the clock to its base.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+
+NAME = "ncu"
+
+_VERSION = re.compile(r"Version (\d+\.\d+\.\d+)")
+
+_PERMISSION = (
+    "the driver gives performance counters to administrators only (ERR_NVGPUCTRPERM). On the host, load the nvidia module "
+    "with NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add=SYS_ADMIN."
+)
+
+
+def find(ask: Ask) -> Tool | Missing:
+    path = shutil.which("ncu")
+    if path is None:
+        return Missing(NAME, "ncu is not on PATH", "Install Nsight Compute (developer.nvidia.com/nsight-compute).")
+    answer = ask([path, "--version"]) or ""
+    if match := _VERSION.search(answer):
+        return Tool(NAME, match[1], path)
+    return Missing(NAME, f"{path} does not start", "Install Nsight Compute anew.")
+
+
+def report(job: Job) -> Path:
+    return job.folder / f"{job.stem}.ncu-rep"
+
+
+def commands(job: Job) -> list[Command]:
+    assert isinstance(job.tool, Tool)
+    options = job.options.get("ncu", {})
+    argv = [
+        job.tool.path,
+        "--nvtx",
+        "--set", options.get("set", "basic"),
+        *(word for section in options.get("sections", ()) for word in ("--section", section)),
+        "--clock-control", "none",
+        *_kernels(options),
+        # The harness calls cudaProfilerStart around the measured iteration; a command of the user's need not.
+        *(["--profile-from-start", "off"] if job.script else []),
+        "-f", "-o", str(report(job)),
+        *workload_argv(job),
+    ]  # fmt: skip
+    return [Command(tuple(argv), makes=(report(job),))]
+
+
+def _kernels(options: object) -> list[str]:
+    """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time."""
+    assert isinstance(options, dict)
+    wanted, unwanted = options.get("kernels", "all"), options.get("exclude", "")
+    lookahead = f"(?!.*{unwanted})" if unwanted else ""
+    if wanted == "all" and not lookahead:
+        return []
+    pattern = f"^{lookahead}{'' if wanted == 'all' else f'.*(?:{wanted})'}"
+    return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]
+
+
+def artifacts(job: Job) -> list[Path]:
+    return [report(job), job.folder / "events.jsonl"]
+
+
+def diagnose(log: str) -> tuple[str, str] | None:
+    if "ERR_NVGPUCTRPERM" in log:
+        return "skipped", _PERMISSION
+    if "resource was unavailable" in log.lower():
+        return "failed", "another tool holds the counters. Stop it (dcgmi profiling --pause), then run again."
+    if "LibraryNotLoaded" in log:
+        return "skipped", "ncu cannot load its counter library here: the container lacks part of the driver, or ncu is too old."
+    if "No kernels were profiled" in log:
+        return "failed", "ncu profiled no kernel: none ran in the measured region, or the filter ncu.kernels matches none."
+    return None

@@ -1,0 +1,84 @@
+"""Nsight Systems: a timeline of all cases in one report, exported to SQLite with the same nsys.
+
+An old nsys cannot open a newer report, so the export happens on the spot and both files are kept.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+
+NAME = "nsys"
+
+_VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
+
+
+def find(ask: Ask) -> Tool | Missing:
+    path = shutil.which("nsys")
+    if path is None:
+        return Missing(NAME, "nsys is not on PATH", "Install Nsight Systems (developer.nvidia.com/nsight-systems).")
+    answer = ask([path, "--version"]) or ""
+    if match := _VERSION.search(answer):
+        return Tool(NAME, match[1], path)
+    return Missing(NAME, f"{path} does not start: {_last_line(answer)}", "Install Nsight Systems anew.")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[-1]
+
+
+def report(job: Job) -> Path:
+    return job.folder / f"{job.stem}.nsys-rep"
+
+
+def sqlite(job: Job) -> Path:
+    return job.folder / f"{job.stem}.sqlite"
+
+
+def commands(job: Job) -> list[Command]:
+    """Profile, then export. No ``--`` before the application: nsys 2022 and 2023 print their usage instead."""
+    assert isinstance(job.tool, Tool)
+    nsys = job.tool.path
+    profile = [
+        nsys, "profile",
+        "-t", "cuda,nvtx" if job.on_gpu else "nvtx",
+        "-s", "none", "--cpuctxsw=none",
+        *_capture(job),
+        "--cuda-graph-trace=node",
+        "-f", "true", "-o", str(report(job)),
+        *workload_argv(job),
+    ]  # fmt: skip
+    export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
+    return [
+        Command(tuple(profile), makes=(report(job),)),
+        Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
+    ]
+
+
+def _capture(job: Job) -> list[str]:
+    """From the harness's cudaProfilerStart to its Stop; `stop` keeps the application's exit code.
+
+    Without a GPU nothing would ever start the capture, and a command of the user's may not call cudaProfilerStart:
+    both are recorded from beginning to end.
+    """
+    if job.script is None or not job.on_gpu:
+        return []
+    return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+
+
+def artifacts(job: Job) -> list[Path]:
+    return [sqlite(job), job.folder / "events.jsonl"]
+
+
+def diagnose(log: str) -> tuple[str, str] | None:
+    """nsys reports most failures only in its output; the exit code is the application's."""
+    if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
+        return "failed", "nsys recorded but could not convert its report: its host half lacks a library. Reinstall nsys."
+    if "Failed to create" in log and "File exists" in log:
+        return "failed", "nsys could not overwrite an older report. Remove the run's folder and start again."
+    if re.search(r"Generated:\s*\Z", log):
+        return "failed", "the capture range was never entered, so nsys recorded nothing."
+    return None

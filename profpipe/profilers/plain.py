@@ -1,0 +1,27 @@
+"""No profiler: CUDA events around each iteration, ``perf_counter`` on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+
+NAME = "plain"
+
+
+def find(ask: Ask) -> Tool | Missing:
+    """Always here: it needs nothing but the workload itself."""
+    return Tool(NAME, version="")
+
+
+def commands(job: Job) -> list[Command]:
+    return [Command(workload_argv(job), makes=tuple(artifacts(job)))]
+
+
+def artifacts(job: Job) -> list[Path]:
+    """The harness's own record. A command of the user's leaves none: its wall time is the result."""
+    return [job.folder / "events.jsonl"] if job.script else []
+
+
+def diagnose(log: str) -> tuple[str, str] | None:
+    return None
