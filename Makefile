@@ -1,0 +1,44 @@
+# make setup | test | lint | check | wheel | nsys
+PYTHON ?= python3
+# Installed only where no torch can be imported.
+TORCH ?= torch==2.13.0
+PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile
+
+VENV := .venv
+BIN := $(VENV)/bin
+SCRIPTS := auto_profile.sh .ci/run .ci/nsys
+
+.PHONY: check setup test lint wheel nsys clean
+.DEFAULT_GOAL := check
+
+# One after the other, also under make -j: the tests' summary is the last line.
+check:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test
+
+setup: $(VENV)/.tested
+
+$(VENV)/.tested: pyproject.toml constraints.txt auto_profile.sh
+	PYTHON='$(PYTHON)' TORCH='$(TORCH)' PIP_CONSTRAINT='$(CURDIR)/constraints.txt' ./auto_profile.sh --setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	@touch $@
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck $(SCRIPTS)
+
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+# A real nsys without root and without a GPU, for the tests (Debian only).
+nsys:
+	.ci/nsys
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# Profiles the workloads of a pipeline file and says where its SUMMARY.md is. `./auto_profile.sh --help` lists the variables.
+set -euo pipefail
+
+here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+venv=$here/.venv
+python=${PYTHON:-python3}
+torch=${TORCH-torch==2.13.0}
+pipeline=${PIPELINE:-$here/pipeline.yaml}
+out=${OUT:-out}
+
+# These reach the pipeline file through its ${NAME:-default}; PROFILERS, WORKLOADS, OUT and PIPELINE are options of the program.
+placeholders=(BATCH SEQLEN NHEADS KVHEADS HEADDIM DTYPE CAUSAL IMPLS WARMUP REPEATS)
+
+declare -A meaning=(
+  [BATCH]="batch sizes" [SEQLEN]="sequence lengths" [NHEADS]="query heads" [KVHEADS]="key and value heads"
+  [HEADDIM]="head dimensions" [DTYPE]="data types" [CAUSAL]="causal mask" [IMPLS]="attention implementations"
+  [WARMUP]="iterations before the timed ones" [REPEATS]="timed iterations"
+)
+
+say() { echo "auto_profile: $*" >&2; }
+
+# 3 is the program's own code for "a required tool is missing".
+fail() {
+  say "$@"
+  exit 3
+}
+
+default_of() {
+  local found
+  found=$(sed -nE "s/.*\\$\{$1:-([^}]*)\}.*/\1/p;ta;b;:a;q" "$pipeline" 2>/dev/null || true)
+  echo "${found:-not used by this pipeline file}"
+}
+
+show_help() {
+  local name
+  cat <<TEXT
+Usage: [NAME=VALUE ...] ./auto_profile.sh [ARGUMENT ...]
+
+Runs the workloads of a pipeline file under every profiler that is here and says where SUMMARY.md is.
+The first use makes .venv beside this script, with the system's packages in reach, and installs profpipe there.
+
+What is run (a list is written 1024,4096); the defaults are those of $pipeline:
+TEXT
+  for name in "${placeholders[@]}"; do
+    printf '  %-10s %-34s %s\n' "$name" "${meaning[$name]}" "$(default_of "$name")"
+  done
+  cat <<TEXT
+
+  PROFILERS  which profilers                    those that the pipeline file names
+  WORKLOADS  which workloads                    all
+  OUT        results folder                     out
+  PIPELINE   pipeline file                      pipeline.yaml beside this script
+
+How it is installed, on first use:
+  PYTHON     interpreter, 3.10 or later         python3
+  TORCH      what pip installs where no torch   torch==2.13.0
+             can be imported; empty: nothing
+
+Options: --help shows this, --setup only installs. All other arguments go to \`profpipe run\`, for instance --dry-run.
+Exit codes: 0 all well, 1 some case failed (the report says which), 2 wrong pipeline file or arguments, 3 a required
+tool is missing, 130 interrupted.
+
+Example: BATCH=4 SEQLEN=1024,4096 NHEADS=16 PROFILERS=plain,nsys ./auto_profile.sh
+TEXT
+}
+
+# "1024, 4096" and "1024 4096" mean 1024,4096.
+as_list() { tr -s '[:space:],' ',' <<<"$1" | sed 's/^,//; s/,$//'; }
+
+has_module() { "$1" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$2') is None)"; }
+
+# A venv made from inside another venv sees the system's packages, not those of the other one, where torch may well be.
+share_outer_venv() {
+  local code='import sys, sysconfig; print(sysconfig.get_path("purelib") if sys.prefix != sys.base_prefix else "")'
+  local outer inner
+  outer=$("$python" -c "$code")
+  inner=$("$venv/bin/python" -c "$code")
+  if [ -n "$outer" ] && [ "$outer" != "$inner" ]; then
+    echo "$outer" >"$inner/outer_venv.pth"
+  fi
+}
+
+make_venv() {
+  command -v "$python" >/dev/null || fail "no $python here. Install Python 3.10 or later, or set PYTHON to one."
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "$("$python" --version 2>&1) is too old. Install Python 3.10 or later and set PYTHON to it."
+  say "making $venv with $("$python" --version), the system's packages in reach"
+  "$python" -m venv --system-site-packages "$venv" >&2 ||
+    fail "$python cannot make a venv. On Debian and Ubuntu: apt install python3-venv."
+  share_outer_venv
+}
+
+install() {
+  local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet) isolation=()
+  if has_module "$venv/bin/python" torch; then
+    say "using the torch that is installed; nothing is installed over it"
+  elif [ -n "$torch" ]; then
+    say "no torch can be imported: installing $torch into .venv"
+    # Unquoted: TORCH may carry options, such as an index for another build.
+    # shellcheck disable=SC2086
+    "${pip[@]}" $torch >&2 || fail "pip could not install $torch. Install torch yourself, or set TORCH= to go without."
+  fi
+  # With a setuptools in reach nothing needs to be downloaded to build; a machine without a network can have all the rest.
+  if "$venv/bin/python" -c 'import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)' 2>/dev/null; then
+    isolation=(--no-build-isolation)
+  fi
+  say "installing profpipe and what it needs into .venv"
+  "${pip[@]}" "${isolation[@]}" --editable "$here" >&2 || fail "pip could not install profpipe; its message is above."
+}
+
+# Of what was installed: an interpreter that is gone, a moved checkout or other dependencies make it anew.
+stamp() { echo "$here $(cksum <"$here/pyproject.toml")"; }
+
+set_up() {
+  local mark=$venv/.installed
+  if [ -x "$venv/bin/python" ] && [ "$(cat "$mark" 2>/dev/null)" = "$(stamp)" ]; then
+    return
+  fi
+  make_venv
+  install
+  stamp >"$mark"
+  say "ready; the next start is immediate"
+}
+
+# The pipeline file may be given as an argument too, as for `profpipe run`; OUT likewise as --out.
+read_arguments() {
+  local previous="" argument
+  for argument in "$@"; do
+    case $argument in
+      --out=*) out=${argument#--out=} ;;
+      *.yaml | *.yml) if [ -f "$argument" ]; then pipeline=""; fi ;;
+    esac
+    if [ "$previous" = --out ]; then out=$argument; fi
+    previous=$argument
+  done
+}
+
+export_placeholders() {
+  local name
+  for name in "${placeholders[@]}"; do
+    [ -n "${!name:-}" ] || continue
+    export "$name=$(as_list "${!name}")"
+    if [ -f "$pipeline" ] && ! grep -q "\${$name\b" "$pipeline"; then
+      say "$name=${!name} has no effect: $pipeline does not use \${$name}"
+    fi
+  done
+}
+
+# One option for each word of a list: `repeat -p nsys,ncu` gives -p nsys -p ncu.
+options=()
+repeat() {
+  local word words
+  IFS=, read -ra words <<<"$(as_list "$2")"
+  for word in "${words[@]}"; do options+=("$1" "$word"); done
+}
+
+show_summary() {
+  local summary=$out/latest/SUMMARY.md
+  # A dry run, or one that was refused, leaves the report of an earlier run in place.
+  [ -f "$summary" ] && [ "$(stat -c %Y "$summary")" -ge "$1" ] || return 0
+  echo
+  grep -m 1 '^\*\*' "$summary" | sed 's/\*\*//g' || true
+  echo "Report: $(readlink -f "$summary")"
+}
+
+for argument in "$@"; do
+  case $argument in
+    --help | -h)
+      show_help
+      exit
+      ;;
+    --setup)
+      set_up
+      exit
+      ;;
+  esac
+done
+
+set_up
+read_arguments "$@"
+export_placeholders
+if [ -n "$pipeline" ]; then options+=("$pipeline"); fi
+repeat -p "${PROFILERS:-}"
+repeat -w "${WORKLOADS:-}"
+if [ -n "${OUT:-}" ]; then options+=(--out "$OUT"); fi
+
+# Ctrl-C is the program's to answer: it stops cleanly and still writes the report, which is then shown here.
+trap : INT
+started=$(date +%s)
+code=0
+"$venv/bin/profpipe" run "${options[@]}" "$@" || code=$?
+show_summary "$started"
+exit "$code"

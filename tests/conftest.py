@@ -1,0 +1,70 @@
+"""What several test files share: the recorded profiler files, a real nsys, and the option that renews golden files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regenerate", action="store_true", help="write the golden files anew instead of comparing with them"
+    )
+
+
+@pytest.fixture(scope="session")
+def regenerate(pytestconfig: pytest.Config) -> bool:
+    """True where golden files are to be written instead of compared with."""
+    return bool(pytestconfig.getoption("--regenerate"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Recorded files of many tools and versions; some may not be redistributed, so they lie outside the project."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no recorded profiler files in {SHARED_DATA}")
+    return SHARED_DATA
+
+
+def _find_nsys() -> tuple[Path | None, str]:
+    """A real nsys and its version, or None and why not."""
+    asked = os.environ.get("PROFPIPE_TEST_NSYS", "")
+    fetched = ROOT / ".cache" / "nsys" / "target-linux-x64" / "nsys"
+    found = asked or (str(fetched) if fetched.exists() else shutil.which("nsys"))
+    if not found:
+        return None, "no nsys here: run `make nsys`, or set PROFPIPE_TEST_NSYS to one"
+    try:
+        version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{found} does not start: {error}"
+    return Path(found), version.strip()
+
+
+@pytest.fixture(scope="session")
+def nsys() -> Path:
+    """The executable of a real nsys; it needs no GPU to record ranges."""
+    path, word = _find_nsys()
+    if path is None:
+        pytest.skip(word)
+    return path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says whether nsys was there: a green run without it has proved less."""
+    path, word = _find_nsys()
+    terminalreporter.write_line(f"nsys: {path} ({word})" if path else f"nsys: not used, {word}")
+    if not SHARED_DATA.is_dir():
+        terminalreporter.write_line(f"recorded files: not used, no {SHARED_DATA}")
