@@ -1,0 +1,177 @@
+"""A file -> its parser -> the tables. Which parser reads a file is decided by its content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+
+from profpipe import kernels, load, tables
+from profpipe.errors import Refused
+from profpipe.job import Outcome
+from profpipe.tables import CASES, METRICS, Tables
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read and what is known about it beforehand; ``name`` is how the tables and messages call it.
+
+    ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
+    """
+
+    path: Path
+    name: str
+    run: str = ""
+    workload: str = ""
+    profiler: str = ""
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A file that was read."""
+
+    source: Source
+    parser: str
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A file that was not: what is wrong with it, and what to do."""
+
+    source: Source
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.source.name}: {self.what}. {self.remedy}"
+
+
+def ingest(sources: Iterable[Source], beside: Path | None = None, rules: Any = None) -> Iterator[Read | Refusal]:
+    """Reads each file; one that cannot be read becomes a Refusal and the others are still read.
+
+    ``beside`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's own
+    kernel classes.
+    """
+    parsers = [load.module(path) for path in load.files("parsers", "*.py", beside)]
+    for source in sources:
+        try:
+            parser = choose(source.path, parsers)
+            yield Read(source, Path(str(parser.__file__)).stem, _placed(parser.parse(source.path), source, rules))
+        except Refused as refused:
+            yield Refusal(source, refused.what, refused.remedy)
+
+
+def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
+    """The parser that knows the content of ``path``; raises Refused with the reason where none does."""
+    if not path.exists():
+        raise Refused(path, "there is no such file", "Check the path.")
+    if path.is_file():
+        with path.open("rb") as stream:
+            head = stream.read(len(_LFS))
+        if not head:
+            raise Refused(path, "is empty", "The tool that should have written it failed: read its log.")
+        if head == _LFS:
+            raise Refused(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
+    for parser in parsers:
+        if parser.sniff(path):
+            return parser
+    known = "; ".join(text for parser in parsers for text in parser.FORMATS)
+    raise Refused(path, "is in no format that profpipe reads", f"It reads: {known}.")
+
+
+def _placed(parsed: Tables, source: Source, rules: Any) -> Tables:
+    """The tables with what only the caller knows: run, workload, source, and a whole file's case."""
+    profiler = source.profiler or parsed.origin.tool
+    placed = parsed.with_columns(
+        run=source.run, workload=source.workload or source.path.name, profiler=profiler, source=source.name
+    )
+    if source.case:
+        placed = _within(placed, source.case)
+    if rules:
+        placed = replace(placed, kernels=kernels.annotate(placed.kernels, rules))
+    return placed
+
+
+def _within(placed: Tables, case: str) -> Tables:
+    """Everything in the file belongs to ``case``, so nothing of it is unattributed."""
+    frames = {table.name: getattr(placed, table.name) for table in tables.ALL}
+    moved = {name: frame.assign(case=frame["case"].where(frame["case"] != "", case)) for name, frame in frames.items()}
+    origin = replace(placed.origin, attributed_ns=placed.origin.total_ns, unattributed_ns=0.0)
+    return Tables(**moved, origin=origin)
+
+
+# --- a job's outcome -------------------------------------------------------------------------------------------------
+
+
+def sources_of(outcome: Outcome, run_folder: Path) -> list[Source]:
+    """The files that a job left, named relative to the run's folder."""
+    job = outcome.job
+    whole = job.cases[0].id if job.script is None else ""
+    return [
+        Source(path, str(path.relative_to(run_folder)), run_folder.name, job.workload, job.profiler, whole)
+        for path in outcome.files
+        if path.exists()
+    ]
+
+
+def fates(outcome: Outcome, run: str, written: pd.DataFrame) -> Tables:
+    """Rows for the cases whose end the workload's process could not write itself.
+
+    ``written`` are the `cases` rows that came from the job's ``events.jsonl``. What the runner saw (a crash, a
+    timeout) comes before what the file says; a case that was never reached shares the job's fate.
+    """
+    job, known = outcome.job, set(written["case"])
+    ended = {case: (status, reason) for case, status, reason in outcome.ended_by_runner}
+    rows = []
+    for case in job.cases:
+        if case.id in known and case.id not in ended:
+            continue
+        status, reason = ended.get(case.id, (outcome.status, outcome.reason))
+        if status == "ok" and job.script is not None:
+            status, reason = "failed", "the workload's process ended well without trying this case"
+        seconds = outcome.seconds if job.script is None and status != "skipped" else None
+        row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
+        rows.append({**row, "params": json.dumps(dict(case.params))})
+    return Tables(cases=tables.frame(CASES, rows), metrics=_wall_time(outcome)).with_columns(
+        run=run, workload=job.workload, profiler=job.profiler
+    )
+
+
+def _wall_time(outcome: Outcome) -> pd.DataFrame:
+    """A command has no harness inside: what can be known of it without a profiler is its process's wall time."""
+    job = outcome.job
+    if job.script is not None or outcome.status != "ok" or job.profiler != "plain":
+        return tables.empty(METRICS)
+    case = job.cases[0].id
+    time = {"case": case, "metric": "time", "value": outcome.seconds * 1e9, "unit": "ns", "n": 1}
+    return tables.frame(METRICS, [time, {"case": case, "metric": "iterations", "value": 1.0, "unit": "1", "n": 1}])
+
+
+def settled(merged: Tables, overridden: Tables) -> Tables:
+    """``merged`` with the `cases` rows of ``overridden`` in place of those of the same workload, profiler and case."""
+    key = ["workload", "profiler", "case"]
+    replaced = merged.cases.set_index(key).index.isin(overridden.cases.set_index(key).index)
+    return tables.concat([replace(merged, cases=merged.cases[~replaced]), overridden])
+
+
+def expectations(events: Path) -> dict[str, str]:
+    """The kernel family that each case of a job should have run, as its workload said in ``events.jsonl``."""
+    found: dict[str, str] = {}
+    if events.is_file():
+        for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # the last line of a process that was killed while it wrote
+            if event.get("event") == "case_started" and event.get("expects"):
+                found[event["case"]] = event["expects"]
+    return found

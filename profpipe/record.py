@@ -1,0 +1,100 @@
+"""``run.json``: what ran, where, with what, and what became of it, as one plain mapping that anyone may publish.
+
+Values of environment variables are not in it, and paths below the pipeline's folder are relative to that folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from profpipe.config import Pipeline
+from profpipe.job import Ask, Command, Job, Missing, Outcome, Tool
+from profpipe.tables import SCHEMA_VERSION, Origin
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def begun(
+    pipeline: Pipeline,
+    *,
+    now: datetime,
+    machine: Mapping[str, Any],
+    packages: Mapping[str, str],
+    tools: Mapping[str, Tool | Missing],
+    git: Mapping[str, Any],
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """The record of a run that starts now; `ended`, `jobs` and `files` are filled as it goes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": pipeline.name,
+        "started": now.isoformat(timespec="seconds"),
+        "ended": None,
+        "command": list(command),
+        "pipeline": published(pipeline),
+        "machine": dict(machine),
+        "packages": dict(packages),
+        "tools": {name: _tool(tool) for name, tool in tools.items()},
+        "git": dict(git),
+        "jobs": [],
+        "files": [],
+        "refused": [],
+        "expects": {},
+    }
+
+
+def published(pipeline: Pipeline) -> dict[str, Any]:
+    """The resolved pipeline without the values of environment variables, which may be secrets."""
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    for settings in (document["defaults"], *document["workloads"].values()):
+        settings["env"] = dict.fromkeys(settings["env"])
+    return document
+
+
+def _tool(tool: Tool | Missing) -> dict[str, str]:
+    """Without the path, which tells more of the machine than of the result."""
+    if isinstance(tool, Missing):
+        return {"missing": tool.reason, "remedy": tool.remedy}
+    return {"version": tool.version, "variant": tool.variant}
+
+
+def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path) -> dict[str, Any]:
+    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder."""
+    done = outcome.job
+    return {
+        "workload": done.workload,
+        "profiler": done.profiler,
+        "cases": [case.id for case in done.cases],
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "seconds": round(outcome.seconds, 3),
+        "returncode": outcome.returncode,
+        "argv": [[done.portable(argument) for argument in command.argv] for command in commands],
+        "folder": str(done.folder.relative_to(run_folder)),
+        "log": str((done.folder / "log.txt").relative_to(run_folder)),
+        "files": [
+            {"path": str(path.relative_to(run_folder)), "bytes": path.stat().st_size}
+            for path in outcome.files
+            if path.exists()
+        ],
+    }
+
+
+def file(source: str, parser: str, origin: Origin) -> dict[str, Any]:
+    """What is kept of a file that was read: the two sums that prove that nothing was lost."""
+    return {"source": source, "parser": parser, **asdict(origin), "notes": list(origin.notes)}
+
+
+def git_state(ask: Ask, folder: Path) -> dict[str, Any]:
+    """Commit and cleanliness of the checkout that holds the pipeline; empty where it is none."""
+    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if commit is None or len(commit.split()) != 1:
+        return {}
+    changed = ask(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    return {"commit": commit.strip(), "dirty": bool((changed or "").strip())}

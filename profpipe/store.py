@@ -1,0 +1,172 @@
+"""``out/<run>/`` and the history database. Every file is written beside its place and renamed: whole or not at all."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe import tables
+from profpipe.errors import ConfigError
+from profpipe.tables import Tables
+
+DATABASE = "profpipe.db"
+
+
+def new_folder(out: Path, name: str, now: datetime) -> Path:
+    """Makes ``out/<UTC time>-<name>/`` and points ``out/latest`` at it."""
+    stem = f"{now:%Y%m%dT%H%M%SZ}-{name}"
+    out.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = out / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue  # a run of the same name was started in the same second
+        _point(out / "latest", folder)
+        return folder
+    raise ConfigError(str(out), f"holds a thousand runs named {stem}.", "Choose another --out.")
+
+
+def _point(link: Path, folder: Path) -> None:
+    beside = link.with_name(f".{link.name}-{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder.name, target_is_directory=True)
+    beside.replace(link)
+
+
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    """Calls ``fill`` with a path beside ``path`` and renames the result into place."""
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        fill(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def save(folder: Path, data: Tables, record: Mapping[str, Any]) -> None:
+    """The four tables as CSV and Parquet, and ``run.json``."""
+    for table in tables.ALL:
+        frame: pd.DataFrame = getattr(data, table.name)
+        write(folder / f"{table.name}.csv", functools.partial(frame.to_csv, index=False))
+        write(folder / f"{table.name}.parquet", functools.partial(frame.to_parquet, index=False))
+    save_record(folder, record)
+
+
+def save_record(folder: Path, record: Mapping[str, Any]) -> None:
+    text = json.dumps(record, indent=1, default=str) + "\n"
+    write(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load(folder: Path) -> tuple[Tables, dict[str, Any]]:
+    """What ``save`` wrote. The CSV files are read, for they are what a person may have corrected."""
+    record = read_record(folder)
+    version = record.get("schema_version")
+    if version != tables.SCHEMA_VERSION:
+        reads = f"this profpipe reads schema {tables.SCHEMA_VERSION}."
+        raise ConfigError(str(folder), f"was written with schema {version};", reads)
+    return Tables(**{table.name: _read(folder / f"{table.name}.csv", table) for table in tables.ALL}), record
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    path = folder / "run.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(folder), "is not a run: it has no run.json.", "Name a folder below out/.") from None
+    except ValueError as error:
+        raise ConfigError(str(path), f"is not JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise ConfigError(str(path), "is not a run's record.")
+    return record
+
+
+def _read(path: Path, table: tables.Table) -> pd.DataFrame:
+    if not path.is_file():
+        return tables.empty(table)
+    # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
+    types = {column.name: "object" if column.dtype == "str" else column.dtype for column in table.columns}
+    missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
+    try:
+        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing)
+        return tables.frame(table, frame)
+    except (ValueError, pd.errors.ParserError) as error:
+        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.") from None
+
+
+def resolve(name: str | None, out: Path) -> Path:
+    """The folder of a run given by path, by its name below ``out``, or (None) the latest."""
+    candidates = [out / "latest"] if name is None else [Path(name), out / name]
+    for candidate in candidates:
+        if (candidate / "run.json").is_file():
+            return candidate.resolve()
+    raise ConfigError(str(candidates[0]), "is not a run's folder.", "`profpipe history` lists the runs.")
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+
+
+def remember(out: Path, folder: Path, data: Tables, record: Mapping[str, Any]) -> None:
+    """Puts the run's tables into ``out/profpipe.db``, in place of an earlier state of the same run."""
+    import sqlite_utils
+
+    database = sqlite_utils.Database(out / DATABASE)
+    try:
+        with database.conn:
+            summary = {key: record.get(key) for key in ("name", "started", "ended")}
+            database["runs"].upsert({"run": folder.name, **summary}, pk="run")
+            for table in tables.ALL:
+                _replace(database, table, folder.name, getattr(data, table.name))
+    except sqlite3.OperationalError as error:
+        raise ConfigError(str(out / DATABASE), f"cannot be written: {error}.", "Move it away.") from None
+    finally:
+        database.close()
+
+
+def _replace(database: Any, table: tables.Table, run: str, frame: pd.DataFrame) -> None:
+    types = {"str": str, "Int64": int, "Float64": float}
+    target = database[table.name]
+    if not target.exists():
+        target.create({column.name: types[column.dtype] for column in table.columns})
+        target.create_index(["run", "workload", "case"])
+    target.delete_where("run = ?", [run])
+    # SQLite knows None, not pandas' NA.
+    rows = frame.astype(object).where(frame.notna(), None).assign(run=run)
+    target.insert_all(rows.to_dict("records"))
+
+
+def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(the last runs, newest first; the times of each case in them, oldest first) from the history database.
+
+    A time is the median in ns without a profiler; runs without one are not among the times.
+    """
+    import sqlite_utils
+
+    path = out / DATABASE
+    if not path.is_file():
+        raise ConfigError(str(path), "does not exist yet.", "It is made by the first `profpipe run`.")
+    database = sqlite_utils.Database(path)
+    try:
+        runs = list(database.query("select * from runs order by started desc limit ?", [last]))
+        marks = ",".join("?" * len(runs))
+        times = list(
+            database.query(
+                "select m.workload, m.\"case\", r.run, r.started, m.value from metrics m join runs r using (run)"
+                f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
+                ' order by m.workload, m."case", r.started',
+                [row["run"] for row in runs],
+            )
+        )
+        counted = database.query("select run, count(*) cases, sum(status = 'ok') ok from cases group by run")
+        counts = {row["run"]: row for row in counted}
+    finally:
+        database.close()
+    return [{**row, **{k: counts.get(row["run"], {}).get(k) for k in ("cases", "ok")}} for row in runs], times
