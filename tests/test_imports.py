@@ -1,0 +1,132 @@
+"""Who may import whom: the stages hand each other plain values and know nothing of one another."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: What every part may speak of; these modules import one another only.
+WORDS = {"errors", "findings", "job", "load", "tables"}
+
+#: One means a line: a module, and the modules that only it is made of.
+MEANS = {
+    "attribution": {"attribution"},
+    "config": {"config", "document"},
+    "device": {"device"},
+    "kernels": {"kernels"},
+    "ranges": {"ranges"},
+    "timing": {"timing"},
+}
+
+#: One stage a line: likewise.
+STAGES = {
+    "analyze": {"agreement", "analyze", "doubts", "points", "shares"},
+    "doctor": {"doctor"},
+    "harness": {"harness"},
+    "ingest": {"ingest"},
+    "plan": {"plan"},
+    "profilers": {"profilers"},
+    "report": {"report"},
+    "run": {"ending", "environment", "reasons", "run"},
+    "store": {"store"},
+}
+
+#: The program itself, which calls the stages in order.
+TOP = {"__main__", "cli"}
+
+ALL_MEANS = set().union(*MEANS.values())
+
+#: The harness lives in the workload's process, so it has no more than it needs there.
+HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
+PARSERS = {"attribution", "errors", "kernels", "tables"}
+WORKLOADS = {"errors", "ranges"}
+
+
+def room_of(name: str) -> tuple[set[str], set[str]]:
+    """(the modules that ``name`` is made with, all that it may import)."""
+    if name in WORDS:
+        return WORDS, WORDS
+    for means in MEANS.values():
+        if name in means:
+            return means, means | WORDS
+    for stage in STAGES.values():
+        if name in stage:
+            return stage, stage | (HARNESS if name == "harness" else ALL_MEANS | WORDS)
+    if name in TOP:
+        return TOP, TOP | ALL_MEANS | WORDS | set().union(*STAGES.values())
+    pytest.fail(f"profpipe/{name}.py has no place here yet: which means or stage is it a part of?")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The dotted names that ``path`` imports anywhere, those for type checking included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def engine_modules(path: Path) -> set[str]:
+    """The modules of the engine that ``path`` imports: ``from profpipe.tables import frame`` is ``tables``."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("profpipe.")} - {"__version__"}
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", files("profpipe"), ids=label)
+def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
+    name = path.relative_to(ROOT / "profpipe").parts[0].removesuffix(".py")
+    if name == "__init__":
+        assert not engine_modules(path)
+        return
+    _, allowed = room_of(name)
+    assert engine_modules(path) <= allowed
+
+
+@pytest.mark.parametrize("path", files("parsers"), ids=label)
+def test_a_parser_knows_the_tables_and_no_stage(path: Path) -> None:
+    assert engine_modules(path) <= PARSERS
+
+
+@pytest.mark.parametrize("path", files("workloads"), ids=label)
+def test_a_workload_knows_its_ranges_and_how_to_fail(path: Path) -> None:
+    assert engine_modules(path) <= WORKLOADS
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {path.stem: engine_modules(path) for path in (ROOT / "profpipe").glob("*.py")}
+    while leaves := {name for name, needs in graph.items() if not needs & graph.keys()}:
+        graph = {name: needs for name, needs in graph.items() if name not in leaves}
+    assert not graph, f"a circle among {sorted(graph)}"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages in memory after ``statement``, in a process of its own."""
+    program = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split("\n")[-2].split())
+
+
+def test_the_harness_brings_no_pandas_into_the_process_of_the_workload() -> None:
+    assert not loaded_by("import profpipe.harness") & {"numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
+
+
+def test_help_is_shown_without_loading_torch_or_pandas() -> None:
+    show_help = (
+        "import contextlib\nfrom profpipe.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])"
+    )
+    assert not loaded_by(show_help) & {"matplotlib", "pandas", "torch"}

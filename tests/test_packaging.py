@@ -1,0 +1,127 @@
+"""A wheel, an editable install and a bare checkout all find the parsers, workloads and templates."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import profpipe
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("parsers", "workloads", "templates")
+SHIPPED = ("*.py", "*.yaml", "*.j2")
+
+FOLDERS = f"""
+import json
+from profpipe import load
+print(json.dumps({{kind: sorted(map(str, load.own_folder(kind).iterdir())) for kind in {KINDS}}}))
+"""
+
+
+def call(argv: Sequence[str | Path], cwd: Path, **env: str) -> str:
+    """What ``argv`` prints, run far from the checkout and without the PYTHONPATH of the tests."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
+    done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def pip(python: Path | str, command: str, *arguments: Path | str, cwd: Path) -> None:
+    alone = ("--no-deps", "--no-build-isolation", "--quiet", "--disable-pip-version-check")
+    call([python, "-m", "pip", command, *alone, *arguments], cwd)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the project ships, so that building leaves nothing behind in the checkout."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in ("profpipe", *KINDS):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip(sys.executable, "wheel", "--wheel-dir", folder, checkout, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The interpreter of a new environment that has the packages of this one in reach, pip included, and no profpipe."""
+    home = tmp_path / "venv"
+    venv.create(home, system_site_packages=True)
+    inside = next((home / "lib").glob("python*")) / "site-packages"
+    # A plain path: the editable install of this environment is a .pth file there, which is not followed further.
+    (inside / "packages_of_the_tests.pth").write_text(sysconfig.get_path("purelib"))
+    return home / "bin" / "python"
+
+
+def found(python: Path | str, cwd: Path, **env: str) -> dict[str, list[Path]]:
+    return {
+        kind: [Path(path) for path in paths]
+        for kind, paths in json.loads(call([python, "-c", FOLDERS], cwd, **env)).items()
+    }
+
+
+def shipped(folder: Path) -> Iterator[str]:
+    return (path.name for pattern in SHIPPED for path in folder.glob(pattern))
+
+
+def assert_all_there(folders: dict[str, list[Path]], inside: Path) -> None:
+    for kind in KINDS:
+        assert all(path.is_relative_to(inside) for path in folders[kind])
+        assert {path.name for path in folders[kind]} >= set(shipped(ROOT / kind))
+
+
+def test_an_installed_wheel_finds_its_own_folders(wheel: Path, python: Path, tmp_path: Path) -> None:
+    pip(python, "install", wheel, cwd=tmp_path)
+    assert_all_there(found(python, tmp_path), inside=tmp_path / "venv")
+
+
+def test_an_editable_install_finds_the_folders_of_the_checkout(checkout: Path, python: Path, tmp_path: Path) -> None:
+    pip(python, "install", "--editable", checkout, cwd=tmp_path)
+    assert_all_there(found(python, tmp_path), inside=checkout)
+
+
+def test_a_bare_checkout_finds_its_folders(checkout: Path, tmp_path: Path) -> None:
+    assert_all_there(found(sys.executable, tmp_path, PYTHONPATH=str(checkout)), inside=checkout)
+
+
+def test_a_new_file_beside_the_others_is_in_the_next_wheel(checkout: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkout, tmp_path / "copy")
+    for name in ("parsers/mine.py", "parsers/mine.yaml", "workloads/mine.py", "templates/mine.j2"):
+        (copy / name).write_text("")
+    pip(sys.executable, "wheel", "--wheel-dir", tmp_path, copy, cwd=tmp_path)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert {f"profpipe/{kind}/mine.{end}" for kind, end in zip(KINDS, ("py", "py", "j2"), strict=True)} <= set(names)
+    assert "profpipe/parsers/mine.yaml" in names
+
+
+def test_the_wheel_holds_every_module_of_the_engine_and_no_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "profpipe").rglob("*.py")} <= names
+    assert "profpipe/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "parsers/"))]
+
+
+def test_the_installed_program_says_its_version_and_lists_workloads(wheel: Path, python: Path, tmp_path: Path) -> None:
+    pip(python, "install", wheel, cwd=tmp_path)
+    program = python.with_name("profpipe")
+    assert profpipe.__version__ in call([program, "--version"], tmp_path)
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine:\n    script: workloads/attention.py\n")
+    assert "mine" in call([program, "list"], tmp_path)
+    assert call([python, "-m", "profpipe", "--help"], tmp_path) == call([program, "--help"], tmp_path)
