@@ -1,0 +1,434 @@
+"""The attention workload: its formulas by hand-computed numbers, its results against an independent reference.
+
+These run on a CPU. Where a test needs what only a GPU machine has (a CUDA device, an attention package), it replaces
+that one thing and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+SCRIPT = Path(__file__).parents[1] / "workloads" / "attention.py"
+attention = load.module(SCRIPT)
+
+SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
+ON_CPU = ("sdpa_math", "sdpa_flash")
+NEED_A_GPU = ("sdpa_efficient", "sdpa_cudnn", "fa2", "sage", "xformers")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers on a machine with a GPU."""
+    monkeypatch.setattr(attention, "_device", lambda: "cpu")
+
+
+def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **changes: Any) -> None:
+    """Puts ``mine`` into the table, an implementation that runs anywhere."""
+    row = attention.Implementation(prepare, lambda setting: "", on_cpu=True, **changes)
+    monkeypatch.setitem(attention.IMPLEMENTATIONS, "mine", row)
+
+
+def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
+    """A mock of the device alone: no kernel can run behind it."""
+    monkeypatch.setattr(attention, "_device", lambda: "cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+def test_forward_counts_both_matrix_products() -> None:
+    # 4 x 2 batch x 16 heads x 1024 x 1024 x 64
+    shape = {"batch": 2, "seqlen": 1024, "heads": 16, "head_dim": 64}
+    assert attention.flops(shape) == 8_589_934_592
+
+
+def test_causal_counts_half_the_keys_and_backward_two_and_a_half_forwards() -> None:
+    shape = {"batch": 2, "seqlen": 1024, "heads": 16, "head_dim": 64}
+    assert attention.flops({**shape, "causal": True}) == 4_294_967_296
+    assert attention.flops({**shape, "mode": "fwd_bwd"}) == 30_064_771_072
+    assert attention.flops({**shape, "mode": "fwd_bwd", "causal": True}) == 15_032_385_536
+
+
+def test_flops_go_by_query_heads_and_bytes_by_both_kinds() -> None:
+    shape = {"batch": 1, "seqlen": 8, "heads": 4, "head_dim": 16, "dtype": "fp16"}
+    grouped = {**shape, "kv_heads": 2}
+    assert attention.flops(grouped) == attention.flops(shape) == 16_384
+    # q and out 1024 bytes each, k and v 1024 each; with two kv heads 512 each
+    assert attention.bytes_moved(shape) == 4096
+    assert attention.bytes_moved(grouped) == 3072
+
+
+def test_backward_reads_six_tensors_and_writes_three() -> None:
+    shape = {"batch": 1, "seqlen": 8, "heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": "fp16", "mode": "fwd_bwd"}
+    forward = 3072 + 128  # q, k, v, out and the log-sum-exp: 4 bytes x 4 heads x 8 rows
+    backward = (1024 + 512 + 512 + 1024 + 1024 + 128) + (1024 + 512 + 512)
+    assert attention.bytes_moved(shape) == forward + backward
+
+
+def test_fp32_moves_twice_the_bytes_of_fp16() -> None:
+    assert attention.bytes_moved({"dtype": "fp32"}) == 2 * attention.bytes_moved({"dtype": "fp16"})
+
+
+def test_parameters_can_be_read_without_importing_torch() -> None:
+    assigned = [node for node in ast.parse(SCRIPT.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)]
+    literal = next(node.value for node in assigned if getattr(node.targets[0], "id", "") == "PARAMS")
+    assert ast.literal_eval(literal) == attention.PARAMS
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def _plain_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """Written the long way round, in fp64, with every head of K and V repeated."""
+    repeat = q.shape[2] // k.shape[2]
+    q, k, v = q.transpose(1, 2), k.repeat_interleave(repeat, 2).transpose(1, 2), v.repeat_interleave(repeat, 2)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [0, 2, 1])
+def test_the_reference_in_blocks_equals_autograd_in_fp64(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int
+) -> None:
+    setting = attention._setting({**SMALL, "kv_heads": kv_heads, "causal": causal, "mode": "fwd_bwd"})
+    monkeypatch.setattr(attention, "_SCORES_BYTES", 4 * setting.heads * setting.seqlen * 7)  # 7 rows: 6 blocks of 40
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._inputs(setting))
+    out = _plain_attention(q, k, v, causal)
+    expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
+    rows_seen = dict.fromkeys(expected, 0)
+    for item in range(setting.batch):
+        for name, rows, values in attention._reference(setting, *(t[item].detach() for t in (q, k, v, g))):
+            torch.testing.assert_close(values.double(), expected[name][item, rows].detach(), rtol=1e-4, atol=1e-5)
+            rows_seen[name] += len(values)
+    assert rows_seen == dict.fromkeys(expected, setting.batch * setting.seqlen)
+
+
+@pytest.mark.parametrize("impl", ON_CPU)
+@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_implementations_agree_with_the_reference(impl: str, mode: str, causal: bool, kv_heads: int | None) -> None:
+    errors = attention.check({**SMALL, "impl": impl, "mode": mode, "causal": causal, "kv_heads": kv_heads})
+    names = ["", "_dq", "_dk", "_dv"] if mode == "fwd_bwd" else [""]
+    assert set(errors) == {f"error_{kind}{name}" for kind in ("max", "mean") for name in names}
+    assert 0 <= errors["error_mean"] <= errors["error_max"] < 1e-5
+    assert all(value < 1e-4 for value in errors.values())
+
+
+def test_bf16_is_further_from_the_reference_than_fp32() -> None:
+    exact, rounded = (attention.check({**SMALL, "dtype": dtype})["error_max"] for dtype in ("fp32", "bf16"))
+    assert exact < 1e-5 < 1e-4 < rounded < 1e-1
+
+
+def test_a_nan_anywhere_makes_the_error_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_implementation(monkeypatch, lambda setting: lambda q, k, v: q.index_fill(2, torch.tensor([3]), math.nan))
+    errors = attention.check({**SMALL, "impl": "mine"})
+    assert errors == {"error_max": math.inf, "error_mean": math.inf}
+
+
+def test_an_implementation_that_writes_into_k_is_still_checked_against_what_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prepare(setting: Any) -> Any:
+        exact = attention._sdpa("math")(setting)
+        # As SageAttention 1 does; attention does not change when a constant is taken from all keys.
+        return lambda q, k, v: exact(q, k.sub_(k.mean(2, keepdim=True)), v) + 1
+
+    _replace_implementation(monkeypatch, prepare)
+    errors = attention.check({**SMALL, "impl": "mine"})
+    assert errors["error_max"] == pytest.approx(1, abs=1e-4)
+    assert errors["error_mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
+    flash, math_, other = (
+        attention.build({**SMALL, "impl": impl, "seed": seed})()[0]
+        for impl, seed in (("sdpa_flash", 1), ("sdpa_math", 1), ("sdpa_flash", 2))
+    )
+    torch.testing.assert_close(flash, math_)
+    assert not torch.allclose(flash, other)
+
+
+# --- what one iteration does -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("fwd", ["forward"]), ("fwd_bwd", ["forward", "backward"])])
+def test_passes_stand_in_ranges(monkeypatch: pytest.MonkeyPatch, mode: str, expected: list[str]) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def recording(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    monkeypatch.setattr(attention, "annotate", recording)
+    iteration = attention.build({**SMALL, "mode": mode})
+    assert seen == []
+    iteration()
+    assert seen == expected
+
+
+@pytest.mark.parametrize(("heads_first", "shape"), [(True, (2, 4, 40, 16)), (False, (2, 40, 4, 16))])
+def test_tensors_are_contiguous_in_the_layout_of_the_implementation(
+    monkeypatch: pytest.MonkeyPatch, heads_first: bool, shape: tuple[int, ...]
+) -> None:
+    given: list[Any] = []
+    _replace_implementation(
+        monkeypatch, lambda setting: lambda q, k, v: given.append((q, k, v)) or q + k + v, heads_first=heads_first
+    )
+    attention.build({**SMALL, "impl": "mine"})()
+    (tensors,) = given
+    assert all(tensor.shape == shape and tensor.is_contiguous() for tensor in tensors)
+
+
+def test_the_upstream_gradient_has_the_strides_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Any] = []
+
+    class Transposing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any) -> Any:
+            return q.transpose(1, 2).contiguous().transpose(1, 2)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            received.append(gradient)
+            return gradient
+
+    _replace_implementation(monkeypatch, lambda setting: lambda q, k, v: Transposing.apply(q) + 0 * (k + v))
+    out, *_ = attention.build({**SMALL, "impl": "mine", "mode": "fwd_bwd"})()
+    assert received[0].stride() == out.stride() != received[0].contiguous().stride()
+
+
+def test_inputs_need_a_gradient_only_for_the_backward_pass_and_gather_none() -> None:
+    (out,) = attention.build(SMALL)()
+    assert not out.requires_grad
+    iteration = attention.build({**SMALL, "mode": "fwd_bwd", "kv_heads": 2})
+    _, dq, dk, dv = iteration()
+    again = iteration()[1]
+    assert dq.shape == (2, 4, 40, 16)
+    assert dk.shape == dv.shape == (2, 2, 40, 16)
+    torch.testing.assert_close(dq, again)
+
+
+def test_sdpa_can_choose_one_backend_during_the_call_and_any_after_it() -> None:
+    def enabled() -> dict[str, bool]:
+        return {name: is_enabled() for name, (is_enabled, _) in attention._switches().items()}
+
+    before = enabled()
+    with attention._OnlyBackend("math"):
+        assert [name for name, on in enabled().items() if on] == ["math"]
+    assert enabled() == before
+    with pytest.raises(KeyError), attention._OnlyBackend("cudnn"):
+        raise KeyError
+    assert enabled() == before
+
+
+# --- what cannot run -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", ON_CPU)
+@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+def test_two_implementations_run_on_a_cpu(impl: str, mode: str) -> None:
+    assert attention.available({**SMALL, "impl": impl, "mode": mode}) is None
+
+
+@pytest.mark.parametrize("impl", NEED_A_GPU)
+def test_the_others_name_the_gpu_they_need_and_what_runs_without(impl: str) -> None:
+    reason = attention.available({**SMALL, "dtype": "fp16", "impl": impl})
+    assert reason.startswith(f"{impl} needs a GPU")
+    assert "sdpa_math or sdpa_flash" in reason
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"impl": "sage", "mode": "fwd_bwd"}, "sage has no backward pass. Use mode: fwd."),
+        ({"impl": "fa2", "dtype": "fp32"}, "fa2 does not take fp32. Use dtype: fp16 or bf16."),
+        ({"impl": "sdpa_cudnn", "dtype": "fp32"}, "sdpa_cudnn does not take fp32. Use dtype: fp16 or bf16."),
+        ({"impl": "fa2", "head_dim": 512}, "fa2 takes head dims up to 256, not 512. Change head_dim."),
+        ({"impl": "sage", "head_dim": 256}, "sage takes head dims up to 128, not 256. Change head_dim."),
+    ],
+)
+def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any], reason: str) -> None:
+    assert attention.available(params) == reason
+
+
+def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
+    assert attention.available({"impl": "fa2"}) == (
+        "flash_attn is not installed. pip install flash-attn --no-build-isolation."
+    )
+
+
+def test_a_package_built_for_another_torch_is_told_from_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _pretend_cuda(monkeypatch)
+    (tmp_path / "sageattention.py").write_text("raise ImportError('undefined symbol: _ZN3c104cuda')")
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = attention.available({"impl": "sage"})
+    assert reason.startswith("sageattention is installed and cannot be loaded: undefined symbol: _ZN3c104cuda. Build")
+
+
+def test_an_older_gpu_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch, capability=(7, 5))
+    reason = attention.available({"impl": "sdpa_flash"})
+    assert reason.startswith("sdpa_flash needs sm_80 or later; this GPU is sm_75.")
+
+
+def test_what_the_implementation_says_to_a_small_call_becomes_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(setting: Any) -> Any:
+        assert setting.batch == 1
+        assert setting.seqlen == 128 + 1000 % 128
+        raise RuntimeError("This flash attention build does not support\n headdim 96.")
+
+    _replace_implementation(monkeypatch, prepare, package="json")
+    reason = attention.available({"impl": "mine", "seqlen": 1000, "batch": 4, "head_dim": 96})
+    assert reason.startswith("mine refuses this case: This flash attention build does not support headdim 96. Change")
+    assert reason.endswith("another build of json.")
+
+
+def test_reasons_that_sdpa_gives_as_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts are those of torch 2.11's CUDA build; no CPU build emits them."""
+    texts = (
+        "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:901.)",
+        "Flash attention has been runtime disabled. (Triggered internally at sdp_utils.cpp:552.)",
+        "CuDNN attention kernel not used because: (Triggered internally at sdp_utils.cpp:905.)",
+        "cuDNN SDPA does not support head_dim 512. (Triggered internally at sdp_utils.cpp:421.)",
+    )
+
+    def prepare(setting: Any) -> Any:
+        for text in texts:
+            warnings.warn(text, stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    _replace_implementation(monkeypatch, prepare)
+    reason = attention.available({**SMALL, "impl": "mine"})
+    assert reason.startswith("mine refuses this case: cuDNN SDPA does not support head_dim 512. Change head_dim")
+
+
+def test_a_lost_cuda_context_is_a_failure_and_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(setting: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    _replace_implementation(monkeypatch, prepare)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        attention.available({**SMALL, "impl": "mine"})
+
+
+def test_memory_that_runs_out_in_the_small_call_leaves_the_answer_to_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(setting: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    _replace_implementation(monkeypatch, prepare)
+    assert attention.available({**SMALL, "impl": "mine"}) is None
+
+
+# --- what is expected in a trace -------------------------------------------------------------------------------------
+
+
+def test_no_family_is_expected_on_a_cpu() -> None:
+    assert {attention.expects({"impl": impl}) for impl in attention.IMPLEMENTATIONS} == {""}
+
+
+def test_each_implementation_expects_its_family_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch)
+    families = {impl: attention.expects({"impl": impl}) for impl in ("sdpa_math", "sdpa_flash", "sdpa_cudnn", "fa2")}
+    assert families == {"sdpa_math": "", "sdpa_flash": "fa2", "sdpa_cudnn": "cudnn", "fa2": "fa2"}
+    assert attention.expects({"impl": "sdpa_efficient"}) == "cutlass_fmha"
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "family"),
+    [("1.0.6", (9, 0), "sage1"), ("2.2.0", (9, 0), "sage2"), ("2.1.1", (8, 6), "sage1|sage2")],
+)
+def test_sage_expects_the_generation_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], family: str
+) -> None:
+    _pretend_cuda(monkeypatch, capability)
+    monkeypatch.setattr(attention.metadata, "version", lambda name: version)
+    assert attention.expects({"impl": "sage"}) == family
+
+
+@pytest.mark.parametrize(
+    ("mode", "operators", "family"),
+    [
+        ("fwd", ("cutlassF-pt", ""), "cutlass_fmha"),
+        ("fwd_bwd", ("fa3F@pip_pkg", "fa2B@2.8.3"), "fa3|fa2"),
+        ("fwd_bwd", ("fa2F@2.8.3", "fa2B@2.8.3"), "fa2"),
+    ],
+)
+def test_xformers_is_asked_which_operators_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, operators: tuple[str, str], family: str
+) -> None:
+    """A package with the interface of xformers 0.0.35's dispatch stands in for it."""
+    package = tmp_path / "xformers" / "ops" / "fmha"
+    package.mkdir(parents=True)
+    (tmp_path / "xformers" / "__init__.py").touch()
+    (tmp_path / "xformers" / "ops" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "from . import attn_bias\nInputs = lambda query, key, value, attn_bias: query\n"
+    )
+    (package / "attn_bias.py").write_text("class LowerTriangularMask: pass\n")
+    (package / "dispatch.py").write_text(
+        f"from types import SimpleNamespace\n"
+        f"_dispatch_fw = lambda inputs, needs_gradient: SimpleNamespace(NAME={operators[0]!r})\n"
+        f"_dispatch_bw = lambda inputs, packed: SimpleNamespace(NAME={operators[1]!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    setting = attention._setting({**SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
+    try:
+        assert attention._xformers_family(setting) == family
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+            del sys.modules[name]
+
+
+def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(attention.importlib, "import_module", missing)
+    assert attention._xformers_family(attention._setting(SMALL)) == "cutlass_fmha|fa2|fa3"
+
+
+# --- parameters that are wrong everywhere ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"impl": "spda_flash"}, "unknown impl 'spda_flash'. Did you mean 'sdpa_flash'?"),
+        ({"impl": "x"}, "unknown impl 'x'. Known: fa2, sage, sdpa_cudnn"),
+        ({"seq_len": 8}, "unknown parameter 'seq_len'. Did you mean 'seqlen'?"),
+        ({"dtype": "float16"}, "unknown dtype 'float16'."),
+        ({"mode": "backward"}, "unknown mode 'backward'."),
+        ({"heads": 16, "kv_heads": 3}, "heads (16) must be a multiple of kv_heads (3)"),
+        ({"seqlen": 0}, "seqlen must be a whole number of at least 1, not 0"),
+        ({"batch": 2.0}, "batch must be a whole number of at least 1, not 2.0"),
+        ({"causal": "false"}, "causal must be true or false, not 'false'"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:
+    for ask in (attention.build, attention.flops, attention.bytes_moved, attention.available, attention.expects):
+        with pytest.raises(ValueError) as raised:
+            ask(params)
+        assert str(raised.value).startswith(message)
