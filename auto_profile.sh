@@ -89,6 +89,8 @@ make_venv() {
   "$python" -m venv --system-site-packages "$venv" >&2 ||
     fail "$python cannot make a venv. On Debian and Ubuntu: apt install python3-venv."
   share_outer_venv
+  # Up to Python 3.11 a venv is given an old setuptools, which would hide the one that the machine's torch came with.
+  "$venv/bin/python" -m pip uninstall --quiet --yes setuptools >/dev/null 2>&1 || true
 }
 
 install() {

@@ -61,7 +61,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """The interpreter of a new environment that has the packages of this one in reach, pip included, and no profpipe."""
+    """The interpreter of a new environment with the packages of this one in reach, pip included, and no profpipe."""
     home = tmp_path / "venv"
     venv.create(home, system_site_packages=True)
     inside = next((home / "lib").glob("python*")) / "site-packages"
@@ -122,6 +122,6 @@ def test_the_installed_program_says_its_version_and_lists_workloads(wheel: Path,
     pip(python, "install", wheel, cwd=tmp_path)
     program = python.with_name("profpipe")
     assert profpipe.__version__ in call([program, "--version"], tmp_path)
-    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine:\n    script: workloads/attention.py\n")
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads:\n  mine:\n    script: attention\n")
     assert "mine" in call([program, "list"], tmp_path)
     assert call([python, "-m", "profpipe", "--help"], tmp_path) == call([program, "--help"], tmp_path)
