@@ -20,7 +20,7 @@ MEANS = {
     "attribution": {"attribution"},
     "config": {"config", "document"},
     "device": {"device"},
-    "kernels": {"kernels"},
+    "kernels": {"kernel_names", "kernels"},
     "ranges": {"ranges"},
     "timing": {"timing"},
 }

@@ -1,0 +1,359 @@
+"""Kernel names: one spelling for all tools, their classes, and what is left unclassified."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from profpipe import kernels
+from profpipe.kernels import annotate, classify, demangle, first_rule, normalise, user_rules
+
+NSYS_COPY = (
+    "void at::native::elementwise_kernel<(int)128, (int)4, void at::native::gpu_kernel_impl_nocast<"
+    "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 3)]::operator ()() const::"
+    "[lambda() (instance 10)]::operator ()() const::[lambda(c10::Half) (instance 1)]>(at::TensorIteratorBase &, "
+    "const T1 &)::[lambda(int) (instance 1)]>(int, T3)"
+)
+FLASH_MANGLED = (
+    "_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELi128ELi64ELi4ELb0ELb0EN7cutlass6half_tE"
+    "19Flash_kernel_traitsILi128ELi128ELi64ELi4ES3_EELb0ELb0ELb0ELb0ELb1ELb1ELb0ELb0EEEvNS_16Flash_fwd_paramsE"
+)
+
+
+def nsys_names(path: Path, column: str = "demangledName") -> Counter[str]:
+    """Kernel names of an nsys export, with the time of each."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    query = (
+        f'SELECT s.value, SUM(k."end" - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k '
+        f"JOIN StringIds s ON s.id = k.{column} GROUP BY 1"
+    )
+    try:
+        return Counter(dict(connection.execute(query).fetchall()))
+    finally:
+        connection.close()
+
+
+def ncu_csv_names(path: Path) -> set[str]:
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(line for line in file if line.startswith('"')))
+    return {row["Kernel Name"] for row in rows if row["Kernel Name"]}
+
+
+def kineto_names(path: Path) -> set[str]:
+    with gzip.open(path) as file:
+        return {e["name"] for e in json.load(file)["traceEvents"] if e.get("cat") == "kernel"}
+
+
+def same(names: Iterable[str]) -> set[str]:
+    return {normalise(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def real_names(shared_data: Path) -> list[str]:
+    return list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
+
+
+def test_every_kernel_of_the_torch_trace_but_the_setup_joins_with_nsys(shared_data: Path) -> None:
+    nsys = same(nsys_names(shared_data / "h200" / "attn_h200.sqlite"))
+    torch = same(kineto_names(shared_data / "h200" / "attn_trace.json.gz"))
+    only_torch = torch - nsys
+    # The trace was recorded over the making of the inputs too; the nsys capture was not.
+    assert [name for name in only_torch if "normal_kernel" not in name] == []
+    assert len(torch & nsys) >= 7
+
+
+def test_every_kernel_of_the_ncu_csvs_joins_with_nsys(shared_data: Path) -> None:
+    nsys = same(nsys_names(shared_data / "h200" / "attn_h200.sqlite"))
+    for page in ("attn_basic.raw.csv", "attn_full.raw.csv"):
+        assert same(ncu_csv_names(shared_data / "h200" / page)) <= nsys
+
+
+def test_the_ncu_report_joins_with_nsys_by_either_of_its_names(shared_data: Path) -> None:
+    ncu_report = pytest.importorskip("ncu_report")
+    nsys = same(nsys_names(shared_data / "h200" / "sdpa_capture_range.sqlite"))
+    report = ncu_report.load_report(str(shared_data / "h200" / "sdpa_basic.ncu-rep"))
+    actions = [action for one_range in report for action in one_range]
+    assert len(actions) == 6
+    for action in actions:
+        demangled = normalise(action.name(action.NameBase_DEMANGLED))
+        assert demangled == normalise(action.name(action.NameBase_MANGLED))
+        assert demangled in nsys
+
+
+@pytest.mark.parametrize("recording", ["attn_h200", "lm_eager", "sdpa_capture_range", "sdpa_nsys2023"])
+def test_no_two_kernels_of_a_recording_become_one(shared_data: Path, recording: str) -> None:
+    names = nsys_names(shared_data / "h200" / f"{recording}.sqlite")
+    assert len(same(names)) == len(names)
+
+
+def test_normalising_twice_changes_nothing(real_names: list[str]) -> None:
+    once = [normalise(name) for name in real_names]
+    assert [normalise(name) for name in once] == once
+
+
+def test_names_that_become_one_are_the_same_but_for_their_spelling(real_names: list[str]) -> None:
+    def letters(name: str) -> str:
+        """What no spelling changes: the words in front of the first bracket."""
+        plain = name.removeprefix("void ").replace("native::", "").replace("<unnamed>", "(anonymous namespace)")
+        return plain.replace(".kd", "").replace(" [clone .kd]", "").split("<")[0].split("(")[0]
+
+    groups: dict[str, set[str]] = {}
+    for name in real_names:
+        if not name.startswith("_Z"):
+            groups.setdefault(normalise(name), set()).add(letters(name))
+    assert [group for group in groups.values() if len(group) > 1] == []
+    assert len(groups) > 800
+
+
+def test_a_name_reads_well_when_normalised() -> None:
+    assert normalise(NSYS_COPY) == (
+        "at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
+        "::{lambda()#3}::{lambda()#10}::{lambda(c10::Half)#1}>::{lambda(int)#1}>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("saxpy(double *, double *, const double *, int)", "saxpy(double*, double*, double const*, int)"),
+        ("_Z5saxpyPfS_f", "saxpy(float *, float *, float)"),
+        ("void k<(int)64, (bool)1, (unsigned long)3>(T1)", "void k<64, true, 3ul>(float)"),
+        ("void k<(int)-1>(T1)", "k<-1>(int)"),
+        ("void <unnamed>::k<A<B<int>>>(int)", "void (anonymous namespace)::k<A<B<int> > >(int)"),
+        ("unnamed>::saxpy_kernel(float, const float *)", "(anonymous namespace)::saxpy_kernel(float, float const*)"),
+        ("attn_fwd.kd", "attn_fwd"),
+        ("void f<double>(double*) [clone .kd]", "void f<double>(double *)"),
+        ("[CUDA memcpy HtoD]", "[CUDA memcpy Host-to-Device]"),
+        ("k<f(int)::'lambda'(float)>(int)", "k<f(int)::{lambda(float)#1}>(int)"),
+        ("k<f(int)::'lambda0'(float)>(int)", "k<f(int)::{lambda(float)#2}>(int)"),
+        ("std::enable_if<!T7, void>::type gemvx::kernel<(int)4, (bool)0>(T13)", "gemvx::kernel<4, 0>(gemvx::Params)"),
+        (
+            "void k<const float *, const std::array<int, (unsigned long)4> &>(T1)",
+            "k<float const*, std::array<int, 4ul> const&>(int)",
+        ),
+        ("fmha_sm80(A::K<cutlass::arch::Sm80, (bool)1>::Params)", "fmha_sm80(A::K<arch::Sm80, 1>::Params)"),
+    ],
+)
+def test_two_spellings_become_one(one: str, other: str) -> None:
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("void k<float>(int)", "void k<double>(int)"),
+        ("flash::flash_fwd_kernel<1>(int)", "pytorch_flash::flash_fwd_kernel<1>(int)"),
+        ("k<(QuantGranularity)2>(int)", "k<(QuantGranularity)3>(int)"),
+        ("k<(QuantGranularity)2>(int)", "k<(PVThresholdMode)2>(int)"),
+        ("add(float*, float*)", "add(double*, double*)"),
+        ("k<f(int)::{lambda(float)#1}>(int)", "k<f(int)::{lambda(int)#1}>(int)"),
+        ("k<f(int)::{lambda()#1}>(int)", "k<f(float)::{lambda()#1}>(int)"),
+        ("k<float const*>(int)", "k<float*>(int)"),
+    ],
+)
+def test_distinct_kernels_stay_apart(one: str, other: str) -> None:
+    assert normalise(one) != normalise(other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "aten::mm",
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memset (Device)",
+        "[CUDA memset]",
+        "triton_poi_fused_add_0",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "ampere_sgemm_128x64_tn",
+        "## Call CompiledFxGraph abc ##",
+        "_Znot_a_mangled_name",
+    ],
+)
+def test_names_that_are_no_cpp_signature_are_left_alone(name: str) -> None:
+    assert normalise(name) == name
+
+
+def test_a_name_cut_in_the_middle_is_left_as_it_is() -> None:
+    cut = NSYS_COPY[:120] + "..."
+    assert normalise(cut) == cut
+    assert classify(cut)[0] in ("elementwise", "other")
+
+
+def test_text_made_of_brackets_never_breaks_the_parser() -> None:
+    dice = random.Random(7)
+    for _ in range(3000):
+        text = "k" + "".join(dice.choice("<>(){}[],:&* a1T_const lambda") for _ in range(dice.randrange(30)))
+        normalise(text)
+    normalise("f<" * 5000)
+
+
+def test_bf16_kernels_of_rocm_are_demangled_with_their_substitutions_right() -> None:
+    name = "_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8ELb0ELb0ELb1ELi1EEEvPT0_PT_PfS4_S4_S4_diiiiiiib"
+    assert normalise(name) == "aiter::add_rmsnorm_quant_kernel<__bf16, __bf16, 64, 8, 0, 0, 1, 1>"
+    # A vendor type in the place of DF16b would shift S_ by one and turn ck_tile::sequence into __bf16.
+    shape = demangle("_ZN2ck1kINS_1AIDF16bNS_8sequenceIJLi1EEEENS2_IJLi2EEEEEEEEvT_")
+    assert shape.startswith("void ck::k<ck::A<__bf16, ck::sequence<1>, ck::sequence<2>")
+
+
+def test_almost_every_mangled_name_that_was_seen_is_demangled(real_names: list[str]) -> None:
+    mangled = [name for name in real_names if name.startswith("_Z")]
+    left = [name for name in mangled if normalise(name).startswith("_Z")]
+    # A constrained template parameter (Tn), which no demangler of before 2024 reads.
+    assert [name.split("_kernel")[0] for name in left] in ([], ["_ZN7sgl_hip10activation18act_and_mul"])
+
+
+def test_a_mangled_name_is_the_demangled_one() -> None:
+    assert normalise(FLASH_MANGLED).startswith(
+        "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, 0, 0,"
+    )
+    assert classify(FLASH_MANGLED) == ("attention", "fa2")
+
+
+EXAMPLES = [(rule, name) for rule in kernels.rules() for name in rule.examples]
+
+
+def test_every_rule_has_a_source_and_examples() -> None:
+    assert [rule.pattern.pattern for rule in kernels.rules() if not rule.source or not rule.examples] == []
+
+
+@pytest.mark.parametrize(("rule", "name"), EXAMPLES, ids=[name[:60] for _, name in EXAMPLES])
+def test_an_example_is_found_by_its_own_rule_first(rule: kernels.Rule, name: str) -> None:
+    assert first_rule(name) is rule
+    # The table holds normalised names, and `profpipe report` may classify them again.
+    assert classify(normalise(name)) == classify(name)
+
+
+def test_less_than_a_tenth_of_the_real_names_is_unclassified(
+    real_names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = [name for name in real_names if classify(name)[0] == "other"]
+    with capsys.disabled():
+        print(
+            f"\nunclassified: {len(other)} of {len(real_names)} real names, {100 * len(other) / len(real_names):.1f} %"
+        )
+    assert len(real_names) == 895
+    assert len(other) < 0.1 * len(real_names)
+
+
+def test_classes_do_not_depend_on_which_tool_spelt_the_name(real_names: list[str]) -> None:
+    assert [name for name in real_names if classify(name) != classify(normalise(name))] == []
+
+
+@pytest.mark.parametrize("recording", ["attn_h200", "lm_eager", "sdpa_capture_range", "sdpa_nsys2023"])
+def test_less_than_a_hundredth_of_the_h200_time_is_unclassified(
+    shared_data: Path, recording: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = nsys_names(shared_data / "h200" / f"{recording}.sqlite")
+    other = sum(time for name, time in times.items() if classify(name)[0] == "other")
+    with capsys.disabled():
+        print(f"\nunclassified: {100 * other / sum(times.values()):.2f} % of {recording}")
+    assert other < 0.01 * sum(times.values())
+
+
+def test_the_attention_families_of_the_h200_recording_are_told_apart(shared_data: Path) -> None:
+    families = {classify(name)[1] for name in nsys_names(shared_data / "h200" / "attn_h200.sqlite")}
+    assert {"fa2", "cudnn", "cutlass_fmha", "triton", "sage"} <= families
+
+
+def test_add_in_a_fused_kernel_is_no_addition() -> None:
+    assert classify("triton_poi_fused_add_0") == ("fused", "inductor")
+    assert classify("triton_red_fused_add_mean_0") == ("reduction", "inductor")
+
+
+def test_sage1_is_known_by_the_quantiser_beside_it_in_the_same_case() -> None:
+    frame = pd.DataFrame(
+        {
+            "case": ["impl=sage", "impl=sage", "impl=tutorial"],
+            "kernel": ["_attn_fwd", "quant_per_block_int8_kernel", "_attn_fwd"],
+            "calls": [1, 2, 1],
+        }
+    )
+    result = annotate(frame)
+    assert list(result["kernel_family"]) == ["sage1", "sage", "triton"]
+    assert list(result["kernel_class"]) == ["attention", "attention_aux", "attention"]
+    assert list(result["calls"]) == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("company", "family"),
+    [
+        (["quant_query_per_thread_int8_kernel"], "sage2"),
+        (["triton_fill_block_map_kernel"], "sparge"),
+        (["quant_query_per_thread_int8_kernel", "triton_fill_block_map_kernel"], "sage2|sparge"),
+        (["ampere_sgemm_128x64_tn"], "sage2|sparge"),
+    ],
+)
+def test_sage2_and_sparge_without_template_arguments_are_known_by_their_company(
+    company: list[str], family: str
+) -> None:
+    result = annotate(pd.DataFrame({"kernel": ["qk_int8_sv_f8_attn_kernel", *company]}))
+    assert result["kernel_family"][0] == family
+
+
+def test_sage2_and_sparge_are_known_by_their_template_arguments_whatever_the_spelling() -> None:
+    for mode, family in (("(PVThresholdMode)1, ", "sparge"), ("", "sage2")):
+        name = f"void qk_int8_sv_f8_attn_kernel<(unsigned int)64, (QuantGranularity)2, {mode}__half>(CUtensorMap)"
+        assert classify(name) == classify(normalise(name)) == ("attention", family)
+
+
+def test_whole_graphs_are_class_graph_and_copies_keep_their_class() -> None:
+    frame = pd.DataFrame(
+        {
+            "kind": ["graph", "memcpy", "memset", "cpu_op"],
+            "kernel": ["CUDA graph 4 of gemm", "[CUDA memcpy HtoD]", "Memset (Device)", "aten::mm"],
+        }
+    )
+    assert list(annotate(frame)["kernel_class"]) == ["graph", "memcpy", "memset", "gemm"]
+
+
+def test_annotating_keeps_the_rows_and_their_order_and_the_frame_given() -> None:
+    frame = pd.DataFrame({"kernel": [NSYS_COPY, "x", NSYS_COPY], "calls": [3, 2, 1]}, index=[5, 3, 9])
+    result = annotate(frame)
+    assert list(result.index) == [5, 3, 9] and list(result["calls"]) == [3, 2, 1]
+    assert list(result["kernel_class"]) == ["copy", "other", "copy"]
+    assert frame["kernel"].iloc[0] == NSYS_COPY and "kernel_class" not in frame
+
+
+def test_annotating_an_empty_frame_gives_its_columns() -> None:
+    result = annotate(pd.DataFrame({"kernel": pd.Series([], dtype=object), "kind": pd.Series([], dtype=object)}))
+    assert len(result) == 0 and {"kernel_class", "kernel_family"} <= set(result.columns)
+
+
+def test_the_users_rules_go_first_and_see_either_spelling() -> None:
+    own = user_rules([{"class": "attention", "family": "mine", "pattern": r"^void at::native::elementwise_kernel"}])
+    assert classify(NSYS_COPY, own) == ("attention", "mine")
+    assert classify(NSYS_COPY) == ("copy", "")
+    assert annotate(pd.DataFrame({"kernel": [NSYS_COPY]}), own)["kernel_family"][0] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ({"class": "gemm", "pattern": "("}, r"rule 1: bad regular expression '\('"),
+        ({"class": "gem", "pattern": "x"}, "rule 1: unknown class 'gem'"),
+        ({"class": "gemm"}, "rule 1: needs 'class' and 'pattern'"),
+        ({"class": "gemm", "pattern": "x", "familly": "y"}, "rule 1: unknown key 'familly'"),
+        ({"class": "gemm", "pattern": 3}, "rule 1: the pattern must be a text"),
+        ("gemm", "rule 1: needs"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_its_index(entry: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        user_rules([{"class": "gemm", "pattern": "x"}, entry])
+
+
+def test_classifying_needs_no_pandas() -> None:
+    code = "import sys; from profpipe import kernels; kernels.classify('aten::mm'); sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
