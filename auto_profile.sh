@@ -140,10 +140,10 @@ read_arguments() {
 
 export_placeholders() {
   local name
-  for name in "${placeholders[@]}"; do
+  for name in "${placeholders[@]}" PROFILERS; do
     [ -n "${!name:-}" ] || continue
     export "$name=$(as_list "${!name}")"
-    if [ -f "$pipeline" ] && ! grep -q "\${$name\b" "$pipeline"; then
+    if [ "$name" != PROFILERS ] && [ -f "$pipeline" ] && ! grep -q "\${$name\b" "$pipeline"; then
       say "$name=${!name} has no effect: $pipeline does not use \${$name}"
     fi
   done

@@ -20,32 +20,38 @@ MEANS = {
     "attribution": {"attribution"},
     "config": {"config", "document"},
     "device": {"device"},
+    "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
+    "points": {"points"},
     "ranges": {"ranges"},
     "timing": {"timing"},
 }
 
 #: One stage a line: likewise.
 STAGES = {
-    "analyze": {"agreement", "analyze", "doubts", "points", "shares"},
+    "analyze": {"agreement", "analyze", "doubts", "shares"},
+    "compare": {"compare"},
     "doctor": {"doctor"},
     "harness": {"harness"},
+    "history": {"history"},
     "ingest": {"ingest"},
     "plan": {"plan"},
     "profilers": {"profilers"},
-    "report": {"report"},
-    "run": {"ending", "environment", "reasons", "run"},
+    "progress": {"progress"},
+    "record": {"record"},
+    "report": {"markdown", "quantities", "report", "sheets", "wording"},
+    "run": {"ending", "environment", "events", "reasons", "run"},
     "store": {"store"},
 }
 
 #: The program itself, which calls the stages in order.
-TOP = {"__main__", "cli"}
+TOP = {"__main__", "cli", "workflow"}
 
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
-PARSERS = {"attribution", "errors", "kernels", "tables"}
+PARSERS = {"attribution", "errors", "jsonstream", "kernels", "tables"}
 WORKLOADS = {"errors", "ranges"}
 
 
