@@ -1,0 +1,221 @@
+"""``events.jsonl``, which the harness appends to as it goes: the cases and their numbers.
+
+One JSON object a line. Each process of a job begins with ``started``, so one file may hold several: a job whose process
+died goes on in the next one. What a case did in the last process that began it is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profpipe import tables
+from profpipe.errors import Refused
+
+FORMATS = ("profpipe events.jsonl",)
+
+_STARTED = b'{"event":"started"'
+_NS_PER = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_CRASHED = "the process ended inside this case; see log.txt beside events.jsonl for its last words"
+
+
+@dataclass
+class Attempt:
+    """What one process wrote of one case; ``status`` stays ``crashed`` until ``case_ended`` says otherwise."""
+
+    profiler: str
+    case: str
+    params: dict[str, Any] = field(default_factory=dict)
+    status: str = "crashed"
+    reason: str = _CRASHED
+    seconds: float | None = None
+    flags: list[str] = field(default_factory=list)
+    samples_ns: list[float] = field(default_factory=list)
+    metrics: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Record:
+    """A whole file: the last attempt of each case, and what the processes said of themselves."""
+
+    attempts: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    profiler: str = ""
+    torch: str = ""
+    device: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, event: dict[str, Any]) -> Attempt:
+        key = (self.profiler, str(event["case"]))
+        return self.attempts.setdefault(key, Attempt(*key))
+
+
+def sniff(path: Path) -> bool:
+    """True for a file whose first line is an event of the harness."""
+    with path.open("rb") as file:
+        head = file.read(64).lstrip()
+    return head.replace(b" ", b"").startswith(b'{"event":')
+
+
+def parse(path: Path) -> tables.Tables:
+    """Cases (one row each), and metrics: the samples summarised, the others as they were given.
+
+    Raises ``Refused`` for a line that is not an event, except where a kill cut it: the last line of a process.
+    """
+    record = Record()
+    for number, event in _events(path, record):
+        handler = _HANDLERS.get(str(event.get("event")))
+        if handler is None:
+            continue
+        try:
+            handler(record, event)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise Refused(path, f"line {number}: a malformed '{event['event']}' event ({error!r})", _RERUN) from error
+    if not record.attempts:
+        raise Refused(path, "holds no case: the process ended before its first one", "See log.txt beside it for why.")
+    return _tables(record)
+
+
+_RERUN = "Run the workload again; the file was changed or damaged after it was written."
+
+
+def _events(path: Path, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each event with its line number.
+
+    A process that is killed leaves its last line cut and without a line end, so that the next process's ``started``
+    stands behind it in the same line.
+    """
+    lines = path.read_bytes().replace(b'{"event": "started"', _STARTED).splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        event = _decode(line)
+        if event is None and (at := line.rfind(_STARTED)) > 0:
+            event = _decode(line[at:])
+            record.notes.append(f"line {number} was cut by the end of its process and dropped")
+        if event is None and not _is_last_of_process(lines[number:]):
+            raise Refused(path, f"line {number} is not a JSON object", _RERUN)
+        if event is None:
+            record.notes.append(f"line {number} was cut by the end of its process and dropped")
+        else:
+            yield number, event
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _is_last_of_process(following: list[bytes]) -> bool:
+    after = next((line for line in following if line.strip()), _STARTED)
+    return after.lstrip().startswith(_STARTED)
+
+
+def _on_started(record: Record, event: dict[str, Any]) -> None:
+    record.profiler = str(event["profiler"])
+    record.torch = str(event.get("torch") or "")
+    machine = event.get("machine")
+    record.device = str(machine.get("device") or "") if isinstance(machine, dict) else ""
+
+
+def _on_case_started(record: Record, event: dict[str, Any]) -> None:
+    fresh = Attempt(record.profiler, str(event["case"]), params=dict(event.get("params") or {}))
+    record.attempts[fresh.profiler, fresh.case] = fresh
+
+
+def _on_samples(record: Record, event: dict[str, Any]) -> None:
+    factor = _NS_PER[event["unit"]]
+    record.attempt(event).samples_ns += [float(value) * factor for value in event["values"]]
+
+
+def _on_metric(record: Record, event: dict[str, Any]) -> None:
+    attempt, name = record.attempt(event), str(event["metric"])
+    try:
+        row: dict[str, Any] = {k: float(event[k]) for k in ("value", "ci_low", "ci_high") if event.get(k) is not None}
+    except (TypeError, ValueError):
+        # A workload's check() may return anything; its other numbers are still good.
+        record.notes.append(f"{attempt.case}: metric {name} is no number and was dropped")
+        return
+    row |= {"unit": str(event["unit"]), "n": int(event.get("n") or 1)}
+    attempt.metrics[str(event.get("subject") or ""), name] = row
+
+
+def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
+    attempt = record.attempt(event)
+    if event["status"] not in tables.STATUSES:
+        raise ValueError(f"unknown status {event['status']!r}")
+    attempt.status, attempt.reason = event["status"], str(event.get("reason") or "")
+    attempt.seconds = None if event.get("seconds") is None else float(event["seconds"])
+    attempt.flags = [str(flag) for flag in event.get("flags") or []]
+    # A case that is skipped before it starts has its parameters only here.
+    attempt.params = attempt.params or dict(event.get("params") or {})
+
+
+_HANDLERS = {
+    "started": _on_started,
+    "case_started": _on_case_started,
+    "samples": _on_samples,
+    "metric": _on_metric,
+    "case_ended": _on_case_ended,
+}
+
+
+def _tables(record: Record) -> tables.Tables:
+    cases, metrics, notes = [], [], list(record.notes)
+    for attempt in record.attempts.values():
+        key = {"case": attempt.case, "profiler": attempt.profiler}
+        texts = {"params": json.dumps(attempt.params), "flags": json.dumps(attempt.flags)}
+        cases.append({**key, "status": attempt.status, "reason": attempt.reason, "seconds": attempt.seconds, **texts})
+        finite = np.array([value for value in attempt.samples_ns if math.isfinite(value)])
+        if dropped := len(attempt.samples_ns) - len(finite):
+            notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
+        metrics += [{**key, "subject": "", **row} for row in _summary(finite)]
+        metrics += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
+    origin = tables.Origin(
+        format=FORMATS[0], tool="profpipe", tool_version=record.torch and f"torch {record.torch}",
+        device=record.device, notes=tuple(notes),
+    )  # fmt: skip
+    return tables.Tables(
+        cases=tables.frame(tables.CASES, cases), metrics=tables.frame(tables.METRICS, metrics), origin=origin
+    )
+
+
+def _summary(samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Rows of ``metrics`` for one case's samples: the median with its interval, the spread, and how many there are."""
+    n = len(samples_ns)
+    if not n:
+        return
+    ordered = np.sort(samples_ns)
+    low, high = median_interval(ordered)
+    time = {"unit": "ns", "n": n}
+    yield {"metric": "time", "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
+    yield {"metric": "time_p10", "value": float(np.percentile(ordered, 10)), **time}
+    yield {"metric": "time_p90", "value": float(np.percentile(ordered, 90)), **time}
+    if n > 1 and ordered.mean() > 0:
+        yield {"metric": "time_cv", "value": float(ordered.std(ddof=1) / ordered.mean() * 100), "unit": "%", "n": n}
+    yield {"metric": "iterations", "value": float(n), "unit": "1", "n": n}
+
+
+def median_interval(ordered: np.ndarray, confidence: float = 0.95) -> tuple[float | None, float | None]:
+    """Ends of a confidence interval for the median of ``ordered`` (ascending), or ``(None, None)`` below six samples.
+
+    The number of samples below the true median is binomial(n, 1/2) whatever their distribution, so the order
+    statistics l and n + 1 - l enclose it with probability 1 - 2 P(B < l); l is the largest with at least
+    ``confidence`` (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2; Hahn and Meeker, Statistical
+    Intervals, section 5.2). Five samples reach only 94 %.
+    """
+    n, rank, below = len(ordered), 0, 0.0
+    while rank < n:
+        below += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) - n * math.log(2))
+        if below > (1 - confidence) / 2:
+            break
+        rank += 1
+    return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else (None, None)

@@ -1,0 +1,378 @@
+"""Chrome traces of torch.profiler (Kineto), plain or gzipped, from CUDA and ROCm, with and without GPU events.
+
+The format is Kineto's ``output_json.cpp``: ``ts`` and ``dur`` are microseconds whatever ``displayTimeUnit`` says. A GPU
+event carries the correlation id of the runtime or driver call that launched it, and the ``External id`` of the operator
+around that call. The trace is read event by event: a million of them take a gigabyte as Python objects.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import numpy as np
+import pandas as pd
+
+from profpipe import attribution, jsonstream, kernels, tables
+from profpipe.errors import Refused
+
+FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
+
+_NONE: Final = float("nan")
+#: Microseconds (a year): events further apart were not recorded by one profiler.
+_FOREVER: Final = 3.2e13
+
+_KINDS: Final = ("kernel", "memcpy", "memset")
+#: Categories of Kineto, lower case: torch 1.8 capitalises them and has no "gpu_" before its copies. Not among them:
+#: gpu_user_annotation, which spans kernels that are there themselves, flows, and the Python stack.
+_SORTS: Final = {
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset",
+    "cpu_op": "op", "operator": "op", "user_annotation": "range",
+    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call",
+}  # fmt: skip
+_STEP = re.compile(r"^ProfilerStep#\d+$")
+_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
+_AUTOGRAD = "autograd::engine::evaluate_function"
+_RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def sniff(path: Path) -> bool:
+    """True for JSON that begins as a Chrome trace does and is none of rocprof's."""
+    head = _head(path)
+    if not head.startswith((b"{", b"[")) or any(mark in head for mark in (b'"BeginNs"', b'"rocprofiler-sdk-tool"')):
+        return False
+    kineto = b'"schemaVersion"' in head or b'"deviceProperties"' in head
+    return b'"traceEvents"' in head or kineto or (head.startswith(b"[") and b'"ph"' in head)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes, unzipped; as many as there are where the zip is cut."""
+    with path.open("rb") as file:
+        head = file.read(1 << 18)
+    if head.startswith(b"\x1f\x8b"):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, 1 << 20)
+        except zlib.error:
+            return b""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def _open(path: Path) -> TextIO:
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    opener: Any = gzip.open if zipped else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
+
+
+# --- collecting ------------------------------------------------------------------------------------------------------
+
+_FIELDS: Final = {
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external"),
+    "call": ("name", "thread", "start", "correlation", "external"),
+    "op": ("name", "thread", "start", "dur", "external"),
+    "range": ("name", "thread", "start", "dur", "external"),
+}
+
+
+@dataclass
+class Trace:
+    """The events that matter, as flat columns: names and threads are codes, times microseconds from ``base``."""
+
+    columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    top: dict[str, Any] = field(default_factory=dict)
+    #: Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
+    base: float | None = None
+    dropped: int = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if category is None or event.get("ph") != "X":
+            return
+        sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
+        if sort is None:
+            return
+        if category == "Operator" and event["name"].startswith(("ProfilerStep#", tables.CASE_PREFIX)):
+            sort = "range"  # torch 1.8 has no category for annotations
+        start, dur = float(event["ts"]), float(event["dur"])
+        if self.base is None:
+            self.base = start
+        if not (0 <= dur < _FOREVER and abs(start - self.base) < _FOREVER):
+            self.dropped += 1
+            return
+        args = event.get("args") or {}
+        external = _number(args.get("External id", args.get("external id")))
+        name = self.names.setdefault(str(event["name"]), len(self.names))
+        if sort in _KINDS:
+            self._add_gpu(event, args, (name, _KINDS.index(sort), start - self.base, dur, external))
+            return
+        thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
+        if sort == "call":
+            values = (name, thread, start - self.base, _number(args.get("correlation")), external)
+        else:
+            values = (name, thread, start - self.base, dur, external)
+        self.columns[sort].extend(values)
+
+    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
+        name, kind, start, dur, external = seen
+        # Kineto draws a GPU as a process and a stream as its thread.
+        device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
+        place = (_number(device), _number(stream))
+        self.columns["gpu"].extend((name, kind, *place, start, dur, _number(args.get("correlation")), external))
+
+    @cached_property
+    def processes(self) -> list[Any]:
+        """The process of each thread, as the trace names it."""
+        return [process for process, _ in self.threads]
+
+    @cached_property
+    def process_codes(self) -> np.ndarray:
+        """The process of each thread as a number; one more for the unknown thread of an empty trace."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(str(process), len(numbers)) for process in [*self.processes, None]])
+
+    def frame(self, sort: str) -> pd.DataFrame:
+        values = np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
+        return pd.DataFrame(values, columns=list(_FIELDS[sort]))
+
+
+def _number(value: Any) -> float:
+    """``value`` where it is a number, also as text (torch 1.8 quotes its ids)."""
+    if type(value) is int:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return _NONE
+
+
+def _read(path: Path) -> Trace:
+    """The whole trace. Raises ``Refused`` where the text or the zip ends early, or is no trace."""
+    trace = Trace()
+    try:
+        with _open(path) as stream:
+            for key, value in jsonstream.items(stream, unroll="traceEvents"):
+                if key != "traceEvents":
+                    trace.top[key] = value
+                elif isinstance(value, dict):
+                    trace.add(value)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
+        size = f"{path.stat().st_size:,} bytes"
+        raise Refused(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Refused(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
+    return trace
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+
+
+def _launches(trace: Trace) -> pd.DataFrame:
+    """The GPU's events with ``thread`` and ``time`` of their launch (NaN: unknown), and whether an operator told them.
+
+    By correlation id, unless two processes of a merged trace share it; else by the operator with the same External id.
+    """
+    gpu, calls = trace.frame("gpu"), trace.frame("call")
+    calls = calls[calls["correlation"] > 0].sort_values("start", kind="stable")
+    owners = calls["thread"].map(dict(enumerate(trace.processes))).groupby(calls["correlation"]).nunique()
+    calls = calls[~calls["correlation"].isin(owners.index[owners > 1])].drop_duplicates("correlation")
+    operators = pd.concat([trace.frame("op"), trace.frame("range")])
+    operators = operators[operators["external"] > 0].drop_duplicates("external")
+    by_call = calls.set_index("correlation").reindex(gpu["correlation"].to_numpy())
+    by_operator = operators.set_index("external").reindex(gpu["external"].to_numpy())
+    called = by_call["thread"].notna().to_numpy()
+    gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
+    gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
+    gpu["by_operator"] = ~called & gpu["thread"].notna()
+    gpu["kind"] = np.array(_KINDS, dtype=object)[gpu["kind"].astype(int)]
+    return gpu
+
+
+def _operators(trace: Trace) -> pd.DataFrame:
+    """Operators in the shape of ``_launches``, ``dur`` being self time: less the operators directly inside."""
+    ops = trace.frame("op")
+    ops["dur"], ops["time"] = _self_times(ops), ops["start"]
+    return ops.assign(kind="cpu_op", device=_NONE, stream=_NONE, by_operator=False)
+
+
+def _self_times(ops: pd.DataFrame) -> np.ndarray:
+    """Microseconds of each operator that none of those inside it on its thread used."""
+    order = np.lexsort((-ops["dur"], ops["start"], ops["thread"]))
+    columns = (ops["thread"], ops["start"], ops["start"] + ops["dur"], ops["dur"])
+    thread, start, end, own = (column.to_numpy()[order].tolist() for column in columns)
+    stack: list[int] = []
+    for i in range(len(order)):
+        while stack and (thread[stack[-1]] != thread[i] or end[stack[-1]] <= start[i]):
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= min(end[i], end[stack[-1]]) - start[i]
+        stack.append(i)
+    result = np.empty(len(order))
+    result[order] = np.maximum(own, 0.0)
+    return result
+
+
+def _ns(microseconds: pd.Series[Any]) -> Any:
+    return np.rint(microseconds.to_numpy() * 1000).astype(np.int64)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def parse(path: Path) -> tables.Tables:
+    """Kernels and ranges of a trace; CPU operators by self time where it holds no GPU events.
+
+    Raises ``Refused`` for a damaged trace and for one without GPU events, operators and ranges.
+    """
+    trace = _read(path)
+    launches = _launches(trace)
+    if launches.empty:
+        launches = _operators(trace)
+    ranges = _ranges(trace)
+    if launches.empty and not len(ranges.start):
+        raise Refused(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
+    calls = _calls(trace, launches)
+    placed = attribution.attribute(ranges, calls)
+    rows = _rows(trace, launches, placed)
+    return tables.Tables(
+        kernels=kernels.annotate(tables.summarise(rows)).assign(profiler="torch"),
+        ranges=_range_table(trace, ranges, calls, placed, launches).assign(profiler="torch"),
+        origin=_origin(trace, launches, rows, placed),
+    )
+
+
+def _ranges(trace: Trace) -> attribution.Ranges:
+    ranges = trace.frame("range")
+    thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
+    # Each step would otherwise be a range of its own.
+    names = ["ProfilerStep#*" if _STEP.match(name) else name for name in trace.names]
+    name = ranges["name"].astype(int).to_numpy()
+    return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
+
+
+def _calls(trace: Trace, launches: pd.DataFrame) -> attribution.Launches:
+    """Each launch as an instant: a thread that calls inside its range also returns inside it, rounding apart."""
+    known = launches["thread"].notna().to_numpy()
+    code = launches["thread"].fillna(0).astype(int).to_numpy()
+    time = _ns(launches["time"].fillna(0.0))
+    thread = np.where(known, code, attribution.NO_THREAD)
+    process = np.where(known, trace.process_codes[code], attribution.NO_THREAD)
+    return attribution.Launches(time, time, thread, process, (launches["kind"] == "kernel").to_numpy())
+
+
+def _rows(trace: Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
+    """One row a launch, as ``tables.summarise`` takes them."""
+    cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
+    pids = pd.Series([_number(process) for process in trace.processes], dtype="Float64")
+    return pd.DataFrame(
+        {
+            "case": _categories(cases, placed.path),
+            "process": launches["thread"].map(pids).astype("Float64").astype("Int64"),
+            "device": launches["device"].astype("Float64").astype("Int64"),
+            "stream": launches["stream"].astype("Float64").astype("Int64"),
+            "phase": _categories(phases, placed.path),
+            "kind": launches["kind"],
+            "kernel": _categories(list(trace.names), launches["name"].astype(int).to_numpy()),
+            "duration_ns": _ns(launches["dur"]),
+        }
+    )
+
+
+def _categories(texts: list[str], codes: np.ndarray) -> pd.Categorical:
+    inverse, unique = pd.factorize(np.array(texts, dtype=object))
+    return pd.Categorical.from_codes(inverse[codes], categories=pd.Index(unique))
+
+
+def _range_table(
+    trace: Trace,
+    ranges: attribution.Ranges,
+    calls: attribution.Launches,
+    placed: attribution.Attribution,
+    launches: pd.DataFrame,
+) -> pd.DataFrame:
+    start = _ns(launches["start"])
+    rows = attribution.summarise_ranges(ranges, calls, placed, start, start + _ns(launches["dur"]))
+    pids = {code: _number(process) for code, process in zip(trace.process_codes, trace.processes, strict=False)}
+    rows["process"] = rows["process"].map(pids).astype("Float64").astype("Int64")
+    if not (launches["kind"] != "cpu_op").any():
+        # Nothing on a GPU was recorded, so nothing can be said of it.
+        rows[["kernel_ns", "kernels", "busy_ns"]] = pd.NA
+    return tables.frame(tables.RANGES, rows)
+
+
+# --- origin ----------------------------------------------------------------------------------------------------------
+
+
+def _origin(trace: Trace, launches: pd.DataFrame, rows: pd.DataFrame, placed: attribution.Attribution) -> tables.Origin:
+    is_kernel = (rows["kind"] == "kernel").to_numpy()
+    durations = rows["duration_ns"].to_numpy()
+    attributed = float(durations[is_kernel & (rows["case"] != "").to_numpy()].sum())
+    total = float(durations[is_kernel].sum())
+    return tables.Origin(
+        format=FORMATS[0],
+        tool="torch.profiler",
+        launches=int(is_kernel.sum()),
+        total_ns=total,
+        attributed_ns=attributed,
+        unattributed_ns=total - attributed,
+        attribution=_in_words(launches, placed),
+        device=_device(trace, launches),
+        notes=tuple(_notes(trace, launches)),
+    )
+
+
+def _in_words(launches: pd.DataFrame, placed: attribution.Attribution) -> str:
+    found, by_time = placed.path != 0, placed.by_time
+    counts = {
+        "by the launching thread's ranges": (found & ~by_time).sum(),
+        "by time, launched from another thread": (found & by_time).sum(),
+        "in no range": (~found & launches["thread"].notna()).sum(),
+        "without a recorded launch": launches["thread"].isna().sum(),
+    }
+    words = [f"{count} {how}" for how, count in counts.items() if count]
+    if told := int(launches["by_operator"].sum()):
+        words.append(f"{told} of them joined to their operator by External id for want of a correlation id")
+    return "; ".join(words)
+
+
+def _device(trace: Trace, launches: pd.DataFrame) -> str:
+    """Names of the GPUs that ran something; on ROCm, whose device numbers are not indices, of all that are listed."""
+    listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
+    used = set(launches["device"].dropna())
+    listed = [device for device in listed if device.get("id") in used] or listed
+    return ", ".join(dict.fromkeys(str(device["name"]) for device in listed if device.get("name")))
+
+
+def _notes(trace: Trace, launches: pd.DataFrame) -> Iterator[str]:
+    kernels_only = launches[launches["kind"] == "kernel"]
+    if (launches["kind"] == "cpu_op").any():
+        yield "no GPU events: CPU operators, each with its self time"
+    shared = kernels_only["correlation"].value_counts() if len(kernels_only) else pd.Series(dtype=int)
+    if (shared > 1).any():
+        yield (
+            f"{int(shared[shared > 1].sum())} kernels come from {int((shared > 1).sum())} graph launches; they belong "
+            "to where the graph was launched, for ranges inside a graph are not replayed"
+        )
+    calls = trace.frame("call")
+    launching = [code for name, code in trace.names.items() if _LAUNCH.search(name)]
+    calls = calls[calls["name"].isin(launching)]
+    if len(launches) and (lost := int((~calls["correlation"].isin(launches.get("correlation", []))).sum())):
+        yield f"{lost} of {len(calls)} launches have no kernel in the trace: its GPU time is not all there"
+    if any(key.startswith(("hip_", "roctracer")) for key in trace.top):
+        yield "ROCm: device numbers are HSA agent ids, which count CPUs too"
+    if trace.dropped:
+        yield f"{trace.dropped} events with an impossible time dropped"
+
+
+_RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."

@@ -1,0 +1,222 @@
+"""events.jsonl: what the harness wrote before it ended, and what is left of it after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profpipe import load, tables
+from profpipe.errors import Refused
+
+Event = dict[str, Any]
+Write = Callable[..., Path]
+
+STARTED: Event = {
+    "event": "started", "profiler": "plain", "machine": {"device": "NVIDIA H200"}, "torch": "2.11.0", "pid": 1
+}  # fmt: skip
+FINISHED: Event = {"event": "finished", "time": 9.0}
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModuleType:
+    return load.module(load.own_folder("parsers") / "events.py")
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Write:
+    """Writes events (or pieces of text) line by line and gives the file's path."""
+
+    def write(*lines: Event | str, end: str = "\n") -> Path:
+        path = tmp_path / "events.jsonl"
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + end)
+        return path
+
+    return write
+
+
+def case(name: str, *values: float, status: str = "ok", ended: bool = True, **more: Any) -> list[Event]:
+    """The events of one case with samples of ``values`` ns."""
+    lines: list[Event] = [{"event": "case_started", "case": name, "params": {"n": 1}, "time": 2.0}]
+    if values:
+        lines.append({"event": "samples", "case": name, "unit": "ns", "clock": "cuda_event", "values": list(values)})
+    if ended:
+        lines.append(
+            {"event": "case_ended", "case": name, "status": status, "reason": "", "seconds": 1.5, "flags": [], **more}
+        )
+    return lines
+
+
+def metric(name: str, value: Any, unit: str = "byte") -> Event:
+    return {"event": "metric", "case": "a", "subject": "", "metric": name, "value": value, "unit": unit, "n": 1}
+
+
+def values(parsed: tables.Tables) -> dict[str, float]:
+    return dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
+
+
+def test_a_case_becomes_a_row_with_its_parameters_and_flags(parser: ModuleType, events: Write) -> None:
+    path = events(STARTED, *case("a", 5.0, flags=["throttled"]), FINISHED)
+    assert parser.sniff(path)
+    row = parser.parse(path).cases.iloc[0]
+    assert (row["case"], row["profiler"], row["status"], row["seconds"]) == ("a", "plain", "ok", 1.5)
+    assert json.loads(row["params"]) == {"n": 1} and json.loads(row["flags"]) == ["throttled"]
+
+
+def test_samples_become_their_median_spread_and_count(parser: ModuleType, events: Write) -> None:
+    parsed = parser.parse(events(STARTED, *case("a", *range(1, 12)), FINISHED))
+    found = values(parsed)
+    assert found == {
+        "time": 6.0, "time_p10": 2.0, "time_p90": 10.0, "iterations": 11.0,
+        "time_cv": pytest.approx(np.std(range(1, 12), ddof=1) / 6 * 100),
+    }  # fmt: skip
+    time = parsed.metrics.iloc[0]
+    assert (time["unit"], time["n"], time["ci_low"], time["ci_high"]) == ("ns", 11, 2.0, 10.0)
+
+
+def test_samples_in_other_units_and_in_several_events_are_joined_in_nanoseconds(
+    parser: ModuleType, events: Write
+) -> None:
+    started, ended = case("a")
+    more = [
+        {"event": "samples", "case": "a", "unit": u, "clock": "perf_counter", "values": [v]}
+        for u, v in (("us", 2), ("ms", 4))
+    ]
+    assert values(parser.parse(events(STARTED, started, *more, ended)))["time"] == (2e3 + 4e6) / 2
+
+
+def test_the_interval_of_the_median_has_the_coverage_that_it_claims(parser: ModuleType) -> None:
+    """Ranks against the binomial distribution itself, summed exactly; 30 and 100 are in the tables of textbooks."""
+    for n in (6, 7, 9, 20, 30, 100, 301):
+        low, high = parser.median_interval(np.arange(1.0, n + 1))
+
+        def missed(rank: float, n: int = n) -> float:
+            return 2 * sum(math.comb(n, k) for k in range(int(rank))) / 2**n
+
+        assert missed(low) <= 0.05 < missed(low + 1)
+        assert high == n + 1 - low
+    assert parser.median_interval(np.arange(1.0, 31)) == (10, 21)
+    assert parser.median_interval(np.arange(1.0, 101)) == (40, 61)
+
+
+def test_too_few_samples_have_no_interval_rather_than_a_wrong_one(parser: ModuleType, events: Write) -> None:
+    metrics = parser.parse(events(STARTED, *case("a", 1, 2, 3, 4, 5))).metrics
+    assert metrics[["ci_low", "ci_high"]].isna().all(axis=None)
+    assert parser.median_interval(np.arange(5.0)) == (None, None)
+
+
+def test_other_metrics_are_kept_as_given_and_the_last_one_counts(parser: ModuleType, events: Write) -> None:
+    started, ended = case("a")
+    parsed = parser.parse(events(STARTED, started, metric("flops", 1), metric("flops", 2, "flop"), ended))
+    assert parsed.metrics[["metric", "value", "unit", "n"]].values.tolist() == [["flops", 2.0, "flop", 1]]
+
+
+def test_a_metric_that_is_no_number_is_dropped_and_said(parser: ModuleType, events: Write) -> None:
+    started, ended = case("a")
+    parsed = parser.parse(events(STARTED, started, metric("error_max", "tensor(1.)", "1"), metric("flops", 2), ended))
+    assert values(parsed) == {"flops": 2.0} and "error_max is no number" in parsed.origin.notes[0]
+
+
+def test_a_case_that_was_begun_and_never_ended_has_crashed(parser: ModuleType, events: Write) -> None:
+    parsed = parser.parse(events(STARTED, *case("a", 1.0), *case("b", ended=False)))
+    assert parsed.cases["status"].tolist() == ["ok", "crashed"]
+    assert parsed.cases["reason"].tolist()[1].startswith("the process ended inside this case")
+
+
+def test_what_finished_before_a_kill_survives_the_line_that_the_kill_cut(parser: ModuleType, events: Write) -> None:
+    path = events(STARTED, *case("a", 1.0), *case("b", ended=False), '{"event":"samples","case":"b","val', end="")
+    parsed = parser.parse(path)
+    assert parsed.cases["status"].tolist() == ["ok", "crashed"]
+    assert any("was cut by the end of its process" in note for note in parsed.origin.notes)
+
+
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_a_second_process_goes_on_behind_the_cut_line_of_the_first(
+    parser: ModuleType, events: Write, between: str
+) -> None:
+    cut = '{"event": "samples", "case": "b", "valu' + between + json.dumps(STARTED)
+    parsed = parser.parse(events(STARTED, *case("a", 1.0), *case("b", ended=False), cut, *case("c", 2.0), FINISHED))
+    assert dict(zip(parsed.cases["case"], parsed.cases["status"], strict=True)) == {
+        "a": "ok",
+        "b": "crashed",
+        "c": "ok",
+    }
+
+
+def test_a_case_that_a_later_process_began_anew_counts_as_there(parser: ModuleType, events: Write) -> None:
+    parsed = parser.parse(events(STARTED, *case("a", 1.0, 1.0, ended=False), STARTED, *case("a", 7.0)))
+    assert parsed.cases["status"].tolist() == ["ok"]
+    assert values(parsed)["time"] == 7.0 and values(parsed)["iterations"] == 1
+
+
+def test_profilers_in_one_file_stay_apart(parser: ModuleType, events: Write) -> None:
+    parsed = parser.parse(events(STARTED, *case("a", 1.0), {**STARTED, "profiler": "nsys"}, *case("a")))
+    assert parsed.cases[["case", "profiler"]].values.tolist() == [["a", "plain"], ["a", "nsys"]]
+
+
+def test_a_case_that_was_skipped_keeps_its_reason(parser: ModuleType, events: Write) -> None:
+    ended = {"event": "case_ended", "case": "a", "status": "skipped", "reason": "needs sm_90", "seconds": 0}
+    row = parser.parse(events(STARTED, ended)).cases.iloc[0]
+    assert (row["status"], row["reason"], row["flags"], row["params"]) == ("skipped", "needs sm_90", "[]", "{}")
+
+
+def test_events_that_are_not_known_are_ignored(parser: ModuleType, events: Write) -> None:
+    path = events(STARTED, {"event": "weather", "case": 3}, *case("a", 1.0), {"no": "event"})
+    assert parser.parse(path).cases["status"].tolist() == ["ok"]
+
+
+def test_a_damaged_line_in_the_middle_is_refused_with_its_number(parser: ModuleType, events: Write) -> None:
+    with pytest.raises(Refused, match="line 2 is not a JSON object"):
+        parser.parse(events(STARTED, '{"event": "case_sta', *case("a", 1.0)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"event": "samples", "case": "a", "unit": "fortnights", "values": [1]},
+        {"event": "samples", "case": "a", "unit": "ns", "values": ["x"]},
+        {"event": "case_ended", "case": "a", "status": "splendid"},
+        {"event": "case_started"},
+    ],
+)
+def test_an_event_that_says_nonsense_is_refused_with_its_line(parser: ModuleType, events: Write, wrong: Event) -> None:
+    with pytest.raises(Refused, match="line 2: a malformed"):
+        parser.parse(events(STARTED, wrong, FINISHED))
+
+
+def test_a_process_that_died_before_its_first_case_is_refused(parser: ModuleType, events: Write) -> None:
+    with pytest.raises(Refused, match="holds no case"):
+        parser.parse(events(STARTED))
+
+
+def test_other_files_are_not_taken_for_events(parser: ModuleType, tmp_path: Path) -> None:
+    for text in ("", "{}", '{"traceEvents": []}', "ID,Kernel Name\n", '[{"event": "started"}]'):
+        path = tmp_path / "other"
+        path.write_text(text)
+        assert not parser.sniff(path)
+
+
+def test_mutated_events_are_refused_or_make_whole_tables(parser: ModuleType, tmp_path: Path) -> None:
+    dice = random.Random(20260712)
+    lines = [STARTED, *case("a", *range(1, 20)), metric("flops", 3), *case("b", 2.0), STARTED, *case("c", ended=False)]
+    text = "\n".join(map(json.dumps, lines)).encode()
+    path = tmp_path / "events.jsonl"
+    for _ in range(300):
+        data = bytearray(text)
+        for _ in range(dice.choice([1, 1, 3])):
+            at = dice.randrange(len(data))
+            data[at : at + dice.choice([0, 1, 5, 60])] = bytes([dice.choice(b'0-.e",:{}[]\n\x00\xffn')])
+        path.write_bytes(data[: dice.choice([len(data), len(data), dice.randrange(len(data))])])
+        try:
+            parsed = parser.parse(path)
+        except Refused:
+            continue
+        assert set(parsed.cases["status"]) <= set(tables.STATUSES) and len(parsed.cases)
+        assert list(parsed.metrics.columns) == tables.METRICS.names

@@ -1,0 +1,345 @@
+"""Traces of torch.profiler: real ones of CUDA, ROCm and CPU, and small ones written here for what those lack."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from profpipe import load, tables
+from profpipe.errors import Refused
+
+DATA = Path(__file__).parent / "data"
+H200 = DATA / "torch-2.11" / "attention_h200.json.gz"
+CPU = DATA / "torch-2.13" / "training_cpu.json.gz"
+
+Event = dict[str, Any]
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModuleType:
+    return load.module(load.own_folder("parsers") / "torch_trace.py")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Write:
+    """Writes events as a trace and gives its path."""
+
+    def write(*events: Event, **top: Any) -> Path:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"schemaVersion": 1, **top, "traceEvents": list(events)}))
+        return path
+
+    return write
+
+
+def event(cat: str, name: str, ts: float, dur: float, *, tid: int = 1, pid: int = 100, **args: Any) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def annotation(name: str, ts: float, dur: float, **where: Any) -> Event:
+    return event("user_annotation", name, ts, dur, **where)
+
+
+def launch(correlation: int, ts: float, **where: Any) -> Event:
+    return event("cuda_runtime", where.pop("name", "cudaLaunchKernel"), ts, 5, correlation=correlation, **where)
+
+
+def kernel(name: str, correlation: int | None, ts: float, dur: float, **args: Any) -> Event:
+    known = {} if correlation is None else {"correlation": correlation}
+    return event("kernel", name, ts, dur, pid=0, tid=7, device=0, stream=7, **known, **args)
+
+
+def places(parsed: tables.Tables) -> dict[str, tuple[str, str]]:
+    frame = parsed.kernels
+    return dict(zip(frame["kernel"], zip(frame["case"], frame["phase"], strict=True), strict=True))
+
+
+def traces_of(expect: dict[str, Any]) -> list[str]:
+    return sorted(name for name in expect if "trace" in name and name.endswith(".json.gz"))
+
+
+def check_sums(parsed: tables.Tables) -> None:
+    """What attribution placed and what it did not is all that there is, and the table holds the same."""
+    origin, kernels = parsed.origin, parsed.kernels[parsed.kernels["kind"] == "kernel"]
+    assert origin.attributed_ns + origin.unattributed_ns == origin.total_ns == kernels["total_ns"].sum()
+    assert kernels["calls"].sum() == origin.launches
+    assert kernels.loc[kernels["case"] != "", "total_ns"].sum() == origin.attributed_ns
+
+
+def test_every_recorded_trace_has_the_launches_and_the_time_that_were_counted_without_this_code(
+    parser: ModuleType, shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect = json.loads((shared_data / "expect.json").read_text())
+    for name in traces_of(expect):
+        assert parser.sniff(shared_data / name)
+        parsed = parser.parse(shared_data / name)
+        check_sums(parsed)
+        with capsys.disabled():
+            print(f"\n{name[-60:]:60} {parsed.origin.launches:6} {parsed.origin.total_ns:14,.0f} ns", end="")
+        assert (parsed.origin.launches, parsed.origin.total_ns) == (expect[name]["kernels"], expect[name]["total_ns"])
+
+
+def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_has_its_name(parser: ModuleType) -> None:
+    parsed = parser.parse(H200)
+    assert parsed.origin.device == "NVIDIA H200"
+    assert (parsed.kernels["process"] == 5856).all() and (parsed.kernels["device"] == 0).all()
+    assert set(parsed.kernels["kind"]) == {"kernel", "memset"}
+    attention = parsed.kernels[parsed.kernels["kernel_class"] == "attention"]
+    assert attention["calls"].tolist() == [6, 6, 6, 6]
+    assert set(attention["kernel_family"]) == {"fa2", "cudnn", "sage1"}
+
+
+def test_backward_kernels_of_a_real_training_run_belong_to_the_phase_that_called_backward(
+    parser: ModuleType, shared_data: Path
+) -> None:
+    """Autograd launched 2780 of the 4350 kernels from a thread of its own."""
+    (path,) = (shared_data / "torch_trace").glob("*/rank-0.*.pt.trace.json.gz")
+    parsed = parser.parse(path)
+    kernels = parsed.kernels[parsed.kernels["kind"] == "kernel"]
+    by_phase = kernels["calls"].groupby(kernels["phase"].str.split(" > ").str[1]).sum()
+    assert by_phase.to_dict() == {"## forward ##": 1495, "## backward ##": 2810, "## optimizer ##": 45}
+    assert "by time, launched from another thread" in parsed.origin.attribution
+
+
+def test_a_trace_without_gpu_events_gives_operators_by_self_time(parser: ModuleType) -> None:
+    parsed = parser.parse(CPU)
+    assert set(parsed.kernels["kind"]) == {"cpu_op"} and parsed.kernels["device"].isna().all()
+    assert set(parsed.kernels["case"]) == {"size=64", "size=32"}
+    assert set(parsed.kernels["phase"]) == {"forward", "backward"}
+    assert parsed.origin.launches == 0 and "self time" in " ".join(parsed.origin.notes)
+    # Three matmuls forward; aten::linear and the like call aten::mm, whose time is counted once.
+    forward = parsed.kernels[(parsed.kernels["case"] == "size=64") & (parsed.kernels["phase"] == "forward")]
+    assert forward.loc[forward["kernel"] == "aten::mm", "calls"].tolist() == [3]
+    # Self times of operators on one thread cannot add up to more than the ranges around them.
+    outer = parsed.ranges[parsed.ranges["range"] == ""]
+    assert parsed.kernels["total_ns"].sum() <= outer["wall_ns"].sum()
+
+
+def test_a_range_of_a_case_counts_its_iterations_and_says_nothing_of_a_gpu_that_was_not_traced(
+    parser: ModuleType,
+) -> None:
+    ranges = parser.parse(CPU).ranges
+    assert ranges.loc[ranges["range"] == "", "instances"].tolist() == [3, 3]
+    assert set(ranges["range"]) == {"", "forward", "backward"}
+    assert ranges[["kernel_ns", "kernels", "busy_ns"]].isna().all(axis=None)
+
+
+def test_self_time_leaves_out_children_and_not_what_runs_on_other_threads(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(
+        trace(
+            event("cpu_op", "outer", 0, 100),
+            event("cpu_op", "inner", 10, 30),
+            event("cpu_op", "innermost", 15, 5),
+            event("cpu_op", "inner", 50, 20),
+            event("cpu_op", "elsewhere", 10, 30, tid=2),
+        )
+    )
+    times = dict(zip(parsed.kernels["kernel"], parsed.kernels["total_ns"], strict=True))
+    assert times == {"outer": 50e3, "inner": 45e3, "innermost": 5e3, "elsewhere": 30e3}
+
+
+def test_case_and_phase_come_from_the_ranges_around_the_launch_not_around_the_kernel(
+    parser: ModuleType, trace: Write
+) -> None:
+    parsed = parser.parse(
+        trace(
+            annotation("profpipe:n=1", 0, 100),
+            annotation("forward", 10, 20),
+            launch(1, 15),
+            launch(2, 50),
+            kernel("in_forward", 1, 60, 10),
+            kernel("in_case", 2, 200, 10),
+        )
+    )
+    assert places(parsed) == {"in_forward": ("n=1", "forward"), "in_case": ("n=1", "")}
+    ranges = parsed.ranges.set_index("range")
+    assert ranges.loc["", ["kernels", "kernel_ns", "busy_ns"]].tolist() == [2, 20e3, 20e3]
+    assert ranges.loc["forward", ["kernels", "kernel_ns", "instances", "wall_ns"]].tolist() == [1, 10e3, 1, 20e3]
+
+
+def test_all_kernels_of_a_graph_launch_belong_to_where_the_graph_was_launched(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(
+        trace(
+            annotation("profpipe:n=1", 0, 100),
+            launch(9, 10, name="cudaGraphLaunch"),
+            kernel("a", 9, 20, 1),
+            kernel("b", 9, 22, 1),
+            kernel("a", 9, 24, 1),
+        )
+    )
+    assert parsed.kernels["case"].tolist() == ["n=1", "n=1"] and parsed.origin.launches == 3
+    assert any("3 kernels come from 1 graph launches" in note for note in parsed.origin.notes)
+
+
+def test_a_graph_launch_without_kernels_is_said_to_hide_gpu_time(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(trace(launch(1, 0), launch(2, 10, name="hipGraphLaunch"), kernel("a", 1, 20, 1)))
+    assert any("1 of 2 launches have no kernel" in note for note in parsed.origin.notes)
+
+
+def test_a_kernel_without_correlation_is_joined_to_its_operator_by_external_id(
+    parser: ModuleType, trace: Write
+) -> None:
+    parsed = parser.parse(
+        trace(
+            annotation("profpipe:n=1", 0, 100),
+            event("cpu_op", "aten::mm", 10, 20, **{"External id": 5}),
+            kernel("gemm", None, 200, 10, **{"External id": 5}),
+        )
+    )
+    assert places(parsed) == {"gemm": ("n=1", "")} and parsed.kernels["process"].tolist() == [100]
+    assert "1 of them joined to their operator by External id" in parsed.origin.attribution
+
+
+def test_a_kernel_whose_launch_is_not_in_the_trace_stays_outside_every_case(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(trace(annotation("profpipe:n=1", 0, 100), kernel("early", 77, 10, 10)))
+    assert places(parsed) == {"early": ("", "")} and parsed.kernels["process"].isna().all()
+    assert parsed.origin.unattributed_ns == 10e3 and "1 without a recorded launch" in parsed.origin.attribution
+
+
+def test_a_correlation_id_that_two_processes_share_is_not_trusted(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(
+        trace(
+            annotation("profpipe:a", 0, 100, pid=1),
+            annotation("profpipe:b", 0, 100, pid=2),
+            launch(1, 10, pid=1),
+            launch(1, 10, pid=2),
+            kernel("k", 1, 50, 10),
+        )
+    )
+    assert places(parsed) == {"k": ("", "")}
+
+
+def test_time_of_the_gpu_projection_of_annotations_is_no_kernel_time(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(
+        trace(launch(1, 0), kernel("k", 1, 10, 10), event("gpu_user_annotation", "profpipe:n=1", 10, 500, pid=0, tid=7))
+    )
+    assert parsed.origin.total_ns == 10e3 and len(parsed.kernels) == 1
+
+
+def test_steps_of_the_profiler_are_one_range_not_one_each(parser: ModuleType, trace: Write) -> None:
+    steps = [annotation(f"ProfilerStep#{n}", 100 * n, 90) for n in range(5)]
+    launches = [launch(n + 1, 100 * n + 10) for n in range(5)]
+    parsed = parser.parse(trace(*steps, *launches, *(kernel("k", n + 1, 100 * n + 20, 10) for n in range(5))))
+    assert parsed.ranges[["range", "instances"]].values.tolist() == [["ProfilerStep#*", 5]]
+    assert places(parsed) == {"k": ("", "ProfilerStep#*")}
+
+
+def test_capitalised_categories_of_torch_1_8_mean_the_same(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(
+        trace(
+            event("Operator", "ProfilerStep#1", 0, 100),
+            event("Runtime", "cudaLaunchKernel", 10, 5, correlation="3"),
+            event("Kernel", "k", 50, 10, pid=0, tid=7, correlation="3"),
+            event("Memcpy", "Memcpy HtoD (Pageable -> Device)", 70, 2, pid=0, tid=7, correlation="9"),
+        )
+    )
+    assert places(parsed)["k"] == ("", "ProfilerStep#*") and parsed.origin.launches == 1
+    assert set(parsed.kernels["kind"]) == {"kernel", "memcpy"}
+    assert (parsed.kernels["device"] == 0).all() and (parsed.kernels["stream"] == 7).all()
+
+
+def test_epoch_microseconds_keep_the_nanoseconds_of_durations(parser: ModuleType, trace: Write) -> None:
+    start = 1712195495519689.0
+    parsed = parser.parse(
+        trace(annotation("profpipe:n=1", start, 100), launch(1, start + 10), kernel("k", 1, start, 3.776))
+    )
+    assert parsed.kernels["total_ns"].tolist() == [3776] and parsed.kernels["case"].tolist() == ["n=1"]
+
+
+def test_events_before_the_metadata_and_an_array_in_place_of_the_object_are_read(
+    parser: ModuleType, tmp_path: Path
+) -> None:
+    events = [launch(1, 0), kernel("k", 1, 10, 10)]
+    path = tmp_path / "array.json"
+    path.write_text(json.dumps(events))
+    assert parser.sniff(path) and parser.parse(path).origin.launches == 1
+    path.write_text(json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA X"}]}, indent=2))
+    assert parser.parse(path).origin.device == "NVIDIA X"
+
+
+def test_a_trace_that_was_cut_while_it_was_written_is_refused_with_its_size(parser: ModuleType, tmp_path: Path) -> None:
+    text = gzip.decompress(H200.read_bytes())
+    for length in (200, len(text) // 2, len(text) - 3):
+        path = tmp_path / "cut.json"
+        path.write_bytes(text[:length])
+        assert parser.sniff(path)
+        with pytest.raises(Refused, match=rf"cut or damaged \({length:,} bytes.*Record the trace again"):
+            parser.parse(path)
+
+
+def test_a_zip_that_was_cut_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(H200.read_bytes()[:9000])
+    assert parser.sniff(path)
+    with pytest.raises(Refused, match="cut or damaged"):
+        parser.parse(path)
+
+
+def test_a_trace_of_nothing_is_refused_not_summed_to_zero(parser: ModuleType, trace: Write) -> None:
+    with pytest.raises(Refused, match="without GPU events, operators or ranges"):
+        parser.parse(trace(event("Trace", "PyTorch Profiler (0)", 0, 10)))
+
+
+def test_json_of_other_tools_is_not_taken_for_a_trace_of_torch(parser: ModuleType, tmp_path: Path) -> None:
+    others = {
+        "rocprof": '{ "traceEvents":[{}\n,{"ph":"X","name":"k","pid":"6","args":{"BeginNs":"1","EndNs":"2"}}]}',
+        "rocprofv3": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
+        "any": '{"kernels": []}',
+        "csv": '"ID","Kernel Name"\n',
+        "empty": "",
+        "zip": "\x1f\x8b not a zip",
+    }
+    for name, text in others.items():
+        path = tmp_path / name
+        path.write_text(text, encoding="latin-1")
+        assert not parser.sniff(path), name
+
+
+def test_mutated_traces_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
+    """A hundred traces with bytes changed, removed or repeated at random places."""
+    dice = random.Random(20260711)
+    text = gzip.decompress(H200.read_bytes())
+    # The last part holds GPU events beside operators and calls, and keeps a hundred runs within seconds.
+    start = text.index(b'"traceEvents"')
+    text = b"{" + text[start : start + 60_000].rsplit(b"  },", 1)[0] + b"  }]}"
+    path = tmp_path / "mutated.json"
+    for _ in range(100):
+        path.write_bytes(mutated(text, dice))
+        try:
+            check_sums(parser.parse(path))
+        except Refused:
+            continue
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 8])):
+        at, length = dice.randrange(len(changed)), dice.choice([1, 1, 4, 200])
+        kind = dice.choice(["set", "cut", "repeat", "end"])
+        if kind == "set":
+            changed[at : at + 1] = bytes([dice.choice(b'0123456789-.",:{}[]eN\x00\xff')])
+        elif kind == "cut":
+            del changed[at : at + length]
+        elif kind == "repeat":
+            changed[at:at] = changed[at : at + length]
+        elif dice.random() < 0.2:
+            del changed[at:]
+    return bytes(changed)
+
+
+def test_the_tables_hold_the_schema(parser: ModuleType) -> None:
+    for path in (H200, CPU):
+        parsed = parser.parse(path)
+        for table in tables.ALL:
+            frame: pd.DataFrame = getattr(parsed, table.name)
+            assert list(frame.columns) == table.names
+        assert (parsed.kernels["profiler"] == "torch").all() and (parsed.ranges["profiler"] == "torch").all()
