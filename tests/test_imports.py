@@ -21,7 +21,6 @@ MEANS = {
     "config": {"config", "document"},
     "device": {"device"},
     "jsonstream": {"jsonstream"},
-    "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
     "points": {"points"},
     "ranges": {"ranges"},
