@@ -31,6 +31,7 @@ class Attempt:
 
     profiler: str
     case: str
+    process: int
     params: dict[str, Any] = field(default_factory=dict)
     status: str = "crashed"
     reason: str = _CRASHED
@@ -45,14 +46,22 @@ class Record:
     """A whole file: the last attempt of each case, and what the processes said of themselves."""
 
     attempts: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    process: int = 0
     profiler: str = ""
     torch: str = ""
     device: str = ""
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, event: dict[str, Any]) -> Attempt:
-        key = (self.profiler, str(event["case"]))
-        return self.attempts.setdefault(key, Attempt(*key))
+        """This process's attempt at the event's case; what an earlier process wrote of the case is forgotten.
+
+        A process may turn to a case several times, so ``case_started`` alone begins no new attempt.
+        """
+        fresh = Attempt(self.profiler, str(event["case"]), self.process)
+        known = self.attempts.get((fresh.profiler, fresh.case))
+        if known is None or known.process != fresh.process:
+            self.attempts[fresh.profiler, fresh.case] = known = fresh
+        return known
 
 
 def sniff(path: Path) -> bool:
@@ -120,15 +129,14 @@ def _is_last_of_process(following: list[bytes]) -> bool:
 
 
 def _on_started(record: Record, event: dict[str, Any]) -> None:
-    record.profiler = str(event["profiler"])
+    record.profiler, record.process = str(event["profiler"]), record.process + 1
     record.torch = str(event.get("torch") or "")
     machine = event.get("machine")
     record.device = str(machine.get("device") or "") if isinstance(machine, dict) else ""
 
 
 def _on_case_started(record: Record, event: dict[str, Any]) -> None:
-    fresh = Attempt(record.profiler, str(event["case"]), params=dict(event.get("params") or {}))
-    record.attempts[fresh.profiler, fresh.case] = fresh
+    record.attempt(event).params = dict(event.get("params") or {})
 
 
 def _on_samples(record: Record, event: dict[str, Any]) -> None:
@@ -180,7 +188,7 @@ def _tables(record: Record) -> tables.Tables:
         metrics += [{**key, "subject": "", **row} for row in _summary(finite)]
         metrics += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
     origin = tables.Origin(
-        format=FORMATS[0], tool="profpipe", tool_version=record.torch and f"torch {record.torch}",
+        format=FORMATS[0], tool=record.profiler, tool_version=record.torch and f"torch {record.torch}",
         device=record.device, notes=tuple(notes),
     )  # fmt: skip
     return tables.Tables(

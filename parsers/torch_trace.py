@@ -321,7 +321,7 @@ def _origin(trace: Trace, launches: pd.DataFrame, rows: pd.DataFrame, placed: at
     total = float(durations[is_kernel].sum())
     return tables.Origin(
         format=FORMATS[0],
-        tool="torch.profiler",
+        tool="torch",
         launches=int(is_kernel.sum()),
         total_ns=total,
         attributed_ns=attributed,

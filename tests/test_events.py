@@ -156,6 +156,13 @@ def test_a_case_that_a_later_process_began_anew_counts_as_there(parser: ModuleTy
     assert values(parsed)["time"] == 7.0 and values(parsed)["iterations"] == 1
 
 
+def test_a_process_that_turns_to_a_case_again_adds_to_its_samples(parser: ModuleType, events: Write) -> None:
+    first, again = case("a", 1.0, ended=False), case("a", 3.0)
+    parsed = parser.parse(events(STARTED, *first, *case("b", 9.0, ended=False), *again, FINISHED))
+    assert parsed.cases["status"].tolist() == ["ok", "crashed"]
+    assert parsed.metrics.loc[parsed.metrics["metric"] == "time", "value"].tolist() == [2.0, 9.0]
+
+
 def test_profilers_in_one_file_stay_apart(parser: ModuleType, events: Write) -> None:
     parsed = parser.parse(events(STARTED, *case("a", 1.0), {**STARTED, "profiler": "nsys"}, *case("a")))
     assert parsed.cases[["case", "profiler"]].values.tolist() == [["a", "plain"], ["a", "nsys"]]
