@@ -47,7 +47,7 @@ def read(path: Path, where: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(where, error.strerror or str(error), "Name a pipeline file: profpipe run FILE.") from None
+        raise ConfigError(where, f"{error.strerror or error}.", "Name a pipeline file: profpipe run FILE.") from None
     except UnicodeDecodeError:
         raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None
     try:

@@ -156,22 +156,32 @@ def _wall_time(outcome: Outcome) -> pd.DataFrame:
     return tables.frame(METRICS, [time, {"case": case, "metric": "iterations", "value": 1.0, "unit": "1", "n": 1}])
 
 
-def settled(merged: Tables, overridden: Tables) -> Tables:
-    """``merged`` with the `cases` rows of ``overridden`` in place of those of the same workload, profiler and case."""
-    key = ["workload", "profiler", "case"]
-    replaced = merged.cases.set_index(key).index.isin(overridden.cases.set_index(key).index)
-    return tables.concat([replace(merged, cases=merged.cases[~replaced]), overridden])
-
-
 def expectations(events: Path) -> dict[str, str]:
     """The kernel family that each case of a job should have run, as its workload said in ``events.jsonl``."""
-    found: dict[str, str] = {}
-    if events.is_file():
-        for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the last line of a process that was killed while it wrote
-            if event.get("event") == "case_started" and event.get("expects"):
-                found[event["case"]] = event["expects"]
-    return found
+    started = (event for event in _events(events) if event.get("event") == "case_started")
+    return {event["case"]: event["expects"] for event in started if event.get("expects")}
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # the last line of a process that was killed while it wrote
+
+
+def ended_cases(events: Path) -> set[str]:
+    """The cases that ``events.jsonl`` says are over, whatever became of them."""
+    return {event["case"] for event in _events(events) if event.get("event") == "case_ended"}
+
+
+def replaced(stored: Tables, fresh: Tables) -> Tables:
+    """``stored`` with the rows of ``fresh`` in place of those of the same workload, profiler and case."""
+    parts = {}
+    for table in tables.ALL:
+        old, new = getattr(stored, table.name), getattr(fresh, table.name)
+        key = ["workload", "profiler", "case"] + (["source"] if "source" in table.names else [])
+        parts[table.name] = old[~old.set_index(key).index.isin(new.set_index(key).index)]
+    return tables.concat([Tables(**parts), fresh])

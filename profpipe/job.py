@@ -86,10 +86,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start: ``argv`` (never a shell string), the environment added to the filtered one, and what it makes.
+    """One process to start: ``argv`` (never a shell string), the environment added to the filtered one, what it makes.
 
-    ``makes`` are the files without which the command failed, whatever its exit code says; ``report`` is true for the
-    process that runs the workload, false for an export after it.
+    ``makes`` are the files without which the command failed, whatever its exit code says; ``runs_workload`` is false
+    for an export after the process that runs the workload.
     """
 
     argv: tuple[str, ...]
@@ -100,7 +100,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job. Each case's own fate is in ``events.jsonl``; ``status`` and ``reason`` are the job's."""
+    """What became of a job. ``status`` and ``reason`` are the job's: ``ok``, or the first trouble that it met.
+
+    Every case has its own fate in ``events.jsonl`` or in ``ended_by_runner``; where it has both, the latter counts.
+    """
 
     job: Job
     status: str
@@ -108,7 +111,8 @@ class Outcome:
     seconds: float = 0.0
     returncode: int | None = None
     files: tuple[Path, ...] = ()
-    #: (case id, status, reason) of cases whose end the workload's process could not write itself.
+    #: (case id, status, reason) of cases whose end the workload's process could not write itself, or whose profile
+    #: was lost after they had ended well.
     ended_by_runner: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -120,6 +124,8 @@ class Profiler(Protocol):
     """A module of ``profpipe/profilers``. It builds commands and never runs them."""
 
     NAME: str
+    #: Whether a case that ended is on disk even if the process dies later. A report is written only at the end.
+    KEEPS_ENDED_CASES: bool
 
     def find(self, ask: Ask) -> Tool | Missing:
         """The tool and its version, or why it is not here and how to mend that."""
@@ -139,3 +145,22 @@ def workload_argv(job: Job) -> tuple[str, ...]:
     if job.script is None:
         return job.command
     return (job.python, "-m", "profpipe.harness", str(job.spec))
+
+
+class Watch(Protocol):
+    """Is told what happens while a run goes on. ``progress.Display`` shows it to the user."""
+
+    def job_started(self, job: Job, index: int, total: int) -> None:
+        """``index`` counts from 1 to ``total``."""
+
+    def case_started(self, case: str) -> None:
+        """A case of the current job began."""
+
+    def case_ended(self, case: str, status: str) -> None:
+        """The workload's process wrote down what became of a case."""
+
+    def job_ended(self, outcome: Outcome) -> None:
+        """The current job is over, well or not."""
+
+    def message(self, text: str) -> None:
+        """Something the user should know now."""

@@ -20,9 +20,13 @@ from profpipe.tables import Tables
 DATABASE = "profpipe.db"
 
 
+def folder_name(name: str, now: datetime) -> str:
+    return f"{now:%Y%m%dT%H%M%SZ}-{name}"
+
+
 def new_folder(out: Path, name: str, now: datetime) -> Path:
     """Makes ``out/<UTC time>-<name>/`` and points ``out/latest`` at it."""
-    stem = f"{now:%Y%m%dT%H%M%SZ}-{name}"
+    stem = folder_name(name, now)
     out.mkdir(parents=True, exist_ok=True)
     for number in range(1, 1000):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
@@ -109,6 +113,14 @@ def resolve(name: str | None, out: Path) -> Path:
         if (candidate / "run.json").is_file():
             return candidate.resolve()
     raise ConfigError(str(candidates[0]), "is not a run's folder.", "`profpipe history` lists the runs.")
+
+
+def unfinished(out: Path) -> Path:
+    """The latest run below ``out`` that has not ended."""
+    for path in sorted(out.glob("*/run.json"), key=lambda path: path.parent.name, reverse=True):
+        if not path.parent.is_symlink() and not read_record(path.parent).get("ended"):
+            return path.parent.resolve()
+    raise ConfigError(str(out), "holds no unfinished run.", "`profpipe history` lists the runs.")
 
 
 # --- history ---------------------------------------------------------------------------------------------------------

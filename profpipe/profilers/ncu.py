@@ -13,6 +13,7 @@ from pathlib import Path
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "ncu"
+KEEPS_ENDED_CASES = False
 
 _VERSION = re.compile(r"Version (\d+\.\d+\.\d+)")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "nsys"
+KEEPS_ENDED_CASES = False
 
 _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 

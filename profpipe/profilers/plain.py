@@ -7,6 +7,7 @@ from pathlib import Path
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "plain"
+KEEPS_ENDED_CASES = True
 
 
 def find(ask: Ask) -> Tool | Missing:

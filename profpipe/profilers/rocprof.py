@@ -12,6 +12,7 @@ from pathlib import Path
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "rocprof"
+KEEPS_ENDED_CASES = False
 
 #: ROCm does not put its tools on PATH by itself.
 _ROCM = Path("/opt/rocm/bin")

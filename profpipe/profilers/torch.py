@@ -8,6 +8,7 @@ from pathlib import Path
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "torch"
+KEEPS_ENDED_CASES = True
 
 
 def find(ask: Ask) -> Tool | Missing:

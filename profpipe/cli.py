@@ -1,0 +1,174 @@
+"""The commands. Each calls the stages in order; this is the only place that turns errors into exit codes.
+
+Stages are imported by the command that needs them: ``profpipe --help`` must not wait for pandas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from profpipe import __version__, errors
+from profpipe.errors import ProfpipeError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code of DESIGN: 0 to 4, or 130."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except ProfpipeError as error:
+        if args.debug:
+            raise
+        print(f"profpipe: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone; Python would complain again while it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.OK
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"profpipe: internal error: {type(error).__name__}: {error}. --debug shows where.", file=sys.stderr)
+        return errors.SOME_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="profpipe", description="Run GPU workloads under several profilers and get one table that can be trusted."
+    )
+    parser.add_argument("--version", action="version", version=f"profpipe {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        added.set_defaults(command=function)
+        added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        return added
+
+    run = command("run", _run, "run a pipeline and write SUMMARY.md")
+    run.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
+    run.add_argument("-w", "--workload", action="append", default=[], help="only this workload (repeatable)")
+    run.add_argument("-p", "--profiler", action="append", default=[], help="only this profiler (repeatable)")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file")
+    run.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
+    _out(run)
+    resume = command("resume", _resume, "finish a run that was interrupted")
+    resume.add_argument("run", nargs="?", help="a run's folder or name (default: the latest unfinished)")
+    _out(resume)
+    report = command("report", _report, "render SUMMARY.md again from what a run left, without running anything")
+    report.add_argument("run", help="a run's folder or name")
+    _out(report)
+    ingest = command("ingest", _ingest, "read profilers' files into the tables; needs neither GPU nor profiler")
+    ingest.add_argument("files", nargs="+", metavar="FILE", type=Path)
+    ingest.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
+    compare = command("compare", _compare, "compare the times of two runs")
+    compare.add_argument("a", metavar="A", help="the run to compare with")
+    compare.add_argument("b", metavar="B", help="the run to judge")
+    compare.add_argument("--gate", type=float, metavar="PERCENT", help="exit with 4 if a case of B is slower by more")
+    _out(compare)
+    history = command("history", _history, "list the last runs and how each case's time moved")
+    history.add_argument("-n", type=int, default=10, help="how many runs (default: 10)")
+    _out(history)
+    command("doctor", _doctor, "say what works on this machine, what does not, and how to mend it")
+    lists = command("list", _list, "list the pipeline's workloads and their cases")
+    lists.add_argument("pipeline", nargs="?", default="pipeline.yaml")
+    command("schema", _schema, "print the JSON schema of a pipeline file")
+    return parser
+
+
+def _out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> int:
+    from profpipe import config, workflow
+
+    path = Path(args.pipeline)
+    pipeline = config.load_pipeline(path, args.set)
+    order = workflow.Order.of(pipeline, path, args.out, args.workload, args.profiler)
+    if args.dry_run:
+        workflow.show(order)
+        return errors.OK
+    return workflow.start(order, command=["profpipe", *(sys.argv[1:] or ["run"])])
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from profpipe import store, workflow
+
+    return workflow.resume(store.unfinished(args.out) if args.run is None else store.resolve(args.run, args.out))
+
+
+def _report(args: argparse.Namespace) -> int:
+    from profpipe import store, workflow
+
+    return workflow.report(store.resolve(args.run, args.out))
+
+
+def _ingest(args: argparse.Namespace) -> int:
+    from profpipe import workflow
+
+    return workflow.read_files(args.files, args.out)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from profpipe import compare, store
+
+    a, b = (store.load(store.resolve(name, args.out))[0] for name in (args.a, args.b))
+    changes = compare.compare(a, b)
+    print(compare.text(changes))
+    if args.gate is not None and (slower := compare.slower(changes, args.gate)):
+        names = ", ".join(f"{change.workload}/{change.case}" for change in slower)
+        raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
+    return errors.OK
+
+
+def _history(args: argparse.Namespace) -> int:
+    from profpipe import history, store
+
+    print(history.text(*store.history(args.out, args.n)))
+    return errors.OK
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from profpipe import doctor, profilers, run
+
+    checks = doctor.examine(profilers.ALL, run.ask)
+    print(doctor.text(checks))
+    return errors.OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    from profpipe import config, plan
+
+    pipeline = config.load_pipeline(Path(args.pipeline))
+    for name, workload in pipeline.workloads.items():
+        cases = plan.cases(workload)
+        what = workload.script or " ".join(workload.command or ())
+        print(f"{name}: {what}, {len(cases)} cases under {', '.join(workload.profilers)}")
+        for case in cases:
+            print(f"  {case.id}")
+    return errors.OK
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import json
+
+    from profpipe import config
+
+    print(json.dumps(config.schema(), indent=1))
+    return errors.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Two runs' times, case by case: how much faster or slower, and whether the difference exceeds their uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from profpipe.tables import Tables
+
+_KEY = ["workload", "case"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One case in both runs; times are medians in ns, of events without a profiler."""
+
+    workload: str
+    case: str
+    before_ns: float
+    after_ns: float
+    #: The confidence intervals of the two medians do not meet; None where a run kept none.
+    distinct: bool | None
+
+    @property
+    def percent(self) -> float:
+        """Positive: B takes longer than A."""
+        return (self.after_ns / self.before_ns - 1) * 100
+
+
+def compare(a: Tables, b: Tables) -> list[Change]:
+    """The cases that have a time in both runs, in the order of ``a``."""
+    both = _times(a).merge(_times(b), on=_KEY, suffixes=("_a", "_b"))
+    return [
+        Change(row["workload"], row["case"], float(row["value_a"]), float(row["value_b"]), _distinct(row))
+        for _, row in both.iterrows()
+    ]
+
+
+def _times(data: Tables) -> pd.DataFrame:
+    metrics = data.metrics
+    plain = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
+    return plain[[*_KEY, "value", "ci_low", "ci_high"]].dropna(subset=["value"])
+
+
+def _distinct(row: pd.Series) -> bool | None:  # type: ignore[type-arg]
+    ends = [row[f"{end}_{run}"] for run in "ab" for end in ("ci_low", "ci_high")]
+    if any(pd.isna(end) for end in ends):
+        return None
+    low_a, high_a, low_b, high_b = ends
+    return bool(high_a < low_b or high_b < low_a)
+
+
+def slower(changes: Iterable[Change], percent: float) -> list[Change]:
+    """Those that a gate of ``percent`` stops. A difference within the uncertainty stops nobody."""
+    return [change for change in changes if change.percent > percent and change.distinct is not False]
+
+
+def text(changes: Sequence[Change]) -> str:
+    """One line a case."""
+    if not changes:
+        return "No case has a time in both runs."
+    width = max(len(f"{change.workload}/{change.case}") for change in changes)
+    lines = [f"{'case':{width}}  {'A us':>12}  {'B us':>12}  {'B vs A':>8}"]
+    for change in changes:
+        name = f"{change.workload}/{change.case}"
+        doubt = {True: "", False: "  within the noise", None: "  no interval kept"}[change.distinct]
+        times = f"{change.before_ns / 1e3:12.2f}  {change.after_ns / 1e3:12.2f}"
+        lines.append(f"{name:{width}}  {times}  {change.percent:+7.1f}%{doubt}")
+    return "\n".join(lines)

@@ -1,0 +1,198 @@
+"""pipeline.yaml -> Pipeline: what is accepted, and how each mistake is named."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from profpipe import config
+from profpipe.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+MINIMAL = """
+version: 1
+workloads:
+  attention:
+    script: attention
+    matrix: {impl: [sdpa_math, sdpa_flash], seqlen: [512]}
+"""
+
+
+def load(tmp_path, text, overrides=(), env=None):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+    return config.load_pipeline(path, overrides, env or {})
+
+
+def refusal(tmp_path, text, overrides=(), env=None):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, overrides, env)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_the_shipped_pipeline_loads_and_names_its_schema():
+    text = (ROOT / "pipeline.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=./pipeline.schema.json")
+    pipeline = config.load_pipeline(ROOT / "pipeline.yaml", env={})
+    assert pipeline.workloads["attention"].matrix["seqlen"] == [512, 1024, 2048]
+
+
+def test_the_schema_file_is_what_the_models_say_and_accepts_the_shipped_pipeline():
+    stored = json.loads((ROOT / "pipeline.schema.json").read_text())
+    assert stored == config.schema(), "regenerate it: profpipe schema > pipeline.schema.json"
+    jsonschema.Draft202012Validator.check_schema(stored)
+    plain = {"version": 1, "workloads": {"a": {"script": "attention", "matrix": {"impl": ["fa2"]}}}}
+    jsonschema.validate(plain, stored)
+
+
+def test_the_schema_refuses_an_unknown_key():
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"version": 1, "workloads": {"a": {"scrpt": "x"}}}, config.schema())
+
+
+def test_an_environment_variable_gives_a_list_with_the_types_of_yaml(tmp_path):
+    text = MINIMAL.replace("[512]", "'${SEQLEN:-512}'")
+    assert load(tmp_path, text).workloads["attention"].matrix["seqlen"] == [512]
+    given = load(tmp_path, text, env={"SEQLEN": "1024, 4096"})
+    assert given.workloads["attention"].matrix["seqlen"] == [1024, 4096]
+
+
+def test_an_empty_environment_variable_counts_as_unset(tmp_path):
+    text = MINIMAL.replace("[512]", "'${SEQLEN:-512}'")
+    assert load(tmp_path, text, env={"SEQLEN": ""}).workloads["attention"].matrix["seqlen"] == [512]
+
+
+def test_a_placeholder_without_default_and_without_value_is_refused_with_its_place(tmp_path):
+    message = refusal(tmp_path, MINIMAL.replace("[512]", "'${SEQLEN}'"))
+    assert message.startswith("pipeline.yaml: workloads.attention.matrix.seqlen: environment variable SEQLEN is not set")
+
+
+def test_a_placeholder_cannot_add_keys(tmp_path):
+    text = MINIMAL.replace("[512]", "'${SEQLEN:-512}'")
+    message = refusal(tmp_path, text, env={"SEQLEN": "{a: 1}"})
+    assert "workloads.attention.matrix.seqlen" in message
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (
+            MINIMAL.replace("seqlen:", "seq_len:"),
+            "pipeline.yaml: workloads.attention.matrix: unknown key 'seq_len'. Did you mean 'seqlen'?",
+        ),
+        (
+            MINIMAL.replace("    matrix", "    matirx"),
+            "pipeline.yaml: workloads.attention: unknown key 'matirx'. Did you mean 'matrix'?",
+        ),
+        (
+            MINIMAL.replace("script: attention", "script: atention"),
+            "pipeline.yaml: workloads.attention.script: there is no workload 'atention'. Did you mean 'attention'?",
+        ),
+        (
+            MINIMAL + "    profilers: [nsis]\n",
+            "pipeline.yaml: workloads.attention.profilers.0: 'nsis' is not known. Did you mean 'nsys'?",
+        ),
+        (
+            MINIMAL + "    repeats: many\n",
+            "pipeline.yaml: workloads.attention.repeats: Input should be a valid integer",
+        ),
+        (
+            MINIMAL.replace("[512]", "[abc]"),
+            "pipeline.yaml: workloads.attention.matrix.seqlen: 'abc' is not a whole number.",
+        ),
+        (
+            MINIMAL + "    baseline: {impl: fa2}\n",
+            "pipeline.yaml: workloads.attention.baseline: impl=fa2 is not in the matrix.",
+        ),
+        (
+            MINIMAL + "    exclude: [{sequence: 512}]\n",
+            "pipeline.yaml: workloads.attention.exclude: 'sequence' is not an axis of the matrix.",
+        ),
+        (
+            MINIMAL + "    params: {seqlen: 1}\n",
+            "pipeline.yaml: workloads.attention.matrix.seqlen: is also in params.",
+        ),
+        (
+            MINIMAL + "    command: [python, x.py]\n",
+            "pipeline.yaml: workloads.attention: needs either 'script' (a file with build) or 'command' (an argv)",
+        ),
+        (MINIMAL.replace("version: 1", "version: 2"), "pipeline.yaml: version: 2 is not known."),
+        (MINIMAL.replace("version: 1\n", ""), "pipeline.yaml: version: is missing."),
+        (MINIMAL.replace("attention:", "../attention:", 1), "pipeline.yaml: workloads."),
+        (MINIMAL + "    timeout_s: 0\n", "pipeline.yaml: workloads.attention.timeout_s: Input should be greater than 0"),
+        (MINIMAL + "    script: attention\n", "pipeline.yaml:7: is not YAML: the key 'script' is given twice"),
+        ("a: [1", "pipeline.yaml:1: is not YAML"),
+        ("", "pipeline.yaml: is empty or not a mapping."),
+        ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
+    ],
+)
+def test_a_mistake_is_named_with_file_place_and_remedy(tmp_path, monkeypatch, broken, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(tmp_path, broken)
+
+
+def test_every_mistake_is_named_at_once(tmp_path):
+    message = refusal(tmp_path, MINIMAL.replace("seqlen:", "seq_len:") + "    baseline: {impl: fa2}\n")
+    assert "seq_len" in message and "impl=fa2" in message and len(message.splitlines()) == 2
+
+
+def test_a_missing_file_says_what_to_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file or directory\. Name a pipeline file"):
+        config.load_pipeline(tmp_path / "nowhere.yaml")
+
+
+def test_defaults_are_merged_into_workloads_and_a_workloads_own_values_win(tmp_path):
+    text = MINIMAL.replace("workloads:", "defaults: {repeats: 3, warmup: 1, env: {A: x, B: y}}\nworkloads:")
+    workload = load(tmp_path, text + "    repeats: 7\n    env: {B: z}\n").workloads["attention"]
+    assert (workload.repeats, workload.warmup, dict(workload.env)) == (7, 1, {"A": "x", "B": "z"})
+
+
+def test_a_wrong_default_is_named_once_and_not_in_every_workload(tmp_path):
+    message = refusal(tmp_path, MINIMAL.replace("workloads:", "defaults: {repeat: 3}\nworkloads:"))
+    assert message.count("repeat'") == 1 and "Did you mean 'repeats'?" in message
+
+
+def test_set_takes_a_path_a_parameter_and_a_setting(tmp_path):
+    overrides = ["seqlen=64,128", "repeats=2", "workloads.attention.warmup=1", "head_dim=32"]
+    workload = load(tmp_path, MINIMAL, overrides).workloads["attention"]
+    assert workload.matrix["seqlen"] == [64, 128] and workload.matrix["head_dim"] == [32]
+    assert (workload.repeats, workload.warmup) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("seqln=3", "--set: unknown name 'seqln'. Did you mean 'seqlen'?"), ("seqlen", "--set: 'seqlen' is not KEY=VALUE.")],
+)
+def test_a_wrong_set_is_refused(tmp_path, override, expected):
+    assert refusal(tmp_path, MINIMAL, [override]).startswith(expected)
+
+
+def test_a_workload_beside_the_pipeline_comes_before_the_shipped_one(tmp_path):
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "attention.py").write_text("PARAMS = {'own': 1}\n\ndef build(params): ...\n")
+    text = MINIMAL.replace("{impl: [sdpa_math, sdpa_flash], seqlen: [512]}", "{own: [1, 2]}")
+    assert load(tmp_path, text).workloads["attention"].matrix == {"own": [1, 2]}
+
+
+def test_checking_a_pipeline_runs_no_code_of_the_workload(tmp_path):
+    (tmp_path / "mine.py").write_text("raise RuntimeError('was run')\nPARAMS = {'a': 1}\n")
+    assert load(tmp_path, "version: 1\nworkloads: {w: {script: mine.py, matrix: {a: [1]}}}")
+
+
+def test_parameters_that_are_no_literal_are_refused_with_the_reason(tmp_path):
+    (tmp_path / "mine.py").write_text("PARAMS = {'a': len('x')}\n")
+    message = refusal(tmp_path, "version: 1\nworkloads: {w: {script: mine.py, matrix: {a: [1]}}}")
+    assert "PARAMS must be a literal dict" in message
+
+
+def test_a_script_cannot_be_taken_from_above_the_workloads_folder(tmp_path):
+    assert "there is no workload" in refusal(tmp_path, MINIMAL.replace("script: attention", "script: ../parsers/events"))
+
+
+def test_the_pipeline_survives_its_own_dump(tmp_path):
+    pipeline = load(tmp_path, MINIMAL + "kernel_classes: [{pattern: mine, class: attention}]\n")
+    dumped = yaml.safe_load(yaml.safe_dump(pipeline.model_dump(mode="json", by_alias=True)))
+    assert config.Pipeline.model_validate(dumped) == pipeline

@@ -1,0 +1,92 @@
+"""Pipeline x machine -> [Job]."""
+
+from pathlib import Path
+
+import pytest
+
+from profpipe import plan
+from profpipe.config import Pipeline
+from profpipe.errors import ConfigError
+from profpipe.job import Missing, Tool
+
+TOOLS = {"plain": Tool("plain", ""), "torch": Tool("torch", "2"), "nsys": Missing("nsys", "not here", "Install it.")}
+
+
+def jobs(workload, tools=TOOLS, **narrowed):
+    pipeline = Pipeline.model_validate({"version": 1, "workloads": {"w": {"profilers": ["plain"], **workload}}})
+    place = {"scripts": {"w": Path("/p/w.py")}, "cwd": Path("/p"), "out": Path("/o"), "python": "python"}
+    return plan.plan(pipeline, tools, **place, **narrowed)
+
+
+def ids(workload):
+    return [case.id for case in jobs(workload)[0].cases]
+
+
+def test_cases_are_the_product_of_the_matrix_and_the_last_axis_varies_fastest():
+    matrix = {"impl": ["a", "b"], "n": [1, 2]}
+    assert ids({"script": "w", "matrix": matrix}) == ["impl=a,n=1", "impl=a,n=2", "impl=b,n=1", "impl=b,n=2"]
+
+
+def test_excluded_cases_are_those_that_match_every_value_of_an_entry():
+    matrix = {"impl": ["a", "b"], "n": [1, 2, 3]}
+    assert ids({"script": "w", "matrix": matrix, "exclude": [{"impl": "b", "n": "2,3"}]}) == [
+        "impl=a,n=1", "impl=a,n=2", "impl=a,n=3", "impl=b,n=1",
+    ]  # fmt: skip
+
+
+def test_an_included_case_is_named_in_the_order_of_the_axes_and_counted_once():
+    workload = {"script": "w", "matrix": {"impl": ["a"], "n": [1]}, "include": [{"n": 9, "impl": "b"}, {"n": 1, "impl": "a"}]}
+    assert ids(workload) == ["impl=a,n=1", "impl=b,n=9"]
+
+
+def test_a_workload_without_matrix_has_one_case_with_a_name():
+    assert ids({"script": "w", "params": {"n": 1}}) == ["default"]
+
+
+def test_a_case_carries_fixed_and_varying_parameters():
+    (job,) = jobs({"script": "w", "params": {"d": 64}, "matrix": {"n": [1]}})
+    assert job.cases[0].params == {"d": 64, "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [("128,128", "seqlens=128%2C128"), (True, "seqlens=true"), ("a/b=c@d", "seqlens=a%2Fb%3Dc%40d"), (0.5, "seqlens=0.5")],
+)
+def test_a_case_id_has_no_character_that_separates_names_or_ranges(value, written):
+    assert plan.case_id({"seqlens": value}) == written
+
+
+def test_one_process_runs_all_cases_unless_they_are_isolated():
+    matrix = {"n": [1, 2, 3]}
+    assert [len(job.cases) for job in jobs({"script": "w", "matrix": matrix})] == [3]
+    isolated = jobs({"script": "w", "matrix": matrix, "isolate": True})
+    assert [len(job.cases) for job in isolated] == [1, 1, 1]
+    assert len({job.folder for job in isolated}) == 3
+
+
+def test_a_command_runs_each_case_in_its_own_process_with_its_parameters_filled_in():
+    made = jobs({"command": ["python", "t.py", "--n={n}", '{"json": {n}}'], "matrix": {"n": [1, 2]}})
+    assert [job.command for job in made] == [
+        ("python", "t.py", "--n=1", '{"json": 1}'), ("python", "t.py", "--n=2", '{"json": 2}'),
+    ]  # fmt: skip
+
+
+def test_a_missing_tool_keeps_its_job_so_that_its_cases_are_reported():
+    (job,) = jobs({"script": "w", "profilers": ["nsys"]})
+    assert isinstance(job.tool, Missing)
+
+
+def test_torch_profiler_cannot_enter_a_command():
+    (job,) = jobs({"command": ["x"], "profilers": ["torch"]})
+    assert isinstance(job.tool, Missing) and "script" in job.tool.remedy
+
+
+def test_a_matrix_that_is_excluded_whole_is_refused():
+    with pytest.raises(ConfigError, match="has no case left"):
+        jobs({"script": "w", "matrix": {"n": [1]}, "exclude": [{"n": 1}]})
+
+
+@pytest.mark.parametrize("narrowed", [{"workloads": ["v"]}, {"profilers": ["plian"]}])
+def test_an_unknown_name_on_the_command_line_is_refused(narrowed):
+    with pytest.raises(ConfigError, match="unknown name"):
+        jobs({"script": "w"}, **narrowed)

@@ -1,0 +1,174 @@
+"""The command lines that profpipe builds, and what it makes of the tools' messages."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profpipe import profilers, run
+from profpipe.job import Case, Job, Missing, Tool
+from profpipe.profilers import ncu, nsys, plain, rocprof, torch
+
+JOB = Job(
+    workload="attention",
+    profiler="nsys",
+    cases=(Case("n=1", {"n": 1}), Case("n=2", {"n": 2})),
+    folder=Path("/o/raw/attention/nsys"),
+    tool=Tool("nsys", "2025.3.1", "/usr/bin/nsys"),
+    python="python",
+    cwd=Path("/p"),
+    script=Path("/p/workloads/attention.py"),
+    on_gpu=True,
+)
+HARNESS = ("python", "-m", "profpipe.harness", "/o/raw/attention/nsys/cases.json")
+
+
+def silent(argv):
+    return None
+
+
+def test_every_profiler_meets_the_protocol():
+    for name, module in profilers.ALL.items():
+        assert name == module.NAME and isinstance(module.KEEPS_ENDED_CASES, bool)
+        assert all(callable(getattr(module, verb)) for verb in ("find", "commands", "artifacts", "diagnose"))
+
+
+def test_plain_and_torch_start_the_harness_alone():
+    for module in (plain, torch):
+        assert module.commands(JOB)[0].argv == HARNESS
+
+
+def test_nsys_captures_the_harness_region_and_exports_with_the_same_nsys():
+    profile, export = nsys.commands(JOB)
+    assert profile.argv == (
+        "/usr/bin/nsys", "profile", "-t", "cuda,nvtx", "-s", "none", "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node", "-f", "true",
+        "-o", "/o/raw/attention/nsys/capture.nsys-rep", *HARNESS,
+    )  # fmt: skip
+    assert export.argv[:4] == ("/usr/bin/nsys", "export", "-t", "sqlite")
+    assert profile.makes == (Path("/o/raw/attention/nsys/capture.nsys-rep"),)
+    assert export.makes == (Path("/o/raw/attention/nsys/capture.sqlite"),)
+
+
+def test_nsys_gets_no_double_dash_for_2022_and_2023_refuse_it():
+    assert "--" not in nsys.commands(JOB)[0].argv
+
+
+def test_nsys_without_a_gpu_waits_for_no_capture_that_never_starts():
+    argv = nsys.commands(replace(JOB, on_gpu=False))[0].argv
+    assert not any(word.startswith("--capture-range") for word in argv) and "nvtx" in argv
+
+
+def test_a_command_of_the_users_is_recorded_from_beginning_to_end():
+    job = replace(JOB, script=None, command=("./train", "--steps", "3"))
+    argv = nsys.commands(job)[0].argv
+    assert argv[-3:] == ("./train", "--steps", "3")
+    assert not any(word.startswith("--capture-range") for word in argv)
+    assert "--profile-from-start" not in ncu.commands(replace(job, tool=Tool("ncu", "2025.3.1", "ncu")))[0].argv
+
+
+def test_the_second_part_of_a_job_overwrites_nothing_of_the_first():
+    first, second = nsys.commands(JOB), nsys.commands(replace(JOB, part=2))
+    assert not {path for c in first for path in c.makes} & {path for c in second for path in c.makes}
+    assert second[0].argv[-1].endswith("cases-2.json")
+
+
+def test_ncu_keeps_the_clock_and_takes_its_set_and_sections_from_the_pipeline():
+    options = {"set": "full", "sections": ["SpeedOfLight"], "kernels": "flash", "exclude": "nccl"}
+    argv = ncu.commands(replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"), options={"ncu": options}))[0].argv
+    text = " ".join(argv)
+    assert "--clock-control none" in text and "--nvtx" in argv and "--profile-from-start off" in text
+    assert "--set full --section SpeedOfLight" in text
+    assert "--kernel-name regex:^(?!.*nccl).*(?:flash)" in text
+
+
+def test_ncu_without_filters_names_none():
+    options = {"kernels": "all", "exclude": ""}
+    argv = ncu.commands(replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"), options={"ncu": options}))[0].argv
+    assert "--kernel-name" not in argv
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("rocprofv3", ["--kernel-trace", "--marker-trace", "-f csv", "-- python"]),
+        ("rocprofv2", ["--kernel-trace", "--roctx-trace"]),
+        ("rocprof", ["--hip-trace", "--roctx-trace", "capture.csv"]),
+    ],
+)
+def test_each_generation_of_rocprof_gets_its_own_flags(variant, words):
+    argv = rocprof.commands(replace(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))[0].argv
+    assert all(word in " ".join(argv) for word in words)
+    assert ("--" in argv) == (variant == "rocprofv3")
+
+
+def test_rocprof_output_is_found_below_the_folder_and_sums_give_way_to_single_launches(tmp_path):
+    host = tmp_path / "node7"
+    host.mkdir()
+    for name in ("capture_kernel_trace.csv", "capture_kernel_stats.csv", "capture-2_kernel_trace.csv", "other.csv"):
+        (host / name).write_text("x")
+    found = rocprof.artifacts(replace(JOB, folder=tmp_path))
+    assert [path.name for path in found] == ["capture_kernel_trace.csv", "events.jsonl"]
+
+
+def stand_in(folder, name, text):
+    """An executable that prints what the real tool prints; the real one needs hardware that is not here."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_tool_is_found_with_its_version(tmp_path, monkeypatch):
+    stand_in(tmp_path, "nsys", "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0")
+    stand_in(tmp_path, "ncu", "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 36398880)")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert nsys.find(run.ask) == Tool("nsys", "2023.4.4", str(tmp_path / "nsys"))
+    assert ncu.find(run.ask) == Tool("ncu", "2025.3.1", str(tmp_path / "ncu"))
+
+
+def test_a_tool_that_does_not_start_is_missing_with_its_last_words(tmp_path, monkeypatch):
+    stand_in(tmp_path, "nsys", "error while loading shared libraries: libdw.so.1")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = nsys.find(run.ask)
+    assert isinstance(found, Missing) and "libdw.so.1" in found.reason
+
+
+def test_rocprofv3_comes_before_its_predecessors(tmp_path, monkeypatch):
+    for name in ("rocprof", "rocprofv2", "rocprofv3"):
+        stand_in(tmp_path, name, "1.0.0")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = rocprof.find(run.ask)
+    assert isinstance(found, Tool) and (found.variant, found.version) == ("rocprofv3", "1.0.0")
+
+
+def test_a_tool_that_is_absent_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for module in (nsys, ncu):
+        found = module.find(silent)
+        assert isinstance(found, Missing) and "Install" in found.remedy
+
+
+def test_locked_counters_are_a_skip_with_the_remedy_and_not_a_failure():
+    status, reason = ncu.diagnose("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
+    assert status == "skipped" and "NVreg_RestrictProfilingToAdminUsers=0" in reason
+
+
+@pytest.mark.parametrize(
+    ("module", "log", "word"),
+    [
+        (nsys, "Importer error status: Importation failed.", "convert"),
+        (nsys, "Processing events...\nGenerated:\n", "capture range"),
+        (ncu, "==WARNING== No kernels were profiled.", "no kernel"),
+        (rocprof, "rocm_agent_enumerator: not found", "Complete the ROCm install"),
+    ],
+)
+def test_a_tools_message_becomes_a_reason(module, log, word):
+    assert word in module.diagnose(log)[1]
+
+
+def test_an_unremarkable_log_explains_nothing():
+    for module in profilers.ALL.values():
+        assert module.diagnose("Generated:\n    /o/capture.nsys-rep\n") is None

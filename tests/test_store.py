@@ -1,0 +1,128 @@
+"""What a run leaves on disk."""
+
+import json
+import os
+from datetime import datetime, timezone
+
+import pandas as pd
+import pytest
+
+from profpipe import history, store, tables
+from profpipe.errors import ConfigError
+from profpipe.tables import CASES, KERNELS, METRICS, Tables
+
+NOW = datetime(2026, 11, 20, 5, 55, tzinfo=timezone.utc)
+
+
+def some_tables(run="r", time_ns=1500.0):
+    key = {"run": run, "workload": "attention", "case": "n=1", "profiler": "plain"}
+    return Tables(
+        cases=tables.frame(CASES, [{**key, "status": "ok", "params": '{"n": 1}', "flags": "[]"}]),
+        kernels=tables.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
+        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
+    )
+
+
+def record(**more):
+    return {"schema_version": tables.SCHEMA_VERSION, "name": "x", "started": NOW.isoformat(), "ended": None, **more}
+
+
+def test_tables_come_back_as_they_were_saved(tmp_path):
+    saved = some_tables()
+    store.save(tmp_path, saved, record(jobs=[]))
+    loaded, read = store.load(tmp_path)
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
+        stored = pd.read_parquet(tmp_path / f"{table.name}.parquet")
+        assert list(stored.columns) == table.names and len(stored) == len(getattr(saved, table.name))
+    assert read["jobs"] == []
+
+
+def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):
+    odd = tables.frame(KERNELS, [{"kernel": name, "workload": "1", "calls": 1} for name in ("nan", "NA", "007", "null")])
+    store.save(tmp_path, Tables(kernels=odd), record())
+    assert store.load(tmp_path)[0].kernels["kernel"].tolist() == ["nan", "NA", "007", "null"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+    target = tmp_path / "x.csv"
+    target.write_text("old")
+
+    def half(path):
+        path.write_text("ha")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.write(target, half)
+    assert os.listdir(tmp_path) == ["x.csv"] and target.read_text() == "old"
+
+
+def test_latest_points_at_the_newest_run_and_two_in_one_second_stay_apart(tmp_path):
+    first, second = (store.new_folder(tmp_path / "out", "a", NOW) for _ in range(2))
+    assert first.name == "20261120T055500Z-a" and second.name == "20261120T055500Z-a-2"
+    assert (tmp_path / "out" / "latest").resolve() == second
+
+
+def test_a_run_is_found_by_path_by_name_and_as_the_latest(tmp_path):
+    out = tmp_path / "out"
+    folder = store.new_folder(out, "a", NOW)
+    store.save(folder, some_tables(), record())
+    assert store.resolve(None, out) == store.resolve(folder.name, out) == store.resolve(str(folder), out) == folder
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
+        store.resolve("nothing", tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        store.read_record(tmp_path)
+
+
+def test_a_run_of_another_schema_is_refused_rather_than_misread(tmp_path):
+    store.save(tmp_path, some_tables(), record())
+    (tmp_path / "run.json").write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(ConfigError, match="was written with schema 99"):
+        store.load(tmp_path)
+
+
+def test_a_table_that_was_damaged_is_named(tmp_path):
+    store.save(tmp_path, some_tables(), record())
+    (tmp_path / "kernels.csv").write_text("calls\nmany\n")
+    with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table"):
+        store.load(tmp_path)
+
+
+def test_the_latest_unfinished_run_is_found(tmp_path):
+    done, open_ = (store.new_folder(tmp_path, name, NOW) for name in ("a", "b"))
+    store.save(done, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
+    store.save(open_, some_tables(), record())
+    assert store.unfinished(tmp_path) == open_
+    store.save(open_, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
+    with pytest.raises(ConfigError, match="no unfinished run"):
+        store.unfinished(tmp_path)
+
+
+def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
+    for number, time_ns in enumerate((1500.0, 1500.0, 1800.0)):
+        folder = tmp_path / f"run{number}"
+        begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        for _ in range(2):  # the second time as after `profpipe resume`
+            store.remember(tmp_path, folder, some_tables(folder.name, time_ns), begun)
+    runs, times = store.history(tmp_path)
+    assert [row["run"] for row in runs] == ["run2", "run1", "run0"]
+    assert [row["value"] for row in times] == [1500.0, 1500.0, 1800.0]
+    text = history.text(runs, times)
+    assert "attention/n=1" in text and "+20.0% since the run before" in text and "1 of 1" in text
+
+
+def test_history_without_a_database_says_how_one_is_made(tmp_path):
+    with pytest.raises(ConfigError, match="made by the first `profpipe run`"):
+        store.history(tmp_path)
+
+
+def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
+    import sqlite3
+
+    store.remember(tmp_path, tmp_path / "r", some_tables(), record())
+    row = sqlite3.connect(tmp_path / store.DATABASE).execute("select device, process from kernels").fetchone()
+    assert row == (None, 7)
