@@ -1,0 +1,133 @@
+"""Do the profilers agree? The same call as each of them timed it, and why they differ where that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from profpipe.findings import Agreement, Figure, Point, Split
+from profpipe.shares import PREFERENCE, device_rows
+
+#: Below this the figures are called the same: events resolve 0.5 us, and clocks move by a percent or two.
+CLOSE = 0.03
+
+#: What lies between two kernels of one stream when the CPU is ahead of the GPU, plus what the events themselves cost.
+_GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
+
+#: Warm caches make a kernel at most this much faster (TileGym, measured over its benchmarks).
+_WARM_CACHE_LIMIT = 1.6
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of how the profilers ran: ncu's argv, and the size of the GPU's L2 cache where the run states it."""
+
+    ncu_argv: tuple[str, ...] = ()
+    l2_bytes: float | None = None
+
+    @property
+    def ncu_reasons(self) -> list[str]:
+        """Why ncu's times are longer than others by its own settings (Nsight Compute CLI: both controls default to on)."""
+        reasons = []
+        if "none" not in _values(self.ncu_argv, "--cache-control"):
+            reasons.append("cold cache: ncu empties the caches before each replay")
+        if self.ncu_argv and "none" not in _values(self.ncu_argv, "--clock-control"):
+            reasons.append("base clock: ncu locks it (`--clock-control`)")
+        return reasons
+
+
+def _values(argv: Sequence[str], flag: str) -> list[str]:
+    after = [value for name, value in zip(argv, argv[1:], strict=False) if name == flag]
+    return after + [argument.partition("=")[2] for argument in argv if argument.startswith(f"{flag}=")]
+
+
+def agree(point: Point, splits: Mapping[str, Split], kernels: pd.DataFrame, setting: Setting) -> Agreement | None:
+    """The figures for one case; ``splits`` by profiler, ``kernels`` all rows of the case. None for fewer than two.
+
+    Shares, speed-ups and rates never mix these figures; this comparison is the one place where they meet.
+    """
+    comparable = {name: s for name, s in splits.items() if s.iterations is not None}
+    reference = next((name for name in PREFERENCE if name in comparable), None)
+    if reference is None or (point.time is None and len(comparable) < 2):
+        return None
+    base = comparable[reference]
+    figures = [Figure(reference, base.total.ns)]
+    if (timed := point.values.get("time")) is not None:
+        figures.append(_events(point, timed, base, kernels, setting))
+    figures += [
+        _ncu(kernels, base, reference, setting) if name == "ncu" else _compared(name, comparable[name].total.ns, base)
+        for name in PREFERENCE
+        if name in comparable and name != reference
+    ]
+    return Agreement(point, reference, tuple(figures)) if len(figures) > 1 else None
+
+
+def _compared(profiler: str, ns: float, base: Split, because: str = "") -> Figure:
+    difference = ns / base.total.ns - 1
+    apart = abs(difference) > CLOSE
+    return Figure(profiler, ns, difference, because if apart else "", flagged=apart and not because)
+
+
+def _events(point: Point, ns: float, base: Split, kernels: pd.DataFrame, setting: Setting) -> Figure:
+    because = _why_shorter(base, kernels) if ns < base.total.ns else _why_longer(point, ns, base, kernels, setting)
+    return _compared("plain", ns, base, because)
+
+
+def _why_shorter(base: Split, kernels: pd.DataFrame) -> str:
+    if base.kind == "cpu_op":
+        return "the profiler's own cost for each operator"
+    streams = device_rows(kernels[kernels["profiler"] == base.profiler])["stream"].dropna().nunique()
+    return f"overlap: kernels ran on {streams} streams, and the sum counts each" if streams > 1 else ""
+
+
+def _why_longer(point: Point, ns: float, base: Split, kernels: pd.DataFrame, setting: Setting) -> str:
+    extra, calls = ns - base.total.ns, base.total.calls
+    if base.kind == "cpu_op":
+        return "time between operators, and caches flushed before each sample"
+    if "host_bound" in point.marks:
+        return "launch gaps: the call is host-bound"
+    if copies := _copies_ns(kernels, base):
+        if extra <= 1.1 * copies + _EVENTS_NS:
+            return f"copies and sets, {copies / 1e3:.1f} us, which the sum of kernels leaves out"
+    if extra <= calls * _GAP_NS + _EVENTS_NS:
+        return f"launch gaps: {extra / 1e3:.1f} us around {calls:.0f} kernel{'s' if calls > 1 else ''}"
+    fits = setting.l2_bytes is not None and point.values.get("bytes_moved", float("inf")) <= setting.l2_bytes
+    if fits and ns <= _WARM_CACHE_LIMIT * base.total.ns:
+        return "cold cache: the samples are timed after an L2 flush, and the data would fit L2"
+    if base.idle is not None and base.idle > 0.2:
+        return f"launch gaps: no kernel runs in {base.idle:.0%} of the range".replace("%", " %")
+    return ""
+
+
+def _copies_ns(kernels: pd.DataFrame, base: Split) -> float:
+    copies = kernels[(kernels["profiler"] == base.profiler) & kernels["kind"].isin(["memcpy", "memset"])]
+    return float(copies["total_ns"].sum()) / (base.iterations or 1)
+
+
+def _ncu(kernels: pd.DataFrame, base: Split, reference: str, setting: Setting) -> Figure:
+    """ncu against the reference over the kernels that both saw: it may have been told to profile some of them only.
+
+    ncu's mean of a kernel stands for all its launches in a call, for it may have profiled one of them.
+    """
+    rows = {name: device_rows(kernels[kernels["profiler"] == name]) for name in ("ncu", reference)}
+    means = {name: _by_kernel(frame) for name, frame in rows.items()}
+    shared = means["ncu"].index.intersection(means[reference].index)
+    if shared.empty:
+        return Figure("ncu", float(rows["ncu"]["total_ns"].sum()), None, "no kernel name in common", flagged=True)
+    per_call = means[reference].loc[shared, "calls"] / (base.iterations or 1)
+    theirs = float((means["ncu"].loc[shared, "mean"] * per_call).sum())
+    ours = float((means[reference].loc[shared, "mean"] * per_call).sum())
+    difference, covered = theirs / ours - 1, ours / base.total.ns
+    because = "; ".join(setting.ncu_reasons) if difference > 0 else ""
+    apart = abs(difference) > CLOSE
+    notes = [because] if apart and because else []
+    if covered < 0.995:
+        notes.append(f"over the kernels that both saw, {100 * covered:.0f} % of {reference}'s time")
+    return Figure("ncu", theirs, difference, "; ".join(notes), flagged=apart and not because)
+
+
+def _by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
+    sums = rows.groupby("kernel")[["calls", "total_ns"]].sum().astype(float)
+    return sums.assign(mean=sums["total_ns"] / sums["calls"])

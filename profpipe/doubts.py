@@ -1,0 +1,95 @@
+"""What casts doubt on a run: what did not run, what ran instead, what no rule knows, what lies outside every case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from profpipe.findings import Coverage, Expectation, NotRun, Unattributed
+from profpipe.shares import PREFERENCE, device_rows, unclassified
+from profpipe.tables import Tables
+
+#: What a workload answers when it expects gemm, softmax and gemm rather than one attention kernel.
+_UNFUSED = ("unfused", "math", "none")
+
+
+def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
+    """Cases that did not end well, gathered by their fate; jobs whose fate no case tells."""
+    bad = tables.cases[~tables.cases["status"].isin(["ok", ""])]
+    groups = [_group(rows, tables, run) for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)]
+    told = set(zip(bad["workload"], bad["profiler"], strict=True))
+    return tuple(groups + list(_jobs(run, told)))
+
+
+def _group(rows: pd.DataFrame, tables: Tables, run: Mapping[str, Any]) -> NotRun:
+    workload, status, reason = (str(rows[key].iloc[0]) for key in ("workload", "status", "reason"))
+    profilers, cases = tuple(rows["profiler"].drop_duplicates()), tuple(rows["case"].drop_duplicates())
+    every = set(tables.cases.loc[tables.cases["workload"] == workload, "case"])
+    logs = tuple(job["log"] for job in run.get("jobs") or () if job.get("log")
+                 and job.get("workload") == workload and job.get("profiler") in profilers)  # fmt: skip
+    return NotRun(workload, status, reason, profilers, cases, set(cases) == every, tuple(dict.fromkeys(logs)))
+
+
+def _jobs(run: Mapping[str, Any], told: set[tuple[str, str]]) -> Iterator[NotRun]:
+    for job in run.get("jobs") or ():
+        workload, profiler = str(job.get("workload", "")), str(job.get("profiler", ""))
+        if job.get("status", "ok") != "ok" and (workload, profiler) not in told:
+            logs = (str(job["log"]),) if job.get("log") else ()
+            yield NotRun(workload, str(job["status"]), str(job.get("reason") or ""), (profiler,), (), True, logs)
+
+
+def preferred(kernels: pd.DataFrame) -> str | None:
+    """The profiler whose kernels stand for a workload."""
+    present = set(device_rows(kernels)["profiler"])
+    return next((name for name in PREFERENCE if name in present), None)
+
+
+def expectations(tables: Tables, run: Mapping[str, Any]) -> tuple[Expectation, ...]:
+    """For each case that names a kernel family and whose kernels were seen: whether that family ran.
+
+    CPU operators are left out: what a workload expects is the kernel of a GPU.
+    """
+    kernels = tables.kernels[tables.kernels["kind"] == "kernel"]
+    found = []
+    for workload, asked in (run.get("expects") or {}).items():
+        for case, family in (asked or {}).items():
+            rows = kernels[(kernels["workload"] == workload) & (kernels["case"] == case)]
+            if family and len(rows):
+                found.append(_expectation(workload, case, family, rows[rows["profiler"] == preferred(rows)]))
+    return tuple(found)
+
+
+def _expectation(workload: str, case: str, asked: str, rows: pd.DataFrame) -> Expectation:
+    attention = rows[rows["kernel_class"] == "attention"]
+    named = attention.assign(family=attention["kernel_family"].where(attention["kernel_family"] != "", "unnamed"))
+    families = tuple(named.groupby("family")["total_ns"].sum().sort_values(ascending=False).index.astype(str))
+    met = not families if asked in _UNFUSED else asked in families
+    own_copy = asked == "fa2" and bool(attention["kernel"].str.contains("pytorch_flash", regex=False).any())
+    return Expectation(workload, case, asked, families, met, own_copy)
+
+
+def coverage(tables: Tables, run: Mapping[str, Any]) -> tuple[Coverage, ...]:
+    """The classified share of each workload's kernel time, by the profiler that stands for it."""
+    minimum = ((run.get("pipeline") or {}).get("coverage") or {}).get("min_classified")
+    found = []
+    for workload, rows in tables.kernels.groupby("workload", sort=False):
+        profiler = preferred(rows)
+        if profiler is not None:
+            rows = device_rows(rows[rows["profiler"] == profiler])
+            total, classified, largest = unclassified(rows, limit=5)
+            kind = str(rows["kind"].iloc[0])
+            found.append(Coverage(str(workload), profiler, kind, total, classified, largest, minimum))
+    return tuple(found)
+
+
+def unattributed(tables: Tables) -> tuple[Unattributed, ...]:
+    """Kernel time outside every case, of files that have cases at all."""
+    found = []
+    for (workload, profiler), rows in tables.kernels.groupby(["workload", "profiler"], sort=False):
+        rows = device_rows(rows)
+        outside = float(rows.loc[rows["case"] == "", "total_ns"].sum())
+        if outside and (rows["case"] != "").any():
+            found.append(Unattributed(str(workload), str(profiler), outside, outside / float(rows["total_ns"].sum())))
+    return tuple(found)

@@ -1,0 +1,165 @@
+"""Markdown that says what it is given: escaped text, code spans, tables, folded blocks; and kernel names cut with care."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~])")
+
+
+def escape(text: object) -> str:
+    """Plain text that no renderer takes for markup: HTML's three letters as entities, Markdown's with a backslash."""
+    flat = " ".join(str(text).split())
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", flat)
+
+
+def code(text: object) -> str:
+    """A code span, also inside a table: a pipe would end its cell even there (GFM 4.10), a backtick the span."""
+    flat = " ".join(str(text).split()).replace("|", "\\|")
+    if not flat:
+        return ""
+    longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table before it is written. The first ``labels`` columns are words, the others right-aligned numbers.
+
+    ``words`` names further columns of text. Cells are Markdown already.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    labels: int = 1
+    words: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def without_empty(self) -> Sheet:
+        """The same without columns in which no row says anything."""
+        kept = [i for i in range(len(self.head)) if i < self.labels or any(row[i] not in ("", "–") for row in self.rows)]
+        return Sheet([self.head[i] for i in kept], [[row[i] for i in kept] for row in self.rows], self.labels, self.words)
+
+    def __str__(self) -> str:
+        align = [
+            "---" if i < self.labels or title in self.words else "---:" for i, title in enumerate(self.head)
+        ]
+        return "\n".join("| " + " | ".join(row) + " |" for row in [self.head, align, *self.rows])
+
+    def plain(self) -> str:
+        """The same as aligned text without markup, for the text files."""
+        rows = [[_unmarked(cell) for cell in row] for row in [self.head, *self.rows]]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
+        lines = []
+        for number, row in enumerate(rows):
+            left = [i < self.labels or self.head[i] in self.words for i in range(len(row))]
+            cells = [c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(row, widths, left, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+            if number == 0:
+                lines.append("  ".join("-" * width for width in widths))
+        return "\n".join(lines)
+
+
+def _unmarked(cell: str) -> str:
+    text = re.sub(r"^(`+) ?(.*?) ?\1$", r"\2", cell).replace("**", "").replace("\\|", "|")
+    return re.sub(r"\\([\\`*_\[\]|~])", r"\1", text).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def listed(words: Iterable[str], most: int = 8) -> str:
+    """``a, b and c``; a long list is cut and says by how much."""
+    words = list(words)
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+# --- kernel names ----------------------------------------------------------------------------------------------------
+
+#: What tells instances of a generic kernel apart: the functor or the operation that it is instantiated with.
+_TELLING = re.compile(
+    r"\b(?!gpu_kernel|\w*elementwise_kernel)\w*(?:_kernel_cuda|_kernel_impl|_kernel|Functor_?\w*|Ops?)\b(?:<[\w:., ]{1,24}>)?"
+)
+
+#: Wrappers among those: what they wrap tells more.
+_WRAPPER = re.compile(r"(?:Reduce|[AB]?(?:Unary|Binary))(?:Ops?|Functor)|gpu_index_kernel")
+
+#: A kernel made for a lambda carries the function that the lambda was written in.
+_LAMBDA_OF = re.compile(r"(\w+)\([^()]*\)(?:::|[ ]?const)*\{lambda")
+
+#: Kernels whose own name says nothing of what they do.
+_GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply_kernel|device_kernel|Kernel2?$|kentry")
+
+
+def shorten(name: str, width: int = 72) -> str:
+    """A kernel's name in about ``width`` characters: its own name, and of its arguments what tells it from its like.
+
+    ``at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(...)...`` becomes
+    ``elementwise_kernel<…direct_copy_kernel_cuda…>``.
+    """
+    base, arguments = _taken_apart(" ".join(name.split()).replace("(anonymous namespace)::", ""))
+    if not arguments:
+        return _cut(base, width)
+    whole = f"{base}<{arguments}>"
+    if len(whole) <= width:
+        return whole
+    telling = _telling(arguments, generic=bool(_GENERIC.search(base)))
+    if telling:
+        return _cut(f"{base}<…{telling}…>", width)
+    numbers = re.findall(r"(?<![\w:])\d+(?!\w)", arguments)
+    return _cut(f"{base}<{', '.join(numbers[:4])}, …>" if numbers else whole, width)
+
+
+def _telling(arguments: str, generic: bool) -> str:
+    candidates = [m.group() for m in _TELLING.finditer(arguments)] if generic else []
+    precise = [candidate for candidate in candidates if not _WRAPPER.match(candidate)]
+    if precise or candidates:
+        return (precise or candidates)[0]
+    if function := _LAMBDA_OF.search(arguments):
+        return function[1]
+    # What is left to tell `kentry<1, ck_tile::Rmsnorm2dFwd<...>>` by is the first type that is not C++'s own.
+    own = re.search(r"\b(?:\w+::)+(\w{4,})", arguments) if generic else None
+    return own[1] if own else ""
+
+
+def _taken_apart(name: str) -> tuple[str, str]:
+    """(own name without PyTorch's namespaces, return type and parameters; its template arguments)."""
+    own = re.match(r"^(?:void )?([^<(]+)(<?)", name)
+    if own is None:
+        return name, ""
+    rest, depth = (name[own.end() :], 1) if own[2] else ("", 0)
+    end = 0
+    while depth and end < len(rest):
+        depth += (rest[end] == "<") - (rest[end] == ">" and rest[end - 1 : end] != "-")
+        end += 1
+    return re.sub(r"^(?:at::(?:native::)?|c10::)+", "", own[1].strip()), rest[: end - 1] if depth == 0 and end else rest
+
+
+def _cut(text: str, width: int) -> str:
+    """The middle goes: names begin with what they are and end with the tile or the type."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head):]}"
+
+
+def short_names(names: Iterable[str], width: int = 72) -> dict[str, str]:
+    """Full name to short name; two kernels never share one."""
+    short: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for name in dict.fromkeys(names):
+        candidate = shorten(name, width)
+        taken[candidate] = taken.get(candidate, 0) + 1
+        short[name] = candidate if taken[candidate] == 1 else f"{candidate} ({taken[candidate]})"
+    return short

@@ -1,0 +1,151 @@
+"""The cases of a workload as points of a comparison: which axes vary, which one is compared, what the baseline is."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+
+from profpipe.findings import Axes
+from profpipe.tables import ALL, Tables
+
+#: The axis whose values are alternatives to each other, where a matrix has it.
+COMPARED = "impl"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cases of one workload relate.
+
+    ``params`` gives the parameters of each case id, in the order in which the cases were planned. ``varying`` are the
+    axes with more than one value, ``compare`` the one that is compared, ``baseline`` the values that a baseline case has.
+    """
+
+    params: Mapping[str, Mapping[str, Any]]
+    fixed: Axes
+    varying: tuple[str, ...]
+    compare: str | None
+    baseline: Mapping[str, Any]
+
+    def variant(self, case: str) -> str:
+        """The case's value on the compared axis, with what only some cases set: ``sparge topk=0.5``."""
+        params = self.params[case]
+        extra = [f"{axis}={shown(params[axis])}" for axis in self._extra if axis in params]
+        named = [shown(params[self.compare])] if self.compare in params else []
+        return " ".join(named + extra)
+
+    def shape(self, case: str) -> Axes:
+        """All other axes that vary."""
+        params = self.params[case]
+        return tuple((axis, params[axis]) for axis in self.varying if axis != self.compare and axis not in self._extra)
+
+    def baseline_of(self, case: str) -> str | None:
+        """The case that ``case`` is compared with: the same point with the baseline's values."""
+        if not self.baseline:
+            return None
+        params = self.params[case]
+        wanted = {axis: params.get(axis) for axis in self.varying if axis not in self._extra} | dict(self.baseline)
+        matches = (i for i, p in self.params.items() if all(_same(p.get(axis), v) for axis, v in wanted.items()))
+        return next(matches, None)
+
+    @property
+    def _extra(self) -> tuple[str, ...]:
+        return tuple(axis for axis in self.varying if any(axis not in params for params in self.params.values()))
+
+
+def lay_out(tables: Tables, workload: str, declared: Mapping[str, Any]) -> Layout:
+    """The layout of ``workload``; ``declared`` is its entry in the resolved pipeline, empty where there is none."""
+    params = _params(tables, workload)
+    axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
+    varying = [axis for axis in axes if len({_key(p.get(axis, _Absent)) for p in params.values()}) > 1]
+    fixed = tuple((axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying)
+    baseline = {axis: value for axis, value in (declared.get("baseline") or {}).items() if axis in axes}
+    compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), None)
+    if compare is None and COMPARED in axes:
+        compare = COMPARED
+        fixed = tuple(pair for pair in fixed if pair[0] != COMPARED)
+    return Layout(params, fixed, tuple(varying), compare, baseline)
+
+
+class _Absent:
+    """Stands for a parameter that a case does not have; None is a value like any other."""
+
+
+def _params(tables: Tables, workload: str) -> dict[str, dict[str, Any]]:
+    """Case id to its parameters, planned order first. What the id says comes before what the tables add."""
+    cases = tables.cases[tables.cases["workload"] == workload]
+    recorded: dict[str, dict[str, Any]] = {}
+    for case, text in zip(cases["case"], cases["params"], strict=True):
+        recorded.setdefault(case, {})
+        recorded[case] = recorded[case] or (json.loads(text) if text else {})
+    every = list(dict.fromkeys([*recorded, *_mentioned(tables, workload)]))
+    named = [case for case in every if case] or every
+    return {case: _ordered(parse_id(case), recorded.get(case, {})) for case in named}
+
+
+def _mentioned(tables: Tables, workload: str) -> Iterable[str]:
+    for table in ALL:
+        rows: pd.DataFrame = getattr(tables, table.name)
+        yield from rows.loc[rows["workload"] == workload, "case"].drop_duplicates()
+
+
+def _ordered(from_id: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    return {**from_id, **recorded}
+
+
+def parse_id(case: str) -> dict[str, Any]:
+    """``impl=fa2,seqlen=512`` taken apart; empty for a name that is no list of assignments."""
+    parts = [part.partition("=") for part in re.split(r",(?=[^,=]+=)", case)]
+    if not all(equals for _, equals, _ in parts):
+        return {}
+    return {unquote(axis): _scalar(unquote(text)) for axis, _, text in parts}
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(text)
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def shown(value: Any) -> str:
+    """A parameter's value as the pipeline file has it."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _key(value: Any) -> str:
+    return "absent" if value is _Absent else json.dumps(value, sort_keys=True, default=str)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _key(one) == _key(other) or shown(one) == shown(other)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def order(shapes: Iterable[Axes]) -> list[Axes]:
+    """Shapes in the order of first appearance of their words, and of size of their numbers."""
+    shapes = list(dict.fromkeys(shapes))
+    words: dict[str, int] = {}
+    for shape in shapes:
+        for axis, value in shape:
+            words.setdefault(f"{axis}={shown(value)}", len(words))
+
+    def rank(shape: Axes) -> list[tuple[int, float]]:
+        keyed = [(0, float(v)) if is_number(v) else (1, float(words[f"{a}={shown(v)}"])) for a, v in shape]
+        # Words first: causal and not, forward and backward are read as blocks, with the sizes inside.
+        return [key for key in keyed if key[0]] + [key for key in keyed if not key[0]]
+
+    return sorted(shapes, key=rank)

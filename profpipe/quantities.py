@@ -1,0 +1,98 @@
+"""Numbers as people read them: three or four significant digits, and one unit for a whole column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: What stands where nobody measured.
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit and how many of the stored one (ns, byte) it is."""
+
+    name: str
+    size: float
+
+    def of(self, value: float | None) -> str:
+        """``value`` in this unit, without the unit's name, which stands in the column's head."""
+        return MISSING if value is None else number(value / self.size)
+
+    def with_name(self, value: float | None) -> str:
+        return MISSING if value is None else f"{number(value / self.size)} {self.name}"
+
+
+_TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
+_SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))
+
+
+def time_unit(values_ns: Iterable[float | None]) -> Unit:
+    """The unit in which these times read best: their median between 1 and 10 000."""
+    return _unit(_TIMES, values_ns, most=9_999.5)
+
+
+def size_unit(values: Iterable[float | None]) -> Unit:
+    return _unit(_SIZES, values, most=9_999.5)
+
+
+def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) -> Unit:
+    known = sorted(abs(value) for value in values if value)
+    if not known:
+        return units[1]
+    middle = known[len(known) // 2]
+    return next((unit for unit in units if middle / unit.size < (1.0e3 if unit is units[0] else most)), units[-1])
+
+
+def duration(ns: float | None) -> str:
+    """One time with a unit of its own."""
+    return time_unit([ns]).with_name(ns)
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, four from 100 on, whole from 1000 on."""
+    if value is None or math.isnan(value):
+        return MISSING
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 0.001 or size >= 1e7:
+        return f"{value:.3g}"
+    if size >= 999.95:
+        return f"{value:.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    if size >= 0.9995:
+        return f"{value:.2f}"
+    return f"{value:.3g}"
+
+
+def count(value: float | None) -> str:
+    """Launches per call: whole where they are."""
+    if value is None:
+        return MISSING
+    return f"{value:.0f}" if abs(value - round(value)) < 0.005 else number(value)
+
+
+def ratio(value: float | None) -> str:
+    """``1.42x``; above 1 is faster."""
+    if value is None:
+        return MISSING
+    return f"{value:.0f}x" if value >= 99.5 else f"{value:.1f}x" if value >= 9.95 else f"{value:.2f}x"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage: ``81.3``. A share just short of all is not rounded up to it."""
+    if share is None:
+        return MISSING
+    if 0.9995 <= share < 1:
+        return "99.9" if share < 0.99995 else "> 99.9"
+    return f"{100 * share:.1f}" if share >= 0.001 or share == 0 else "< 0.1"
+
+
+def signed_percent(difference: float | None) -> str:
+    if difference is None:
+        return MISSING
+    return f"{100 * difference:+.1f} %" if abs(difference) < 9.995 else f"{100 * difference:+.0f} %"

@@ -1,0 +1,289 @@
+"""Findings -> sentences: the answer, and whatever casts doubt on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from profpipe.findings import Axes, Basis, Coverage, Expectation, Findings, NotRun, Point, Shape, Swap, WorkloadFindings
+from profpipe.markdown import code, escape, listed, short_names, slug
+from profpipe.points import shown
+from profpipe.quantities import count, duration, percent, ratio
+
+#: What each validity mark means; a mark that is not here is shown under its own name.
+MARKS: Mapping[str, str] = {
+    "throttled": "the GPU lowered its clock (power, heat) while this was measured",
+    "clock_spread": "the SM clock moved between samples by more than the times differ",
+    "noisy": "the samples spread more than the target allows",
+    "host_bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
+    "other_process": "another process used the GPU at the same time",
+    "above_peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache",
+    "too_few_samples": "fewer samples than the pipeline asks for",
+    "profiler_overhead": "the profiler slowed the case down noticeably",
+}
+
+#: Marks that leave the time itself in doubt. Few samples, or a wait around kernels that were summed alone, do not.
+_VOID = {"throttled", "clock_spread", "noisy", "other_process", "above_peak"}
+
+PART_NAMES: Mapping[str, str] = {
+    "attention": "Attn", "helpers": "Attn helpers", "direct_copy": "direct_copy", "add": "add", "gemm": "gemm",
+    "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
+}  # fmt: skip
+
+SWAP_HEADING = "What a swap really costs"
+
+
+def axes(shape: Axes) -> str:
+    """``seqlen 2048, causal``: a shape as people say it."""
+    words = []
+    for axis, value in shape:
+        if isinstance(value, bool):
+            words.append(axis if value else f"not {axis}")
+        else:
+            words.append(f"{axis} {shown(value)}")
+    return escape(", ".join(words))
+
+
+def quantity(basis: Basis | None) -> str:
+    """What the times of a workload are, in words."""
+    if basis is None:
+        return ""
+    if basis.quantity == "time":
+        return "median time of a call"
+    if basis.quantity == "cpu_op":
+        return f"self time of CPU operators per call ({basis.profiler})"
+    return f"kernel time per call ({basis.profiler})"
+
+
+def _of_what(basis: Basis | None) -> str:
+    words = {"time": "per call", "kernel": "of kernel time per call", "cpu_op": "of CPU operators' self time per call"}
+    return words[basis.quantity] if basis else ""
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def answer(workload: WorkloadFindings, doubted: set[str], alone: bool) -> list[str]:
+    """The sentences of the first lines; ``doubted`` are the cases that did not run what was asked.
+
+    ``alone``: the report has no other workload, so none of its headings carries the workload's name.
+    """
+    largest = workload.largest
+    if largest is None or largest.fastest is None:
+        return ["**No case has a time.**"]
+    if not _compared(workload):
+        return [_plain_times(workload)]
+    first = _winner(workload, largest, doubted, leading=True)
+    return [f"**{first}{_elsewhere(workload, largest, doubted)}**", *_paradoxes(workload, largest, alone)]
+
+
+def _compared(workload: WorkloadFindings) -> bool:
+    return any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes) and bool(workload.compare)
+
+
+def _plain_times(workload: WorkloadFindings) -> str:
+    points = [shape.fastest for shape in workload.shapes if shape.fastest]
+    told = [f"{axes(p.shape) or 'one call'}: {duration(p.time.ns)}" for p in points[-4:] if p.time]
+    whole = points[0].split is not None and points[0].split.iterations is None and points[0].time is not None
+    if whole and len(points) == 1 and workload.basis and workload.basis.quantity != "time":
+        split = points[0].split
+        assert split is not None
+        noun = "CPU operators" if split.kind == "cpu_op" else "kernel launches"
+        return f"**{count(split.total.calls)} {noun}, {duration(split.total.ns)} in all.**"
+    return f"**{'; '.join(told)} {_of_what(workload.basis)}.**"
+
+
+def _winner(workload: WorkloadFindings, shape: Shape, doubted: set[str], leading: bool) -> str:
+    best, second = shape.fastest, shape.runner_up
+    assert best is not None and best.time is not None
+    name, place = code(best.variant), f"At {axes(shape.axes)} " if shape.axes else ""
+    time = duration(best.time.ns) + (f" {_of_what(workload.basis)}" if leading else "")
+    if second is None:
+        return f"{place}only {name} has a time: {time}."
+    if why := _void(best, workload.basis, doubted):
+        return f"{place}{name} has the lowest time, {time}, but is not called the fastest: {why}."
+    lead = _lead(best, second, shape)
+    if _level(best, second):
+        return f"{place}{name} and {code(second.variant)} are level: {time}, {lead}; their 95 % intervals overlap."
+    return f"{place}{name} is fastest: {time}, {lead}."
+
+
+def _lead(best: Point, second: Point, shape: Shape) -> str:
+    """By how much, over which baseline; a winning baseline is compared with the next."""
+    if best.is_baseline and second.time and best.time:
+        return f"the baseline itself, {ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}"
+    if best.speedup is not None and shape.baseline is not None:
+        return f"{ratio(best.speedup)} over {code(shape.baseline.variant)} (baseline)"
+    if best.speedup is not None:
+        return f"{ratio(best.speedup)} over its baseline"
+    assert best.time is not None and second.time is not None
+    return f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}; the baseline has no time here"
+
+
+def _level(best: Point, second: Point) -> bool:
+    one, other = best.time, second.time
+    return bool(one and other and one.ci_high is not None and other.ci_low is not None and one.ci_high >= other.ci_low)
+
+
+def _void(best: Point, basis: Basis | None, doubted: set[str]) -> str:
+    """Why the lowest time is no win; empty where it is one."""
+    void = _VOID | ({"host_bound"} if basis and basis.quantity == "time" else set())
+    if best.id in doubted:
+        return "it did not run the kernels that were asked for"
+    return listed(mark.replace("_", "-") for mark in best.marks if mark in void)
+
+
+def _elsewhere(workload: WorkloadFindings, largest: Shape, doubted: set[str]) -> str:
+    others = [shape for shape in workload.shapes if shape is not largest and shape.fastest]
+    if not others:
+        return ""
+    if len(others) <= 2:
+        return "".join(" " + _also(workload, shape, largest, doubted) for shape in others)
+    wins: dict[str, int] = {}
+    for shape in [*others, largest]:
+        assert shape.fastest is not None
+        wins[shape.fastest.variant] = wins.get(shape.fastest.variant, 0) + 1
+    told = [f"{code(name)} in {n}" for name, n in sorted(wins.items(), key=lambda item: -item[1])]
+    return f" Lowest time over all {len(others) + 1} shapes: {listed(told)}."
+
+
+def _also(workload: WorkloadFindings, shape: Shape, largest: Shape, doubted: set[str]) -> str:
+    best, same = shape.fastest, largest.fastest
+    assert best is not None and best.time is not None and same is not None
+    plain = not _void(best, workload.basis, doubted) and best.speedup is not None and not best.is_baseline
+    if plain and best.variant == same.variant and not (shape.runner_up and _level(best, shape.runner_up)):
+        return f"At {axes(shape.axes)} also: {duration(best.time.ns)}, {ratio(best.speedup)}."
+    return _winner(workload, shape, doubted, leading=False)
+
+
+def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterator[str]:
+    """A faster attention kernel in a slower call, and what ate the difference."""
+    anchor = slug(heading(SWAP_HEADING, workload, alone))
+    for swap in shape.swaps:
+        if swap.faster_kernel_slower_call:
+            call = swap.measured_call if swap.measured_call is not None else swap.call
+            yield (
+                f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)}) and yet a slower"
+                f" call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
+            )
+
+
+def _eaten(swap: Swap) -> str:
+    costs = [f"{PART_NAMES[part]} {duration(ns)}" for part, ns, _ in swap.changes if ns > 0]
+    if swap.call > 1 or not costs:
+        return "its kernels together are no slower, the time goes between them"
+    return f"{listed(costs)} more per call cost what the kernel saves"
+
+
+def heading(title: str, workload: WorkloadFindings, alone: bool) -> str:
+    """A section's heading; with several workloads in a report each carries its workload's name."""
+    return title if alone else f"{title}: {escape(workload.name)}"
+
+
+# --- trust and doubt -------------------------------------------------------------------------------------------------
+
+
+def trust(workload: WorkloadFindings, point: Point) -> str:
+    """What to think of one time: how many samples, how far apart, and its marks."""
+    said = []
+    time = point.time
+    if time is None:
+        return ""
+    noun = "samples" if workload.basis and workload.basis.quantity == "time" else "iterations"
+    if time.n is not None:
+        below = f", below the {workload.asked_samples} asked for" if "too_few_samples" in point.marks else ""
+        said.append(f"{time.n} {noun if time.n != 1 else noun[:-1]}{below}")
+    if time.ci_low is not None and time.ci_high is not None and time.ns:
+        said.append(f"95 % interval ±{percent((time.ci_high - time.ci_low) / 2 / time.ns)} %")
+    return "; ".join(said + [marked(mark, point) for mark in point.marks if mark != "too_few_samples"])
+
+
+def marked(mark: str, point: Point) -> str:
+    name = f"**{escape(mark.replace('_', '-'))}**"
+    if mark == "host_bound" and point.split and point.split.idle:
+        return f"{name}: no kernel runs in {100 * point.split.idle:.0f} % of its range under {point.split.profiler}"
+    return name
+
+
+def marks_explained(points: Iterable[Point]) -> list[str]:
+    """One sentence for each mark that occurs."""
+    present = dict.fromkeys(mark for point in points for mark in point.marks)
+    return [f"**{escape(m.replace('_', '-'))}**: {MARKS.get(m, 'a mark of the measuring process')}." for m in present]
+
+
+def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
+    """Every reason to be careful, most serious first, a sentence each."""
+    groups = sorted(findings.not_run, key=lambda group: group.status == "skipped")
+    lines = [_not_run(group, alone) for group in groups]
+    lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
+    lines += [f"Not read: {code(f.get('source', ''))}: {_sentence(f.get('what', ''))} {_sentence(f.get('remedy', ''))}".strip()
+              for f in run.get("refused") or ()]  # fmt: skip
+    lines += [_outside(u.workload, u.profiler, u.ns, u.share, alone) for u in findings.unattributed if u.share >= 0.001]
+    lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < 0.99 or c.too_low]
+    lines += [_disagreement(w) for w in findings.workloads if any(f.flagged for a in w.agreements for f in a.figures)]
+    lines += [f"{code(f.get('source', ''))}: {_sentence(note)}" for f in run.get("files") or () for note in f.get("notes") or ()]
+    return list(dict.fromkeys(lines))
+
+
+def _sentence(text: object) -> str:
+    flat = escape(text)
+    return flat if not flat or flat.endswith((".", "!", "?")) else flat + "."
+
+
+def _not_run(group: NotRun, alone: bool) -> str:
+    who = listed(code(profiler) for profiler in group.profilers)
+    what = "" if group.whole_job else listed((code(case) for case in group.cases), most=4)
+    where = "" if alone else f" of {code(group.workload)}"
+    fate = {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(group.status, group.status.capitalize())
+    subject = f"{what}{where} under {who}" if what else f"{who}{where}"
+    return f"{fate}: {subject}: {_sentence(group.reason or 'no reason was recorded')}"
+
+
+def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
+    """One of each kind of expectation that failed alike, its cases together."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for e in expectations:
+        groups.setdefault((e.workload, e.asked, e.found, e.met, e.own_copy), []).append(e.case)
+    return [
+        Expectation(workload, listed((code(case) for case in cases), most=4), asked, found, met, own)  # type: ignore[arg-type]
+        for (workload, asked, found, met, own), cases in groups.items()
+    ]
+
+
+def _unmet(e: Expectation) -> str:
+    ran = listed(code(family) for family in e.found) or "no attention kernel at all (gemm and softmax)"
+    return f"**Failed expectation**: {e.case} asked for {code(e.asked)} kernels; what ran is {ran}."
+
+
+def expectations_met(findings: Findings) -> str:
+    """One sentence on the cases that ran what they asked for; empty where none was asked."""
+    met = [e for e in findings.expectations if e.met]
+    if not met:
+        return ""
+    every = f"All {len(met)} cases" if len(met) == len(findings.expectations) else f"{len(met)} of {len(findings.expectations)} cases"
+    own = sorted({e.asked for e in met if e.own_copy})
+    note = f" ({listed(code(f) for f in own)} from PyTorch's own copy)" if own else ""
+    return f"{every} that name a kernel family ran kernels of that family{note}."
+
+
+def _outside(workload: str, profiler: str, ns: float, share: float, alone: bool) -> str:
+    where = "" if alone else f" of {code(workload)}"
+    return f"{duration(ns)} of {code(profiler)}'s kernel time{where} ({percent(share)} %) lie outside every case."
+
+
+def coverage_sentence(c: Coverage, alone: bool) -> str:
+    noun = "CPU operators' self time" if c.kind == "cpu_op" else "kernel time"
+    where = "" if alone else f" of {code(c.workload)}"
+    short = short_names(name for name, _ in c.largest)
+    largest = listed(f"{code(short[name])} ({percent(share)} %)" for name, share in c.largest[:3])
+    asked = f", **below the {percent(c.minimum)} % asked for**" if c.too_low else ""
+    return (
+        f"Classified: {percent(c.classified)} % of {noun}{where} ({c.profiler}){asked}"
+        + (f"; largest unclassified: {largest}." if largest else ".")
+    )
+
+
+def _disagreement(workload: WorkloadFindings) -> str:
+    flagged = [a for a in workload.agreements if any(f.flagged for f in a.figures)]
+    cases = listed((code(a.point.id) for a in flagged), most=3)
+    return f"The profilers differ without a known reason for {cases} (see the table of their figures)."
