@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 MIB: Final = 2**20
 
-#: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s, for the host to queue a sample in.
+#: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s, in which a sample is queued.
 _LEAST_GPU_FLUSH_BYTES: Final = 256 * MIB
 _CPU_FLUSH_BYTES: Final = 64 * MIB
 _CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
