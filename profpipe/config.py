@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from profpipe import load
-from profpipe.document import as_list, read, scalar, shown, substituted
+from profpipe.document import as_list, read, scalar, shown, substituted, without_environment
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Scalar
 
@@ -115,9 +115,11 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
     ``overrides`` are ``KEY=VALUE`` as ``--set`` takes them. Raises ConfigError, with each mistake on its own line.
     """
     where = shown(path)
-    document = substituted(read(path, where), env, where)
+    written = read(path, where)
+    document = substituted(written, env, where)
     for override in overrides:
         _override(document, override, path)
+    _narrow_baselines(document, written)
     _merge_defaults(document)
     try:
         pipeline = Pipeline.model_validate(document)
@@ -194,6 +196,27 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     for name in takers:
         # A matrix axis also takes one value, so a fixed parameter becomes an axis: its cases then carry its name.
         _assign(document, ["workloads", name, "matrix", keys[0]], scalar(text))
+
+
+def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None:
+    """A baseline that the environment or ``--set`` took out of the matrix gives way to the axis's first value.
+
+    ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that is not in the file's own matrix is,
+    and stays as it stands, to be refused.
+    """
+    for name, workload in _mapping(document, "workloads").items():
+        matrix, baseline = _mapping(workload, "matrix"), _mapping(workload, "baseline")
+        in_file = _mapping(_mapping(_mapping(written, "workloads"), name), "matrix")
+        for axis, value in baseline.items():
+            now = as_list(matrix.get(axis))
+            before = as_list(without_environment(in_file.get(axis)))
+            if isinstance(now, list) and now and value not in now and isinstance(before, list) and value in before:
+                baseline[axis] = now[0]
+
+
+def _mapping(node: Any, key: str) -> dict[str, Any]:
+    below = node.get(key) if isinstance(node, dict) else None
+    return below if isinstance(below, dict) else {}
 
 
 def _assign(document: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -92,3 +92,12 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
 
     text = _PLACEHOLDER.sub(value, node)
     return scalar(text) if _PLACEHOLDER.fullmatch(node) else text
+
+
+def without_environment(node: Any) -> Any:
+    """``node`` as its author wrote it: each placeholder has its default; one without is None."""
+    if isinstance(node, list):
+        return [without_environment(item) for item in node]
+    if isinstance(node, str) and (match := _PLACEHOLDER.fullmatch(node)):
+        return None if match[2] is None else scalar(match[2])
+    return node

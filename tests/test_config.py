@@ -170,6 +170,13 @@ def test_a_wrong_set_is_refused(tmp_path, override, expected):
     assert refusal(tmp_path, MINIMAL, [override]).startswith(expected)
 
 
+def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_first_value(tmp_path):
+    text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'") + "    baseline: {impl: sdpa_math}\n"
+    assert load(tmp_path, text).workloads["attention"].baseline == {"impl": "sdpa_math"}
+    assert load(tmp_path, text, env={"IMPLS": "fa2,sage"}).workloads["attention"].baseline == {"impl": "fa2"}
+    assert load(tmp_path, text, ["impl=sage"]).workloads["attention"].baseline == {"impl": "sage"}
+
+
 def test_a_workload_beside_the_pipeline_comes_before_the_shipped_one(tmp_path):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "attention.py").write_text("PARAMS = {'own': 1}\n\ndef build(params): ...\n")
