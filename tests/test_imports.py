@@ -39,7 +39,7 @@ STAGES = {
     "profilers": {"profilers"},
     "progress": {"progress"},
     "record": {"record"},
-    "report": {"markdown", "quantities", "report", "sheets", "wording"},
+    "report": {"companions", "markdown", "plots", "quantities", "report", "sheets", "wording"},
     "run": {"ending", "environment", "events", "reasons", "run"},
     "store": {"store"},
 }
