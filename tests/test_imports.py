@@ -18,6 +18,7 @@ WORDS = {"errors", "findings", "job", "load", "tables"}
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
     "attribution": {"attribution"},
+    "columns": {"columns"},
     "config": {"config", "document"},
     "device": {"device"},
     "jsonstream": {"jsonstream"},
@@ -51,7 +52,7 @@ ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
-PARSERS = {"attribution", "errors", "jsonstream", "kernels", "tables"}
+PARSERS = {"attribution", "columns", "errors", "jsonstream", "kernels", "tables"}
 WORKLOADS = {"errors", "ranges"}
 
 
