@@ -1,0 +1,381 @@
+"""Which ranges a launch belongs to, and what the launches inside each range add up to.
+
+The rule is NVIDIA's own (the scripts behind ``nsys stats -r nvtx_kern_sum``): a launch belongs to the ranges of the
+thread that made the call, if the call begins and ends inside them; when the kernel ran on the GPU plays no role. Two
+additions, both counted so that a report can say how many launches they placed:
+
+* A launch from a thread without a range around it belongs, by time, to a range of another thread of its process.
+  Autograd launches the whole backward pass from a thread of its own while the caller waits in its ``backward`` range.
+* A launch whose own ranges name no case (hooks push ranges in autograd's thread) is put below the case that another
+  thread of its process has open, for all work of a process between a case's begin and end is that case's.
+
+All times are integers of nanoseconds on one clock, of any origin, negative ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profpipe import tables
+
+Int64s = npt.NDArray[np.int64]
+Ints = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+#: The thread of a launch whose call is not in the file.
+NO_THREAD = np.iinfo(np.int64).min
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Instances of ranges; ``name`` indexes ``names``. No two processes may have threads of one id."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    process: Int64s
+    name: Ints
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Calls that started work on the GPU; ``is_kernel`` tells kernels, and whole graphs, from copies and sets."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    process: Int64s
+    is_kernel: Bools
+
+
+class Paths:
+    """Every path of nested ranges as a node of a tree; node 0 is the empty path."""
+
+    def __init__(self) -> None:
+        self.parent = [0]
+        self.name = [""]
+        self.in_case = [False]
+        self.depth = [0]
+        self._children: dict[tuple[int, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def child(self, parent: int, name: str) -> int:
+        """The node of range ``name`` opened inside ``parent``."""
+        node = self._children.get((parent, name))
+        if node is None:
+            node = self._children[parent, name] = len(self.parent)
+            self.parent.append(parent)
+            self.name.append(name)
+            self.in_case.append(self.in_case[parent] or name.startswith(tables.CASE_PREFIX))
+            self.depth.append(self.depth[parent] + 1)
+        return node
+
+    def ancestors(self, node: int) -> list[int]:
+        """The nodes from the outermost range to ``node`` itself."""
+        found = []
+        while node:
+            found.append(node)
+            node = self.parent[node]
+        return found[::-1]
+
+    def names_of(self, node: int) -> list[str]:
+        return [self.name[n] for n in self.ancestors(node)]
+
+    def graft(self, below: int, node: int) -> int:
+        """``node``'s ranges as if opened inside ``below``."""
+        for name in self.names_of(node):
+            below = self.child(below, name)
+        return below
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """``path`` of each launch, ``range_path`` of each range: nodes of ``paths``. ``by_time``: not by its own thread."""
+
+    paths: Paths
+    path: Ints
+    range_path: Ints
+    by_time: Bools
+
+    def cases_and_phases(self, paths: Ints) -> tuple[list[str], list[str]]:
+        """(case, phase) of each of ``paths``."""
+        split = [tables.split_path(self.paths.names_of(int(node))) for node in paths]
+        return [case for case, _ in split], [phase for _, phase in split]
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """What is open in one thread ``since`` each of its times: the path, its first end, its innermost range's start."""
+
+    process: int
+    since: Int64s
+    path: Ints
+    until: Int64s
+    opened: Int64s
+    start: Int64s
+    end: Int64s
+    name: list[str]
+
+    def at(self, start: Int64s, end: Int64s, paths: Paths) -> tuple[Ints, Int64s]:
+        """Path and opening time of the innermost range around each call; path 0 where there is none."""
+        where = np.searchsorted(self.since, start, side="right") - 1
+        path, opened = self.path[where], self.opened[where]
+        # A call that outlives a range it began in. A thread waits for its own calls, so this happens with the ranges of
+        # other threads only: seldom enough for a search one by one.
+        for i in np.flatnonzero(end > self.until[where]):
+            around = np.flatnonzero((self.start <= start[i]) & (self.end >= end[i]))
+            path[i] = 0
+            for r in around:
+                path[i] = paths.child(int(path[i]), self.name[r])
+            opened[i] = self.start[around[-1]] if len(around) else _NEVER
+        return path, opened
+
+
+def attribute(ranges: Ranges, launches: Launches) -> Attribution:
+    """The path of each launch: its ranges outermost first, in the order in which they were opened."""
+    paths = Paths()
+    range_path = np.zeros(len(ranges.start), dtype=np.int32)
+    timelines: dict[int, _Timeline] = {}
+    for thread, rows in groups(ranges.thread):
+        timelines[thread], range_path[rows] = _timeline(ranges, rows, paths)
+    path = np.zeros(len(launches.start), dtype=np.int32)
+    for thread, rows in groups(launches.thread):
+        if thread in timelines:
+            path[rows], _ = timelines[thread].at(launches.start[rows], launches.end[rows], paths)
+    by_time = _place_by_time(launches, path, timelines, paths)
+    return Attribution(paths, path, range_path, by_time)
+
+
+def groups(key: Int64s) -> list[tuple[int, Ints]]:
+    """(value, rows) for each value in ``key``; rows in order."""
+    codes, values = pd.factorize(key)
+    if len(values) <= 8:
+        return [(int(value), np.flatnonzero(codes == code)) for code, value in enumerate(values)]
+    order = np.argsort(codes, kind="stable")
+    stops = np.cumsum(np.bincount(codes, minlength=len(values)))
+    return [(int(v), rows) for v, rows in zip(values, np.split(order, stops[:-1]), strict=True)]
+
+
+def _timeline(ranges: Ranges, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
+    """The timeline of one thread, and the path of each of its ranges."""
+    opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
+    start, end = ranges.start[rows][opening], ranges.end[rows][opening]
+    name = [ranges.names[code] for code in ranges.name[rows][opening].tolist()]
+    since, path, until, opened, own = _sweep(start, end, name, paths)
+    range_path = np.zeros(len(rows), dtype=np.int32)
+    range_path[opening] = own
+    process = int(ranges.process[rows[0]])
+    return _Timeline(process, since, path, until, opened, start, end, name), range_path
+
+
+def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[Int64s, Ints, Int64s, Int64s, Ints]:
+    """Opens and closes ranges (ordered by start) in order of time and notes what is open after each step."""
+    count = len(start)
+    rank = np.arange(count)
+    # A range holds a call that begins at the very nanosecond of its end, so it closes one later. At one time ranges
+    # close before others open, and the innermost closes first.
+    when = np.concatenate([end + 1, start])
+    opens = np.repeat([0, 1], count)
+    order = np.lexsort((np.concatenate([-rank, rank]), opens, when))
+    starts, ends = start.tolist(), end.tolist()
+    own = np.zeros(count, dtype=np.int32)
+    path, until, opened = [0], [_NEVER], [_NEVER]
+    stack: list[int] = []
+    open_path, open_until = [0], [_NEVER]
+
+    def push(r: int) -> None:
+        stack.append(r)
+        open_path.append(paths.child(open_path[-1], name[r]))
+        open_until.append(min(open_until[-1], ends[r]))
+
+    for step in order.tolist():
+        r = step % count
+        if step >= count:
+            push(r)
+            own[r] = open_path[-1]
+        else:
+            # Start/end ranges, and push/pop ranges of two domains, may close before one that was opened inside them.
+            depth = len(stack) - 1 if stack[-1] == r else stack.index(r)
+            inner = stack[depth + 1 :]
+            del stack[depth:], open_path[depth + 1 :], open_until[depth + 1 :]
+            for other in inner:
+                push(other)
+        path.append(open_path[-1])
+        until.append(open_until[-1])
+        opened.append(starts[stack[-1]] if stack else _NEVER)
+    since = np.concatenate([[np.iinfo(np.int64).min], when[order]]).astype(np.int64)
+    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), own
+
+
+def _place_by_time(launches: Launches, path: Ints, timelines: dict[int, _Timeline], paths: Paths) -> Bools:
+    """Gives launches without a range, or without a case, of their own the path of another thread; changes ``path``."""
+    moved = np.zeros(len(path), dtype=bool)
+    in_case = np.array(paths.in_case)
+    rows = np.flatnonzero(~in_case[path] & (launches.thread != NO_THREAD))
+    hosts_of: dict[int, list[int]] = {}
+    for thread, timeline in timelines.items():
+        hosts_of.setdefault(timeline.process, []).append(thread)
+    working = set(pd.unique(launches.thread[launches.is_kernel]).tolist())
+    for process, group in groups(launches.process[rows]):
+        if process in hosts_of:
+            hosts = {t: (timelines[t], t in working) for t in hosts_of[process]}
+            _move(launches, rows[group], hosts, path, moved, paths)
+    return moved
+
+
+def _move(
+    launches: Launches,
+    rows: Ints,
+    hosts: dict[int, tuple[_Timeline, bool]],
+    path: Ints,
+    moved: Bools,
+    paths: Paths,
+) -> None:
+    start, end, own = launches.start[rows], launches.end[rows], path[rows]
+    best = np.zeros(len(rows), dtype=np.int32)
+    best_rank = np.full(len(rows), -1)
+    best_opened = np.full(len(rows), np.iinfo(np.int64).min)
+    for timeline, works in hosts.values():
+        found, opened = timeline.at(start, end, paths)
+        cased = np.array(paths.in_case)[found]
+        # Several threads may have a range around the launch. A case says that its whole process works for it, so it
+        # goes first. Then a thread that launches kernels itself: a data loader's or a logger's range is no cause of a
+        # backward kernel. Then the range opened last, for who waits for the launch has just opened it.
+        rank = 2 * cased + works
+        usable = (found != 0) & (cased | (own == 0))
+        better = usable & ((rank > best_rank) | ((rank == best_rank) & (opened > best_opened)))
+        best[better], best_rank[better], best_opened[better] = found[better], rank[better], opened[better]
+    found_rows = np.flatnonzero(best)
+    code, firsts = combine(own[found_rows], best[found_rows])
+    grafts = [paths.graft(int(best[i]), int(own[i])) for i in found_rows[firsts]]
+    path[rows[found_rows]] = np.array(grafts, dtype=np.int32)[code]
+    moved[rows[found_rows]] = True
+
+
+def summarise_ranges(
+    ranges: Ranges, launches: Launches, placed: Attribution, start_ns: Int64s, end_ns: Int64s
+) -> pd.DataFrame:
+    """Rows of ``ranges`` (without run, workload, profiler and source) with the kernels inside them.
+
+    ``start_ns`` and ``end_ns`` are when each launch's kernel ran on the GPU. Copies and sets do not count; a whole
+    graph traced as one counts as one kernel with its whole time, for that time is its kernels'.
+    """
+    kernels = np.flatnonzero(launches.is_kernel & (placed.path != 0))
+    kernels = kernels[np.argsort(start_ns[kernels], kind="stable")]
+    start_ns, end_ns = start_ns[kernels], end_ns[kernels]
+    rows = _Rows(placed.paths)
+    opened = rows.of_ranges(ranges, placed.range_path)
+    combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
+    count, kernel_ns, busy_ns = np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows))
+    for level in levels:
+        row = level[combination]
+        known = np.flatnonzero(row >= 0)
+        row = row[known]
+        count += np.bincount(row, minlength=len(rows))
+        kernel_ns += np.bincount(row, weights=end_ns[known] - start_ns[known], minlength=len(rows))
+        busy_ns += _union(row, start_ns[known], end_ns[known], len(rows))
+    frame = rows.frame()
+    frame["instances"] = np.bincount(opened, minlength=len(rows))
+    frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
+    frame["kernel_ns"], frame["kernels"], frame["busy_ns"] = kernel_ns, count, busy_ns
+    first = np.full(len(rows), _NEVER)
+    np.minimum.at(first, opened, ranges.start)
+    order = np.lexsort((np.arange(len(rows)), first))
+    return frame.iloc[order].reset_index(drop=True)
+
+
+class _Rows:
+    """Numbers the rows (process, case, path inside it) of a table of ranges."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._row: dict[tuple[int, str, str], int] = {}
+        self._label: dict[int, tuple[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def _of(self, process: int, node: int) -> int:
+        if node not in self._label:
+            self._label[node] = tables.split_path(self._paths.names_of(node))
+        key = (process, *self._label[node])
+        return self._row.setdefault(key, len(self._row))
+
+    def of_ranges(self, ranges: Ranges, range_path: Ints) -> Ints:
+        """The row of each range instance."""
+        combination, firsts = combine(ranges.process, range_path)
+        rows = [self._of(int(ranges.process[i]), int(range_path[i])) for i in firsts]
+        return np.array(rows, dtype=np.int64)[combination]
+
+    def around(self, process: Int64s, path: Ints) -> tuple[Ints, Ints]:
+        """(number of each launch's combination of process and path, table depth x combination of rows, -1 for none)."""
+        combination, firsts = combine(process, path)
+        chains = []
+        for i in firsts:
+            rows = [self._of(int(process[i]), node) for node in self._paths.ancestors(int(path[i]))]
+            # A case nested in itself is one row, and counts a launch once.
+            chains.append(list(dict.fromkeys(rows)))
+        levels = np.full((max(map(len, chains), default=0), len(chains)), -1, dtype=np.int64)
+        for c, chain in enumerate(chains):
+            levels[: len(chain), c] = chain
+        return combination, levels
+
+    def frame(self) -> pd.DataFrame:
+        process, case, name = zip(*self._row, strict=True) if self._row else ((), (), ())
+        return pd.DataFrame({"process": np.array(process, dtype=np.int64), "case": list(case), "range": list(name)})
+
+
+def combine(*keys: Ints) -> tuple[Ints, Ints]:
+    """(number of each row's combination of keys, first row of each combination); numbered in order of appearance."""
+    codes = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        code, values = pd.factorize(key)
+        codes, _ = pd.factorize(codes * max(len(values), 1) + code)
+    firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
+    firsts[codes[::-1]] = np.arange(len(codes))[::-1]
+    return codes, firsts
+
+
+def _union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
+    """Length of the union of the intervals of each group; intervals ordered by start."""
+    if not len(group):
+        return np.zeros(groups)
+    order = _stable_order(group)
+    group, start, end = group[order], start[order], end[order]
+    first = np.r_[True, group[1:] != group[:-1]]
+    reached = _running_maximum(group, end, first)
+    before = np.r_[start[0], reached[:-1]]
+    before[first] = start[first]
+    covered = np.maximum(end - np.maximum(start, before), 0)
+    return np.bincount(group, weights=covered, minlength=groups).astype(np.float64)
+
+
+def _stable_order(group: Ints) -> Ints:
+    # Sorting numbers that carry their position is several times as fast as a stable argsort.
+    bits = max(int(len(group) - 1).bit_length(), 1)
+    keys = np.sort((group.astype(np.int64) << bits) | np.arange(len(group)))
+    return keys & ((1 << bits) - 1)
+
+
+def _running_maximum(group: Ints, end: Int64s, first: Bools) -> Int64s:
+    """Latest end so far inside each group; rows ordered by group."""
+    low, span = int(end.min()), int(end.max()) - int(end.min()) + 1
+    if span * (int(group[-1]) + 1) < 2**62:
+        # Shifted by its group, every end of a group lies above all ends of the groups before it.
+        shift = group.astype(np.int64) * span - low
+        return np.maximum.accumulate(end + shift) - shift
+    reached = end.copy()
+    for part in np.split(reached, np.flatnonzero(first)[1:]):
+        np.maximum.accumulate(part, out=part)
+    return reached

@@ -1,0 +1,455 @@
+"""nsys exports: every recorded file against the truth, and small hand-written ones for what they do not hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+from nsys_exports import DOMAIN, START_END, Export, pid_id, thread_id
+
+from profpipe import load, tables
+from profpipe.errors import Refused
+
+RECORDED = Path(__file__).parent / "data" / "nsys-2025.3.1"
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModuleType:
+    return load.module(load.own_folder("parsers") / "nsys_sqlite.py")
+
+
+def truth(shared_data: Path) -> dict[str, dict[str, object]]:
+    found = json.loads((shared_data / "expect.json").read_text())
+    return {name: expected for name, expected in found.items() if name.endswith(".sqlite")}
+
+
+def check_sums(parsed: tables.Tables) -> None:
+    """What holds for every file: nothing lost, nothing twice."""
+    origin, kernels = parsed.origin, parsed.kernels
+    own = kernels[kernels["kind"] == "kernel"]
+    assert origin.attributed_ns + origin.unattributed_ns == origin.total_ns
+    assert own["total_ns"].sum() == origin.total_ns
+    assert own["calls"].sum() == origin.launches
+    assert own.loc[own["case"] != "", "total_ns"].sum() == origin.attributed_ns
+    cases = parsed.ranges[(parsed.ranges["case"] != "") & (parsed.ranges["range"] == "")]
+    whole = kernels[kernels["kind"].isin(["kernel", "graph"]) & (kernels["case"] != "")]
+    assert cases["kernel_ns"].sum() == whole["total_ns"].sum()
+    assert (parsed.ranges["busy_ns"] <= parsed.ranges["kernel_ns"]).all()
+
+
+def by_phase(parsed: tables.Tables) -> dict[str, int]:
+    kernels = parsed.kernels[parsed.kernels["kind"] == "kernel"]
+    return {str(phase): int(calls) for phase, calls in kernels.groupby("phase")["calls"].sum().items()}
+
+
+# --- recorded files --------------------------------------------------------------------------------------------------
+
+
+def test_every_recorded_export_has_the_launches_and_the_total_time_of_the_truth(
+    parser: ModuleType, shared_data: Path
+) -> None:
+    print(f"\n{'file':72} {'launches':>9} {'total ns':>15}  by")
+    for name, expected in truth(shared_data).items():
+        path = shared_data / name
+        if expected.get("error"):
+            assert not parser.sniff(path)
+            continue
+        assert parser.sniff(path)
+        parsed = parser.parse(path)
+        check_sums(parsed)
+        print(
+            f"{name:72} {parsed.origin.launches:9} {parsed.origin.total_ns:15,.0f}  nsys {parsed.origin.tool_version}"
+        )
+        assert parsed.origin.launches == expected["kernels"], name
+        assert parsed.origin.total_ns == expected["total_ns"], name
+        durations = sorted(parsed.kernels.groupby("kernel")["total_ns"].sum(), reverse=True)
+        for _, _, top_ns in expected.get("top", []):
+            assert top_ns in durations, name
+
+
+def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_that_called_it(
+    parser: ModuleType,
+) -> None:
+    parsed = parser.parse(RECORDED / "training" / "lm_eager.sqlite")
+    in_a_step = {
+        "forward": 46,
+        "forward > computing attention scores": 16,
+        "forward > computing softmax": 4,
+        "forward > final matmul": 8,
+        "backward": 157,
+        "optimizer": 10,
+    }
+    phases = by_phase(parsed)
+    print("\n" + "\n".join(f"{phase:50} {calls:4} kernels" for phase, calls in phases.items()))
+    assert phases == {f"step_{n} > {phase}": calls for n in range(3) for phase, calls in in_a_step.items()}
+    assert sum(phases.values()) == parsed.origin.launches == 723
+    # 471 backward kernels and 48 of their memsets.
+    assert "519 of 774 launches by time" in parsed.origin.attribution
+    check_sums(parsed)
+
+
+def test_every_case_has_the_same_kernels_in_each_of_its_iterations(parser: ModuleType, tmp_path: Path) -> None:
+    source = RECORDED / "attention" / "attn_h200.sqlite"
+    ranges = parser.parse(source).ranges
+    iterations = ranges[ranges["range"].str.endswith(" > iter")]
+    assert (iterations["instances"] == 5).all()
+    assert len(iterations) == 14
+    numbered = tmp_path / "numbered.sqlite"
+    shutil.copyfile(source, numbered)
+    with closing(sqlite3.connect(numbered)) as database, database:
+        database.execute("UPDATE NVTX_EVENTS SET text = 'iter_' || start WHERE text = 'iter'")
+    kernels = parser.parse(numbered).kernels
+    kernels[["of", "iteration"]] = kernels["phase"].str.split(" > ", expand=True)
+    for case, rows in kernels.groupby("of"):
+        contents = {tuple(sorted(zip(i["kernel"], i["calls"], strict=True))) for _, i in rows.groupby("iteration")}
+        assert rows["iteration"].nunique() == 5, case
+        assert len(contents) == 1, case
+
+
+def test_statistics_are_of_single_launches(parser: ModuleType) -> None:
+    path = RECORDED / "attention" / "attn_h200.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        single = pd.read_sql('SELECT "end" - start AS ns FROM CUPTI_ACTIVITY_KIND_KERNEL', database)
+    kernels = parser.parse(path).kernels
+    kernels = kernels[kernels["kind"] == "kernel"]
+    assert kernels["min_ns"].min() == single["ns"].min()
+    assert kernels["max_ns"].max() == single["ns"].max()
+    assert kernels["median_ns"].between(kernels["min_ns"], kernels["max_ns"]).all()
+
+
+# --- where launches belong -------------------------------------------------------------------------------------------
+
+
+def test_kernels_of_two_processes_with_one_correlation_id_stay_apart(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    for pid, name in ((1, "one"), (2, "two")):
+        export.range(0, 100, f"profpipe:{name}", pid=pid)
+        export.launch(10, 5, name, pid=pid)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert dict(zip(parsed.kernels["case"], parsed.kernels["kernel"], strict=True)) == {"one": "one", "two": "two"}
+    assert parsed.origin.attributed_ns == 20
+
+
+def test_the_phase_is_what_is_nested_inside_the_case(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "run")
+    export.range(1, 90, "profpipe:impl=fa2,seqlen=512")
+    export.range(2, 80, "forward")
+    export.range(3, 70, "computing softmax")
+    export.launch(10, 1)
+    export.launch(75, 2)
+    export.launch(85, 3)
+    export.launch(95, 4)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    found = set(zip(parsed.kernels["case"], parsed.kernels["phase"], strict=True))
+    case = "impl=fa2,seqlen=512"
+    assert found == {(case, "forward > computing softmax"), (case, "forward"), (case, ""), ("", "run")}
+    ranges = parsed.ranges.set_index(["case", "range"])["kernels"].to_dict()
+    assert ranges == {("", "run"): 4, (case, ""): 3, (case, "forward"): 2, (case, "forward > computing softmax"): 1}
+
+
+def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:graph")
+    export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
+    for node in range(5):
+        export.kernel(200 + 10 * node, 205 + 10 * node, 9, f"node{node}", graphNodeId=node)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert set(parsed.kernels["case"]) == {"graph"}
+    assert parsed.origin.launches == 5
+    assert parsed.origin.notes == ()
+
+
+def test_whole_graph_records_are_their_own_kind_and_said_to_hide_kernels(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:graph")
+    export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
+    export.add(
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        start=30, end=90, correlationId=9, globalPid=pid_id(1), deviceId=0, streamId=7, graphId=3,
+    )  # fmt: skip
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert parsed.kernels[["case", "kind", "kernel", "kernel_class"]].to_numpy().tolist() == [
+        ["graph", "graph", "[CUDA graph 3]", "graph"]
+    ]
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (0, 0)
+    assert parsed.ranges["kernel_ns"].tolist() == [60]
+    assert any("hide the kernels" in note and "--cuda-graph-trace=node" in note for note in parsed.origin.notes)
+
+
+def test_graph_launches_without_any_record_are_missed_aloud(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
+    notes = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin.notes
+    assert any(note.startswith("1 launches of CUDA graphs left no kernel") for note in notes)
+
+
+def test_a_kernel_launched_before_the_capture_lies_in_no_range(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:a")
+    export.launch(10, 1)
+    export.kernel(20, 50, 77)
+    export.kernel(60, 65, None)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert (parsed.origin.attributed_ns, parsed.origin.unattributed_ns) == (10, 35)
+    assert any(note.startswith("2 kernels (0.000 ms) have no launch call") for note in parsed.origin.notes)
+
+
+def test_hooks_that_push_ranges_in_autograds_thread_stay_inside_the_case(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:a")
+    export.range(5, 90, "backward")
+    export.range(20, 40, "MmBackward0", tid=2)
+    export.launch(25, 1, tid=2)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert parsed.kernels[["case", "phase"]].to_numpy().tolist() == [["a", "backward > MmBackward0"]]
+
+
+def test_without_a_case_a_threads_own_range_is_all_that_counts(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "request 1")
+    export.range(5, 90, "request 2", tid=2)
+    export.launch(25, 1, tid=2)
+    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"request 2": 1}
+
+
+def test_a_data_loaders_range_does_not_take_the_backward_kernels(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "backward")
+    export.launch(1, 1)
+    export.range(20, 60, "load batch", tid=3)
+    export.launch(30, 2, tid=2)
+    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"backward": 2}
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_are_named_by_text_or_registered_string_with_their_domain(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, None, "NCCL", eventType=DOMAIN, domainId=4)
+    export.range(0, 100, None, textId=export.string("registered"))
+    export.range(10, 90, None, textId=export.string("ncclAllReduce"), domainId=4)
+    export.range(20, 80, "aten::mm, op_id = 314290")
+    export.launch(30, 1)
+    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {
+        "registered > NCCL:ncclAllReduce > aten::mm": 1
+    }
+
+
+def test_an_export_with_no_registered_strings_column_is_read(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "forward")
+    export.launch(30, 1)
+    path = export.write_sqlite(tmp_path / "x.sqlite", without=("textId", "endGlobalTid", "domainId", "mangledName"))
+    assert by_phase(parser.parse(path)) == {"forward": 1}
+
+
+def test_ranges_are_named_though_the_first_hundred_thousand_have_no_text(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    for start in range(0, 500_000, 4):
+        export.range(start, start + 1, None, textId=export.string("registered"))
+    export.range(500_000, 600_000, "late")
+    export.launch(500_010, 1)
+    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))) == {"late": 1}
+
+
+def test_a_range_without_an_end_lasts_until_the_captures_end(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, None, "open")
+    export.launch(30, 1)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert by_phase(parsed) == {"open": 1}
+    assert parsed.ranges["wall_ns"].tolist() == [45]
+    assert parsed.origin.notes == ("1 ranges have no end and are taken to last until the capture's end",)
+
+
+def test_a_range_that_ends_in_another_thread_belongs_to_none(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "wanders", eventType=START_END, endGlobalTid=thread_id(1, 2))
+    export.range(5, 95, "stays", eventType=START_END, endGlobalTid=thread_id(1, 1))
+    export.launch(30, 1)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert by_phase(parsed) == {"stays": 1}
+    assert any("end in another thread" in note for note in parsed.origin.notes)
+
+
+def test_busy_time_counts_kernels_that_overlap_once(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:a")
+    for correlation, (start, end) in enumerate([(100, 200), (150, 160), (190, 240), (300, 310)], start=1):
+        export.call(10 * correlation, 10 * correlation + 1, correlation)
+        export.kernel(start, end, correlation, streamId=correlation)
+    ranges = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).ranges
+    assert ranges[["kernels", "kernel_ns", "busy_ns"]].to_numpy().tolist() == [[4, 170, 150]]
+
+
+def test_domains_without_ranges_point_to_the_nvtx_package_that_old_nsys_does_not_see(
+    parser: ModuleType, tmp_path: Path
+) -> None:
+    export = Export()
+    export.range(0, None, "NVTX", eventType=DOMAIN, domainId=1)
+    export.launch(30, 1)
+    (note,) = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin.notes
+    assert "nvtx<0.2.12" in note
+
+
+# --- what a file says of itself --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["META_DATA_EXPORT", "EXPORT_META_DATA"])
+def test_either_meta_table_gives_the_version(parser: ModuleType, tmp_path: Path, table: str) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.add(table, name="EXPORT_PRODUCT_VERSION", value="2022.2.1.31")
+    export.add(table, name="EXPORT_SCHEMA_VERSION", value="2.9.1")
+    origin = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin
+    assert (origin.tool_version, origin.format) == ("2022.2.1.31", "nsys export, schema 2.9.1")
+
+
+def test_the_gpu_is_named_by_cudas_ordinal_not_by_the_order_on_the_bus(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.add("TARGET_INFO_GPU", id=0, name="slow", cuDevice=1)
+    export.add("TARGET_INFO_GPU", id=1, name="fast", cuDevice=0)
+    assert parser.parse(export.write_sqlite(tmp_path / "a.sqlite")).origin.device == "fast"
+    export.add("TARGET_INFO_CUDA_DEVICE", gpuId=0, cudaId=0, pid=1)
+    export.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=2)
+    assert parser.parse(export.write_sqlite(tmp_path / "b.sqlite")).origin.device == "slow"
+
+
+def test_records_that_end_before_they_begin_are_left_out_and_counted(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.kernel(0, 0, 1)
+    export.kernel(50, 40, 1)
+    export.kernel(50, None, 1)  # type: ignore[arg-type]
+    origin = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin
+    assert (origin.launches, origin.total_ns) == (1, 10)
+    assert origin.notes == ("3 records end before they begin, or have no time, and were left out",)
+
+
+def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.call(20, 21, 2, returnValue=700)
+    export.call(30, 31, 3, returnValue=600, name="cudaEventQuery_v3020")
+    diagnostics = [
+        (1, "Number of CUDA events collected: 3."),
+        (2, "Not all CUDA events\nmight have been collected."),
+        (3, "Unable to configure the collection of CPU IP samples"),
+        (2, "No CUDA events collected. Does the process use CUDA?"),
+    ]
+    for severity, text in diagnostics:
+        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=severity, text=text, globalPid=0)
+    notes = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin.notes
+    assert notes == (
+        "1 CUDA calls failed: cudaLaunchKernel returned 700 (1x)",
+        "nsys: Not all CUDA events might have been collected.",
+    )
+
+
+def test_copies_and_sets_are_rows_of_their_own_kinds_and_no_launches(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    place = {"deviceId": 0, "streamId": 7, "globalPid": pid_id(1)}
+    export.add("CUPTI_ACTIVITY_KIND_MEMCPY", start=20, end=50, correlationId=2, copyKind=1, **place)
+    export.add("CUPTI_ACTIVITY_KIND_MEMSET", start=60, end=65, correlationId=3, **place)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    rows = parsed.kernels.set_index("kind")[["kernel", "kernel_class", "total_ns"]].T.to_dict("list")
+    assert rows["memcpy"] == ["[CUDA memcpy Host-to-Device]", "memcpy", 30]
+    assert rows["memset"] == ["[CUDA memset]", "memset", 5]
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (1, 10)
+
+
+def test_a_file_with_no_kernels_says_so(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.string("anything")
+    export.range(0, 50, "forward")
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert parsed.kernels.empty
+    assert parsed.ranges["range"].tolist() == ["forward"]
+    assert parsed.origin.notes == ("no kernels in this file",)
+
+
+def test_a_parquet_export_gives_the_same_tables_as_the_sqlite_export(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(-50, 100, "profpipe:a")
+    export.range(0, 60, None, textId=export.string("forward"))
+    for correlation in range(1, 20):
+        export.launch(4 * correlation - 40, correlation, f"k{correlation % 3}")
+    one = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    folder = export.write_parquet(tmp_path / "x.parquetdir")
+    assert parser.sniff(folder)
+    other = parser.parse(folder)
+    pd.testing.assert_frame_equal(one.kernels, other.kernels)
+    pd.testing.assert_frame_equal(one.ranges, other.ranges)
+    assert one.origin == other.origin
+
+
+# --- refusing --------------------------------------------------------------------------------------------------------
+
+
+def refusal(parser: ModuleType, path: Path) -> str:
+    assert parser.sniff(path), "its own file, if damaged"
+    with pytest.raises(Refused) as refused:
+        parser.parse(path)
+    text = str(refused.value)
+    assert "\n" not in text
+    assert "nsys export" in text
+    return text
+
+
+def test_a_truncated_export_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes((RECORDED / "training" / "lm_eager.sqlite").read_bytes()[:100_000])
+    assert "cut short" in refusal(parser, path)
+
+
+def test_an_export_with_a_journal_beside_it_was_interrupted(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    (tmp_path / "x.sqlite-journal").write_bytes(b"\xd9\xd5\x05\xf9")
+    assert "interrupted" in refusal(parser, path)
+
+
+def test_kernels_without_any_name_are_refused(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    del export.rows["StringIds"]
+    assert "StringIds" in refusal(parser, export.write_sqlite(tmp_path / "a.sqlite"))
+    export.rows["StringIds"] = [{"id": 99, "value": "other"}]
+    assert "no kernel's name" in refusal(parser, export.write_sqlite(tmp_path / "b.sqlite"))
+
+
+def test_a_database_of_another_program_and_a_text_are_not_ours(parser: ModuleType, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as database:
+        database.execute("CREATE TABLE rocpd_kernelapi (id INTEGER)")
+    (tmp_path / "lfs.sqlite").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "empty.sqlite").write_bytes(b"")
+    assert not any(parser.sniff(tmp_path / name) for name in ("x.sqlite", "lfs.sqlite", "empty.sqlite"))
+
+
+def test_a_read_only_export_is_read_and_nothing_is_left_beside_it(parser: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "50 % #1? of it"
+    folder.mkdir()
+    export = Export()
+    export.launch(0, 1)
+    path = export.write_sqlite(folder / "x y.sqlite")
+    before = path.read_bytes()
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        assert parser.parse(path).origin.launches == 1
+        assert [p.name for p in folder.iterdir()] == ["x y.sqlite"]
+        assert path.read_bytes() == before
+    finally:
+        folder.chmod(0o755)
