@@ -97,9 +97,10 @@ Region = Callable[[], AbstractContextManager[None]]
 def _run_case(workload: Any, case: Mapping[str, Any], spec: Mapping[str, Any], events: Events, region: Region) -> None:
     """Tries one case and writes down what became of it. A case that fails does not end those after it."""
     name, params, begin = case["id"], _complete(workload, case["params"]), time.time()
-    events.write("case_started", case=name, params=params, time=begin, expects=_optional(workload, "expects", params))
+    events.write("case_started", case=name, params=params, time=begin)
     status, reason, flags = "ok", "", []
     try:
+        events.write("expects", case=name, family=_optional(workload, "expects", params) or "")
         if reason := _optional(workload, "available", params) or "":
             status = "skipped"
         else:
@@ -137,6 +138,8 @@ def _measure(
             fn, device=kind, warmup=warmup, repeats=repeats, range_name=range_name, annotate=ranges.annotate
         )
         events.write("samples", case=name, unit="ns", clock=samples.clock, values=samples.values_ns)
+        for note in samples.notes:
+            events.write("note", case=name, text=note)
         events.metric(name, "peak_allocated", samples.peak_allocated, "byte")
         events.metric(name, "peak_reserved", samples.peak_reserved, "byte")
         return [*samples.flags, *_facts(workload, name, params, events)]

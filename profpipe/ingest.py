@@ -158,8 +158,8 @@ def _wall_time(outcome: Outcome) -> pd.DataFrame:
 
 def expectations(events: Path) -> dict[str, str]:
     """The kernel family that each case of a job should have run, as its workload said in ``events.jsonl``."""
-    started = (event for event in _events(events) if event.get("event") == "case_started")
-    return {event["case"]: event["expects"] for event in started if event.get("expects")}
+    said = (event for event in _events(events) if event.get("event") == "expects")
+    return {event["case"]: event["family"] for event in said if event["family"]}
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,132 @@
+"""What happens inside the workload's process, seen from outside: real processes, their events and their traces."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe import harness, tables
+
+ROOT = Path(__file__).parents[1]
+
+WORKLOAD = """
+import torch
+from profpipe.ranges import annotate
+
+PARAMS = {"n": 8, "do": "work"}
+calls = []
+
+def build(params):
+    if params["do"] == "refuse":
+        raise ValueError("n is odd")
+    x = torch.ones(params["n"], params["n"])
+    def fn():
+        if params["do"] == "oom":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        with annotate("multiply"):
+            return x @ x
+    return fn
+
+def available(params):
+    return "no such kernel. Install one." if params["do"] == "skip" else None
+
+def expects(params):
+    return "mine"
+
+def flops(params):
+    return 2 * params["n"] ** 3
+
+def check(params):
+    if params["do"] == "uncheckable":
+        raise MemoryError("the reference does not fit")
+    return {"error_max": 0.5}
+"""
+
+
+def carry_out(folder, cases, profiler="plain", **spec):
+    """The harness in a process of its own; returns its events."""
+    (folder / "workload.py").write_text(WORKLOAD)
+    document = {
+        "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
+        "options": {}, "stem": "capture", "part": 1,
+        "cases": [{"id": case, "params": params} for case, params in cases.items()], **spec,
+    }  # fmt: skip
+    (folder / "cases.json").write_text(json.dumps(document))
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe.harness", str(folder / "cases.json")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def of(events, kind, case=None):
+    return [event for event in events if event["event"] == kind and case in (None, event.get("case"))]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    cases = {do: {"do": do} for do in ("work", "refuse", "skip", "oom", "uncheckable", "again")}
+    return carry_out(tmp_path_factory.mktemp("plain"), cases)
+
+
+def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
+    assert harness.CASE_PREFIX == tables.CASE_PREFIX
+
+
+def test_every_case_is_tried_whatever_became_of_the_one_before(plain):
+    ended = {event["case"]: event["status"] for event in of(plain, "case_ended")}
+    assert ended == {
+        "work": "ok", "refuse": "failed", "skip": "skipped", "oom": "oom", "uncheckable": "ok", "again": "ok",
+    }  # fmt: skip
+    assert plain[0]["event"] == "started" and plain[-1]["event"] == "finished"
+
+
+def test_a_failure_says_why_in_a_line_and_keeps_its_traceback(plain):
+    (ended,) = of(plain, "case_ended", "refuse")
+    assert ended["reason"] == "ValueError: n is odd"
+    assert "in build" in of(plain, "error", "refuse")[0]["traceback"]
+
+
+def test_a_case_has_one_sample_an_iteration_and_its_facts(plain):
+    (samples,) = of(plain, "samples", "work")
+    assert samples["clock"] == "perf_counter" and len(samples["values"]) == 4 and min(samples["values"]) > 0
+    metrics = {event["metric"]: event["value"] for event in of(plain, "metric", "work")}
+    assert metrics == {"flops": 1024, "error_max": 0.5}
+
+
+def test_times_stand_where_the_reference_cannot_be_computed_and_are_marked(plain):
+    (ended,) = of(plain, "case_ended", "uncheckable")
+    assert "unchecked" in ended["flags"] and of(plain, "samples", "uncheckable")
+
+
+def test_defaults_of_the_workload_are_written_with_the_parameters(plain):
+    assert of(plain, "case_started", "work")[0]["params"] == {"n": 8, "do": "work"}
+
+
+def test_a_workload_says_which_kernels_it_expects(plain):
+    assert of(plain, "expects", "work")[0]["family"] == "mine"
+
+
+def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_iteration(tmp_path):
+    events = carry_out(tmp_path, {"a": {}, "skip": {"do": "skip"}, "b": {"n": 16}}, "torch")
+    assert [event["value"] for event in of(events, "metric", "a")] == [4]
+    traces = sorted(path.name for path in tmp_path.glob("*.gz"))
+    assert traces == ["capture.1.pt.trace.json.gz", "capture.2.pt.trace.json.gz"]
+    with gzip.open(tmp_path / traces[0]) as stream:
+        names = [event.get("name") for event in json.load(stream)["traceEvents"] if event.get("cat") == "user_annotation"]
+    assert names.count("profpipe:a") == 4 and names.count("multiply") == 4
+
+
+def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
+    events = carry_out(tmp_path, {"a": {}}, "ncu")
+    assert [event["value"] for event in of(events, "metric", "a")] == [1]
+
+
+def test_the_harness_starts_without_pandas():
+    code = "import sys, profpipe.harness; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
