@@ -1,0 +1,54 @@
+"""Two runs, case by case."""
+
+import pytest
+
+from profpipe import compare, tables
+from profpipe.tables import METRICS, Tables
+
+
+def run_with(**times):
+    rows = [
+        {"workload": "w", "case": case, "profiler": "plain", "metric": "time", "value": value, "unit": "ns",
+         "ci_low": low, "ci_high": high}
+        for case, (value, low, high) in times.items()
+    ]  # fmt: skip
+    return Tables(metrics=tables.frame(METRICS, rows))
+
+
+BEFORE = run_with(same=(100.0, 99.0, 101.0), slow=(100.0, 99.0, 101.0), gone=(1.0, 1.0, 1.0), bare=(100.0, None, None))
+AFTER = run_with(same=(101.0, 100.0, 102.0), slow=(110.0, 109.0, 111.0), new=(1.0, 1.0, 1.0), bare=(120.0, None, None))
+
+
+def changes():
+    return {change.case: change for change in compare.compare(BEFORE, AFTER)}
+
+
+def test_only_cases_of_both_runs_are_compared():
+    assert set(changes()) == {"same", "slow", "bare"}
+
+
+def test_a_difference_within_the_intervals_is_noise():
+    assert changes()["same"].distinct is False and changes()["slow"].distinct is True
+    assert changes()["bare"].distinct is None
+
+
+def test_a_gate_stops_what_is_slower_but_not_what_is_noise():
+    stopped = [change.case for change in compare.slower(changes().values(), 0.5)]
+    assert stopped == ["slow", "bare"]
+    assert compare.slower(changes().values(), 25) == []
+
+
+def test_the_text_names_each_case_with_its_change():
+    text = compare.text(list(changes().values()))
+    assert "+10.0%" in text and "within the noise" in text and "no interval kept" in text
+    assert compare.text([]) == "No case has a time in both runs."
+
+
+def test_times_under_a_profiler_are_not_compared():
+    under = Tables(metrics=BEFORE.metrics.assign(profiler="nsys"))
+    assert compare.compare(under, AFTER) == []
+
+
+@pytest.mark.parametrize("subject", ["some_kernel"])
+def test_times_of_single_kernels_are_not_cases(subject):
+    assert compare.compare(Tables(metrics=BEFORE.metrics.assign(subject=subject)), AFTER) == []

@@ -1,0 +1,39 @@
+"""What machine this is. The GPUs' own answers need a GPU; the rules that follow from them do not."""
+
+import pytest
+
+from profpipe import device
+
+#: As NVML described an H200 to this module (driver 580).
+H200 = {
+    "name": "NVIDIA H200", "compute_capability": [9, 0], "sm_count": 132, "max_sm_clock_hz": 1_980_000_000,
+    "max_memory_clock_hz": 3_201_000_000, "memory_bus_bits": 6016,
+}  # fmt: skip
+
+
+def test_peaks_follow_from_the_device_by_a_rule_that_is_named():
+    peaks = device.peaks(H200)
+    # 132 SMs, 4096 FLOP per clock: the data sheet's 989 TFLOP/s at its 1830 MHz, here at the highest clock, 1980 MHz.
+    assert peaks["flops"]["fp16"] == pytest.approx(989.4e12 * 1980 / 1830, rel=1e-3)
+    assert peaks["bytes_per_s"] == pytest.approx(4.8e12, rel=0.01)
+    assert "132 SMs x 1980 MHz" in peaks["source"] and "6016 bits" in peaks["source"]
+
+
+def test_a_gpu_of_an_unknown_kind_has_unknown_peaks_and_no_default():
+    peaks = device.peaks({"name": "Future", "compute_capability": [99, 0], "sm_count": 1, "max_sm_clock_hz": 1})
+    assert peaks == {"source": "unknown for Future"}
+
+
+def test_a_missing_clock_leaves_only_what_can_be_known():
+    known = {key: value for key, value in H200.items() if key != "max_sm_clock_hz"}
+    assert set(device.peaks(known)) == {"bytes_per_s", "source"}
+
+
+def test_the_machine_is_described_without_naming_host_or_user():
+    described = device.machine()
+    assert {"gpus", "peaks", "cpu", "os", "python"} <= set(described)
+    assert not {"hostname", "user", "node"} & set(described)
+
+
+def test_versions_of_absent_packages_are_absent():
+    assert "no-such-package" not in device.packages(["no-such-package", "pandas"])

@@ -1,0 +1,159 @@
+"""Which parser reads a file, what is refused, and whose rows a job's files become."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profpipe import ingest, kernels, tables
+from profpipe.ingest import Read, Refusal, Source
+from profpipe.job import Case, Job, Outcome, Tool
+from profpipe.tables import CASES, KERNELS, METRICS, Tables
+
+DATA = Path(__file__).parent / "data"
+
+EVENTS = [
+    {"event": "started", "profiler": "plain", "pid": 1, "time": 1.0, "machine": {}, "torch": "2.13.0"},
+    {"event": "case_started", "case": "n=1", "params": {"n": 1}, "time": 1.0},
+    {"event": "expects", "case": "n=1", "family": "fa2"},
+    {"event": "samples", "case": "n=1", "unit": "ns", "clock": "perf_counter", "values": [5.0, 7.0, 6.0]},
+    {"event": "case_ended", "case": "n=1", "status": "ok", "reason": "", "seconds": 0.5, "flags": []},
+    {"event": "case_started", "case": "n=2", "params": {"n": 2}, "time": 2.0},
+]
+
+
+def written(folder, events=EVENTS):
+    path = folder / "events.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def read(path, **known):
+    (result,) = ingest.ingest([Source(path, path.name, **known)])
+    return result
+
+
+def test_a_file_is_known_by_its_content_and_not_by_its_name(tmp_path):
+    path = written(tmp_path).rename(tmp_path / "profile.sqlite")
+    result = read(path)
+    assert isinstance(result, Read) and result.parser == "events"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is a Git LFS pointer"),
+        (b"<html><body>404</body></html>", "is in no format that profpipe reads"),
+        (b"\x00\x01\x02" * 100, "is in no format that profpipe reads"),
+    ],
+)
+def test_a_file_that_holds_no_profile_is_refused_with_what_and_remedy(tmp_path, content, what):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    result = read(path)
+    assert isinstance(result, Refusal) and result.what.startswith(what) and result.remedy
+    assert len(str(result).splitlines()) == 1
+
+
+def test_a_missing_file_is_refused_and_the_others_are_still_read(tmp_path):
+    path = written(tmp_path)
+    results = list(ingest.ingest([Source(tmp_path / "gone", "gone"), Source(path, path.name)]))
+    assert isinstance(results[0], Refusal) and isinstance(results[1], Read)
+
+
+def test_rows_carry_the_run_the_workload_and_the_file(tmp_path):
+    result = read(written(tmp_path), run="r", workload="attention", profiler="plain")
+    assert set(result.tables.cases["run"]) == {"r"} and set(result.tables.metrics["workload"]) == {"attention"}
+
+
+def test_a_parser_of_the_users_own_comes_before_ours(tmp_path):
+    (tmp_path / "parsers").mkdir()
+    (tmp_path / "parsers" / "events.py").write_text(
+        "from profpipe import tables\nFORMATS = ('mine',)\n"
+        "def sniff(path): return True\n"
+        "def parse(path): return tables.Tables(origin=tables.Origin(format='mine'))\n"
+    )
+    (result,) = ingest.ingest([Source(written(tmp_path), "x")], beside=tmp_path)
+    assert result.tables.origin.format == "mine"
+
+
+def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), profiler="plain", command=()):
+    cases = (Case("n=1", {"n": 1}), Case("n=2", {"n": 2}), Case("n=3", {"n": 3}))
+    job = Job(
+        workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
+        python="python", cwd=folder, script=script, command=command,
+    )  # fmt: skip
+    return Outcome(job, status, reason, seconds=2.0, files=(folder / "events.jsonl",), ended_by_runner=ended)
+
+
+def statuses(data):
+    return dict(zip(data.cases["case"], data.cases["status"], strict=True))
+
+
+def test_what_the_runner_saw_of_a_case_comes_before_what_its_process_wrote(tmp_path):
+    result = read(written(tmp_path), workload="w", profiler="plain")
+    ended = (("n=2", "timeout", "after 9 s"), ("n=3", "timeout", "after 9 s"))
+    fates = ingest.fates(outcome(tmp_path, "timeout", "after 9 s", ended), "r", result.tables.cases)
+    assert statuses(ingest.replaced(result.tables, fates)) == {"n=1": "ok", "n=2": "timeout", "n=3": "timeout"}
+
+
+def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
+    result = read(written(tmp_path, EVENTS[:5]), workload="w", profiler="plain")
+    fates = ingest.fates(outcome(tmp_path), "r", result.tables.cases)
+    assert statuses(fates) == {"n=2": "failed", "n=3": "failed"}
+    assert "without trying this case" in fates.cases["reason"][0]
+
+
+def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
+    fates = ingest.fates(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", tables.empty(CASES))
+    assert statuses(fates) == {"n=1": "skipped", "n=2": "skipped", "n=3": "skipped"}
+    assert set(fates.cases["reason"]) == {"no ncu. Install it."} and fates.cases["seconds"].isna().all()
+
+
+def test_a_command_without_profiler_has_its_wall_time(tmp_path):
+    fates = ingest.fates(outcome(tmp_path, script=None, command=("true",)), "r", tables.empty(CASES))
+    assert statuses(fates) == {"n=1": "ok"}
+    assert fates.metrics.set_index("metric")["value"]["time"] == 2e9
+
+
+def test_the_whole_file_of_a_command_belongs_to_its_case(tmp_path):
+    result = read(DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite", case="size=small")
+    assert set(result.tables.kernels["case"]) == {"size=small"}
+    assert result.tables.origin.unattributed_ns == 0
+
+
+def test_rows_of_a_second_try_take_the_place_of_the_firsts():
+    key = {"workload": "w", "profiler": "plain", "case": "n=1"}
+    old = Tables(
+        cases=tables.frame(CASES, [{**key, "status": "crashed"}, {**key, "case": "n=2", "status": "ok"}]),
+        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": 1.0}]),
+    )
+    new = Tables(
+        cases=tables.frame(CASES, [{**key, "status": "ok"}]),
+        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": 2.0}]),
+    )
+    merged = ingest.replaced(old, new)
+    assert statuses(merged) == {"n=1": "ok", "n=2": "ok"}
+    assert merged.metrics["value"].tolist() == [2.0]
+
+
+def test_rules_of_the_users_own_decide_the_class(tmp_path):
+    rules = kernels.user_rules([{"pattern": "gemm", "class": "conv", "family": "mine"}])
+    path = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
+    (result,) = ingest.ingest([Source(path, path.name)], rules=rules)
+    found = result.tables.kernels
+    assert set(found[found["kernel"].str.contains("gemm")]["kernel_class"]) == {"conv"}
+
+
+def test_expectations_and_ended_cases_are_read_past_a_line_cut_by_a_kill(tmp_path):
+    path = written(tmp_path)
+    with path.open("a") as stream:
+        stream.write('{"event": "case_en')
+    assert ingest.expectations(path) == {"n=1": "fa2"} and ingest.ended_cases(path) == {"n=1"}
+    assert ingest.expectations(tmp_path / "none") == {}
+
+
+def test_the_merge_keeps_every_column_of_the_tables():
+    merged = ingest.replaced(Tables(), Tables(kernels=tables.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
+    assert list(merged.kernels.columns) == KERNELS.names
