@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,20 +17,16 @@ CLOSE = 0.03
 #: What lies between two kernels of one stream when the CPU is ahead of the GPU, plus what the events themselves cost.
 _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
 
-#: Warm caches make a kernel at most this much faster (TileGym, measured over its benchmarks).
-_WARM_CACHE_LIMIT = 1.6
-
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of how the profilers ran: ncu's argv, and the size of the GPU's L2 cache where the run states it."""
+    """What is known of how the profilers ran: the arguments of ncu."""
 
     ncu_argv: tuple[str, ...] = ()
-    l2_bytes: float | None = None
 
     @property
     def ncu_reasons(self) -> list[str]:
-        """Why ncu's times are longer than others by its own settings (Nsight Compute CLI: both controls default to on)."""
+        """Why ncu's times are longer by its own settings (Nsight Compute CLI: both controls default to on)."""
         reasons = []
         if "none" not in _values(self.ncu_argv, "--cache-control"):
             reasons.append("cold cache: ncu empties the caches before each replay")
@@ -39,7 +36,7 @@ class Setting:
 
 
 def _values(argv: Sequence[str], flag: str) -> list[str]:
-    after = [value for name, value in zip(argv, argv[1:], strict=False) if name == flag]
+    after = [value for name, value in itertools.pairwise(argv) if name == flag]
     return after + [argument.partition("=")[2] for argument in argv if argument.startswith(f"{flag}=")]
 
 
@@ -55,7 +52,7 @@ def agree(point: Point, splits: Mapping[str, Split], kernels: pd.DataFrame, sett
     base = comparable[reference]
     figures = [Figure(reference, base.total.ns)]
     if (timed := point.values.get("time")) is not None:
-        figures.append(_events(point, timed, base, kernels, setting))
+        figures.append(_events(point, timed, base, kernels))
     figures += [
         _ncu(kernels, base, reference, setting) if name == "ncu" else _compared(name, comparable[name].total.ns, base)
         for name in PREFERENCE
@@ -70,8 +67,8 @@ def _compared(profiler: str, ns: float, base: Split, because: str = "") -> Figur
     return Figure(profiler, ns, difference, because if apart else "", flagged=apart and not because)
 
 
-def _events(point: Point, ns: float, base: Split, kernels: pd.DataFrame, setting: Setting) -> Figure:
-    because = _why_shorter(base, kernels) if ns < base.total.ns else _why_longer(point, ns, base, kernels, setting)
+def _events(point: Point, ns: float, base: Split, kernels: pd.DataFrame) -> Figure:
+    because = _why_shorter(base, kernels) if ns < base.total.ns else _why_longer(point, ns, base, kernels)
     return _compared("plain", ns, base, because)
 
 
@@ -82,20 +79,16 @@ def _why_shorter(base: Split, kernels: pd.DataFrame) -> str:
     return f"overlap: kernels ran on {streams} streams, and the sum counts each" if streams > 1 else ""
 
 
-def _why_longer(point: Point, ns: float, base: Split, kernels: pd.DataFrame, setting: Setting) -> str:
+def _why_longer(point: Point, ns: float, base: Split, kernels: pd.DataFrame) -> str:
     extra, calls = ns - base.total.ns, base.total.calls
     if base.kind == "cpu_op":
-        return "time between operators, and caches flushed before each sample"
-    if "host_bound" in point.marks:
+        return "time between operators, which no operator's self time holds"
+    if "host-bound" in point.marks:
         return "launch gaps: the call is host-bound"
-    if copies := _copies_ns(kernels, base):
-        if extra <= 1.1 * copies + _EVENTS_NS:
-            return f"copies and sets, {copies / 1e3:.1f} us, which the sum of kernels leaves out"
+    if (copies := _copies_ns(kernels, base)) and extra <= 1.1 * copies + _EVENTS_NS:
+        return f"copies and sets, {copies / 1e3:.1f} us, which the sum of kernels leaves out"
     if extra <= calls * _GAP_NS + _EVENTS_NS:
         return f"launch gaps: {extra / 1e3:.1f} us around {calls:.0f} kernel{'s' if calls > 1 else ''}"
-    fits = setting.l2_bytes is not None and point.values.get("bytes_moved", float("inf")) <= setting.l2_bytes
-    if fits and ns <= _WARM_CACHE_LIMIT * base.total.ns:
-        return "cold cache: the samples are timed after an L2 flush, and the data would fit L2"
     if base.idle is not None and base.idle > 0.2:
         return f"launch gaps: no kernel runs in {base.idle:.0%} of the range".replace("%", " %")
     return ""

@@ -15,7 +15,16 @@ import pandas as pd
 
 from profpipe import agreement, doubts, shares
 from profpipe.findings import (
-    Agreement, Axes, Basis, Counters, Findings, Measure, Point, Shape, Split, WorkloadFindings,
+    Agreement,
+    Axes,
+    Basis,
+    Counters,
+    Findings,
+    Measure,
+    Point,
+    Shape,
+    Split,
+    WorkloadFindings,
 )  # fmt: skip
 from profpipe.points import Layout, lay_out, order
 from profpipe.tables import ALL, Tables
@@ -50,10 +59,15 @@ def _only(tables: Tables, workload: str) -> Tables:
 def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFindings:
     declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(name) or {}
     layout = lay_out(tables, name, declared)
-    splits = {case: _splits(tables, case) for case in layout.params}
-    basis = _basis(tables, splits)
+    # A command's process is its one iteration.
+    once = 1 if declared.get("command") else None
+    splits = {case: _splits(tables, case, once) for case in layout.params}
+    basis = _basis(tables, splits, "wall" if once else "time")
     profiler = doubts.preferred(tables.kernels)
-    points = _points(tables, layout, splits, basis, profiler, declared, _peaks(run, layout))
+    peaks = (run.get("machine") or {}).get("peaks") or {}
+    points = _points(tables, layout, splits, basis, profiler, declared, peaks)
+    shared = _shared_marks(points.values())
+    points = {c: replace(p, own_marks=tuple(m for m in p.marks if m not in shared)) for c, p in points.items()}
     shapes = tuple(_shape(axes, points, layout) for axes in order(point.shape for point in points.values()))
     return WorkloadFindings(
         name=name,
@@ -64,6 +78,8 @@ def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFind
         basis=basis,
         kernel_profiler=profiler,
         shapes=shapes,
+        variants=tuple(dict.fromkeys(point.variant for point in points.values())),
+        shared_marks=shared,
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(tables, point)),
         phases=tuple(row for point in points.values() for row in _phases(tables, point)),
@@ -75,24 +91,23 @@ def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFind
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def _splits(tables: Tables, case: str) -> dict[str, Split]:
-    """The case's kernel time by profiler."""
+def _splits(tables: Tables, case: str, at_least: int | None) -> dict[str, Split]:
+    """The case's kernel time by profiler; ``at_least`` iterations where neither ranges nor the harness say how many."""
     rows = tables.kernels[tables.kernels["case"] == case]
     found = {}
     for profiler, own in rows.groupby("profiler", sort=False):
         ranges = tables.ranges[(tables.ranges["case"] == case) & (tables.ranges["profiler"] == profiler)]
-        count = shares.iterations(tables.ranges, tables.metrics, case, str(profiler))
+        count = shares.iterations(tables.ranges, tables.metrics, case, str(profiler)) or at_least
         if divided := shares.split(own, count, ranges[ranges["range"] == ""]):
             found[str(profiler)] = divided
     return found
 
 
-def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]]) -> Basis | None:
+def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]], timed_as: str) -> Basis | None:
     """What most cases have a time from; timed calls before sums of kernels where equal."""
-    timed = tables.metrics[
-        (tables.metrics["metric"] == "time") & (tables.metrics["profiler"] == "plain") & (tables.metrics["subject"] == "")
-    ]
-    cover = {Basis("plain", "time"): timed["case"].nunique()}
+    m = tables.metrics
+    timed = m[(m["metric"] == "time") & (m["profiler"] == "plain") & (m["subject"] == "")]
+    cover = {Basis("plain", timed_as): timed["case"].nunique()}
     for profiler in shares.PREFERENCE:
         seen = [own[profiler] for own in splits.values() if profiler in own]
         if seen:
@@ -104,18 +119,19 @@ def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]]) -> Basis |
 def _measure(case: str, tables: Tables, splits: Mapping[str, Split], basis: Basis | None) -> Measure | None:
     if basis is None:
         return None
-    if basis.quantity != "time":
+    if not basis.timed:
         own = splits.get(basis.profiler)
         return Measure(own.total.ns, own.iterations) if own and own.total.ns > 0 else None
     rows = _case_metrics(tables, case, basis.profiler)
-    if "time" not in rows.index or pd.isna(rows.loc["time", "value"]):
+    ns = _value(rows, "time")
+    if ns is None:
         return None
-    time = rows.loc["time"]
+    count = _number(rows.at["time", "n"])
     return Measure(
-        ns=float(time["value"]),
-        n=None if pd.isna(time["n"]) else int(time["n"]),
-        ci_low=_number(time["ci_low"]),
-        ci_high=_number(time["ci_high"]),
+        ns=ns,
+        n=None if count is None else int(count),
+        ci_low=_number(rows.at["time", "ci_low"]),
+        ci_high=_number(rows.at["time", "ci_high"]),
         p10=_value(rows, "time_p10"),
         p90=_value(rows, "time_p90"),
         cv_percent=_value(rows, "time_cv"),
@@ -130,7 +146,7 @@ def _case_metrics(tables: Tables, case: str, profiler: str) -> pd.DataFrame:
 
 
 def _value(rows: pd.DataFrame, metric: str) -> float | None:
-    return _number(rows.loc[metric, "value"]) if metric in rows.index else None
+    return _number(rows.at[metric, "value"]) if metric in rows.index else None
 
 
 def _number(value: Any) -> float | None:
@@ -162,9 +178,16 @@ def _points(
             values=_values(tables, case),
             is_baseline=layout.baseline_of(case) == case,
         )
-        point = _with_rates(point, peaks)
+        point = _with_rates(point if point.time else replace(point, fate=_fate(tables, case, basis)), peaks)
         points[case] = replace(point, marks=_marks(tables, point, basis, declared))
     return {case: _with_speedup(point, points.get(layout.baseline_of(case) or "")) for case, point in points.items()}
+
+
+def _fate(tables: Tables, case: str, basis: Basis | None) -> str:
+    """Why a case has no time: its status under the profiler that times the others, else under any."""
+    cases = tables.cases[(tables.cases["case"] == case) & (tables.cases["status"] != "ok")]
+    under = cases[cases["profiler"] == basis.profiler] if basis else cases
+    return next((str(status) for status in [*under["status"], *cases["status"]]), "")
 
 
 def _values(tables: Tables, case: str) -> dict[str, float]:
@@ -181,16 +204,13 @@ def _values(tables: Tables, case: str) -> dict[str, float]:
     return found
 
 
-def _peaks(run: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
-    return (run.get("machine") or {}).get("peaks") or {}
-
-
 def _with_rates(point: Point, peaks: Mapping[str, Any]) -> Point:
-    """FLOP/s and bytes/s of a call, and their share of what the machine can give at most."""
-    if point.time is None or point.time.ns <= 0:
+    """FLOP/s and bytes/s of a call, and their share of what the machine can give at most.
+
+    A sum over an unknown number of calls (``n`` missing) gives no rate.
+    """
+    if point.time is None or point.time.ns <= 0 or point.time.n is None:
         return point
-    if point.split is not None and point.split.iterations is None and "time" not in point.values:
-        return point  # a sum over an unknown number of calls is no rate
     flops, moved = point.values.get("flops"), point.values.get("bytes_moved")
     dtype = str(point.params.get("dtype", "")).lower()
     peak_flops = (peaks.get("flops") or peaks).get(_DTYPES.get(dtype, dtype))
@@ -210,15 +230,20 @@ def _marks(tables: Tables, point: Point, basis: Basis | None, declared: Mapping[
     if basis is None:
         return ()
     cases = tables.cases[(tables.cases["case"] == point.id) & (tables.cases["profiler"] == basis.profiler)]
-    marks = [mark for text in cases["flags"] if text for mark in json.loads(text)]
+    marks = [str(mark).replace("_", "-") for text in cases["flags"] if text for mark in json.loads(text)]
     asked, time = declared.get("repeats"), point.time
-    if asked and time and time.n is not None and time.n < asked:
-        marks.append("too_few_samples")
+    if asked and time and time.n is not None and time.n < asked and not declared.get("command"):
+        marks.append("too-few-samples")
     if basis.quantity == "kernel" and point.split and point.split.idle and point.split.idle > _HOST_BOUND:
-        marks.append("host_bound")
+        marks.append("host-bound")
     if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
-        marks.append("above_peak")
+        marks.append("above-peak")
     return tuple(dict.fromkeys(marks))
+
+
+def _shared_marks(points: Iterable[Point]) -> tuple[str, ...]:
+    timed = [point.marks for point in points if point.time]
+    return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
 
 
 def _with_speedup(point: Point, base: Point | None) -> Point:
@@ -273,8 +298,7 @@ def _setting(run: Mapping[str, Any], workload: str) -> agreement.Setting:
         for command in job.get("argv") or ()
         for argument in command
     ]
-    gpus = (run.get("machine") or {}).get("gpus") or [{}]
-    return agreement.Setting(tuple(argv), gpus[0].get("l2_bytes"))
+    return agreement.Setting(tuple(argv))
 
 
 def _agreements(
@@ -297,6 +321,7 @@ def _counters(tables: Tables, case: str) -> list[Counters]:
         calls = int(launches["calls"].sum())
         mean = float(launches["total_ns"].sum()) / calls if calls else None
         cls = str(launches["kernel_class"].iloc[0]) if calls else ""
-        values = {str(r.metric): (float(r.value), str(r.unit)) for r in rows.itertuples()}
+        numbers = zip(rows["metric"], rows["value"], rows["unit"], strict=True)
+        values = {str(metric): (float(value), str(unit)) for metric, value, unit in numbers}
         found.append(Counters(case, str(kernel), cls, calls, mean, values))
     return sorted(found, key=lambda row: -(row.mean_ns or 0) * row.calls)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profpipe import sheets, wording
+from profpipe import kernel_sheets, sheets, wording
 from profpipe.findings import Findings, WorkloadFindings
 from profpipe.markdown import Sheet
 from profpipe.points import shown
 from profpipe.quantities import size_unit
-from profpipe.shares import PREFERENCE
 from profpipe.tables import Tables
 
 Run = Mapping[str, Any]
@@ -23,8 +22,8 @@ def texts(findings: Findings, tables: Tables, run: Run) -> dict[str, str]:
         "baseline_benchmark.txt": _by_workload(findings, _baseline),
         "comparison_results.txt": _by_workload(findings, _comparison),
         "nsys_stats.txt": _nsys(findings, tables),
-        "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, sheets.MEMORY_FIGURES)),
-        "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, sheets.COMPUTE_FIGURES)),
+        "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.MEMORY_FIGURES)),
+        "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.COMPUTE_FIGURES)),
     }
     return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
 
@@ -95,17 +94,16 @@ def _plain(markdown: str) -> str:
 
 def _nsys(findings: Findings, tables: Tables) -> str:
     """Kernels by time over all cases, as `nsys stats` lists them; from nsys alone."""
-    rows = tables.kernels[tables.kernels["profiler"] == PREFERENCE[0]]
+    rows = tables.kernels[tables.kernels["profiler"] == "nsys"]
     if rows.empty:
         return ""
-    sums = rows.groupby(["workload", "kind", "kernel", "kernel_class"], sort=False)[["calls", "total_ns"]].sum()
+    sums = rows.groupby(["kernel_class", "kind", "kernel"], sort=False)[["calls", "total_ns"]].sum().reset_index()
     sums = sums.sort_values("total_ns", ascending=False, kind="stable")
-    total = float(sums["total_ns"].sum())
+    all_ns = float(sums["total_ns"].sum())
     written = [
-        [f"{100 * row['total_ns'] / total:.1f}", f"{row['total_ns']:.0f}", f"{row['calls']:.0f}",
-         f"{row['total_ns'] / row['calls']:.0f}", str(key[3]), str(key[1]), str(key[2])]
-        for key, row in sums.iterrows()
-    ]  # fmt: skip
+        [f"{100 * total / all_ns:.1f}", f"{total:.0f}", str(calls), f"{total / calls:.0f}", *map(str, name)]
+        for *name, calls, total in sums.itertuples(index=False, name=None)
+    ]
     head = ["%", "total ns", "launches", "mean ns", "class", "kind", "name"]
     return "Kernels, copies and sets over all cases (nsys)\n\n" + _aligned(head, written)
 
@@ -115,5 +113,5 @@ def _aligned(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _ncu(workload: WorkloadFindings, figures: Any) -> str:
-    sheet = sheets.counters(workload.counters, workload.points, figures)
+    sheet = kernel_sheets.counters(workload.counters, workload.points, figures)
     return sheet.plain() if workload.counters and len(sheet.head) > 3 else ""

@@ -64,10 +64,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Basis:
-    """What the times of a workload are: ``quantity`` is ``time`` (measured calls), ``kernel`` or ``cpu_op`` (sums)."""
+    """What the times of a workload are.
+
+    ``quantity``: ``time`` (measured calls), ``wall`` (processes of a command), ``kernel`` or ``cpu_op`` (sums).
+    """
 
     profiler: str
     quantity: str
+
+    @property
+    def timed(self) -> bool:
+        """Whether calls were timed, rather than their kernels summed."""
+        return self.quantity in ("time", "wall")
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class Point:
     variant: str
     shape: Axes
     marks: tuple[str, ...] = ()
+    #: What became of it, where that left it without a time.
+    fate: str = ""
     time: Measure | None = None
     split: Split | None = None
     values: Mapping[str, float] = field(default_factory=dict)
@@ -88,14 +98,17 @@ class Point:
     of_peak_bytes: float | None = None
     speedup: float | None = None
     is_baseline: bool = False
+    #: Those of its marks that not every timed case of the workload carries.
+    own_marks: tuple[str, ...] = ()
     #: The same from the kernels of one profiler, whatever the basis of ``time`` is.
     kernel_speedup: float | None = None
 
 
 @dataclass(frozen=True)
 class Swap:
-    """What putting ``variant`` in the baseline's place changes; ratios above 1 are faster. All from one profiler's kernels.
+    """What putting ``variant`` in the baseline's place changes; ratios above 1 are faster.
 
+    All but ``measured_call`` come from one profiler's kernels.
     ``limit`` is Amdahl's: the speed-up of the call if the attention kernel took no time at all.
     ``changes`` are the parts that cost more or less than in the baseline: (part, difference in ns per call, in calls).
     """
@@ -142,7 +155,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Figure:
-    """One profiler's time per call of a case, and its difference to the reference; ``reason`` is empty where none is known."""
+    """One profiler's time per call of a case, and its difference to the reference.
+
+    ``flagged``: the difference is too large to pass, and ``reason`` does not explain it.
+    """
 
     profiler: str
     ns: float
@@ -211,6 +227,10 @@ class WorkloadFindings:
     basis: Basis | None
     kernel_profiler: str | None
     shapes: tuple[Shape, ...]
+    #: Values of the compared axis, in the order in which the cases were planned.
+    variants: tuple[str, ...] = ()
+    #: Marks that every timed case carries.
+    shared_marks: tuple[str, ...] = ()
     asked_samples: int | None = None
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
@@ -290,12 +310,18 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Unattributed:
-    """Kernel time of a profiler that lies outside every case."""
+    """Kernel time of a profiler that lies outside every case; ``flush_ns`` of it is the harness's own cache flush."""
 
     workload: str
     profiler: str
     ns: float
     share: float
+    flush_ns: float = 0.0
+
+    @property
+    def unexplained(self) -> float:
+        """The share of all kernel time that is outside every case and no flush."""
+        return self.share * (1 - self.flush_ns / self.ns) if self.ns else 0.0
 
 
 @dataclass(frozen=True)

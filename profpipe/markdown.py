@@ -1,4 +1,4 @@
-"""Markdown that says what it is given: escaped text, code spans, tables, folded blocks; and kernel names cut with care."""
+"""Markdown that says what it is given: escaped text, code spans, tables; and kernel names cut with care."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_SPECIAL = re.compile(r"([\\`*_\[\]|~])")
+#: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
+_SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
 
 
 def escape(text: object) -> str:
@@ -44,13 +45,15 @@ class Sheet:
 
     def without_empty(self) -> Sheet:
         """The same without columns in which no row says anything."""
-        kept = [i for i in range(len(self.head)) if i < self.labels or any(row[i] not in ("", "–") for row in self.rows)]
-        return Sheet([self.head[i] for i in kept], [[row[i] for i in kept] for row in self.rows], self.labels, self.words)
+        kept = [
+            i for i in range(len(self.head)) if i < self.labels or any(row[i] not in ("", "–") for row in self.rows)
+        ]
+        return Sheet(
+            [self.head[i] for i in kept], [[row[i] for i in kept] for row in self.rows], self.labels, self.words
+        )
 
     def __str__(self) -> str:
-        align = [
-            "---" if i < self.labels or title in self.words else "---:" for i, title in enumerate(self.head)
-        ]
+        align = ["---" if i < self.labels or title in self.words else "---:" for i, title in enumerate(self.head)]
         return "\n".join("| " + " | ".join(row) + " |" for row in [self.head, align, *self.rows])
 
     def plain(self) -> str:
@@ -89,7 +92,8 @@ def listed(words: Iterable[str], most: int = 8) -> str:
 
 #: What tells instances of a generic kernel apart: the functor or the operation that it is instantiated with.
 _TELLING = re.compile(
-    r"\b(?!gpu_kernel|\w*elementwise_kernel)\w*(?:_kernel_cuda|_kernel_impl|_kernel|Functor_?\w*|Ops?)\b(?:<[\w:., ]{1,24}>)?"
+    r"\b(?!gpu_kernel|\w*elementwise_kernel)\w*(?:_kernel_cuda|_kernel_impl|_kernel|Functor_?\w*|Ops?)\b"
+    r"(?:<[\w:., ]{1,24}>)?"
 )
 
 #: Wrappers among those: what they wrap tells more.
@@ -151,7 +155,7 @@ def _cut(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     head = (width - 1) * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head):]}"
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def short_names(names: Iterable[str], width: int = 72) -> dict[str, str]:

@@ -24,7 +24,7 @@ class Layout:
     """How the cases of one workload relate.
 
     ``params`` gives the parameters of each case id, in the order in which the cases were planned. ``varying`` are the
-    axes with more than one value, ``compare`` the one that is compared, ``baseline`` the values that a baseline case has.
+    axes with more than one value, ``compare`` is the one that is compared, ``baseline`` what a baseline case has.
     """
 
     params: Mapping[str, Mapping[str, Any]]
@@ -37,7 +37,7 @@ class Layout:
         """The case's value on the compared axis, with what only some cases set: ``sparge topk=0.5``."""
         params = self.params[case]
         extra = [f"{axis}={shown(params[axis])}" for axis in self._extra if axis in params]
-        named = [shown(params[self.compare])] if self.compare in params else []
+        named = [shown(params[self.compare])] if self.compare is not None and self.compare in params else []
         return " ".join(named + extra)
 
     def shape(self, case: str) -> Axes:
@@ -133,6 +133,35 @@ def _same(one: Any, other: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+#: Axes that mean a length.
+_LENGTHS = re.compile(r"seq|len|context|token|total", re.IGNORECASE)
+
+
+def running_axis(shapes: Iterable[Axes]) -> str | None:
+    """The axis that a plot or a table runs over: a length where one varies, else the numbers with the most values."""
+    values: dict[str, set[Any]] = {}
+    for shape in shapes:
+        for axis, value in shape:
+            values.setdefault(axis, set()).add(value)
+    counts = {axis: len(seen) for axis, seen in values.items() if len(seen) > 1 and all(map(is_number, seen))}
+    return max(counts, key=lambda axis: (bool(_LENGTHS.search(axis)), counts[axis]), default=None)
+
+
+def without(shape: Axes, axis: str) -> Axes:
+    return tuple(pair for pair in shape if pair[0] != axis)
+
+
+def in_words(shape: Axes) -> str:
+    """``seqlen 2048, not causal``: a shape as people say it."""
+    words = []
+    for axis, value in shape:
+        if isinstance(value, bool):
+            words.append(axis if value else f"not {axis}")
+        else:
+            words.append(f"{axis} {shown(value)}")
+    return ", ".join(words)
 
 
 def order(shapes: Iterable[Axes]) -> list[Axes]:

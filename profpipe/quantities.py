@@ -48,7 +48,7 @@ def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) 
 
 def duration(ns: float | None) -> str:
     """One time with a unit of its own."""
-    return time_unit([ns]).with_name(ns)
+    return "0" if ns == 0 else time_unit([ns]).with_name(ns)
 
 
 def number(value: float | None) -> str:
@@ -89,7 +89,9 @@ def percent(share: float | None) -> str:
         return MISSING
     if 0.9995 <= share < 1:
         return "99.9" if share < 0.99995 else "> 99.9"
-    return f"{100 * share:.1f}" if share >= 0.001 or share == 0 else "< 0.1"
+    if share in (0, 1):
+        return f"{100 * share:.0f}"
+    return f"{100 * share:.1f}" if share >= 0.0005 else "< 0.1"
 
 
 def signed_percent(difference: float | None) -> str:

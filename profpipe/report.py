@@ -1,6 +1,6 @@
 """Findings -> SUMMARY.md, its plots and the text files beside it.
 
-What is said comes from ``wording`` and ``sheets``; in which order, from the template, which users may replace by their own.
+What is said comes from ``wording`` and ``sheets``; in which order, from the template, which users may replace.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import jinja2
 
-from profpipe import companions, plots, sheets, wording
-from profpipe.findings import Findings, Point, Shape, WorkloadFindings
+from profpipe import companions, kernel_sheets, plots, sheets, wording
+from profpipe.canvas import Plot
+from profpipe.findings import Findings, Point, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape, listed
 from profpipe.points import shown
 from profpipe.quantities import duration, percent, size_unit
@@ -55,14 +56,15 @@ class Chapter:
     memory: list[Block]
     compute: list[Block]
     phases: Block | None
-    plots: Sequence[plots.Plot]
+    plots: Sequence[Plot]
+    largest: str
     fixed: str
     quantity: str
     cpu: bool
 
 
 def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
-    """Writes plots, text files and last SUMMARY.md into ``folder``, each whole or not at all; gives SUMMARY.md's path."""
+    """Writes plots, text files and last SUMMARY.md into ``folder``, each whole or not at all; returns its path."""
     drawn = plots.draw(findings, folder)
     chapters = [_chapter(workload, findings, drawn) for workload in findings.workloads]
     for name, text in companions.texts(findings, tables, run).items():
@@ -83,6 +85,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         unclassified=_unclassified(findings),
         failures=list(_failures(findings)),
         files=_files(run),
+        outside=[wording.outside(u, len(chapters) < 2) for u in findings.unattributed],
         private=_private(run),
         environment=list(_environment(run)),
         tools=_tools(run),
@@ -134,24 +137,26 @@ def _date(run: Mapping[str, Any]) -> str:
 # --- chapters --------------------------------------------------------------------------------------------------------
 
 
-def _chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[plots.Plot]]) -> Chapter:
+def _chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]]) -> Chapter:
     alone = len(findings.workloads) < 2
     doubted = {e.case for e in findings.expectations if e.workload == workload.name and not e.met}
-    timed = [point for point in workload.points if point.time]
     return Chapter(
         workload=workload,
         suffix="" if alone else f": {escape(workload.name)}",
         answer=wording.answer(workload, doubted, alone),
         answers=sheets.answers(workload) if workload.compare else Sheet([], []),
-        marks=wording.marks_explained(timed),
+        marks=wording.marks_explained(workload),
         shares=list(_shares(workload)),
         swaps=_by_shape(workload, sheets.swaps),
         agreement=list(_agreement(workload)),
-        cases=[Block("", sheets.cases(workload, timed), folded=len(timed) > _LONG)] if timed else [],
+        cases=list(_cases(workload)),
         kernels=list(_kernels(workload)),
-        memory=list(_counters(workload, sheets.MEMORY_FIGURES)),
-        compute=list(_counters(workload, sheets.COMPUTE_FIGURES)),
-        phases=Block("", sheets.phases(workload), folded=len(workload.phases) > _LONG) if workload.phases else None,
+        largest=wording.axes(workload.largest.axes) if workload.largest else "",
+        memory=list(_counters(workload, kernel_sheets.MEMORY_FIGURES)),
+        compute=list(_counters(workload, kernel_sheets.COMPUTE_FIGURES)),
+        phases=Block("", kernel_sheets.phases(workload), folded=len(workload.phases) > _LONG)
+        if workload.phases
+        else None,
         plots=drawn.get(workload.name, ()),
         fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
         quantity=wording.quantity(workload.basis),
@@ -159,15 +164,22 @@ def _chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str,
     )
 
 
-def _shape_title(shape: Shape) -> str:
-    return wording.axes(shape.axes)
-
-
 def _by_shape(workload: WorkloadFindings, sheet_of: Any) -> list[Block]:
     """A table a shape: the largest open, the others folded."""
     ordered = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     made = [(shape, sheet_of(shape)) for shape in ordered]
-    return [Block(_shape_title(s), sheet, folded=i > 0) for i, (s, sheet) in enumerate(pair for pair in made if pair[1])]
+    made = [(shape, sheet) for shape, sheet in made if sheet]
+    return [Block(wording.axes(shape.axes), sheet, folded=i > 0) for i, (shape, sheet) in enumerate(made)]
+
+
+def _cases(workload: WorkloadFindings) -> Iterator[Block]:
+    """Times and TFLOP/s by shape, those of the largest group open; then every number of every case."""
+    pivots = sheets.pivots(workload)
+    opened = 2 if len(pivots) > 1 and pivots[1][0].startswith("TFLOP/s") else 1
+    for i, (title, sheet) in enumerate(pivots):
+        yield Block(title, sheet, folded=i >= opened)
+    if timed := [point for point in workload.points if point.time]:
+        yield Block("every number by case", sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
 
 
 def _shares(workload: WorkloadFindings) -> Iterator[Block]:
@@ -192,18 +204,18 @@ def _agreement(workload: WorkloadFindings) -> Iterator[Block]:
     rest = [a for a in workload.agreements if a.point not in largest]
     for title, group, folded in (("", first, False), ("the other cases", rest, True)):
         if group:
-            yield Block(title, sheets.agreements(group, workload), folded)
+            yield Block(title, sheets.agreements(group), folded)
 
 
 def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     largest, _ = _open_points(workload)
-    opened = sheets.top(workload.top, largest, limit=_FIRST_KERNELS, iterated=workload.iterated)
+    opened = kernel_sheets.top(workload.top, largest, limit=_FIRST_KERNELS, iterated=workload.iterated)
     if opened:
         yield Block("", opened)
-    everything = sheets.top(workload.top, workload.points, limit=len(workload.top), iterated=workload.iterated)
+    everything = kernel_sheets.top(workload.top, workload.points, limit=len(workload.top), iterated=workload.iterated)
     if len(everything.rows) > len(opened.rows):
         yield Block("all cases", everything, folded=True)
-    if names := sheets.full_names(workload.top):
+    if names := kernel_sheets.full_names(workload.top):
         yield Block("full names", names, folded=True)
 
 
@@ -212,7 +224,7 @@ def _counters(workload: WorkloadFindings, figures: Any) -> Iterator[Block]:
     for title, points, folded in (("", largest, False), ("the other cases", others, True)):
         ids = {point.id for point in points}
         rows = [row for row in workload.counters if row.case in ids]
-        sheet = sheets.counters(rows, workload.points, figures)
+        sheet = kernel_sheets.counters(rows, workload.points, figures)
         if rows and len(sheet.head) > 3:
             yield Block(title, sheet, folded or len(rows) > _LONG)
 
@@ -231,7 +243,8 @@ def _failures(findings: Findings) -> Iterator[str]:
         where = listed((f"[{escape(log)}]({escape(log)})" for log in group.logs), most=6)
         who = listed(code(profiler) for profiler in group.profilers)
         yield (
-            f"**{escape(group.status)}**: {code(group.workload)} under {who}: {cases}. {escape(group.reason)}"
+            f"{wording.fate(group)}: {code(group.workload)} under {who}, {cases}."
+            + (f" {wording.sentence(group.reason)}" if group.reason else "")
             + (f" Log: {where}." if where else "")
         )
 
@@ -251,8 +264,9 @@ def _files(run: Mapping[str, Any]) -> Sheet:
 
 def _private(run: Mapping[str, Any]) -> bool:
     """Whether a file is kept that holds the environment of the profiled processes."""
-    kept = [str(name) for job in run.get("jobs") or () for name in job.get("files") or ()]
-    return any(name.endswith((".nsys-rep", ".qdrep")) for name in kept)
+    kept = [file for job in run.get("jobs") or () for file in job.get("files") or ()]
+    names = [str(file.get("path", "")) if isinstance(file, Mapping) else str(file) for file in kept]
+    return any(name.endswith((".nsys-rep", ".qdrep")) for name in names)
 
 
 def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -293,9 +307,16 @@ def _tools(run: Mapping[str, Any]) -> Sheet:
     rows = []
     for name, tool in (run.get("tools") or {}).items():
         if tool.get("missing"):
-            rows.append([code(name), "not here", escape(f"{tool['missing']}. {tool.get('remedy') or ''}".strip())])
+            rows.append(
+                [
+                    code(name),
+                    "not here",
+                    " ".join(wording.sentence(tool.get(key)) for key in ("missing", "remedy")).strip(),
+                ]
+            )
         else:
-            rows.append([code(name), escape(tool.get("version") or "found"), code(tool["path"]) if tool.get("path") else ""])
+            told = ", ".join(str(tool[key]) for key in ("variant", "path") if tool.get(key))
+            rows.append([code(name), escape(tool.get("version") or "found"), escape(told)])
     return Sheet(["profiler", "version", ""], rows, labels=3)
 
 
@@ -305,7 +326,8 @@ def _commands(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if argvs := job.get("argv"):
             fate = "" if job.get("status", "ok") == "ok" else f", {job['status']}"
             took = f", {job['seconds']:.1f} s" if job.get("seconds") else ""
-            yield f"{job.get('workload', '')} under {job.get('profiler', '')}{took}{fate}", "\n".join(map(_command, argvs))
+            title = f"{job.get('workload', '')} under {job.get('profiler', '')}{took}{fate}"
+            yield title, "\n".join(map(_command, argvs))
 
 
 def _command(argv: Any) -> str:

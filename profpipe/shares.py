@@ -1,4 +1,4 @@
-"""Where a call's kernel time goes: attention, its helpers, copies, adds; and what swapping the implementation changes."""
+"""Where a call's kernel time goes: attention, its helpers, copies, adds; and what a swap of implementations changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
 #: The parts of a call in reading order. What a class is not named here for is ``rest``.
 PARTS = ("attention", "helpers", "direct_copy", "add", "gemm", "softmax", "rest", "graph")
 
-_PART_OF_CLASS = {"attention": "attention", "attention_aux": "helpers", "add": "add", "gemm": "gemm", "softmax": "softmax"}
+_PART_OF_CLASS = {
+    "attention": "attention",
+    "attention_aux": "helpers",
+    "add": "add",
+    "gemm": "gemm",
+    "softmax": "softmax",
+}
 
 #: SageAttention and SpargeAttn subtract the mean of K before they quantise it; PyTorch computes that mean, in a kernel
 #: whose name alone could be anything's (sageattention/core.py, ``smooth_k``).
@@ -32,9 +38,9 @@ def iterations(ranges: pd.DataFrame, metrics: pd.DataFrame, case: str, profiler:
     own = ranges[(ranges["case"] == case) & (ranges["profiler"] == profiler) & (ranges["range"] == "")]
     if case and (count := own["instances"].sum()) > 0:
         return int(count)
-    said = metrics[
-        (metrics["case"] == case) & (metrics["profiler"] == profiler) & (metrics["metric"] == "iterations")
-    ]["value"].dropna()
+    said = metrics[(metrics["case"] == case) & (metrics["profiler"] == profiler) & (metrics["metric"] == "iterations")][
+        "value"
+    ].dropna()
     return int(said.sum()) if len(said) and said.sum() > 0 else None
 
 
@@ -92,7 +98,7 @@ def _idle(own_range: pd.DataFrame) -> float | None:
 
 
 def swap(variant: str, base: Split, other: Split, measured: float | None) -> Swap:
-    """What ``variant`` changes against the baseline; both splits are of one profiler. ``measured``: ratio of timed calls."""
+    """What ``variant`` changes against the baseline; both splits are one profiler's, ``measured`` is of timed calls."""
     attention = with_helpers = None
     if base.fused and other.fused:
         attention = base.part("attention").ns / other.part("attention").ns
@@ -130,10 +136,9 @@ def top_kernels(rows: pd.DataFrame, case: str, count: int | None, limit: int) ->
     sums = rows.groupby(keys)[["calls", "total_ns"]].sum().sort_values("total_ns", ascending=False, kind="stable")
     total, runs = float(sums["total_ns"].sum()), count or 1
     return [
-        KernelRow(case, *map(str, key), calls=float(row["calls"]) / runs, ns=float(row["total_ns"]) / runs,
-                  share=float(row["total_ns"]) / total if total else 0.0)
-        for key, row in sums.head(limit).iterrows()
-    ]  # fmt: skip
+        KernelRow(case, str(kernel), str(cls), str(family), float(calls) / runs, float(ns) / runs, float(ns) / total)
+        for kernel, cls, family, calls, ns in sums.head(limit).reset_index().itertuples(index=False, name=None)
+    ]
 
 
 def phases(ranges: pd.DataFrame, case: str, count: int | None, total_ns: float) -> list[Phase]:

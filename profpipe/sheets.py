@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from profpipe.findings import Agreement, Counters, KernelRow, Point, Shape, Split, Swap, WorkloadFindings
-from profpipe.markdown import Sheet, code, escape, short_names
-from profpipe.points import shown
-from profpipe.quantities import MISSING, Unit, count, number, percent, ratio, signed_percent, size_unit, time_unit
+from profpipe.findings import Agreement, Axes, Point, Shape, Split, Swap, WorkloadFindings
+from profpipe.markdown import Sheet, code, escape
+from profpipe.points import running_axis, shown, without
+from profpipe.quantities import (
+    MISSING,
+    Unit,
+    count,
+    duration,
+    number,
+    percent,
+    ratio,
+    signed_percent,
+    size_unit,
+    time_unit,
+)
 from profpipe.wording import PART_NAMES, axes, trust
 
-#: ncu's figures in the order in which they are read: title, and the metrics that may hold it, newest spelling first.
-MEMORY_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("memory %", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",)),
-    ("DRAM %", ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", "dram__throughput.avg.pct_of_peak_sustained_elapsed")),
-    ("DRAM GB/s", ("dram__bytes.sum.per_second",)),
-    ("DRAM MB", ("dram__bytes.sum",)),
-    ("L1 hit %", ("l1tex__t_sector_hit_rate.pct",)),
-    ("L2 hit %", ("lts__t_sector_hit_rate.pct",)),
-    ("L2 %", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",)),
-)
-COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("SM %", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
-    ("tensor %", (
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
-        "TPC.TriageCompute.sm__pipe_tensor_cycles_active_realtime.avg.pct_of_peak_sustained_elapsed",
-    )),
-    ("occupancy %", ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
-    ("most possible %", ("sm__maximum_warps_per_active_cycle_pct",)),
-    ("registers", ("launch__registers_per_thread",)),
-    ("waves", ("launch__waves_per_multiprocessor",)),
-    ("IPC", ("sm__inst_executed.avg.per_cycle_active",)),
-    ("SM GHz", ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")),
-)  # fmt: skip
-
-_SCALE = {"DRAM GB/s": 1e9, "DRAM MB": 1e6, "SM GHz": 1e9}
-
-#: Prefixes that ncu puts before its units.
-_PREFIX = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+#: Columns of a table of times; more are plotted, and listed by case.
+_COLUMNS = 10
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
     """A row a shape: the fastest, by how much, and whether to believe it."""
-    head = [escape(", ".join(workload.varying_shape)) or "shape", "fastest", "time", "over baseline", "trust"]
-    unit = time_unit(shape.fastest.time.ns for shape in workload.shapes if shape.fastest and shape.fastest.time)
+    names = workload.varying_shape
+    head = [*map(escape, names), "fastest", "time", "over baseline", "trust"]
     rows = []
     for shape in workload.shapes:
         best = shape.fastest
@@ -56,8 +38,9 @@ def answers(workload: WorkloadFindings) -> Sheet:
             if base is not None and base is not best and base.marks and set(base.marks) != set(best.marks):
                 doubts += f"; baseline: {trust(workload, base)}"
             over = ratio(best.speedup) if best.speedup is not None else MISSING
-            rows.append([axes(shape.axes) or "all", code(best.variant), unit.with_name(best.time.ns), over, doubts])
-    return Sheet(head, rows, labels=2, words=frozenset({"trust"})).without_empty()
+            values = [escape(shown(value)) for _, value in shape.axes]
+            rows.append([*values, code(best.variant), duration(best.time.ns), over, doubts])
+    return Sheet(head, rows, labels=len(names) + 1, words=frozenset({"trust"})).without_empty()
 
 
 # --- kernel shares ---------------------------------------------------------------------------------------------------
@@ -65,13 +48,17 @@ def answers(workload: WorkloadFindings) -> Sheet:
 
 def kernel_share(shape: Shape, iterated: bool = True) -> Sheet:
     """Implementations as columns, what their kernels do as rows; the baseline first, then the fastest."""
-    points = sorted((p for p in shape.points if p.split), key=lambda p: (not p.is_baseline, p.split.total.ns if p.split else 0))
+    points = sorted(
+        (p for p in shape.points if p.split), key=lambda p: (not p.is_baseline, p.split.total.ns if p.split else 0)
+    )
     splits = [point.split for point in points if point.split]
     if not splits:
         return Sheet([], [])
     unit = time_unit(part.ns for split in splits for name, part in split.parts.items() if name != "rest")
     unit = unit if any(split.fused for split in splits) else time_unit(split.total.ns for split in splits)
-    head = [""] + [code(p.variant or p.id or "whole capture") + (" (baseline)" if p.is_baseline else "") for p in points]
+    head = [""] + [
+        code(p.variant or p.id or "whole capture") + (" (baseline)" if p.is_baseline else "") for p in points
+    ]
     rows = list(_share_rows(splits, unit, f"{unit.name}/call" if iterated else unit.name))
     if any(point.kernel_speedup is not None for point in points) and len(points) > 1:
         rows.append(["over baseline", *(ratio(point.kernel_speedup) for point in points)])
@@ -118,7 +105,10 @@ def _where_any(row: list[str]) -> Iterable[list[str]]:
 def classes(points: Sequence[Point]) -> Sheet:
     """Share of each kernel class, cases as columns: for workloads that compare no implementations."""
     splits = [point.split for point in points if point.split]
-    names = sorted({name for s in splits for name in s.classes}, key=lambda name: -max(s.classes[name].ns for s in splits if name in s.classes))
+    names = sorted(
+        {name for s in splits for name in s.classes},
+        key=lambda name: -max(s.classes[name].ns for s in splits if name in s.classes),
+    )
     if not names:
         return Sheet([], [])
     unit = time_unit(split.total.ns for split in splits)
@@ -133,7 +123,9 @@ def classes(points: Sequence[Point]) -> Sheet:
             part = split.classes.get(name)
             row += [unit.of(part.ns), percent(part.ns / split.total.ns), count(part.calls)] if part else ["", "", ""]
         rows.append(row)
-    rows.append(["**total**"] + [cell for s in splits for cell in (f"**{unit.of(s.total.ns)}**", "", count(s.total.calls))])
+    rows.append(
+        ["**total**"] + [cell for s in splits for cell in (f"**{unit.of(s.total.ns)}**", "", count(s.total.calls))]
+    )
     return Sheet(head, rows)
 
 
@@ -155,7 +147,8 @@ def _changes(swap: Swap) -> str:
     unit = time_unit(ns for _, ns, _ in swap.changes)
     told = []
     for part, ns, calls in swap.changes[:3]:
-        launches = f" ({calls:+.0f} launch{'es' if abs(calls) >= 1.5 else ''})" if abs(calls) >= 0.5 else ""
+        more = f"{abs(calls):.0f} {'more' if calls > 0 else 'fewer'}"
+        launches = f" ({more} launch{'es' if abs(calls) >= 1.5 else ''})" if abs(calls) >= 0.5 else ""
         told.append(f"{PART_NAMES[part]} {'+' if ns > 0 else '−'}{unit.with_name(abs(ns))}{launches}")
     return ", ".join(told)
 
@@ -163,11 +156,61 @@ def _changes(swap: Swap) -> str:
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
+def pivots(workload: WorkloadFindings) -> list[tuple[str, Sheet]]:
+    """(title, table) with implementations as rows and the running axis as columns; the largest shape's group first.
+
+    One table of times and, where FLOPs are known, one of TFLOP/s for each combination of the other axes. A column has
+    its own unit, its fastest is bold, marks stand beside the number, and what has no time says what became of it.
+    """
+    axis = running_axis(shape.axes for shape in workload.shapes)
+    if axis is None or not workload.compare:
+        return []
+    groups: dict[Axes, list[Shape]] = {}
+    for shape in workload.shapes:
+        groups.setdefault(without(shape.axes, axis), []).append(shape)
+    if max(map(len, groups.values())) > _COLUMNS:
+        return []
+    first = without(workload.largest.axes, axis) if workload.largest else ()
+    ordered = sorted(groups.items(), key=lambda group: group[0] != first)
+    return [
+        (", ".join(part for part in (title, axes(others)) if part), _pivot(workload, axis, shapes, rate))
+        for others, shapes in ordered
+        for title, rate in (("time", False), ("TFLOP/s", True))
+        if not rate or any(point.tflops for shape in shapes for point in shape.points)
+    ]
+
+
+def _pivot(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], rate: bool) -> Sheet:
+    units = [time_unit(p.time.ns for p in shape.timed if p.time) for shape in shapes]
+    values = [shown(dict(shape.axes)[axis]) for shape in shapes]
+    columns = [{point.variant: point for point in shape.points} for shape in shapes]
+    named = [v if rate else f"{v}: {unit.name}" for v, unit in zip(values, units, strict=True)]
+    head = [escape(workload.compare or ""), *(escape(f"{axis} {named[0]}"), *map(escape, named[1:]))]
+    rows = []
+    for variant in workload.variants:
+        cells = []
+        for shape, unit, column in zip(shapes, units, columns, strict=True):
+            cells.append(_cell(column.get(variant), shape, unit, rate))
+        baseline = any(column[variant].is_baseline for column in columns if variant in column)
+        rows.append([code(variant) + (" (baseline)" if baseline else ""), *cells])
+    return Sheet(head, rows)
+
+
+def _cell(point: Point | None, shape: Shape, unit: Unit, rate: bool) -> str:
+    if point is None:
+        return ""
+    if point.time is None:
+        return escape(point.fate) or MISSING
+    text = number(point.tflops) if rate else unit.of(point.time.ns)
+    text = f"**{text}**" if shape.fastest is not None and point.id == shape.fastest.id else text
+    return f"{text} *{escape(', '.join(point.own_marks))}*" if point.own_marks else text
+
+
 def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     """Time with its spread, rates, memory and error by case."""
     timed = [point for point in points if point.time]
     unit = time_unit(point.time.ns for point in timed if point.time)
-    reserved = size_unit(point.values.get("peak_allocated") for point in timed)
+    allocated = size_unit(point.values.get("peak_allocated") for point in timed)
     columns: list[tuple[str, Callable[[Point], str]]] = [
         (f"time {unit.name}", lambda p: unit.of(p.time.ns) if p.time else MISSING),
         ("95 % interval", lambda p: _between(unit, p.time.ci_low, p.time.ci_high) if p.time else MISSING),
@@ -178,10 +221,10 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
         ("% of peak", lambda p: _of_peak(p.of_peak_flops)),
         ("GB/s", lambda p: number(p.gbytes_per_s)),
         ("% of bandwidth", lambda p: _of_peak(p.of_peak_bytes)),
-        (f"peak {reserved.name}", lambda p: reserved.of(p.values.get("peak_allocated"))),
+        (f"peak {allocated.name}", lambda p: allocated.of(p.values.get("peak_allocated"))),
         ("max error", lambda p: number(p.values.get("error_max"))),
         ("mean error", lambda p: number(p.values.get("error_mean"))),
-        ("marks", lambda p: escape(", ".join(mark.replace("_", "-") for mark in p.marks))),
+        ("marks", lambda p: escape(", ".join(p.own_marks))),
     ]
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     head = [escape(label) for label in labels] + [title for title, _ in columns]
@@ -205,7 +248,7 @@ def _of_peak(share: float | None) -> str:
     return f"**{100 * share:.0f}, above peak**" if share > 1 else percent(share)
 
 
-def agreements(found: Sequence[Agreement], workload: WorkloadFindings) -> Sheet:
+def agreements(found: Sequence[Agreement]) -> Sheet:
     """The figures of each profiler for the same call, a row each."""
     unit = time_unit(figure.ns for agreement in found for figure in agreement.figures)
     rows = []
@@ -232,82 +275,3 @@ def case_label(point: Point) -> str:
     """``seqlen 512, `flash` ``: a case in words."""
     words = [part for part in (axes(point.shape), code(point.variant)) if part]
     return ", ".join(words) or code(point.id) or "whole capture"
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
-
-
-def top(rows: Sequence[KernelRow], points: Sequence[Point], *, limit: int, iterated: bool) -> Sheet:
-    """The kernels with the most time of each of ``points``; names are shortened, each to a name of its own."""
-    by_case = {point.id: [row for row in rows if row.case == point.id][:limit] for point in points}
-    kept = [row for own in by_case.values() for row in own]
-    if not kept:
-        return Sheet([], [])
-    short = short_names(row.kernel for row in kept)
-    unit = time_unit(row.ns for row in kept)
-    per = "/call" if iterated else ""
-    written = []
-    for point in points:
-        for i, row in enumerate(by_case[point.id]):
-            family = f" ({escape(row.family)})" if row.family else ""
-            written.append([case_label(point) if i == 0 else "", code(short[row.kernel]), escape(row.kernel_class) + family,
-                            count(row.calls), unit.of(row.ns), percent(row.share)])  # fmt: skip
-    head = ["case", "kernel", "class", f"launches{per}", f"{unit.name}{per}", "%"]
-    return Sheet(head, written, labels=3)
-
-
-def full_names(rows: Iterable[KernelRow]) -> Sheet:
-    """Short name to full name."""
-    short = short_names(row.kernel for row in rows)
-    return Sheet(["short", "full"], [[code(s), code(name)] for name, s in short.items() if s != name], labels=2)
-
-
-def phases(workload: WorkloadFindings) -> Sheet:
-    """Kernel time of the user's own ranges, nested ranges included."""
-    points = {point.id: point for point in workload.points}
-    unit = time_unit(phase.ns for phase in workload.phases)
-    rows = [
-        [case_label(points[p.case]), escape(p.phase), count(p.instances), count(p.kernels), unit.of(p.ns), percent(p.share)]
-        for p in workload.phases
-    ]
-    return Sheet(["case", "phase", "times entered", "launches/call", f"{unit.name}/call", "%"], rows, labels=2)
-
-
-def counters(rows: Sequence[Counters], points: Sequence[Point], figures: tuple[tuple[str, tuple[str, ...]], ...]) -> Sheet:
-    """ncu's figures of each kernel; those that the chip or the chosen set does not have are left out."""
-    short = short_names(row.kernel for row in rows)
-    unit = time_unit(row.mean_ns for row in rows)
-    labels = {point.id: case_label(point) for point in points}
-    written = [
-        [labels.get(row.case, code(row.case)), code(short[row.kernel]), unit.of(row.mean_ns),
-         *(_figure(row, title, names) for title, names in figures)]
-        for row in rows
-    ]  # fmt: skip
-    return Sheet(["case", "kernel", f"{unit.name}", *(title for title, _ in figures)], written, labels=2).without_empty()
-
-
-def _figure(row: Counters, title: str, names: Sequence[str]) -> str:
-    found: tuple[float, str] | None = next((row.values[name] for name in names if name in row.values), None)
-    if found is None:
-        return MISSING
-    value, unit = found
-    return number(value * _factor(unit) / _SCALE[title]) if title in _SCALE else number(value)
-
-
-def _factor(unit: str) -> float:
-    """ncu scales its units by itself: ``Gbyte/s``, ``Mbyte``, ``cycle/nsecond``."""
-    if unit.endswith("/nsecond") or unit.endswith("/ns"):
-        return 1e9
-    if unit.endswith("/usecond") or unit.endswith("/us"):
-        return 1e6
-    base = unit.split("/")[0]
-    for word in ("byte", "hz", "Hz"):
-        if base.endswith(word):
-            return _PREFIX.get(base[: -len(word)], 1.0)
-    return 1.0
-
-
-def plain_values(values: Iterable[tuple[str, Any]]) -> Sheet:
-    """Two columns of what is known; nothing of what is not."""
-    rows = [[escape(name), escape(value)] for name, value in values if value not in (None, "", [], {})]
-    return Sheet(["", ""], rows, labels=2)

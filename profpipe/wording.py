@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from profpipe.findings import Axes, Basis, Coverage, Expectation, Findings, NotRun, Point, Shape, Swap, WorkloadFindings
+from profpipe.findings import (
+    Axes,
+    Basis,
+    Coverage,
+    Expectation,
+    Findings,
+    NotRun,
+    Point,
+    Shape,
+    Swap,
+    Unattributed,
+    WorkloadFindings,
+)  # fmt: skip
 from profpipe.markdown import code, escape, listed, short_names, slug
-from profpipe.points import shown
+from profpipe.points import in_words
 from profpipe.quantities import count, duration, percent, ratio
 
 #: What each validity mark means; a mark that is not here is shown under its own name.
 MARKS: Mapping[str, str] = {
     "throttled": "the GPU lowered its clock (power, heat) while this was measured",
-    "clock_spread": "the SM clock moved between samples by more than the times differ",
+    "clock-spread": "the SM clock moved between samples by more than the times differ",
     "noisy": "the samples spread more than the target allows",
-    "host_bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
-    "other_process": "another process used the GPU at the same time",
-    "above_peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache",
-    "too_few_samples": "fewer samples than the pipeline asks for",
-    "profiler_overhead": "the profiler slowed the case down noticeably",
+    "host-bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
+    "other-process": "another process used the GPU at the same time",
+    "above-peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache",
+    "too-few-samples": "fewer samples than the pipeline asks for",
+    "profiler-overhead": "the profiler slowed the case down noticeably",
 }
 
 #: Marks that leave the time itself in doubt. Few samples, or a wait around kernels that were summed alone, do not.
-_VOID = {"throttled", "clock_spread", "noisy", "other_process", "above_peak"}
+_VOID = {"throttled", "clock-spread", "noisy", "other-process", "above-peak"}
 
 PART_NAMES: Mapping[str, str] = {
     "attention": "Attn", "helpers": "Attn helpers", "direct_copy": "direct_copy", "add": "add", "gemm": "gemm",
     "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
+}  # fmt: skip
+
+#: The same parts inside a sentence.
+PARTS_SAID: Mapping[str, str] = {
+    "helpers": "its helper kernels", "direct_copy": "copies", "add": "additions", "gemm": "gemm", "softmax": "softmax",
+    "rest": "other kernels", "graph": "graphs",
 }  # fmt: skip
 
 SWAP_HEADING = "What a swap really costs"
@@ -35,13 +53,7 @@ SWAP_HEADING = "What a swap really costs"
 
 def axes(shape: Axes) -> str:
     """``seqlen 2048, causal``: a shape as people say it."""
-    words = []
-    for axis, value in shape:
-        if isinstance(value, bool):
-            words.append(axis if value else f"not {axis}")
-        else:
-            words.append(f"{axis} {shown(value)}")
-    return escape(", ".join(words))
+    return escape(in_words(shape))
 
 
 def quantity(basis: Basis | None) -> str:
@@ -50,13 +62,20 @@ def quantity(basis: Basis | None) -> str:
         return ""
     if basis.quantity == "time":
         return "median time of a call"
+    if basis.quantity == "wall":
+        return "wall time of the process, start-up included"
     if basis.quantity == "cpu_op":
         return f"self time of CPU operators per call ({basis.profiler})"
     return f"kernel time per call ({basis.profiler})"
 
 
 def _of_what(basis: Basis | None) -> str:
-    words = {"time": "per call", "kernel": "of kernel time per call", "cpu_op": "of CPU operators' self time per call"}
+    words = {
+        "time": "per call",
+        "wall": "of wall time",
+        "kernel": "of kernel time per call",
+        "cpu_op": "of CPU operators' self time per call",
+    }
     return words[basis.quantity] if basis else ""
 
 
@@ -78,14 +97,16 @@ def answer(workload: WorkloadFindings, doubted: set[str], alone: bool) -> list[s
 
 
 def _compared(workload: WorkloadFindings) -> bool:
-    return any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes) and bool(workload.compare)
+    return any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes) and bool(
+        workload.compare
+    )
 
 
 def _plain_times(workload: WorkloadFindings) -> str:
     points = [shape.fastest for shape in workload.shapes if shape.fastest]
     told = [f"{axes(p.shape) or 'one call'}: {duration(p.time.ns)}" for p in points[-4:] if p.time]
     whole = points[0].split is not None and points[0].split.iterations is None and points[0].time is not None
-    if whole and len(points) == 1 and workload.basis and workload.basis.quantity != "time":
+    if whole and len(points) == 1 and workload.basis and not workload.basis.timed:
         split = points[0].split
         assert split is not None
         noun = "CPU operators" if split.kind == "cpu_op" else "kernel launches"
@@ -117,7 +138,9 @@ def _lead(best: Point, second: Point, shape: Shape) -> str:
     if best.speedup is not None:
         return f"{ratio(best.speedup)} over its baseline"
     assert best.time is not None and second.time is not None
-    return f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}; the baseline has no time here"
+    return (
+        f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}; the baseline has no time here"
+    )
 
 
 def _level(best: Point, second: Point) -> bool:
@@ -127,10 +150,11 @@ def _level(best: Point, second: Point) -> bool:
 
 def _void(best: Point, basis: Basis | None, doubted: set[str]) -> str:
     """Why the lowest time is no win; empty where it is one."""
-    void = _VOID | ({"host_bound"} if basis and basis.quantity == "time" else set())
+    void = _VOID | ({"host-bound"} if basis and basis.timed else set())
     if best.id in doubted:
         return "it did not run the kernels that were asked for"
-    return listed(mark.replace("_", "-") for mark in best.marks if mark in void)
+    marks = [mark for mark in best.marks if mark in void]
+    return f"its measurement is marked {listed(marks)}" if marks else ""
 
 
 def _elsewhere(workload: WorkloadFindings, largest: Shape, doubted: set[str]) -> str:
@@ -159,20 +183,19 @@ def _also(workload: WorkloadFindings, shape: Shape, largest: Shape, doubted: set
 def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterator[str]:
     """A faster attention kernel in a slower call, and what ate the difference."""
     anchor = slug(heading(SWAP_HEADING, workload, alone))
-    for swap in shape.swaps:
-        if swap.faster_kernel_slower_call:
-            call = swap.measured_call if swap.measured_call is not None else swap.call
-            yield (
-                f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)}) and yet a slower"
-                f" call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
-            )
+    for swap in [swap for swap in shape.swaps if swap.faster_kernel_slower_call][:3]:
+        call = swap.measured_call if swap.measured_call is not None else swap.call
+        yield (
+            f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)})"
+            f" and yet a slower call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
+        )
 
 
 def _eaten(swap: Swap) -> str:
-    costs = [f"{PART_NAMES[part]} {duration(ns)}" for part, ns, _ in swap.changes if ns > 0]
+    costs = [f"{PARTS_SAID[part]} ({duration(ns)} more)" for part, ns, _ in swap.changes if ns > 0]
     if swap.call > 1 or not costs:
         return "its kernels together are no slower, the time goes between them"
-    return f"{listed(costs)} more per call cost what the kernel saves"
+    return f"{listed(costs)} cost what the kernel saves"
 
 
 def heading(title: str, workload: WorkloadFindings, alone: bool) -> str:
@@ -189,26 +212,31 @@ def trust(workload: WorkloadFindings, point: Point) -> str:
     time = point.time
     if time is None:
         return ""
-    noun = "samples" if workload.basis and workload.basis.quantity == "time" else "iterations"
+    noun = "samples" if workload.basis and workload.basis.timed else "iterations"
     if time.n is not None:
-        below = f", below the {workload.asked_samples} asked for" if "too_few_samples" in point.marks else ""
+        below = f", below the {workload.asked_samples} asked for" if "too-few-samples" in point.marks else ""
         said.append(f"{time.n} {noun if time.n != 1 else noun[:-1]}{below}")
     if time.ci_low is not None and time.ci_high is not None and time.ns:
         said.append(f"95 % interval ±{percent((time.ci_high - time.ci_low) / 2 / time.ns)} %")
-    return "; ".join(said + [marked(mark, point) for mark in point.marks if mark != "too_few_samples"])
+    return "; ".join(said + [marked(mark, point) for mark in point.marks if mark != "too-few-samples"])
 
 
 def marked(mark: str, point: Point) -> str:
-    name = f"**{escape(mark.replace('_', '-'))}**"
-    if mark == "host_bound" and point.split and point.split.idle:
+    name = f"**{escape(mark)}**"
+    if mark == "host-bound" and point.split and point.split.idle:
         return f"{name}: no kernel runs in {100 * point.split.idle:.0f} % of its range under {point.split.profiler}"
     return name
 
 
-def marks_explained(points: Iterable[Point]) -> list[str]:
+def marks_explained(workload: WorkloadFindings) -> list[str]:
     """One sentence for each mark that occurs."""
-    present = dict.fromkeys(mark for point in points for mark in point.marks)
-    return [f"**{escape(m.replace('_', '-'))}**: {MARKS.get(m, 'a mark of the measuring process')}." for m in present]
+    timed = [point for point in workload.points if point.time]
+    present = dict.fromkeys(mark for point in timed for mark in point.marks)
+    everywhere = workload.shared_marks
+    return [
+        f"**{escape(mark)}**{' (every case)' if mark in everywhere else ''}: {MARKS.get(mark, 'set by the workload')}."
+        for mark in present
+    ]
 
 
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
@@ -216,17 +244,18 @@ def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]
     groups = sorted(findings.not_run, key=lambda group: group.status == "skipped")
     lines = [_not_run(group, alone) for group in groups]
     lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
-    lines += [f"Not read: {code(f.get('source', ''))}: {_sentence(f.get('what', ''))} {_sentence(f.get('remedy', ''))}".strip()
-              for f in run.get("refused") or ()]  # fmt: skip
-    lines += [_outside(u.workload, u.profiler, u.ns, u.share, alone) for u in findings.unattributed if u.share >= 0.001]
+    lines += [_refused(refusal) for refusal in run.get("refused") or ()]
+    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
     lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < 0.99 or c.too_low]
     lines += [_disagreement(w) for w in findings.workloads if any(f.flagged for a in w.agreements for f in a.figures)]
-    lines += [f"{code(f.get('source', ''))}: {_sentence(note)}" for f in run.get("files") or () for note in f.get("notes") or ()]
+    for file in run.get("files") or ():
+        lines += [f"{code(file.get('source', ''))}: {sentence(note)}" for note in file.get("notes") or ()]
     return list(dict.fromkeys(lines))
 
 
-def _sentence(text: object) -> str:
-    flat = escape(text)
+def sentence(text: object) -> str:
+    """Escaped text that ends as a sentence does; empty stays empty."""
+    flat = escape(text or "")
     return flat if not flat or flat.endswith((".", "!", "?")) else flat + "."
 
 
@@ -234,9 +263,19 @@ def _not_run(group: NotRun, alone: bool) -> str:
     who = listed(code(profiler) for profiler in group.profilers)
     what = "" if group.whole_job else listed((code(case) for case in group.cases), most=4)
     where = "" if alone else f" of {code(group.workload)}"
-    fate = {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(group.status, group.status.capitalize())
-    subject = f"{what}{where} under {who}" if what else f"{who}{where}"
-    return f"{fate}: {subject}: {_sentence(group.reason or 'no reason was recorded')}"
+    subject = f"{fate(group)}{where} under {who}" + (f", {what}" if what else "")
+    return f"{subject}: {sentence(group.reason or 'no reason was recorded')}"
+
+
+def fate(group: NotRun) -> str:
+    return {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(
+        group.status, group.status.capitalize()
+    )
+
+
+def _refused(refusal: Mapping[str, Any]) -> str:
+    told = [sentence(refusal.get(key, "")) for key in ("what", "remedy")]
+    return f"Not read: {code(refusal.get('source', ''))}: {' '.join(told)}".strip()
 
 
 def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
@@ -260,15 +299,20 @@ def expectations_met(findings: Findings) -> str:
     met = [e for e in findings.expectations if e.met]
     if not met:
         return ""
-    every = f"All {len(met)} cases" if len(met) == len(findings.expectations) else f"{len(met)} of {len(findings.expectations)} cases"
+    total = len(findings.expectations)
+    every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
     own = sorted({e.asked for e in met if e.own_copy})
     note = f" ({listed(code(f) for f in own)} from PyTorch's own copy)" if own else ""
     return f"{every} that name a kernel family ran kernels of that family{note}."
 
 
-def _outside(workload: str, profiler: str, ns: float, share: float, alone: bool) -> str:
-    where = "" if alone else f" of {code(workload)}"
-    return f"{duration(ns)} of {code(profiler)}'s kernel time{where} ({percent(share)} %) lie outside every case."
+def outside(u: Unattributed, alone: bool) -> str:
+    """What lies outside every case, and how much of it is the harness's own doing."""
+    where = "" if alone else f" of {code(u.workload)}"
+    said = f"{duration(u.ns)} of {code(u.profiler)}'s kernel time{where} ({percent(u.share)} %) lie outside every case"
+    if not u.flush_ns:
+        return f"{said}."
+    return f"{said}; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples."
 
 
 def coverage_sentence(c: Coverage, alone: bool) -> str:
@@ -277,9 +321,8 @@ def coverage_sentence(c: Coverage, alone: bool) -> str:
     short = short_names(name for name, _ in c.largest)
     largest = listed(f"{code(short[name])} ({percent(share)} %)" for name, share in c.largest[:3])
     asked = f", **below the {percent(c.minimum)} % asked for**" if c.too_low else ""
-    return (
-        f"Classified: {percent(c.classified)} % of {noun}{where} ({c.profiler}){asked}"
-        + (f"; largest unclassified: {largest}." if largest else ".")
+    return f"Classified: {percent(c.classified)} % of {noun}{where} ({c.profiler}){asked}" + (
+        f"; largest unclassified: {largest}." if largest else "."
     )
 
 
