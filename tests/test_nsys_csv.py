@@ -1,0 +1,313 @@
+"""What `nsys stats` prints: recorded files, the real program's own output in each of its formats, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from profpipe import load, tables
+from profpipe.errors import Refused
+
+TRAINING = Path(__file__).parent / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
+
+SUMMARY = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+75.0,3000,2,1500.0,1500.0,1000,2000,707.1,"void f<int, 4>(T1)"
+25.0,1000,1,1000.0,1000.0,1000,1000,0.0,g
+"""
+TRACE = """Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,Device,Ctx,Strm,Name
+10,1000,1,1,1,1,1,1,1,16,NVIDIA H200 (0),1,7,"void f<int, 4>(T1)"
+20,2000,2,1,1,1,1,1,1,16,NVIDIA H200 (0),1,7,"void f<int, 4>(T1)"
+30,1000,3,1,1,1,1,1,1,16,NVIDIA H200 (1),1,8,g
+40,500,4,,,,,,,,NVIDIA H200 (1),1,8,[CUDA memcpy HtoD]
+"""
+OLD_TEXT = """CUDA Kernel Statistics:
+
+ Time(%)  Total Time (ns)  Instances  Average      Minimum  Maximum  Name
+ -------  ---------------  ---------  -----------  -------  -------  -------------
+    90,0        2.650.453         41    64.645,0    64.000   65.249  kmeans_237_gpu
+    10,0          294.495          1   294.495,0   294.495  294.495  other_gpu
+Report file moved to "/somewhere/else/report1.qdrep"
+"""
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModuleType:
+    return load.module(load.own_folder("parsers") / "nsys_csv.py")
+
+
+def read(parser: ModuleType, folder: Path, text: str | bytes, name: str = "x.csv") -> tables.Tables:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert parser.sniff(path)
+    parsed: tables.Tables = parser.parse(path)
+    own = parsed.kernels[parsed.kernels["kind"] == "kernel"]
+    assert own["total_ns"].sum() == (parsed.origin.total_ns or 0)
+    assert own["calls"].sum() == parsed.origin.launches
+    return parsed
+
+
+def refusal(parser: ModuleType, folder: Path, text: str) -> str:
+    path = folder / "x.csv"
+    path.write_text(text)
+    assert parser.sniff(path)
+    with pytest.raises(Refused) as refused:
+        parser.parse(path)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+# --- recorded files --------------------------------------------------------------------------------------------------
+
+
+def test_every_recorded_report_has_the_launches_and_the_total_time_of_the_truth(
+    parser: ModuleType, shared_data: Path
+) -> None:
+    truth = json.loads((shared_data / "expect.json").read_text())
+    print(f"\n{'file':84} {'launches':>9} {'total ns':>15}")
+    for name, expected in truth.items():
+        if name.startswith("nsys_generated/"):
+            assert parser.sniff(shared_data / name)
+            origin = parser.parse(shared_data / name).origin
+            print(f"{name:84} {origin.launches:9} {origin.total_ns:15,.0f}")
+            assert (origin.launches, origin.total_ns) == (expected["kernels"], expected["total_ns"]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "launches", "total_ns"),
+    [
+        ("nsys_generated/martisu1631998__kmeans-parallel/nsys2022_stats_multi_csv_with_banners.txt", 51, 8522475),
+        ("nsys_generated/martisu1631998__kmeans-parallel/nsys2023_cuda_gpu_trace.csv", 51, 8522475),
+        ("nsys_generated/martisu1631998__kmeans-parallel/nsys2023_stats_default.txt", 51, 8522475),
+        ("nsys/martisu1631998__kmeans-parallel/prova1.txt", 41, 2650453),
+        ("nsys/zx3xyy__assignment2-systems/nsys_stats_clean.txt", 18320, 8414493836),
+    ],
+)
+def test_files_of_several_reports_count_each_kernel_once(
+    parser: ModuleType, shared_data: Path, name: str, launches: int, total_ns: int
+) -> None:
+    assert parser.sniff(shared_data / name)
+    origin = parser.parse(shared_data / name).origin
+    assert (origin.launches, origin.total_ns) == (launches, total_ns)
+
+
+def test_a_file_with_nothing_but_nsys_own_words_is_refused_with_them(parser: ModuleType, shared_data: Path) -> None:
+    path = shared_data / "nsys" / "Zyyeric__mini-aegaeon" / "kern_sum.csv"
+    assert parser.sniff(path)
+    with pytest.raises(Refused, match="does not contain CUDA kernel data"):
+        parser.parse(path)
+
+
+def test_tables_of_other_tools_are_not_ours(parser: ModuleType, shared_data: Path) -> None:
+    others = [p for folder in ("rocprof", "ncu", "h200", "torch_trace") for p in (shared_data / folder).rglob("*.*")]
+    assert len(others) > 30
+    assert not [path for path in others if parser.sniff(path)]
+    assert not parser.sniff(
+        shared_data / "nsys_generated/martisu1631998__kmeans-parallel/empty_nsys2023_cuda_gpu_kern_sum.csv"
+    )
+
+
+# --- the real nsys ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def from_database() -> tables.Tables:
+    parsed: tables.Tables = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(TRAINING)
+    return parsed
+
+
+def stats(nsys: Path, folder: Path, *options: str) -> str:
+    """What the real `nsys stats` prints of the recorded training."""
+    export = folder / "lm.sqlite"
+    shutil.copyfile(TRAINING, export)
+    return subprocess.run(
+        [nsys, "stats", *options, export], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+@pytest.mark.parametrize("unit", ["nsec", "usec"])
+@pytest.mark.parametrize("style", ["csv", "tsv", "column", "table"])
+@pytest.mark.parametrize("report", ["gpukernsum", "gputrace", "gpusum", "gpukernsum,gputrace,gpumemtimesum,cudaapisum"])
+def test_every_format_of_the_real_nsys_gives_the_totals_of_its_database(
+    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: tables.Tables, report: str, style: str, unit: str
+) -> None:
+    parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-r", report, "-f", style, "--timeunit", unit))
+    assert parsed.origin.launches == from_database.origin.launches
+    assert parsed.origin.total_ns == pytest.approx(from_database.origin.total_ns, abs=0.5)
+    if style in ("csv", "tsv"):
+        expected = from_database.kernels.groupby("kernel")[["calls", "total_ns"]].sum()
+        found = parsed.kernels.groupby("kernel")[["calls", "total_ns"]].sum()
+        if report == "gpukernsum":
+            expected = expected.drop(index="[CUDA memset]")
+        assert found.round(0).to_dict() == expected.to_dict()
+    else:
+        assert any("cut with an ellipsis" in note for note in parsed.origin.notes)
+
+
+def test_ranges_of_the_real_nsys_nest_where_its_report_says_so(
+    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: tables.Tables
+) -> None:
+    parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-q", "-r", "nvtxpptrace", "-f", "csv"))
+    columns = ["process", "range", "instances", "wall_ns"]
+    assert parsed.ranges[columns].to_dict() == from_database.ranges[columns].to_dict()
+    assert parsed.origin.total_ns is None
+
+
+def test_kernels_by_range_of_the_real_nsys_are_ranges_and_no_total(
+    parser: ModuleType, nsys: Path, tmp_path: Path
+) -> None:
+    parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-q", "-r", "nvtxsum,nvtxkernsum", "-f", "csv"))
+    forward = parsed.ranges.set_index("range").loc["forward"]
+    # nsys places no kernel by time: backward has none in its report.
+    assert (forward["instances"], forward["kernels"]) == (3, 222)
+    assert parsed.origin.total_ns is None
+    assert any("every range around it" in note for note in parsed.origin.notes)
+
+
+def test_times_in_seconds_that_show_only_zeros_give_way_or_are_refused(
+    parser: ModuleType, nsys: Path, tmp_path: Path
+) -> None:
+    both = stats(nsys, tmp_path, "-r", "gputrace,gpukernsum", "-f", "csv", "--timeunit", "sec")
+    assert any("rounded to 100 us" in note for note in read(parser, tmp_path, both).origin.notes)
+    header, *rows = stats(nsys, tmp_path, "-q", "-r", "gputrace", "-f", "csv", "--timeunit", "sec").splitlines()
+    short = "\n".join([header, *(row for row in rows if ",0.0000," in row)]) + "\n"
+    assert "rounded to zero" in refusal(parser, tmp_path, short)
+
+
+# --- which table counts ----------------------------------------------------------------------------------------------
+
+
+def test_single_launches_come_before_summaries_and_the_notes_say_so(parser: ModuleType, tmp_path: Path) -> None:
+    parsed = read(parser, tmp_path, SUMMARY + "\n" + TRACE)
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 4000)
+    assert set(parsed.kernels["device"]) == {0, 1}
+    assert parsed.origin.device == "NVIDIA H200"
+    assert any(note.startswith("kernels are from cuda_gpu_trace") for note in parsed.origin.notes)
+
+
+def test_a_trace_that_lacks_launches_gives_way_to_the_summary(parser: ModuleType, tmp_path: Path) -> None:
+    trace = "\n".join(TRACE.splitlines()[:2]) + "\n"
+    parsed = read(parser, tmp_path, SUMMARY + "\n" + trace)
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 4000)
+    assert any("lacks 2 of the launches" in note for note in parsed.origin.notes)
+
+
+def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser: ModuleType, tmp_path: Path) -> None:
+    one = "Processing [one.sqlite] with [/opt/nsys/reports/gpukernsum.py]...\n" + SUMMARY + "\n"
+    two = one.replace("one.sqlite", "two.sqlite")
+    assert read(parser, tmp_path, one + two).origin.total_ns == 8000
+    assert read(parser, tmp_path, one + one.replace("gpukernsum", "cuda_gpu_kern_sum")).origin.total_ns == 4000
+    assert read(parser, tmp_path, SUMMARY + "\n" + SUMMARY).origin.total_ns == 4000
+
+
+def test_rows_by_launch_shape_become_one_kernel(parser: ModuleType, tmp_path: Path) -> None:
+    text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),GridXYZ,BlockXYZ,Name
+60.0,30,2,15.0,15.0,10,20,7.0710678,  20   32    1, 128    1    1,k
+40.0,20,1,20.0,20.0,20,20,0.0,  80   32    1, 128    1    1,k
+"""
+    (row,) = read(parser, tmp_path, text).kernels.to_dict("records")
+    assert (row["calls"], row["total_ns"], row["min_ns"], row["max_ns"]) == (3, 50, 10, 20)
+    assert row["stddev_ns"] == pytest.approx(5.7735, abs=1e-3)
+    assert pd.isna(row["median_ns"])
+
+
+def test_tables_of_mpi_and_opengl_are_not_taken_for_kernels(parser: ModuleType, tmp_path: Path) -> None:
+    mpi = "Processing [x.sqlite] with [/opt/reports/openmp_sum.py]...\n" + SUMMARY + "\n"
+    assert "no table" in refusal(parser, tmp_path, mpi)
+    kernel = "Processing [x.sqlite] with [/opt/reports/gpukernsum.py]...\n" + SUMMARY
+    assert read(parser, tmp_path, mpi + kernel).origin.launches == 3
+
+
+def test_a_case_is_told_by_its_ranges_name(parser: ModuleType, tmp_path: Path) -> None:
+    text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Style,Range
+60.0,300,3,100.0,100.0,100,100,0.0,PushPop,:profpipe:impl=fa2
+40.0,200,3,66.0,66.0,60,80,1.0,PushPop,:forward
+"""
+    ranges = read(parser, tmp_path, text).ranges[["case", "range", "instances", "wall_ns"]]
+    assert ranges.to_numpy().tolist() == [["impl=fa2", "", 3, 300], ["", "forward", 3, 200]]
+
+
+# --- spellings -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_a_locale_with_decimal_commas_are_read(parser: ModuleType, tmp_path: Path) -> None:
+    parsed = read(parser, tmp_path, OLD_TEXT)
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (42, 2650453 + 294495)
+    kernel = parsed.kernels.set_index("kernel").loc["kmeans_237_gpu"]
+    assert (kernel["mean_ns"], kernel["min_ns"], kernel["max_ns"]) == pytest.approx((64645, 64000, 65249), abs=0.5)
+
+
+@pytest.mark.parametrize("group", [",", "'", "\u202f", "\u00a0"])
+def test_thousands_may_be_separated_in_any_way(parser: ModuleType, tmp_path: Path, group: str) -> None:
+    text = OLD_TEXT.replace(",", "#").replace(".", group).replace("#", ".")
+    assert read(parser, tmp_path, text).origin.total_ns == 2650453 + 294495
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"), [("(us)", 1e3), ("(ms)", 1e6), ("(sec)", 1e9), ("(nsec)", 1), (":dur_us", 1e3)]
+)
+def test_the_header_states_the_unit(parser: ModuleType, tmp_path: Path, unit: str, factor: float) -> None:
+    text = SUMMARY.replace(" (ns)", unit if unit.startswith(":") else f" {unit}")
+    parsed = read(parser, tmp_path, text)
+    assert parsed.origin.total_ns == 4000 * factor
+    assert parsed.kernels["max_ns"].max() == 2000 * factor
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_any_encoding_and_line_end_is_read(parser: ModuleType, tmp_path: Path, encoding: str, newline: str) -> None:
+    text = ("$ nsys stats report.nsys-rep\n" + SUMMARY).replace("\n", newline)
+    assert read(parser, tmp_path, text.encode(encoding)).origin.total_ns == 4000
+
+
+def test_semicolons_and_quoted_decimal_commas_are_read(parser: ModuleType, tmp_path: Path) -> None:
+    text = SUMMARY.replace('"void f<int, 4>(T1)"', "void f<int# 4>(T1)").replace(",", ";").replace(".", ",")
+    parsed = read(parser, tmp_path, text.replace("#", ","))
+    assert parsed.origin.total_ns == 4000
+    assert parsed.kernels["mean_ns"].max() == 1500
+
+
+def test_a_name_with_commas_needs_no_quotes(parser: ModuleType, tmp_path: Path) -> None:
+    assert read(parser, tmp_path, SUMMARY.replace('"', "")).kernels["kernel"].tolist()[0].startswith("f<int, 4")
+
+
+def test_names_cut_with_an_ellipsis_are_counted(parser: ModuleType, tmp_path: Path) -> None:
+    parsed = read(parser, tmp_path, SUMMARY.replace('"void f<int, 4>(T1)"', "void at::native::elementwise_ker…"))
+    assert any(note.startswith("1 kernel names are cut") for note in parsed.origin.notes)
+
+
+# --- refusing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_cut_in_its_last_row_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    assert "cut short" in refusal(parser, tmp_path, SUMMARY[:-30])
+
+
+def test_a_table_cut_between_rows_says_how_much_it_holds(parser: ModuleType, tmp_path: Path) -> None:
+    parsed = read(parser, tmp_path, "\n".join(SUMMARY.splitlines()[:2]) + "\n")
+    assert parsed.origin.notes == ("the table was cut: its rows make up 75.0 % of the kernel time",)
+
+
+def test_a_header_without_rows_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    assert "no table" in refusal(parser, tmp_path, SUMMARY.splitlines()[0] + "\n")
+
+
+def test_error_lines_are_refused_with_what_they_say(parser: ModuleType, tmp_path: Path) -> None:
+    text = (
+        "Processing [x.sqlite] with [gpukernsum.py]...\nERROR: Report 'gpukernsum.py' encountered an internal error\n"
+    )
+    assert "internal error" in refusal(parser, tmp_path, text)
+
+
+def test_a_number_cut_with_an_ellipsis_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", "30…"))
+
+
+def test_only_calls_of_the_api_are_no_kernels(parser: ModuleType, tmp_path: Path) -> None:
+    text = SUMMARY.replace("Instances", "Num Calls")
+    assert "holds no kernels" in refusal(parser, tmp_path, text)
