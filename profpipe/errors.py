@@ -58,6 +58,12 @@ class GateFailed(ProfpipeError):
     exit_code = GATE_FAILED
 
 
+class Interrupted(ProfpipeError):
+    """The user stopped the run. What was done until then is stored, and the report is still written."""
+
+    exit_code = INTERRUPTED
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``Did you mean 'seqlen'?``, or the list of what is known where nothing is close."""
     known = sorted(set(known))

@@ -1,0 +1,32 @@
+"""Which of the user's environment variables a job's processes see.
+
+Profilers store the environment inside their reports (nsys in several tables of the export), and reports are shared.
+So what is needed is let through by name, and nothing that looks like a secret, whatever its prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_NEEDED = re.compile(
+    r"""
+    (PATH | HOME | USER | LOGNAME | SHELL | TERM | TZ | LANG | LANGUAGE | TMPDIR | LD_LIBRARY_PATH | LD_PRELOAD
+    | VIRTUAL_ENV | CONDA_PREFIX | CONDA_DEFAULT_ENV | XDG_(CACHE|CONFIG|DATA)_HOME) $
+    | LC_ | PYTHON | PROFPIPE_
+    | CUDA | CUDNN_ | CUBLAS | NVIDIA_ | NSYS_ | NCU_ | NCCL_
+    | ROCM | HIP | HSA | ROCR | ROCPROF | MIOPEN_ | GPU_ | AMD_
+    | TORCH | PYTORCH_ | TRITON | XFORMERS_ | FLASH_ | OMP_ | MKL_ | KMP_ | OPENBLAS_
+    | HF_ | TRANSFORMERS_ | DIFFUSERS_
+    """,
+    re.VERBOSE,
+)
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of ``environment`` that a job's processes get.
+
+    What a pipeline file sets under ``env`` is added later and not filtered: there the user has named it.
+    """
+    return {name: value for name, value in environment.items() if _NEEDED.match(name) and not _SECRET.search(name)}

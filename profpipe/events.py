@@ -1,0 +1,71 @@
+"""Follows a job's ``events.jsonl`` while the harness appends to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from profpipe.job import Watch
+
+
+class Events:
+    """Which cases a process began and ended, read from the lines appended since this object was made.
+
+    The harness writes a case's start whenever it turns to the case, and its end once; ``inside`` is the case it turned
+    to last, as long as that has not ended. When the process dies, that is the case it died in.
+    """
+
+    def __init__(self, path: Path, watch: Watch) -> None:
+        self.ended: dict[str, str] = {}
+        self.inside: str | None = None
+        self.inside_since = 0.0
+        self._path, self._watch = path, watch
+        self._unread = _close_last_line(path)
+
+    def read(self) -> None:
+        """Takes in what was appended, whole lines only; the rest of a line comes with the next call."""
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._unread)
+                lines, newline, _ = stream.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
+        self._unread += len(lines) + len(newline)
+        for line in lines.splitlines():
+            if (event := _event(line)) is None:
+                self._watch.message(f"{self._path}: no event, passed over: {line[:80]!r}")
+            else:
+                self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        case = event.get("case", "")
+        if event.get("event") == "case_started" and case not in self.ended:
+            self.inside, self.inside_since = case, time.monotonic()
+            self._watch.case_started(case)
+        elif event.get("event") == "case_ended":
+            self.ended[case] = event["status"]
+            self.inside = None if self.inside == case else self.inside
+            self._watch.case_ended(case, event["status"])
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A library that prints into our file, or a process killed in the midst of a line, must not end the run."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _close_last_line(path: Path) -> int:
+    """Ends a line that a killed process left unfinished, or the next would be lost with it; returns the file's size."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(size - 1, 0))
+        if stream.read(1) not in (b"", b"\n"):
+            stream.write(b"\n")
+        return stream.tell()

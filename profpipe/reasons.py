@@ -1,0 +1,71 @@
+"""Why a process failed, in one line: from how it ended, from the files it did not make, and from what it printed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+_TELLING = re.compile(
+    r"error|exception|fail|fatal|abort|denied|cannot|unable|no such|not found|illegal|unrecogni", re.IGNORECASE
+)
+_IMPORTER = re.compile(r"Importer error status|QDSTRM")
+#: nsys's progress bars and headings, the runner's own header lines, and Python's pointers into a traceback.
+_NOISE = re.compile(r"^\[\d+/\d+\] \[|^Generat(ed|ing)\b|^\$ |^Traceback|^File \"|^[\^~ ]+$|^Processing events")
+_LONGEST = 240
+
+
+def of_exit(returncode: int, log: str) -> str:
+    """``killed by SIGSEGV`` or ``exit code 3``, and the last line that tells something."""
+    return with_line(how(returncode), log)
+
+
+def of_missing(missing: Path, log: str) -> str:
+    """Why the file that a process should have made is not there, as far as its output tells.
+
+    nsys (2022.4 to 2025.3) ends with the application's exit code in each of these cases.
+    """
+    if "Importer error status" in log or "skipping importation of the QDSTRM" in log:
+        return with_line(f"nsys could not convert its recording to {missing.name}", log, _IMPORTER)
+    if leftover := sorted(missing.parent.glob(f"{missing.stem}*.qdstrm")):
+        return f"nsys left {leftover[0].name} unconverted instead of {missing.name}"
+    if elsewhere := [path for path in generated(log) if path != missing]:
+        return with_line(f"nsys wrote {elsewhere[0]} instead of {missing.name}", log)
+    return with_line(f"{missing.name} was not made", log)
+
+
+def generated(log: str) -> list[Path]:
+    """The files that nsys names below its last line ``Generated:``; empty when it made none."""
+    _, found, after = log.rpartition("Generated:")
+    return [Path(line) for line in _lines(after) if line.startswith("/")] if found else []
+
+
+def how(returncode: int) -> str:
+    name = killed_by(returncode)
+    return f"killed by {name}" if name else f"exit code {returncode}"
+
+
+def killed_by(returncode: int) -> str | None:
+    """The signal's name. A negative code is Popen's for a signal, 128 + signal is nsys's and the shell's."""
+    try:
+        return signal.Signals(-returncode if returncode < 0 else returncode - 128).name
+    except ValueError:
+        return None
+
+
+def with_line(what: str, log: str, telling: re.Pattern[str] = _TELLING) -> str:
+    line = last_line(log, telling)
+    return f"{what}: {line}" if line else what
+
+
+def last_line(log: str, telling: re.Pattern[str] = _TELLING) -> str:
+    """The last line that speaks of a failure, or else the last line at all."""
+    lines = [line for line in _lines(log) if not _NOISE.search(line)]
+    said = next((line for line in reversed(lines) if telling.search(line)), lines[-1] if lines else "")
+    return said if len(said) <= _LONGEST else said[: _LONGEST - 3] + "..."
+
+
+def _lines(log: str) -> list[str]:
+    """A progress bar overwrites itself with carriage returns, and colours its text."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", log)
+    return [line for line in (line.strip() for line in re.split(r"[\r\n]+", text)) if line]

@@ -1,0 +1,123 @@
+"""A profiler without a GPU or a tool: its workload is a script that does what each case's ``do`` says.
+
+The runner and its processes are real; only what a harness would measure is not.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profpipe.job import Ask, Case, Command, Job, Missing, Outcome, Tool
+
+WORKLOAD = '''
+import json, os, pathlib, signal, subprocess, sys, time
+spec_path = pathlib.Path(sys.argv[1])
+spec = json.loads(spec_path.read_text())
+folder = spec_path.parent
+
+def write(event, **fields):
+    with (folder / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": event, **fields}) + "\\n")
+
+def stubborn_child(own_session):
+    """A process that ignores the polite signals; `ready` appears once it does."""
+    ignore = "import pathlib, signal, sys, time\\n" \\
+        "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\\n" \\
+        "pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+    ready = folder / f"ready-{os.getpid()}-{own_session}"
+    child = subprocess.Popen([sys.executable, "-c", ignore, ready], start_new_session=own_session)
+    while not ready.exists():
+        time.sleep(0.01)
+    with (folder / "pids").open("a") as stream:
+        stream.write(f"{child.pid}\\n")
+
+def ignore_polite_signals():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+exec(os.environ.get("FIRST", ""))
+for case in spec["cases"]:
+    write("case_started", case=case["id"], pid=os.getpid())
+    exec(case["params"]["do"])
+    write("case_ended", case=case["id"], status="ok")
+(folder / (spec["stem"] + ".out")).write_text("measured")
+exec(os.environ.get("LAST", ""))
+'''
+
+
+@dataclass
+class FakeProfiler:
+    """``exports`` are Python programs run after the workload, each of which is to make ``<stem>.export``."""
+
+    script: Path
+    exports: tuple[str, ...] = ()
+    makes_report: bool = True
+    explains: tuple[str, str] | None = None
+    NAME: str = "fake"
+    KEEPS_ENDED_CASES: bool = True
+
+    def find(self, ask: Ask) -> Tool | Missing:
+        return Tool("fake", "1")
+
+    def commands(self, job: Job) -> list[Command]:
+        if job.script is None:
+            return [Command(job.command)]
+        report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
+        workload = Command((sys.executable, str(self.script), str(job.spec)), (report,) if self.makes_report else ())
+        after = [
+            Command((sys.executable, "-c", text, str(export)), (export,), runs_workload=False) for text in self.exports
+        ]
+        return [workload, *after]
+
+    def artifacts(self, job: Job) -> list[Path]:
+        return [job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export", job.folder / "events.jsonl"]
+
+    def diagnose(self, log: str) -> tuple[str, str] | None:
+        return self.explains
+
+
+@dataclass
+class Notes:
+    """A Watch that keeps what it was told."""
+
+    told: list[tuple[object, ...]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def job_started(self, job: Job, index: int, total: int) -> None:
+        self.told.append(("job_started", index, total))
+
+    def case_started(self, case: str) -> None:
+        self.told.append(("case_started", case))
+
+    def case_ended(self, case: str, status: str) -> None:
+        self.told.append(("case_ended", case, status))
+
+    def job_ended(self, outcome: Outcome) -> None:
+        self.told.append(("job_ended", outcome.status))
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def fake_profiler(folder: Path, **fields: object) -> FakeProfiler:
+    script = folder / "workload.py"
+    script.write_text(WORKLOAD, encoding="utf-8")
+    return FakeProfiler(script, **fields)  # type: ignore[arg-type]
+
+
+def job_of(below: Path, *todo: str, **fields: object) -> Job:
+    """A job with one case for each program in ``todo``: ``case=1``, ``case=2`` and so on."""
+    given: dict[str, object] = {
+        "workload": "attention",
+        "profiler": "fake",
+        "cases": tuple(Case(f"case={number}", {"do": do}) for number, do in enumerate(todo, start=1)),
+        "folder": below / "raw" / "attention" / "fake",
+        "tool": Tool("fake", "1"),
+        "python": sys.executable,
+        "cwd": below,
+        "script": below / "unused.py",
+        "timeout_s": 60.0,
+    }
+    return Job(**(given | fields))  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""What the user sees of a run: plain lines in a file, one live line on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_profiler import job_of
+
+from profpipe.job import Outcome
+from profpipe.progress import Display, duration, time_left
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None:
+    stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
+    with Display(stream) as display:
+        display.job_started(job, 1, 3)
+        display.case_started("case=1")
+        display.case_ended("case=1", "ok")
+        display.message("[bold] is no markup")
+        display.job_ended(Outcome(job, "crashed", "killed by SIGSEGV"))
+    assert stream.getvalue().splitlines() == [
+        "[1/3] attention under fake: 2 cases",
+        "  case 1 of 2: case=1: ok",
+        "  [bold] is no markup",
+        "[1/3] attention under fake: crashed (killed by SIGSEGV), 0 s",
+    ]
+
+
+def test_the_live_line_says_job_case_and_time(tmp_path: Path) -> None:
+    display = Display(io.StringIO())
+    assert display.line() == "starting"
+    display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6)
+    assert display.line() == "[2/6] attention under fake | 0 s so far"
+    display.case_started("case=1")
+    display.case_ended("case=1", "ok")
+    display.case_started("case=2")
+    assert display.line() == "[2/6] attention under fake | 0 s so far | about 0 s left | case 2 of 2: case=2"
+
+
+def test_on_a_terminal_the_line_is_live_and_the_results_stay() -> None:
+    program = """
+from pathlib import Path
+from fake_profiler import job_of
+from profpipe.job import Outcome
+from profpipe.progress import Display
+job = job_of(Path("."), "pass")
+with Display() as display:
+    display.job_started(job, 1, 1)
+    display.case_started("impl=[fa2]")
+    display.job_ended(Outcome(job, "ok"))
+"""
+    ours, theirs = pty.openpty()
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}", "TERM": "xterm", "COLUMNS": "120"}
+    subprocess.run([sys.executable, "-c", program], stderr=theirs, env=env, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "[1/1] attention under fake: ok, 0 s" in shown
+    assert "\x1b[?25l" in shown, "the cursor is hidden while the line is live"
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "and is there again afterwards"
+
+
+def test_rich_is_not_loaded_where_nothing_is_drawn() -> None:
+    program = "import sys, profpipe.progress as p\nwith p.Display(): pass\nprint('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_time_left_is_unknown_until_something_has_ended() -> None:
+    assert time_left([], jobs_left=3, job_s=5.0, job_done=0.0) is None
+
+
+def test_time_left_goes_by_the_cases_of_the_current_job_and_the_mean_of_all() -> None:
+    # A quarter of this job took 5 s: 15 s remain of it, and two more jobs like it and the 40 s one take 30 s each.
+    assert time_left([40.0], jobs_left=2, job_s=5.0, job_done=0.25) == 15.0 + 2 * 30.0
+
+
+def test_a_job_that_takes_longer_than_the_mean_has_no_negative_time_left() -> None:
+    assert time_left([10.0], jobs_left=0, job_s=25.0, job_done=0.0) == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.6, "8 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")])
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,72 @@
+"""What a failure is put down to, from outputs as the tools print them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profpipe import reasons
+
+# nsys 2022.4.2, `-o` below a folder that does not exist; the exit code was 0.
+ELSEWHERE = """hi
+Generating '/tmp/nsys-report-f2ea.qdstrm'
+\r[1/1] [0%                          ] nsys-report-ab8e.nsys-rep\r[1/1] [=========100%] nsys-report-ab8e.nsys-rep
+Failed to create '/data/nodir/a.nsys-rep': No such file or directory.
+Generated:
+    /tmp/nsys-report-ab8e.nsys-rep
+"""
+
+
+@pytest.mark.parametrize(
+    ("returncode", "text"),
+    [
+        (-11, "killed by SIGSEGV"),
+        (139, "killed by SIGSEGV"),
+        (137, "killed by SIGKILL"),
+        (1, "exit code 1"),
+        (255, "exit code 255"),
+    ],
+)
+def test_a_signal_has_its_name_whether_popen_or_nsys_reports_it(returncode: int, text: str) -> None:
+    assert reasons.how(returncode) == text
+
+
+def test_a_report_in_another_place_is_named_with_what_nsys_said() -> None:
+    assert reasons.of_missing(Path("/data/nodir/a.nsys-rep"), ELSEWHERE) == (
+        "nsys wrote /tmp/nsys-report-ab8e.nsys-rep instead of a.nsys-rep: "
+        "Failed to create '/data/nodir/a.nsys-rep': No such file or directory."
+    )
+
+
+def test_only_the_last_list_of_generated_files_counts() -> None:
+    assert reasons.generated("Generated:\n    /a.nsys-rep\nhi\nGenerated:\n") == []
+    assert reasons.generated("no such word") == []
+
+
+def test_a_recording_that_was_not_converted_is_named(tmp_path: Path) -> None:
+    (tmp_path / "capture.qdstrm").write_bytes(b"x")
+    assert reasons.of_missing(tmp_path / "capture.nsys-rep", "") == (
+        "nsys left capture.qdstrm unconverted instead of capture.nsys-rep"
+    )
+
+
+def test_an_importer_that_failed_is_quoted(tmp_path: Path) -> None:
+    log = "Importer error status: An unknown error occurred.\nGenerated:\n    /tmp/a.qdstrm\n"
+    assert reasons.of_missing(tmp_path / "a.nsys-rep", log) == (
+        "nsys could not convert its recording to a.nsys-rep: Importer error status: An unknown error occurred."
+    )
+
+
+def test_the_line_that_tells_something_is_quoted_and_not_the_last_one() -> None:
+    log = "step 1\nCUDA error: an illegal memory access was encountered\nstep 2\n[1/1] [==100%] a.nsys-rep\n"
+    assert reasons.of_exit(1, log) == "exit code 1: CUDA error: an illegal memory access was encountered"
+
+
+def test_without_a_telling_line_the_last_one_is_quoted_in_plain_letters() -> None:
+    assert reasons.last_line("one\n\x1b[31mtwo\x1b[0m\n\n") == "two"
+    assert reasons.last_line("") == ""
+
+
+def test_a_long_line_is_cut() -> None:
+    assert len(reasons.last_line("error " * 1000)) == 240
