@@ -17,9 +17,11 @@ WORDS = {"errors", "findings", "job", "load", "tables"}
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
-    "attribution": {"attribution"},
+    "attribution": {"attribution", "recording"},
     "columns": {"columns"},
     "config": {"config", "document"},
+    "csvfile": {"csvfile"},
+    "counters": {"counters"},
     "device": {"device"},
     "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
@@ -40,7 +42,7 @@ STAGES = {
     "profilers": {"profilers"},
     "progress": {"progress"},
     "record": {"record"},
-    "report": {"companions", "markdown", "plots", "quantities", "report", "sheets", "wording"},
+    "report": {"bars", "canvas", "companions", "kernel_sheets", "markdown", "plots", "quantities", "report", "sheets", "wording"},
     "run": {"ending", "environment", "events", "reasons", "run"},
     "store": {"store"},
 }
@@ -52,7 +54,7 @@ ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
-PARSERS = {"attribution", "columns", "errors", "jsonstream", "kernels", "tables"}
+PARSERS = {"attribution", "counters", "columns", "errors", "jsonstream", "kernels", "recording", "tables"}
 WORKLOADS = {"errors", "ranges"}
 
 

@@ -1,0 +1,309 @@
+"""Databases of rocprof: rocpd (rocprofv3, from ROCm 7 on its default) and results.db of rocprof v1.
+
+rocpd: each table's name carries the GUID of its process, and one file may hold several; rows are joined by GUID and id.
+The views of the same names use inner joins and can lose rows, so the tables themselves are read. A dispatch and the API
+call that made it share their event's ``stack_id`` (``correlation_id`` is the user's own). A marker's text stands in its
+event's ``extdata``.
+
+v1: ``OPS`` (with --hip-trace) and ``KERN`` list the same kernels, the former with the call's id in ``Index``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe import kernels, recording, tables
+from profpipe.errors import Refused
+
+FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
+
+_RECORD_AGAIN = "Record again with `rocprofv3 --kernel-trace --marker-trace --hip-trace -- COMMAND`."
+_GUID = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
+_V1_TABLES = {"KERN", "OPS"}
+_MARKER = re.compile(r"marker|roctx", re.IGNORECASE)
+_UNNAMED = "[kernel without a name]"
+
+
+def sniff(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    if not head.startswith(b"SQLite format 3\0"):
+        return False
+    try:
+        with closing(_connect(path)) as database:
+            names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        # Damaged, but the first page may still hold the schema's text; `parse` says what is wrong.
+        return b"rocpd_kernel_dispatch" in head or b"CREATE TABLE KERN" in head
+    return any(name.startswith("rocpd_kernel_dispatch") for name in names) or bool(_V1_TABLES & names)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """``immutable``: nothing is written beside the file, which may lie on read-only media."""
+    return sqlite3.connect(path.resolve().as_uri() + "?mode=ro&immutable=1", uri=True)
+
+
+def parse(path: Path) -> tables.Tables:
+    """Kernels, copies, ranges and counters. Raises ``Refused`` where the database is damaged or holds none of them."""
+    try:
+        with closing(_connect(path)) as connection:
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            database = _Database(connection)
+            read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
+            found = read(database)
+    except (sqlite3.Error, OverflowError) as error:
+        raise Refused(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
+    except (ValueError, TypeError) as error:
+        raise Refused(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error
+    if not len(found.kernels) and not len(found.ranges):
+        raise Refused(path, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
+    return replace(found, kernels=kernels.annotate(found.kernels)).with_columns(profiler="rocprof")
+
+
+class _Database:
+    """Tables by the name that they have without the GUID of a process."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        self._names: dict[str, list[str]] = {}
+        for (name,) in found:
+            self._names.setdefault(_GUID.sub("", name), []).append(name)
+
+    def names(self, base: str) -> list[str]:
+        return self._names.get(base, [])
+
+    def columns(self, base: str) -> list[str]:
+        return [
+            row[1] for name in self.names(base)[:1] for row in self._connection.execute(f'PRAGMA table_info("{name}")')
+        ]
+
+    def read(self, base: str, *columns: str) -> pd.DataFrame:
+        """All rows of the tables ``base``; a column that one lacks is None there (``guid``: what its name ends in)."""
+        rows: list[tuple[Any, ...]] = []
+        for name in self.names(base):
+            present = {row[1] for row in self._connection.execute(f'PRAGMA table_info("{name}")')}
+            guid = name.removeprefix(base)
+            chosen = [f'"{c}"' if c in present else f"'{guid}'" if c == "guid" else "NULL" for c in columns]
+            rows += self._connection.execute(f'SELECT {", ".join(chosen)} FROM "{name}"').fetchall()
+        return pd.DataFrame(rows, columns=list(columns), dtype=object)
+
+
+# --- rocpd -----------------------------------------------------------------------------------------------------------
+
+
+def _rocpd(database: _Database) -> tables.Tables:
+    lookup = _Lookup(database)
+    dispatches = database.read(
+        "rocpd_kernel_dispatch", "guid", "pid", "tid", "agent_id", "kernel_id", "stream_id", "start", "end", "event_id"
+    )
+    launches = _launches(dispatches, lookup, kind="kernel", name=lookup.kernel_names(dispatches), agent="agent_id")
+    # The event tells a dispatch's counters.
+    launches[["guid", "event_id"]] = dispatches[["guid", "event_id"]]
+    copies = database.read(
+        "rocpd_memory_copy",
+        "guid", "pid", "tid", "name_id", "src_agent_id", "dst_agent_id", "stream_id", "start", "end", "event_id",
+    )  # fmt: skip
+    copied = _launches(
+        copies, lookup, kind="memcpy", name=lookup.texts(copies, "name_id"), agent=lookup.gpu_of_copy(copies)
+    )
+    regions = _regions(database, lookup)
+    is_marker = regions["category"].str.contains(_MARKER)
+    everything = recording.Recording(
+        pd.concat([launches, copied], ignore_index=True),
+        _ranges(regions[is_marker]),
+        regions[~is_marker][[*recording.CALL]],
+    )
+    origin = tables.Origin(
+        format=f"rocpd database{lookup.schema()}", tool="rocprof", tool_version="v3", device=lookup.device(launches)
+    )
+    placed = recording.place(everything, origin)
+    metrics = _counters(database, lookup, placed.launches)
+    return replace(placed.tables, metrics=metrics)
+
+
+class _Lookup:
+    """What the ids of a process stand for, by (GUID, id)."""
+
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+        self._strings = self._of("rocpd_string", "string")
+        self._processes = self._of("rocpd_info_process", "pid")
+        self._threads = self._of("rocpd_info_thread", "tid")
+        self._stacks = self._of("rocpd_event", "stack_id")
+        self._agents = self._of("rocpd_info_agent", "type_index", "type", "product_name", "name")
+
+    def _of(self, table: str, *values: str) -> dict[tuple[Any, Any], Any]:
+        frame = self._database.read(table, "guid", "id", *values)
+        rows = frame[values[0]] if len(values) == 1 else list(zip(*(frame[v] for v in values), strict=True))
+        return dict(zip(zip(frame["guid"], frame["id"], strict=True), rows, strict=True))
+
+    def _find(self, known: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
+        return [known.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
+
+    def processes(self, frame: pd.DataFrame) -> list[Any]:
+        return self._find(self._processes, frame, "pid")
+
+    def threads(self, frame: pd.DataFrame) -> list[Any]:
+        return self._find(self._threads, frame, "tid")
+
+    def stacks(self, frame: pd.DataFrame) -> list[Any]:
+        """0 stands for a record that nothing called."""
+        return [stack or None for stack in self._find(self._stacks, frame, "event_id")]
+
+    def texts(self, frame: pd.DataFrame, column: str) -> list[str]:
+        return [text or "" for text in self._find(self._strings, frame, column)]
+
+    def kernel_names(self, dispatches: pd.DataFrame) -> list[str]:
+        names = self._of("rocpd_info_kernel_symbol", "display_name", "kernel_name")
+        found = [names.get(key) or () for key in zip(dispatches["guid"], dispatches["kernel_id"], strict=True)]
+        return [next((name for name in pair if name), _UNNAMED) for pair in found]
+
+    def gpu_of_copy(self, copies: pd.DataFrame) -> str:
+        """Names a new column of ``copies``: the GPU that takes part in each, between GPUs the one that receives."""
+        target = self._find(self._agents, copies, "dst_agent_id")
+        to_gpu = [bool(agent) and agent[1] == "GPU" for agent in target]
+        copies["gpu"] = copies["dst_agent_id"].where(pd.Series(to_gpu, dtype=bool), copies["src_agent_id"])
+        return "gpu"
+
+    def ordinals(self, frame: pd.DataFrame, column: str) -> list[Any]:
+        return [agent[0] if agent else None for agent in self._find(self._agents, frame, column)]
+
+    def device(self, launches: pd.DataFrame) -> str:
+        used = set(launches["device"].dropna())
+        names = [a[2] or a[3] or "" for a in self._agents.values() if a[1] == "GPU" and a[0] in used]
+        return ", ".join(dict.fromkeys(filter(None, names)))
+
+    def schema(self) -> str:
+        rows = self._database.read("rocpd_metadata", "tag", "value")
+        versions = rows.loc[rows["tag"] == "schema_version", "value"]
+        return f" (schema {versions.iloc[0]})" if len(versions) else ""
+
+
+def _launches(frame: pd.DataFrame, lookup: _Lookup, *, kind: str, name: list[str], agent: str) -> pd.DataFrame:
+    return recording.records(
+        recording.LAUNCH,
+        {
+            "name": name,
+            "kind": kind,
+            "start": frame["start"],
+            "end": frame["end"],
+            "process": lookup.processes(frame),
+            "thread": lookup.threads(frame),
+            "device": lookup.ordinals(frame, agent),
+            "stream": frame["stream_id"],
+            "correlation": lookup.stacks(frame),
+        },
+    )
+
+
+def _regions(database: _Database, lookup: _Lookup) -> pd.DataFrame:
+    """API calls and markers, as ``recording.RANGE`` and ``recording.CALL`` have them, with ``category``."""
+    regions = database.read("rocpd_region", "guid", "pid", "tid", "start", "end", "name_id", "event_id")
+    events = database.read("rocpd_event", "guid", "id", "category_id", "extdata")
+    joined = regions.merge(events, left_on=["guid", "event_id"], right_on=["guid", "id"], how="left")
+    frame = recording.records(
+        (*recording.RANGE, "correlation"),
+        {
+            "name": lookup.texts(joined, "name_id"),
+            "start": joined["start"],
+            "end": joined["end"],
+            "process": lookup.processes(joined),
+            "thread": lookup.threads(joined),
+            "correlation": lookup.stacks(joined),
+        },
+    )
+    frame["category"] = pd.Series(lookup.texts(joined, "category_id"), dtype=object).astype(str)
+    return frame.assign(message=joined["extdata"].map(_message))
+
+
+def _message(extdata: Any) -> str:
+    try:
+        given = json.loads(extdata) if isinstance(extdata, str) else {}
+    except ValueError:
+        return ""
+    return str(given.get("message") or "") if isinstance(given, dict) else ""
+
+
+def _ranges(markers: pd.DataFrame) -> pd.DataFrame:
+    text = markers["message"].where(markers["message"] != "", markers["name"])
+    return recording.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
+
+
+def _counters(database: _Database, lookup: _Lookup, launches: pd.DataFrame) -> pd.DataFrame:
+    values = database.read("rocpd_pmc_event", "guid", "event_id", "pmc_id", "value")
+    known = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
+    if values.empty or known.empty:
+        return tables.empty(tables.METRICS)
+    named = values.merge(known, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
+    # One launch has a value for each of the GPU's units that counted.
+    named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), units=named["units"].fillna(""))
+    summed = named.groupby(["guid", "event_id", "name", "units"], sort=False, as_index=False)["value"].sum()
+    dispatched = launches.loc[launches["event_id"].notna(), ["guid", "event_id", "name", "case"]]
+    joined = summed.merge(dispatched.rename(columns={"name": "kernel"}), on=["guid", "event_id"])
+    renamed = joined.rename(columns={"name": "metric", "units": "unit"})
+    return recording.counters(renamed.assign(subject=renamed["kernel"].map(kernels.normalise)))
+
+
+# --- rocprof v1 ------------------------------------------------------------------------------------------------------
+
+
+def _v1(database: _Database) -> tables.Tables:
+    origin = tables.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
+    operations = database.read("OPS", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
+    barriers = operations["Name"].astype(str).str.contains("<barrier packet>", regex=False)
+    if barriers.any():
+        origin = replace(origin, notes=(f"{int(barriers.sum())} barrier packets are no kernels and left out",))
+    operations = operations[~barriers].reset_index(drop=True)
+    launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
+    copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
+    copied = _v1_launches(copies, lambda name: "memset" if name.startswith(("Fill", "Memset")) else "memcpy")
+    calls = database.read("HIP", "BeginNs", "EndNs", "pid", "tid", "Index")
+    if len(launches) and launches["start"].isna().all():
+        return recording.count_only(launches, origin)
+    everything = recording.Recording(
+        pd.concat([launches, copied], ignore_index=True),
+        _v1_ranges(database),
+        recording.records(recording.CALL, _renamed(calls, correlation="Index")),
+    )
+    return recording.place(everything, origin).tables
+
+
+def _renamed(frame: pd.DataFrame, **more: str) -> dict[str, pd.Series[Any]]:
+    names = {"start": "BeginNs", "end": "EndNs", "process": "pid", "thread": "tid", **more}
+    return {ours: frame[theirs] for ours, theirs in names.items()}
+
+
+def _unquoted(names: pd.Series[Any]) -> list[str]:
+    return [str(name or _UNNAMED).strip('"') for name in names]
+
+
+def _v1_launches(frame: pd.DataFrame, kind: Callable[[str], str]) -> pd.DataFrame:
+    names = _unquoted(frame["Name"])
+    columns = _renamed(frame, device="dev-id", stream="stream-id", correlation="Index")
+    return recording.records(recording.LAUNCH, {"name": names, "kind": [kind(name) for name in names], **columns})
+
+
+def _v1_kernels(database: _Database) -> pd.DataFrame:
+    frame = database.read("KERN", "KernelName", "BeginNs", "EndNs", "pid", "tid", "gpu-id", "DispatchNs")
+    columns = _renamed(frame, device="gpu-id", dispatched="DispatchNs")
+    return recording.records(recording.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})
+
+
+def _v1_ranges(database: _Database) -> pd.DataFrame:
+    frame = database.read("rocTX", "Name", "BeginNs", "EndNs", "pid", "tid", "__lane")
+    ranges = recording.records(recording.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
+    # Lane 0 is where start/stop ranges are drawn, which belong to no thread; a mark is 1 ns long.
+    ranges.loc[frame["__lane"] == 0, "thread"] = recording.WHOLE_PROCESS
+    return ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True)

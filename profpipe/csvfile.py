@@ -1,0 +1,95 @@
+"""A CSV file as columns of text, of which whole rows count and torn ones are counted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+_TOO_LARGE = 2**63
+
+
+@dataclass
+class Sheet:
+    """A CSV file: a list of texts for each column, all of one length. ``damaged`` rows were torn and left out."""
+
+    path: Path
+    columns: dict[str, list[str]]
+    damaged: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), []))
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.columns for name in names)
+
+    def first(self, *names: str) -> list[str] | None:
+        """The first of the columns ``names`` that there is."""
+        return next((self.columns[name] for name in names if name in self.columns), None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"{self.damaged} row{'s' * (self.damaged > 1)} cut or torn, left out",) if self.damaged else ()
+
+    def numbers(self, *names: str) -> Any:
+        """That column as an array of whole numbers, NA where there is none; ``Agent 4`` is 4."""
+        texts = self.first(*names)
+        if texts is None:
+            return pd.array([pd.NA] * len(self), dtype="Int64")
+        try:
+            return pd.array(np.array(texts, dtype=str).astype(np.int64), dtype="Int64")
+        except (ValueError, OverflowError):
+            return pd.array([_whole(text) for text in texts], dtype="Int64")
+
+
+def _whole(text: str) -> Any:
+    text = text.removeprefix("Agent ")
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _TOO_LARGE
+    return number if number < _TOO_LARGE else pd.NA
+
+
+def opening(path: Path) -> list[str]:
+    """The columns that the first line names, none where it is no text."""
+    with path.open("rb") as file:
+        line = file.readline(1 << 16).removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in line:
+        return []
+    try:
+        return next(csv.reader([line.decode("utf-8", "replace").strip()]), [])
+    except csv.Error:
+        return []
+
+
+def read(path: Path, unused: Collection[str] = ()) -> Sheet:
+    """The file without the columns ``unused``; a row that has more or fewer cells than the first is damaged."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        rows = csv.reader(_without_nul(file))
+        try:
+            names = next(rows, [])
+        except csv.Error:
+            names = []
+        columns: dict[str, list[str]] = {name: [] for name in names if name not in unused}
+        places = [(names.index(name), values.append) for name, values in columns.items()]
+        # A million rows repeat a few names and numbers; one text each is enough.
+        once: dict[str, str] = {}
+        damaged = 0
+        try:
+            for row in rows:
+                if len(row) == len(names):
+                    for place, append in places:
+                        append(once.setdefault(row[place], row[place]))
+                elif row:
+                    damaged += 1
+        except csv.Error:
+            damaged += 1
+    return Sheet(path, columns, damaged)
+
+
+def _without_nul(lines: Iterable[str]) -> Iterator[str]:
+    # Up to Python 3.10 the csv module gives up at one.
+    return (line.replace("\0", "") for line in lines)

@@ -1,0 +1,455 @@
+"""CSV files of rocprof: every recorded one, and small ones written here for what those lack."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from profpipe import load, tables
+from profpipe.errors import Refused
+
+KERNEL_TRACE = [
+    "Kind",
+    "Agent_Id",
+    "Queue_Id",
+    "Stream_Id",
+    "Thread_Id",
+    "Dispatch_Id",
+    "Kernel_Id",
+    "Kernel_Name",
+    "Correlation_Id",
+    "Start_Timestamp",
+    "End_Timestamp",
+    "LDS_Block_Size",
+    "Scratch_Size",
+    "VGPR_Count",
+    "Accum_VGPR_Count",
+    "SGPR_Count",
+    "Workgroup_Size_X",
+    "Workgroup_Size_Y",
+    "Workgroup_Size_Z",
+    "Grid_Size_X",
+    "Grid_Size_Y",
+    "Grid_Size_Z",
+]
+API_TRACE = ["Domain", "Function", "Process_Id", "Thread_Id", "Correlation_Id", "Start_Timestamp", "End_Timestamp"]
+COPY_TRACE = [
+    "Kind",
+    "Direction",
+    "Stream_Id",
+    "Source_Agent_Id",
+    "Destination_Agent_Id",
+    "Correlation_Id",
+    "Start_Timestamp",
+    "End_Timestamp",
+]
+COUNTERS = [
+    "Correlation_Id",
+    "Dispatch_Id",
+    "Agent_Id",
+    "Queue_Id",
+    "Process_Id",
+    "Thread_Id",
+    "Grid_Size",
+    "Kernel_Id",
+    "Kernel_Name",
+    "Workgroup_Size",
+    "LDS_Block_Size",
+    "Scratch_Size",
+    "VGPR_Count",
+    "Accum_VGPR_Count",
+    "SGPR_Count",
+    "Counter_Name",
+    "Counter_Value",
+    "Start_Timestamp",
+    "End_Timestamp",
+]
+CASE = "profpipe:impl=fa2"
+
+Row = dict[str, Any]
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def parsers() -> list[ModuleType]:
+    names = ("rocprof_csv.py", "rocprof_stats.py", "rocpd.py", "rocprof_json.py")
+    return [load.module(load.own_folder("parsers") / name) for name in names]
+
+
+@pytest.fixture(scope="module")
+def parser(parsers: list[ModuleType]) -> ModuleType:
+    return parsers[0]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(name: str, columns: list[str], *rows: Row) -> Path:
+        path = tmp_path / name
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval=0, quoting=csv.QUOTE_NONNUMERIC)
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+
+    return written
+
+
+def kernel(name: str, start: int, end: int, correlation: int = 0, thread: int = 7, agent: Any = "Agent 2") -> Row:
+    return {
+        "Kind": "KERNEL_DISPATCH",
+        "Agent_Id": agent,
+        "Stream_Id": 1,
+        "Thread_Id": thread,
+        "Dispatch_Id": correlation,
+        "Kernel_Name": name,
+        "Correlation_Id": correlation,
+        "Start_Timestamp": start,
+        "End_Timestamp": end,
+    }
+
+
+def call(domain: str, name: str, start: int, end: int, correlation: int = 0, thread: int = 7, pid: int = 70) -> Row:
+    return {
+        "Domain": domain,
+        "Function": name,
+        "Process_Id": pid,
+        "Thread_Id": thread,
+        "Correlation_Id": correlation,
+        "Start_Timestamp": start,
+        "End_Timestamp": end,
+    }
+
+
+def marker(name: str, start: int, end: int, **where: int) -> Row:
+    return call("MARKER_CORE_RANGE_API", name, start, end, **where)
+
+
+def placed(found: tables.Tables) -> dict[str, tuple[str, str]]:
+    return {row.kernel: (row.case, row.phase) for row in found.kernels.itertuples()}
+
+
+def chosen(parsers: list[ModuleType], path: Path) -> ModuleType | None:
+    return next((parser for parser in parsers if parser.sniff(path)), None)
+
+
+def test_every_recorded_file_has_its_true_launches_and_total(
+    parsers: list[ModuleType], shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = json.loads((shared_data / "expect.json").read_text())
+    checked = 0
+    for name, truth in expected.items():
+        if not name.startswith("rocprof/"):
+            continue
+        parser = chosen(parsers, shared_data / name)
+        assert parser is not None, name
+        found = parser.parse(shared_data / name)
+        kernels = found.kernels[found.kernels["kind"] == "kernel"]
+        given = (found.origin.launches, found.origin.total_ns, int(kernels["calls"].sum()), kernels["total_ns"].sum())
+        with capsys.disabled():
+            print(f"\n{name}: {given[0]} launches, {given[1]:.0f} ns", end="")
+        assert given == (truth["kernels"], truth["total_ns"]) * 2, name
+        assert set(found.kernels["profiler"]) == {"rocprof"}
+        assert found.origin.attributed_ns + found.origin.unattributed_ns == found.origin.total_ns
+        checked += 1
+    assert checked == 13
+
+
+def test_trace_and_statistics_of_one_recording_agree_by_kernel(parsers: list[ModuleType], shared_data: Path) -> None:
+    folder = shared_data / "rocprof" / "jyohukuchan__sLLM"
+    trace = parsers[0].parse(folder / "ck-m8_kernel_trace.csv").kernels.groupby("kernel")[["calls", "total_ns"]].sum()
+    stats = parsers[1].parse(folder / "ck-m8_kernel_stats.csv").kernels.groupby("kernel")[["calls", "total_ns"]].sum()
+    assert trace.sort_index().equals(stats.sort_index())
+
+
+def test_two_generations_of_the_tool_spell_one_kernel_alike(parsers: list[ModuleType], shared_data: Path) -> None:
+    folder = shared_data / "rocprof" / "vjelic__aiter-glog-fork"
+    v2 = set(parsers[0].parse(folder / "results_430889.csv").kernels["kernel"])
+    assert "at::vectorized_elementwise_kernel<4, at::FillFunctor<int>, std::array<char*, 1>>" in v2
+    v1 = [set(parser.parse(folder / name).kernels["kernel"]) for parser, name in zip(
+        (parsers[0], parsers[1], parsers[2], parsers[3]),
+        ("results.csv", "results.stats.csv", "results.db", "results.json"),
+        strict=True,
+    )]  # fmt: skip
+    assert v1[0] == v1[1] == v1[2] == v1[3]
+
+
+def test_kernels_are_placed_by_the_call_that_launched_them(parser: ModuleType, write: Write) -> None:
+    write(
+        "a_marker_api_trace.csv",
+        API_TRACE,
+        marker(CASE, 100, 200),
+        marker("forward", 110, 150),
+        marker(CASE, 300, 400),
+    )
+    write("a_hip_api_trace.csv", API_TRACE, call("HIP_RUNTIME_API", "hipLaunchKernel", 120, 130, correlation=5))
+    # It ran in the second iteration, but the first one launched it.
+    path = write("a_kernel_trace.csv", KERNEL_TRACE, kernel("gemm", 310, 350, correlation=5))
+    found = parser.parse(path)
+    assert placed(found) == {"gemm": ("impl=fa2", "forward")}
+    assert found.origin.attribution.startswith("1 by the thread and the time of their API call (correlation id)")
+    assert found.kernels["process"][0] == 70
+    ranges = found.ranges.set_index("range")
+    assert list(ranges["instances"]) == [2, 1] and list(ranges["kernel_ns"]) == [40, 40]
+
+
+def test_without_the_calls_kernels_are_placed_by_time_and_that_is_said(parser: ModuleType, write: Write) -> None:
+    write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("forward", 110, 150))
+    rows = [kernel("in", 120, 130, 1), kernel("late", 160, 170, 2), kernel("out", 220, 230, 3)]
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *rows))
+    assert placed(found) == {"in": ("impl=fa2", "forward"), "late": ("impl=fa2", ""), "out": ("", "")}
+    assert found.origin.attribution == "2 by the time at which they ran; 1 in no range"
+    assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (20, 10)
+
+
+def test_a_backward_kernel_of_another_thread_belongs_to_the_case_by_time(parser: ModuleType, write: Write) -> None:
+    write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("backward", 110, 190))
+    write("a_hip_api_trace.csv", API_TRACE, call("HIP_RUNTIME_API", "hipLaunchKernel", 120, 130, 5, thread=8))
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 140, 150, 5, thread=8)))
+    assert placed(found) == {"k": ("impl=fa2", "backward")}
+    assert "1 of them in a range of another thread" in found.origin.attribution
+
+
+def test_files_of_another_stem_are_of_another_recording(parser: ModuleType, write: Write) -> None:
+    write("b_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200))
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 120, 130, 1)))
+    assert placed(found) == {"k": ("", "")}
+    assert found.origin.attribution == "no ranges were recorded"
+
+
+def test_copies_beside_the_kernels_are_rows_of_their_own_kind_and_no_launches(parser: ModuleType, write: Write) -> None:
+    copy = {
+        "Kind": "MEMORY_COPY", "Direction": "MEMORY_COPY_HOST_TO_DEVICE", "Source_Agent_Id": "Agent 0",
+        "Destination_Agent_Id": "Agent 2", "Start_Timestamp": 10, "End_Timestamp": 30,
+    }  # fmt: skip
+    alone = parser.parse(write("a_memory_copy_trace.csv", COPY_TRACE, copy))
+    assert (alone.origin.launches, alone.origin.total_ns) == (0, None)
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 40, 50, 1)))
+    assert (found.origin.launches, found.origin.total_ns) == (1, 10)
+    for rows in (alone.kernels, found.kernels[found.kernels["kind"] == "memcpy"]):
+        assert [(r.kernel, r.kernel_class, r.calls, r.total_ns, r.device) for r in rows.itertuples()] == [
+            ("MEMORY_COPY_HOST_TO_DEVICE", "memcpy", 1, 20, 2)
+        ]
+
+
+def test_agents_become_gpu_ordinals_where_the_agent_info_says_which_they_are(parser: ModuleType, write: Write) -> None:
+    columns = ["Node_Id", "Agent_Type", "Name", "Product_Name"]
+    rows = [
+        {"Node_Id": 0, "Agent_Type": "CPU", "Name": "EPYC", "Product_Name": "AMD EPYC"},
+        {"Node_Id": 4, "Agent_Type": "GPU", "Name": "gfx942", "Product_Name": "AMD Instinct MI300X"},
+        {"Node_Id": 5, "Agent_Type": "GPU", "Name": "gfx942", "Product_Name": "Another"},
+    ]
+    write("a_agent_info.csv", columns, *rows)
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 40, 50, 1, agent="Agent 4")))
+    assert list(found.kernels["device"]) == [0]
+    assert found.origin.device == "AMD Instinct MI300X"
+
+
+def test_a_marker_file_alone_gives_its_ranges_and_says_nothing_of_the_gpu(
+    parser: ModuleType, write: Write, shared_data: Path
+) -> None:
+    found = parser.parse(write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("mark", 120, 120)))
+    assert [(r.case, r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("impl=fa2", "", 1, 100)]
+    assert found.ranges["kernel_ns"].isna().all() and found.kernels.empty
+    real = shared_data / "rocprof" / "jyohukuchan__sLLM" / "aq4-p3-diagnostic_marker_api_trace.csv"
+    assert parser.parse(real).ranges["instances"].sum() == 12
+
+
+def test_calls_that_open_and_close_a_range_do_not_repeat_it(parser: ModuleType, write: Write) -> None:
+    rows = [
+        call("MARKER_CORE_API", "forward", 100, 101, 1),
+        call("MARKER_CORE_RANGE_API", "forward", 100, 200, 1),
+        call("MARKER_NAME_API", "roctxNameOsThread", 210, 220, 2),
+    ]
+    found = parser.parse(write("a_marker_api_trace.csv", API_TRACE, *rows))
+    assert [(r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 1, 100)]
+
+
+def test_ranges_of_rocm_6_are_in_the_older_domain(parser: ModuleType, write: Write) -> None:
+    rows = [call("MARKER_CORE_API", "forward", 100, 200), call("MARKER_CONTROL_API", "roctxProfilerPause", 1, 9)]
+    found = parser.parse(write("a_marker_api_trace.csv", API_TRACE, *rows))
+    assert list(found.ranges["range"]) == ["forward"]
+
+
+def test_a_range_of_the_whole_process_holds_kernels_of_every_thread(parser: ModuleType, write: Write) -> None:
+    write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200, thread=0))
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 120, 130, 1)))
+    assert placed(found) == {"k": ("impl=fa2", "")}
+
+
+def test_counters_of_a_dispatch_are_metrics_of_its_kernel_and_case(parser: ModuleType, write: Write) -> None:
+    write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200))
+    rows = [
+        {**kernel("k(int*)", start, start + 10, dispatch), "Process_Id": 70, "Dispatch_Id": dispatch,
+         "Counter_Name": name, "Counter_Value": value}
+        for dispatch, start in ((1, 110), (2, 130))
+        for name, value in (("SQ_WAVES", 16 * dispatch), ("GRBM_COUNT", 1))
+    ]  # fmt: skip
+    rows = [{key: value for key, value in row.items() if key in COUNTERS} for row in rows]
+    found = parser.parse(write("a_counter_collection.csv", COUNTERS, *rows))
+    assert (found.origin.launches, found.origin.total_ns) == (2, 20)
+    assert [(m.case, m.subject, m.metric, m.value, m.n) for m in found.metrics.itertuples()] == [
+        ("impl=fa2", "k(int*)", "SQ_WAVES", 24, 2),
+        ("impl=fa2", "k(int*)", "GRBM_COUNT", 1, 2),
+    ]
+
+
+def test_counters_without_time_stamps_count_launches_and_leave_times_missing(
+    parser: ModuleType, shared_data: Path
+) -> None:
+    found = parser.parse(shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "counter_collection.csv")
+    assert (found.origin.launches, found.origin.total_ns, int(found.kernels["calls"].sum())) == (7, None, 7)
+    assert found.kernels["total_ns"].isna().all()
+    assert {(m.metric, m.value) for m in found.metrics.itertuples()} == {("SQ_WAVES", 16384)}
+    v1 = parser.parse(shared_data / "rocprof" / "amd__HPCTrainingExamples" / "seismic_bankconflicts.csv")
+    assert (v1.origin.launches, set(v1.metrics["metric"])) == (1024, {"LDSBankConflict", "LDSInsts"})
+    assert int(v1.metrics.loc[v1.metrics["metric"] == "LDSInsts", "n"].sum()) == 1024
+
+
+def test_statistics_of_calls_are_refused_as_no_gpu_time(parsers: list[ModuleType], shared_data: Path) -> None:
+    path = shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "hip_stats.csv"
+    with pytest.raises(Refused, match="statistics of API calls or whole domains"):
+        parsers[1].parse(path)
+
+
+def test_statistics_of_markers_are_known_by_the_files_name(parsers: list[ModuleType], write: Write) -> None:
+    path = write("a_marker_api_stats.csv", ["Name", "Calls", "TotalDurationNs"], {"Name": "forward", "Calls": 3})
+    with pytest.raises(Refused, match="statistics of API calls"):
+        parsers[1].parse(path)
+
+
+def test_statistics_of_copies_are_copies(parsers: list[ModuleType], write: Write) -> None:
+    columns = ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage"]
+    row = {"Name": "CopyHostToDevice", "Calls": 3, "TotalDurationNs": 30, "AverageNs": 10, "Percentage": 100}
+    found = parsers[1].parse(write("results.copy_stats.csv", columns, row))
+    assert [(r.kind, r.kernel_class, r.calls) for r in found.kernels.itertuples()] == [("memcpy", "memcpy", 3)]
+    assert found.origin.launches == 0
+
+
+def test_columns_are_found_by_name_whatever_their_order(parser: ModuleType, write: Write) -> None:
+    mixed = [*KERNEL_TRACE[::-1], "A_New_Column"]
+    assert parser.parse(write("x.csv", mixed, kernel("k", 1, 5))).origin.total_ns == 4
+
+
+def test_a_guid_column_in_front_changes_nothing(parser: ModuleType, write: Write) -> None:
+    assert parser.parse(write("x.csv", ["Guid", *KERNEL_TRACE], kernel("k", 1, 5))).origin.total_ns == 4
+
+
+def test_byte_order_mark_and_dos_line_ends_change_nothing(parser: ModuleType, write: Write) -> None:
+    path = write("x.csv", KERNEL_TRACE, kernel("k", 1, 5))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
+    assert parser.sniff(path) and parser.parse(path).origin.total_ns == 4
+
+
+def test_a_row_cut_at_the_end_is_left_out_and_counted(parser: ModuleType, write: Write) -> None:
+    path = write("x.csv", KERNEL_TRACE, kernel("k", 1, 5), kernel("k", 6, 9))
+    path.write_bytes(path.read_bytes()[:-30])
+    found = parser.parse(path)
+    assert found.origin.launches == 1
+    assert "1 row cut or torn, left out" in found.origin.notes
+
+
+def test_dispatches_without_time_stamps_are_left_out_and_counted(parser: ModuleType, write: Write) -> None:
+    path = write("x.csv", KERNEL_TRACE, kernel("k", 10, 50), kernel("k", 0, 0), kernel("k", 60, 20))
+    found = parser.parse(path)
+    assert (found.origin.launches, found.origin.total_ns) == (1, 40)
+    assert "2 launches with an impossible time left out" in found.origin.notes
+
+
+@pytest.mark.parametrize("columns", [KERNEL_TRACE, COUNTERS, ["Dispatch_ID", "GPU_ID", "Kernel_Name"], COPY_TRACE])
+def test_a_header_without_rows_says_what_to_pass(parser: ModuleType, write: Write, columns: list[str]) -> None:
+    path = write("x.csv", columns)
+    assert parser.sniff(path)
+    with pytest.raises(Refused, match=r"no (kernels were recorded|counters|copies).*--(kernel-trace|pmc|memory)"):
+        parser.parse(path)
+
+
+def test_a_file_cut_in_its_header_is_refused_as_such(parser: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('"Kind","Agent_Id","Queue_I')
+    assert parser.sniff(path)
+    with pytest.raises(Refused, match="cut in its first line"):
+        parser.parse(path)
+
+
+@pytest.mark.parametrize("name", ["a_hip_api_trace.csv", "a_agent_info.csv"])
+def test_side_files_without_kernels_or_ranges_are_refused_with_the_file_to_give(
+    parser: ModuleType, write: Write, name: str
+) -> None:
+    columns = API_TRACE if "api" in name else ["Node_Id", "Agent_Type"]
+    path = write(name, columns, call("HIP_RUNTIME_API", "hipMalloc", 1, 2) if "api" in name else {"Node_Id": 1})
+    with pytest.raises(Refused, match=r"kernel_trace\.csv"):
+        parser.parse(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html><body>404</body></html>",
+        "Name,Value\na,1\n",
+        "[rocprofv3] Fatal error: Command died\n",
+        "\0\1\2",
+        '"',
+    ],
+)
+def test_other_texts_are_not_taken_for_rocprofs(parsers: list[ModuleType], tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    assert chosen(parsers, path) is None
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    """``data`` with a few bytes changed, a part of it doubled or taken out, or its end cut off."""
+    place, other = sorted(dice.randrange(len(data)) for _ in range(2))
+    choice = dice.randrange(4)
+    if choice == 0:
+        return data[:place]
+    if choice == 1:
+        return data[:place] + data[other:]
+    if choice == 2:
+        return data[:other] + data[place:]
+    changed = bytearray(data)
+    for _ in range(dice.randrange(1, 8)):
+        changed[dice.randrange(len(changed))] = dice.choice(b'0123456789,"\n\0\xff-eA')
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ROCm__rocprofiler-sdk/counter_collection.csv",
+        "ROCm__rocprofiler-sdk/kernel_trace_2024-10_threadid.csv",
+        "ROCm__rocprofiler-sdk/hip_stats.csv",
+        "amd__HPCTrainingExamples/seismic_R4_results.stats.csv",
+        "jyohukuchan__sLLM/aq4-p3-diagnostic_marker_api_trace.csv",
+        "vjelic__aiter-glog-fork/results.csv",
+        "vjelic__aiter-glog-fork/results_430889.csv",
+        "vjelic__aiter-glog-fork/results.json",
+        "vjelic__aiter-glog-fork/results.db",
+    ],
+)
+def test_damaged_files_are_refused_or_read_but_never_break_the_parser(
+    parsers: list[ModuleType], shared_data: Path, tmp_path: Path, name: str
+) -> None:
+    data = (shared_data / "rocprof" / name).read_bytes()
+    dice = random.Random(name)
+    path = tmp_path / "damaged"
+    for _ in range(40):
+        path.write_bytes(mutated(data, dice))
+        parser = chosen(parsers, path)
+        if parser is None:
+            continue
+        try:
+            found = parser.parse(path)
+        except Refused as refused:
+            assert refused.what and refused.remedy
+        else:
+            assert len(found.kernels) or len(found.ranges)
+            assert (found.kernels["total_ns"].dropna() >= 0).all()
