@@ -176,14 +176,14 @@ def _columns_of(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> Any:
 
 
 def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
-    dtype = "object" if column.dtype == "str" else column.dtype
+    dtype: Any = "object" if column.dtype == "str" else column.dtype
     if column.name not in given.columns:
-        return pd.Series([_EMPTY_OF[column.dtype]] * len(given), dtype=dtype, index=given.index)
+        return pd.Series(_EMPTY_OF[column.dtype], dtype=dtype, index=given.index)
     values = given[column.name]
     if column.dtype == "str":
         # NA in a text column would compare unequal to itself in every group-by; text is empty instead.
         return values.astype(object).where(values.notna(), "")
-    return values.astype(column.dtype)
+    return values.astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class Tables:
     origin: Origin = field(default_factory=Origin)
 
     def with_columns(self, **values: str) -> Tables:
-        """The same tables with whole columns set (``run=``, ``workload=``, ``profiler=``, ``source=``) where they exist."""
-        changed = {}
+        """The same tables with whole columns set where they exist: ``run=``, ``workload=``, ``source=``, ..."""
+        changed: dict[str, Any] = {}
         for table in ALL:
             old: pd.DataFrame = getattr(self, table.name)
             changed[table.name] = old.assign(**{k: v for k, v in values.items() if k in old.columns})
@@ -207,7 +207,7 @@ class Tables:
 
 def concat(parts: Sequence[Tables]) -> Tables:
     """All rows of all parts; the origins stay with their files."""
-    merged = {}
+    merged: dict[str, Any] = {}
     for table in ALL:
         frames = [f for part in parts if len(f := getattr(part, table.name))]
         merged[table.name] = pd.concat(frames, ignore_index=True) if frames else empty(table)
@@ -258,22 +258,14 @@ def summarise(launches: pd.DataFrame) -> pd.DataFrame:
     if launches.empty:
         return empty(KERNELS)
     keys = [key for key in LAUNCH_KEYS if key in launches.columns]
-    codes, size = np.zeros(len(launches), dtype=np.int64), 1
-    for key in keys:
-        code, values = pd.factorize(launches[key], use_na_sentinel=False)
-        codes, size = codes * len(values) + code, size * len(values)
-        if size > 2**31:
-            _, codes = np.unique(codes, return_inverse=True)
-            size = int(codes.max()) + 1
+    codes, first_rows = _combinations([launches[key] for key in keys], len(launches))
     duration = launches["duration_ns"].to_numpy(dtype=np.float64)
-    order = np.lexsort((duration, codes))
-    codes, duration = codes[order], duration[order]
+    codes, duration = _sorted_within(codes, duration)
     start = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
     count = np.diff(np.r_[start, len(codes)])
     total = np.add.reduceat(duration, start)
     mean = total / count
-    squares = np.add.reduceat((duration - np.repeat(mean, count)) ** 2, start)
-    result = launches[keys].iloc[order[start]].reset_index(drop=True)
+    result = launches[keys].iloc[first_rows].reset_index(drop=True)
     for key in keys:
         if isinstance(result[key].dtype, pd.CategoricalDtype):
             result[key] = result[key].astype(object)
@@ -281,9 +273,51 @@ def summarise(launches: pd.DataFrame) -> pd.DataFrame:
     result["total_ns"], result["mean_ns"] = total, mean
     result["median_ns"] = (duration[start + (count - 1) // 2] + duration[start + count // 2]) / 2
     result["min_ns"], result["max_ns"] = duration[start], duration[start + count - 1]
+    # In place, for with ten million launches each copy is 80 MB.
+    duration -= np.repeat(mean, count)
+    squares = np.add.reduceat(np.square(duration, out=duration), start)
     result["stddev_ns"] = np.sqrt(squares / np.maximum(count - 1, 1))
     result.loc[count < 2, "stddev_ns"] = np.nan
     return frame(KERNELS, result)
+
+
+def _combinations(keys: list[pd.Series[Any]], rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(number of each row's combination of keys, first row of each combination), numbered in order of appearance."""
+    codes, size = np.zeros(rows, dtype=np.int64), 1
+    for key in keys:
+        if isinstance(key.dtype, pd.CategoricalDtype):
+            # Its codes are what factorizing would find; -1 is missing.
+            code, values = key.cat.codes.to_numpy().astype(np.int64) + 1, len(key.cat.categories) + 1
+        else:
+            code, found = pd.factorize(key, use_na_sentinel=False)
+            values = len(found)
+        if size * values > 2**62:
+            codes, kept = pd.factorize(codes)
+            size = len(kept)
+        codes *= values
+        codes += code
+        size *= values
+    codes, kept = pd.factorize(codes)
+    first_rows = np.zeros(len(kept), dtype=np.int64)
+    first_rows[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    return codes, first_rows
+
+
+def _sorted_within(
+    codes: np.ndarray[Any, Any], duration: np.ndarray[Any, np.dtype[np.float64]]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Both ordered by code, and by duration within each code."""
+    low, high = float(duration.min()), float(duration.max())
+    bits = int(codes.max()).bit_length()
+    if low >= 0 and high < 2.0 ** (62 - bits) and np.array_equal(duration, np.rint(duration)):
+        # Whole ns packed below their code: sorting plain integers is ten times as fast as a sort by two keys.
+        shift = 62 - bits
+        packed = codes << shift
+        packed |= duration.astype(np.int64)
+        packed.sort()
+        return packed >> shift, (packed & ((1 << shift) - 1)).astype(np.float64)
+    order = np.lexsort((duration, codes))
+    return codes[order], duration[order]
 
 
 def documentation() -> str:
