@@ -151,7 +151,7 @@ def _name(job: Job) -> str:
 
 def _run_part(job: Job, profiler: Profiler, desk: _Desk) -> _Part:
     job.folder.mkdir(parents=True, exist_ok=True)
-    if job.script is not None:
+    if job.script:
         _write_whole(job.spec, json.dumps(_spec(job), indent=1))
     events = Events(job.folder / "events.jsonl", desk.watch)
     ends: list[_End] = []
@@ -256,6 +256,7 @@ class _End:
 
 def _run_process(command: Command, job: Job, events: Events, desk: _Desk) -> _End:
     before = {path: _stamp(path) for path in command.makes}
+    env = {**environment.passed_on(os.environ), **job.env, **command.env}
     began, returncode = time.monotonic(), None
     cause: Fate | None
     with (job.folder / "log.txt").open("ab") as log:
@@ -265,7 +266,7 @@ def _run_process(command: Command, job: Job, events: Events, desk: _Desk) -> _En
         output_begin = log.tell()
         spared = ending.descendants()
         try:
-            process = _start(command.argv, _environment(command, job), log, job.cwd)
+            process = _start(command.argv, env, log, job.cwd)
         except OSError as error:
             cause = "failed", f"could not be started: {error}"
         else:
@@ -276,10 +277,6 @@ def _run_process(command: Command, job: Job, events: Events, desk: _Desk) -> _En
     seconds = time.monotonic() - began
     missing = tuple(path for path, stamp in before.items() if _stamp(path) in (None, stamp))
     return _End(command, returncode, seconds, cause, missing, _tail(job.folder / "log.txt", output_begin))
-
-
-def _environment(command: Command, job: Job) -> dict[str, str]:
-    return {**environment.passed_on(os.environ), **job.env, **command.env}
 
 
 def _start(
@@ -304,7 +301,8 @@ def _attend(process: subprocess.Popen[bytes], look: _Look, spared: set[int], des
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY_S)
         if cause:
-            desk.watch.message(f"{': '.join(cause)}. Waiting for the process to end (Ctrl-C kills it)")
+            hint = " (Ctrl-C again kills it)" if cause == _INTERRUPTED else ""
+            desk.watch.message(f"{cause[1]}; waiting for the process to write its report and end{hint}")
             ending.ask_to_end(process, desk.patience, hurry=lambda: desk.interrupts.count > 1)
     except BaseException:
         ending.kill(process, spared, desk.patience)
