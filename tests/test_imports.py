@@ -42,7 +42,18 @@ STAGES = {
     "profilers": {"profilers"},
     "progress": {"progress"},
     "record": {"record"},
-    "report": {"bars", "canvas", "companions", "kernel_sheets", "markdown", "plots", "quantities", "report", "sheets", "wording"},
+    "report": {
+        "bars",
+        "canvas",
+        "companions",
+        "kernel_sheets",
+        "markdown",
+        "plots",
+        "quantities",
+        "report",
+        "sheets",
+        "wording",
+    },
     "run": {"ending", "environment", "events", "reasons", "run"},
     "store": {"store"},
 }
@@ -54,7 +65,8 @@ ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
-PARSERS = {"attribution", "counters", "columns", "errors", "jsonstream", "kernels", "recording", "tables"}
+#: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
+PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
 WORKLOADS = {"errors", "ranges"}
 
 
