@@ -66,6 +66,8 @@ class Record:
 
 def sniff(path: Path) -> bool:
     """True for a file whose first line is an event of the harness."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         head = file.read(64).lstrip()
     return head.replace(b" ", b"").startswith(b'{"event":')
@@ -118,7 +120,10 @@ def _events(path: Path, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
 def _decode(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+        if b"\\ud" in line:
+            # A path that is no UTF-8 comes as halves of surrogate pairs, which no table can be written with.
+            event = json.loads(json.dumps(event, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 

@@ -48,6 +48,8 @@ _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return befor
 
 def sniff(path: Path) -> bool:
     """True for JSON that begins as a Chrome trace does and is none of rocprof's."""
+    if not path.is_file():
+        return False
     head = _head(path)
     if not head.startswith((b"{", b"[")) or any(mark in head for mark in (b'"BeginNs"', b'"rocprofiler-sdk-tool"')):
         return False
@@ -130,6 +132,11 @@ class Trace:
         device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
         place = (_number(device), _number(stream))
         self.columns["gpu"].extend((name, kind, *place, start, dur, _number(args.get("correlation")), external))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The names by their codes. JSON can hold half a surrogate pair, which no table can be written with."""
+        return [name.encode("utf-8", "replace").decode() for name in self.names]
 
     @cached_property
     def processes(self) -> list[Any]:
@@ -256,7 +263,7 @@ def _ranges(trace: Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
     # Each step would otherwise be a range of its own.
-    names = ["ProfilerStep#*" if _STEP.match(name) else name for name in trace.names]
+    names = ["ProfilerStep#*" if _STEP.match(name) else name for name in trace.texts]
     name = ranges["name"].astype(int).to_numpy()
     return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
 
@@ -283,7 +290,7 @@ def _rows(trace: Trace, launches: pd.DataFrame, placed: attribution.Attribution)
             "stream": launches["stream"].astype("Float64").astype("Int64"),
             "phase": _categories(phases, placed.path),
             "kind": launches["kind"],
-            "kernel": _categories(list(trace.names), launches["name"].astype(int).to_numpy()),
+            "kernel": _categories(trace.texts, launches["name"].astype(int).to_numpy()),
             "duration_ns": _ns(launches["dur"]),
         }
     )
@@ -351,7 +358,8 @@ def _device(trace: Trace, launches: pd.DataFrame) -> str:
     listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
     used = set(launches["device"].dropna())
     listed = [device for device in listed if device.get("id") in used] or listed
-    return ", ".join(dict.fromkeys(str(device["name"]) for device in listed if device.get("name")))
+    names = dict.fromkeys(str(device["name"]) for device in listed if device.get("name"))
+    return ", ".join(names).encode("utf-8", "replace").decode()
 
 
 def _notes(trace: Trace, launches: pd.DataFrame) -> Iterator[str]:

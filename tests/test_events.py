@@ -179,6 +179,11 @@ def test_events_that_are_not_known_are_ignored(parser: ModuleType, events: Write
     assert parser.parse(path).cases["status"].tolist() == ["ok"]
 
 
+def test_a_reason_with_bytes_that_are_no_text_can_be_written_to_a_table(parser: ModuleType, events: Write) -> None:
+    ended = {"event": "case_ended", "case": "a", "status": "failed", "reason": "no file caf\udce9", "seconds": 0}
+    assert parser.parse(events(STARTED, ended)).cases["reason"].str.encode("utf-8").tolist() == [b"no file caf?"]
+
+
 def test_a_damaged_line_in_the_middle_is_refused_with_its_number(parser: ModuleType, events: Write) -> None:
     with pytest.raises(Refused, match="line 2 is not a JSON object"):
         parser.parse(events(STARTED, '{"event": "case_sta', *case("a", 1.0)))

@@ -1,0 +1,275 @@
+"""Hardware counters of single kernel launches -> rows of `kernels`, `ranges` and `metrics`.
+
+ncu measures some 500 quantities of every launch. Kept are those that answer a question (``CHOSEN``) and those that the
+user asked for by name; the rest stays in the report. A metric keeps ncu's name, its value is the mean over the launches
+of a kernel in a case, and its unit is a base unit: ns, byte, byte/s, Hz, %, 1, or what ncu counts (inst, cycle, block).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe import tables
+
+#: The duration of a launch, newest spelling first; of one launch on one GPU, sum, avg and max are the same.
+DURATIONS: Final = tuple(f"gpu__time_duration{suffix}" for suffix in (".sum", ".avg", ".max", ""))
+
+_ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
+_ACTIVE = ".avg.pct_of_peak_sustained_active"
+
+#: Question -> metrics; of names in one tuple the first that is there is kept, for chips and versions spell them apart.
+CHOSEN: Final[dict[str, tuple[str | tuple[str, ...], ...]]] = {
+    "time": (DURATIONS,),
+    "DRAM traffic": (
+        "dram__bytes.sum",
+        ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+        ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+        "dram__bytes.sum.per_second",
+        ("dram__bytes_read.sum.per_second", "dram__bytes_op_read.sum.per_second"),
+        ("dram__bytes_write.sum.per_second", "dram__bytes_op_write.sum.per_second"),
+        (f"gpu__dram_throughput{_ELAPSED}", f"dram__throughput{_ELAPSED}"),
+    ),
+    "caches": (
+        "lts__t_bytes.sum",
+        "lts__t_sector_hit_rate.pct",
+        f"lts__throughput{_ELAPSED}",
+        "l1tex__t_sector_hit_rate.pct",
+        f"l1tex__throughput{_ACTIVE}",
+    ),
+    "speed of light": (
+        f"sm__throughput{_ELAPSED}",
+        (f"gpu__compute_memory_throughput{_ELAPSED}", f"gpu__compute_memory_access_throughput{_ELAPSED}"),
+    ),
+    "tensor cores": (
+        (
+            f"sm__pipe_tensor_cycles_active{_ELAPSED}",
+            f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}",
+            f"sm__pipe_tensor_cycles_active{_ACTIVE}",
+            f"sm__pipe_tensor_op_hmma_cycles_active{_ELAPSED}",
+            f"sm__pipe_tensor_op_hmma_cycles_active{_ACTIVE}",
+            f"sm__inst_executed_pipe_tensor{_ELAPSED}",
+            f"sm__inst_executed_pipe_tensor{_ACTIVE}",
+        ),
+        ("sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma.sum"),
+        "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    ),
+    "instructions": ("sm__inst_executed.avg.per_cycle_active", "smsp__inst_executed.sum"),
+    "occupancy": (
+        f"sm__warps_active{_ACTIVE}",
+        "sm__maximum_warps_per_active_cycle_pct",
+        *(f"launch__occupancy_limit_{what}" for what in ("registers", "shared_mem", "warps", "blocks", "barriers")),
+    ),
+    "launch": tuple(
+        f"launch__{what}"
+        for what in (
+            "grid_size", "block_size", "thread_count", "cluster_size", "waves_per_multiprocessor",
+            "registers_per_thread", "shared_mem_per_block", "shared_mem_per_block_static",
+            "shared_mem_per_block_dynamic",
+        )
+    ),
+    "clocks": (
+        ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second"),
+        "dram__cycles_elapsed.avg.per_second",
+    ),
+}  # fmt: skip
+
+#: Families with a member for each stall reason and each kind of instruction.
+CHOSEN_FAMILIES: Final = re.compile(
+    r"^smsp__average_warps_issue_stalled_\w+_per_issue_active(\.ratio)?$"
+    r"|^smsp__average_warp_latency_issue_stalled_\w+(\.ratio)?$"
+    r"|^smsp?__sass_thread_inst_executed_op_[a-z0-9]+_pred_on\.sum$"
+)
+
+
+@dataclass
+class Rule:
+    """Advice of ncu: the estimated speed-up in percent where it gives one, of the whole kernel or of a part (local)."""
+
+    name: str
+    speedup: float | None = None
+    is_local: bool = False
+
+
+@dataclass
+class Launch:
+    """One profiled launch. ``name`` is normalised, for ncu prints one kernel demangled here and mangled there.
+
+    ``values``: metric -> (value, unit as stated); ``path``: the ranges around it, outermost first.
+    """
+
+    name: str
+    process: int | None = None
+    device: int | None = None
+    stream: int | None = None
+    path: tuple[str, ...] = ()
+    kind: str = "kernel"
+    values: dict[str, tuple[float, str]] = field(default_factory=dict)
+    #: Metrics that the user named on ncu's command line.
+    asked: set[str] = field(default_factory=set)
+    rules: list[Rule] = field(default_factory=list)
+
+    @property
+    def duration_ns(self) -> float:
+        """NaN where it was not measured, or in a unit that is none of time."""
+        for name in DURATIONS:
+            value, unit = in_base_unit(*self.values.get(name, (math.nan, "")))
+            if unit == "ns" and not math.isnan(value):
+                return round(value, 3)
+        return math.nan
+
+
+def chosen(names: Iterable[str]) -> Iterator[str]:
+    """Those of ``names`` that are kept."""
+    there = dict.fromkeys(names)
+    for entry in (entry for group in CHOSEN.values() for entry in group):
+        candidates = (entry,) if isinstance(entry, str) else entry
+        yield from [name for name in candidates if name in there][:1]
+    yield from (name for name in there if CHOSEN_FAMILIES.search(name))
+
+
+def attribution(launches: Sequence[Launch], how: str) -> str:
+    """How launches were placed in ranges, for ``Origin.attribution``."""
+    found = sum(bool(launch.path) for launch in launches)
+    if not found:
+        return f"{len(launches)} in no range (ncu records NVTX ranges only with --nvtx)"
+    rest = f"; {len(launches) - found} in no range" if found < len(launches) else ""
+    return f"{found} by the {how}{rest}"
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+_TIME = re.compile(r"^(n|u|m|)(?:s|sec|second|seconds)$")
+_SCALED = re.compile(r"^([KkMGTP]?)(byte|bytes|B|hz|Hz)$")
+_NS_PER = {"n": 1.0, "u": 1e3, "m": 1e6, "": 1e9}
+_PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+def in_base_unit(value: float, unit: str) -> tuple[float, str]:
+    """``value`` and its base unit.
+
+    ncu up to 2023 writes nsecond, usecond, Kbyte, Gbyte/second and cycle/nsecond where later ones write ns, us, Gbyte/s
+    and Ghz. Its prefixes are decimal: 16384 byte are 16.38 Kbyte.
+    """
+    unit = unit.strip()
+    above, _, below = unit.partition("/")
+    factor = 1.0
+    if time := _TIME.match(above):
+        factor, above = _NS_PER[time[1]], "ns"
+    elif scaled := _SCALED.match(above):
+        factor, above = _PREFIX[scaled[1]], "Hz" if scaled[2].lower() == "hz" else "byte"
+    if below and (time := _TIME.match(below)):
+        factor, below = factor * 1e9 / _NS_PER[time[1]], "s"
+        if above == "cycle":
+            above, below = "Hz", ""
+    return value * factor, (f"{above}/{below}" if below else above) or "1"
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def tables_of(launches: Sequence[Launch], origin: tables.Origin) -> tables.Tables:
+    """The tables of all ``launches``, without classes and families; ``origin`` is completed with the sums.
+
+    A launch whose duration was not measured counts as a call, and its kernel's times are missing, not too small.
+    """
+    frame = pd.DataFrame([_row(launch) for launch in launches])
+    summed = tables.summarise(frame)
+    times = ["total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns"]
+    summed.loc[summed["total_ns"].isna(), times] = pd.NA
+    return tables.Tables(
+        kernels=summed.assign(profiler=origin.tool),
+        ranges=_ranges(launches, frame).assign(profiler=origin.tool),
+        metrics=_metrics(launches, frame).assign(profiler=origin.tool),
+        origin=_with_sums(origin, frame),
+    )
+
+
+def _row(launch: Launch) -> dict[str, object]:
+    case, phase = tables.split_path(launch.path)
+    return {
+        "case": case, "phase": phase, "kind": launch.kind, "kernel": launch.name,
+        "process": launch.process, "device": launch.device, "stream": launch.stream,
+        "duration_ns": launch.duration_ns,
+    }  # fmt: skip
+
+
+def _with_sums(origin: tables.Origin, frame: pd.DataFrame) -> tables.Origin:
+    durations = frame.loc[frame["kind"] == "kernel", ["case", "duration_ns"]]
+    notes = list(origin.notes)
+    total: float | None = float(durations["duration_ns"].sum())
+    if missing := int(durations["duration_ns"].isna().sum()):
+        total = None
+        notes.append(f"{missing} of {len(durations)} launches have no gpu__time_duration: their time is missing")
+    if whole := int((frame["kind"] == "graph").sum()):
+        notes.append(f"{whole} results are of whole graphs or ranges: their kernels cannot be told apart")
+    attributed = None if total is None else float(durations.loc[durations["case"] != "", "duration_ns"].sum())
+    rest = None if total is None or attributed is None else total - attributed
+    return replace(
+        origin,
+        launches=len(durations),
+        total_ns=total,
+        attributed_ns=attributed,
+        unattributed_ns=rest,
+        notes=tuple(notes),
+    )
+
+
+def _ranges(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
+    """What was launched in each range. How often it was entered, and how long it took, ncu does not say."""
+    rows: dict[tuple[int | None, str, str], list[float]] = {}
+    for launch, duration in zip(launches, frame["duration_ns"], strict=True):
+        if launch.kind != "kernel":
+            continue
+        places = [tables.split_path(launch.path[: depth + 1]) for depth in range(len(launch.path))]
+        for case, path in dict.fromkeys(places):
+            rows.setdefault((launch.process, case, path), []).append(duration)
+    return tables.frame(
+        tables.RANGES,
+        [
+            {"process": process, "case": case, "range": path, "kernels": len(times), "kernel_ns": math.fsum(times)}
+            for (process, case, path), times in rows.items()
+        ],
+    )
+
+
+def _metrics(launches: Sequence[Launch], frame: pd.DataFrame) -> pd.DataFrame:
+    """A row for each case, kernel and metric: the mean over its launches, and how many there were."""
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for launch, case in zip(launches, frame["case"], strict=True):
+        for metric, value, unit in _numbers(launch):
+            found.setdefault((case, launch.name, metric, unit), []).append(value)
+    rows = []
+    for (case, subject, metric, unit), values in found.items():
+        known = np.array([value for value in values if not math.isnan(value)])
+        mean = float(known.mean()) if len(known) else None
+        rows.append(
+            {
+                "case": case,
+                "subject": subject,
+                "metric": metric,
+                "unit": unit,
+                "value": mean,
+                "n": len(known) or len(values),
+            }
+        )
+    return tables.frame(tables.METRICS, rows)
+
+
+def _numbers(launch: Launch) -> Iterator[tuple[str, float, str]]:
+    for metric in dict.fromkeys([*chosen(launch.values), *sorted(launch.asked & launch.values.keys())]):
+        value, unit = in_base_unit(*launch.values[metric])
+        if not math.isnan(value):
+            yield metric, value, unit
+    # A rule may speak several times of one launch (of DRAM, of L1, of L2): its largest estimate is the launch's.
+    for rule, is_local in dict.fromkeys((rule.name, rule.is_local) for rule in launch.rules):
+        estimates = [
+            r.speedup for r in launch.rules if (r.name, r.is_local) == (rule, is_local) and r.speedup is not None
+        ]
+        yield f"rule:{rule}", max(estimates, default=math.nan), "% local" if is_local else "%"

@@ -1,0 +1,225 @@
+"""Reports of Nsight Compute, read by the ncu-report package.
+
+``sdpa_h200.ncu-rep`` is a recorded report without the blocks of device code and four of its six kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profpipe import counters, load, tables
+from profpipe.errors import Refused
+
+pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
+
+Write = Callable[[bytes], Path]
+
+A10G = "ncu/AveryClapp__ESMM-Research/profile_190k.ncu-rep"
+H200 = "h200/sdpa_basic.ncu-rep"
+SMALL = Path(__file__).parent / "data" / "ncu-2025.3" / "sdpa_h200.ncu-rep"
+
+
+@pytest.fixture(scope="module")
+def parser() -> ModuleType:
+    return load.module(load.own_folder("parsers") / "ncu_report.py")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Write:
+    def write(data: bytes) -> Path:
+        path = tmp_path / "capture.ncu-rep"
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+def blocks(data: bytes) -> list[bytes]:
+    """The file's header and its blocks, each whole: their order and number is what a kill cuts off."""
+    (length,) = struct.unpack_from("<I", data, 4)
+    found, at = [data[: 8 + length]], 8 + length
+    parser = load.module(load.own_folder("parsers") / "ncu_report.py")
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        end = at + 4 + length + dict(parser._numbers(data[at + 4 : at + 4 + length])).get(5, 0)
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+def test_every_recorded_report_has_the_launches_and_the_time_that_were_counted_without_this_code(
+    parser: ModuleType, shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect = json.loads((shared_data / "expect.json").read_text())
+    names = [name for name in expect if name.endswith(".ncu-rep")]
+    assert sorted(names) == sorted([A10G, H200])
+    for name in names:
+        assert parser.sniff(shared_data / name)
+        origin = parser.parse(shared_data / name).origin
+        with capsys.disabled():
+            print(f"\n{name[-60:]:60} {origin.launches:6} {origin.total_ns} ns", end="")
+        assert (origin.launches, origin.total_ns) == (expect[name]["kernels"], expect[name]["total_ns"])
+
+
+def test_a_report_says_which_ncu_wrote_it_and_on_which_gpu(parser: ModuleType, shared_data: Path) -> None:
+    h200, a10g = parser.parse(shared_data / H200), parser.parse(shared_data / A10G)
+    assert (h200.origin.tool_version, h200.origin.device) == ("2025.3.1", "NVIDIA H200")
+    assert (a10g.origin.tool_version, a10g.origin.device) == ("2023.1.1", "NVIDIA A10G")
+    assert h200.kernels["kernel_family"].tolist() == ["fa2", "cudnn", "cutlass_fmha"]
+    assert (h200.kernels["device"] == 0).all() and (h200.kernels["stream"] == 7).all()
+
+
+def test_a_kernel_without_a_duration_is_counted_and_its_time_is_missing(parser: ModuleType, shared_data: Path) -> None:
+    parsed = parser.parse(shared_data / A10G)
+    assert parsed.kernels["calls"].tolist() == [1, 1, 1, 1]
+    assert parsed.kernels["total_ns"].isna().tolist() == [False, False, False, True]
+    assert parsed.origin.attributed_ns is None and "1 of 4 launches" in parsed.origin.notes[0]
+
+
+def test_metrics_are_those_that_answer_a_question_in_base_units(parser: ModuleType) -> None:
+    metrics = parser.parse(SMALL).metrics
+    flash = metrics[metrics["subject"].str.startswith("pytorch_flash::")].set_index("metric")
+    wanted = {
+        "gpu__time_duration.sum": (784_000, "ns"),
+        "launch__shared_mem_per_block": (66_560, "byte/block"),
+        "launch__registers_per_thread": (255, "register/thread"),
+        "sm__maximum_warps_per_active_cycle_pct": (12.5, "%"),
+        "rule:LaunchConfiguration": (25, "%"),
+        "rule:TheoreticalOccupancy": (87.5, "% local"),
+    }
+    assert {name: tuple(flash.loc[name, ["value", "unit"]]) for name in wanted} == wanted
+    assert (flash["n"] == 1).all() and len(flash) < 60
+    assert flash.loc["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", "value"] > 50
+
+
+def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept() -> None:
+    old, new = "dram__bytes_read.sum", "dram__bytes_op_read.sum"
+    assert list(counters.chosen([new])) == [new]
+    assert list(counters.chosen([new, old, "sm__nonsense.sum"])) == [old]
+    stall = "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio"
+    assert list(counters.chosen([stall])) == [stall]
+
+
+def test_a_kernel_has_the_name_that_nsys_gives_it(parser: ModuleType, shared_data: Path) -> None:
+    nsys = load.module(load.own_folder("parsers") / "nsys_sqlite.py")
+    other = set(nsys.parse(shared_data / "h200" / "sdpa_capture_range.sqlite").kernels["kernel"])
+    assert set(parser.parse(shared_data / H200).kernels["kernel"]) <= other
+
+
+def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(parser: ModuleType) -> None:
+    """No recorded report holds NVTX: a stand-in for ncu's INvtxState, whose answers PROFILERS.md section 8 records."""
+
+    def domain(started: tuple[str, ...], pushed: tuple[str, ...]) -> SimpleNamespace:
+        return SimpleNamespace(start_end_ranges=lambda: started, push_pop_ranges=lambda: pushed)
+
+    domains = {4: domain((), ("theirs",)), 0: domain(("run",), ("profpipe:a=1", "forward"))}
+    state = SimpleNamespace(domains=lambda: tuple(domains), domain_by_id=domains.__getitem__)
+    assert parser._path(state) == ("run", "profpipe:a=1", "forward", "theirs")
+    assert tables.split_path(parser._path(state)) == ("a=1", "forward > theirs")
+    assert parser._path(None) == ()
+
+
+def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree() -> None:
+    def launch(ns: float, *path: str, kind: str = "kernel") -> counters.Launch:
+        return counters.Launch("k", path=path, kind=kind, values={"gpu__time_duration.sum": (ns, "ns")})
+
+    launches = [launch(1, "profpipe:a"), launch(2, "profpipe:a", "fwd"), launch(4), launch(8, kind="graph")]
+    parsed = counters.tables_of(launches, tables.Origin(tool="ncu"))
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 7)
+    assert (parsed.origin.attributed_ns, parsed.origin.unattributed_ns) == (3, 4)
+    assert parsed.ranges[["case", "range", "kernels", "kernel_ns"]].values.tolist() == [
+        ["a", "", 2, 3],
+        ["a", "fwd", 1, 2],
+    ]
+    assert "1 results are of whole graphs" in parsed.origin.notes[0]
+
+
+def test_a_report_that_was_cut_is_refused_wherever_it_was_cut(parser: ModuleType, written: Write) -> None:
+    """The package reads the first of the two kernels out of some of these, and says nothing."""
+    data = SMALL.read_bytes()
+    for length in (4, 5, 9, 40, 200, 80_000, len(data) - 50_000, len(data) - 1):
+        path = written(data[:length])
+        assert parser.sniff(path)
+        with pytest.raises(Refused, match=r"cut or damaged \("):
+            parser.parse(path)
+
+
+def test_a_report_of_whole_blocks_without_a_result_is_refused(parser: ModuleType, written: Write) -> None:
+    header, first, *_ = blocks(SMALL.read_bytes())
+    with pytest.raises(Refused, match="without a kernel"):
+        parser.parse(written(header + first))
+
+
+def test_a_report_that_announces_more_results_than_can_be_read_is_refused(parser: ModuleType, written: Write) -> None:
+    *rest, last = blocks(SMALL.read_bytes())
+    no_source_one_result = b"\x08\x00\x10\x01"
+    assert last[4:8] == no_source_one_result
+    with pytest.raises(Refused, match=r"damaged: of its 3 results"):
+        parser.parse(written(b"".join([*rest, last[:4] + b"\x08\x00\x10\x02" + last[8:]])))
+
+
+def test_a_report_newer_than_the_package_is_refused_with_both_versions(
+    parser: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for an old package, for only one version can be installed."""
+    context = SimpleNamespace(get_version=lambda: "2024.3.0")
+    monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=lambda _: context))
+    with pytest.raises(Refused, match=r"of 2025\.3\.1, newer than the package ncu-report 2024\.3\.0.*pip install -U"):
+        parser.parse(SMALL)
+
+
+def test_without_the_package_a_report_is_refused_with_two_ways_out(
+    parser: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    with pytest.raises(Refused, match=r"is missing.*pip install -U 'ncu-report>=2025\.3'.*ncu --import"):
+        parser.parse(SMALL)
+
+
+def test_the_package_is_not_loaded_before_a_report_is_read(parser: ModuleType) -> None:
+    assert "ncu_report" not in vars(parser)
+
+
+def test_other_files_are_not_taken_for_reports(parser: ModuleType, tmp_path: Path) -> None:
+    for data in (b"", b"NVR", b"SQLite format 3\0", b"QDREP"):
+        (tmp_path / "other").write_bytes(data)
+        assert not parser.sniff(tmp_path / "other")
+    assert not parser.sniff(tmp_path)
+
+
+def test_mutated_reports_are_refused_or_add_up(parser: ModuleType, written: Write) -> None:
+    dice = random.Random(20260714)
+    data = SMALL.read_bytes()
+    refused = 0
+    for _ in range(60):
+        try:
+            parsed: Any = parser.parse(written(_mutated(data, dice)))
+        except Refused:
+            refused += 1
+            continue
+        assert parsed.kernels["calls"].sum() == parsed.origin.launches == 2
+        assert parsed.origin.total_ns is None or parsed.kernels["total_ns"].sum() == parsed.origin.total_ns
+    assert 0 < refused < 60
+
+
+def _mutated(data: bytes, dice: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(dice.choice([1, 1, 5, 50])):
+        at = dice.randrange(len(changed))
+        kind = dice.choice(["set", "set", "set", "cut", "end"])
+        if kind == "set":
+            changed[at] = dice.randrange(256)
+        elif kind == "cut" and dice.random() < 0.3:
+            del changed[at : at + dice.choice([1, 10, 1000])]
+        elif kind == "end" and dice.random() < 0.3:
+            del changed[max(at, 16) :]
+    return bytes(changed)
