@@ -143,13 +143,31 @@ def _measure(
         events.metric(name, "peak_allocated", samples.peak_allocated, "byte")
         events.metric(name, "peak_reserved", samples.peak_reserved, "byte")
         return [*samples.flags, *_facts(workload, name, params, events)]
-    if spec["profiler"] == "ncu":
-        repeats = 1  # ncu replays each kernel once for every group of counters; one iteration has them all
     timing.warm_up(fn, warmup, device=kind)
-    with region():
-        timing.repeat(fn, repeats, device=kind, range_name=range_name, annotate=ranges.annotate)
+    if spec["profiler"] == "ncu":
+        repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
+        with region(), _on_one_thread(), ranges.annotate(range_name):
+            fn()
+    else:
+        with region():
+            timing.repeat(fn, repeats, device=kind, range_name=range_name, annotate=ranges.annotate)
     events.metric(name, "iterations", repeats, "1")
     return []
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """Backward passes on the calling thread instead of autograd's own.
+
+    ncu gives each kernel the ranges of the thread that launched it and no time to place it by, so kernels of a backward
+    pass would be in no case. The kernels are the same.
+    """
+    torch = _torch()
+    if torch is None:
+        yield
+        return
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 def _facts(workload: Any, name: str, params: Mapping[str, Any], events: Events) -> list[str]:
