@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,7 @@ _COPIES: Final = {
 _RANGE_EVENTS: Final = (59, 60, 70, 71)
 _DOMAIN_EVENTS: Final = (75, 76)
 #: Not found, not ready, peer access already enabled: answers that programs ask for, no failures.
-_HARMLESS_RESULTS: Final = (0, 500, 600, 704)
+_HARMLESS_RESULTS: Final = (500, 600, 704)
 
 #: Beyond these no clock of a capture goes; sums and differences of such times would overflow.
 _LONGEST_NS: Final = 2**53
@@ -103,8 +104,11 @@ def _parse(path: Path) -> tables.Tables:
     if not export.columns("StringIds"):
         raise _Damaged("its export was interrupted: the table StringIds with all names is missing")
     strings = Strings(export, "StringIds", "id", "value")
-    work = _read_work(export, strings)
-    calls = _read_calls(export, strings)
+    with ThreadPoolExecutor(max_workers=1) as helper:
+        # The two large tables take about as long as each other, and their reader needs no interpreter lock.
+        reading = helper.submit(_read_calls, export, strings)
+        work = _read_work(export, strings)
+        calls = reading.result()
     ranges, range_notes = _read_ranges(export, strings, _latest(work, calls))
     launches = _launches(work, calls)
     placed = attribution.attribute(ranges, launches)
@@ -222,7 +226,8 @@ def _read_calls(export: Source, strings: Strings) -> _Calls:
         },
     )  # fmt: skip
     graphs = np.flatnonzero(np.isin(columns["nameId"], strings.ids_with("GraphLaunch")))
-    wrong = ~np.isin(columns["returnValue"], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])
+    wrong = np.flatnonzero(columns["returnValue"])
+    wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
     names = strings.of(columns["nameId"][wrong])
     failed = Counter((_call_name(n), int(r)) for n, r in zip(names, columns["returnValue"][wrong], strict=True))
     return _Calls(columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, failed)
@@ -234,7 +239,7 @@ def _call_name(name: str | None) -> str:
 
 
 def _latest(work: _Work, calls: _Calls) -> int:
-    return max(int(work.end.max(initial=0)), int(calls.end.max(initial=0)))
+    return max(int(work.end.max(initial=_NULL)), int(calls.end.max(initial=_NULL)))
 
 
 def _launches(work: _Work, calls: _Calls) -> attribution.Launches:

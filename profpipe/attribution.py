@@ -224,7 +224,7 @@ def _place_by_time(launches: Launches, path: Ints, timelines: dict[int, _Timelin
     in_case = np.array(paths.in_case)
     rows = np.flatnonzero(~in_case[path] & (launches.thread != NO_THREAD))
     hosts_of: dict[int, list[int]] = {}
-    for thread, timeline in timelines.items():
+    for thread, timeline in sorted(timelines.items(), key=lambda item: item[0]):
         hosts_of.setdefault(timeline.process, []).append(thread)
     working = set(pd.unique(launches.thread[launches.is_kernel]).tolist())
     for process, group in groups(launches.process[rows]):
@@ -251,7 +251,8 @@ def _move(
         cased = np.array(paths.in_case)[found]
         # Several threads may have a range around the launch. A case says that its whole process works for it, so it
         # goes first. Then a thread that launches kernels itself: a data loader's or a logger's range is no cause of a
-        # backward kernel. Then the range opened last, for who waits for the launch has just opened it.
+        # backward kernel. Then the range opened last, for who waits for the launch has just opened it. Then the thread
+        # of the lowest id, which is the process's first.
         rank = 2 * cased + works
         usable = (found != 0) & (cased | (own == 0))
         better = usable & ((rank > best_rank) | ((rank == best_rank) & (opened > best_opened)))
@@ -279,12 +280,13 @@ def summarise_ranges(
     combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
     count, kernel_ns, busy_ns = np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows))
     for level in levels:
-        row = level[combination]
-        known = np.flatnonzero(row >= 0)
-        row = row[known]
+        row, start, end = level[combination], start_ns, end_ns
+        if (level < 0).any():
+            known = np.flatnonzero(row >= 0)
+            row, start, end = row[known], start[known], end[known]
         count += np.bincount(row, minlength=len(rows))
-        kernel_ns += np.bincount(row, weights=end_ns[known] - start_ns[known], minlength=len(rows))
-        busy_ns += _union(row, start_ns[known], end_ns[known], len(rows))
+        kernel_ns += np.bincount(row, weights=end - start, minlength=len(rows))
+        busy_ns += _union(row, start, end, len(rows))
     frame = rows.frame()
     frame["instances"] = np.bincount(opened, minlength=len(rows))
     frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))

@@ -1,0 +1,235 @@
+"""Where launches belong: generated captures against a slow, obvious reference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nsys_exports import Export, thread_id
+
+from profpipe import attribution, load, tables
+
+
+@dataclass(frozen=True)
+class Range:
+    pid: int
+    tid: int
+    start: int
+    end: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call (from ``start`` to ``end``; no thread: not in the file) and when its kernel ran."""
+
+    pid: int
+    tid: int | None
+    start: int
+    end: int
+    kernel_start: int
+    kernel_end: int
+    is_kernel: bool
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------
+
+
+def in_order(ranges: Iterable[Range]) -> list[Range]:
+    return sorted(ranges, key=lambda r: (r.start, -r.end))
+
+
+def around(launch: Launch, ranges: Sequence[Range], tid: int) -> list[Range]:
+    """The ranges of thread ``tid`` that the call lies in, outermost first."""
+    own = [r for r in ranges if (r.pid, r.tid) == (launch.pid, tid)]
+    return [r for r in in_order(own) if r.start <= launch.start and launch.end <= r.end]
+
+
+def has_case(found: Sequence[Range]) -> bool:
+    return any(r.name.startswith("profpipe:") for r in found)
+
+
+def path_of(launch: Launch, ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[list[str], bool]:
+    """(names of the ranges around the launch, whether they are another thread's)."""
+    if launch.tid is None:
+        return [], False
+    own = around(launch, ranges, launch.tid)
+    if has_case(own):
+        return [r.name for r in own], False
+    best: list[Range] = []
+    best_key: tuple[bool, bool, int] | None = None
+    for tid in sorted({r.tid for r in ranges if r.pid == launch.pid}):
+        found = around(launch, ranges, tid)
+        if not found or (own and not has_case(found)):
+            continue
+        works = any((k.pid, k.tid) == (launch.pid, tid) and k.is_kernel for k in launches)
+        key = (has_case(found), works, found[-1].start)
+        if best_key is None or key > best_key:
+            best, best_key = found, key
+    return [r.name for r in best + own], bool(best)
+
+
+def union(intervals: Iterable[tuple[int, int]]) -> int:
+    return len({ns for start, end in intervals for ns in range(start, end)})
+
+
+def range_rows(ranges: Sequence[Range], launches: Sequence[Launch]) -> dict[tuple[int, str, str], dict[str, float]]:
+    rows: dict[tuple[int, str, str], dict[str, Any]] = defaultdict(
+        lambda: {"instances": 0, "wall_ns": 0, "kernels": 0, "kernel_ns": 0, "intervals": []}
+    )
+    for r in ranges:
+        thread = in_order(q for q in ranges if (q.pid, q.tid) == (r.pid, r.tid))
+        before = thread[: next(i for i, q in enumerate(thread) if q is r)]
+        row = rows[(r.pid, *tables.split_path([q.name for q in before if q.end >= r.start] + [r.name]))]
+        row["instances"] += 1
+        row["wall_ns"] += r.end - r.start
+    for launch in launches:
+        path, _ = path_of(launch, ranges, launches)
+        if launch.is_kernel:
+            for key in {(launch.pid, *tables.split_path(path[: i + 1])) for i in range(len(path))}:
+                rows[key]["kernels"] += 1
+                rows[key]["kernel_ns"] += launch.kernel_end - launch.kernel_start
+                rows[key]["intervals"].append((launch.kernel_start, launch.kernel_end))
+    return {
+        key: {**{k: v for k, v in row.items() if k != "intervals"}, "busy_ns": union(row["intervals"])}
+        for key, row in rows.items()
+    }
+
+
+# --- generated captures ----------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["profpipe:a", "profpipe:b", "forward", "backward", "softmax"])
+#: A few threads of two processes, which share thread ids; few nanoseconds, so that everything touches and crosses.
+RANGES = st.lists(
+    st.builds(
+        lambda pid, tid, start, length, name: Range(pid, tid, start, start + length, name),
+        st.integers(1, 2), st.integers(1, 3), st.integers(-30, 40), st.integers(0, 40), NAMES,
+    ),
+    max_size=12,
+)  # fmt: skip
+LAUNCHES = st.lists(
+    st.builds(
+        lambda pid, tid, start, length, delay, lasts, kernel: Launch(
+            pid, tid, start, start + length, start + delay, start + delay + lasts, kernel
+        ),
+        st.integers(1, 2), st.one_of(st.none(), st.integers(1, 3)), st.integers(-30, 70), st.integers(0, 4),
+        st.integers(0, 30), st.integers(1, 20), st.booleans(),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+def arrays(ranges: Sequence[Range], launches: Sequence[Launch]) -> tuple[attribution.Ranges, attribution.Launches]:
+    names = sorted({r.name for r in ranges})
+    as_int64 = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
+    return (
+        attribution.Ranges(
+            start=as_int64(r.start for r in ranges),
+            end=as_int64(r.end for r in ranges),
+            thread=as_int64(thread_id(r.pid, r.tid) for r in ranges),
+            process=as_int64(r.pid for r in ranges),
+            name=as_int64(names.index(r.name) for r in ranges),
+            names=names,
+        ),
+        attribution.Launches(
+            start=as_int64(k.start for k in launches),
+            end=as_int64(k.end for k in launches),
+            thread=as_int64(
+                attribution.NO_THREAD if k.tid is None else thread_id(k.pid, k.tid) for k in launches
+            ),
+            process=as_int64(k.pid for k in launches),
+            is_kernel=np.array([k.is_kernel for k in launches], dtype=bool),
+        ),
+    )  # fmt: skip
+
+
+def as_rows(frame: pd.DataFrame) -> dict[tuple[int, str, str], dict[str, float]]:
+    columns = ["instances", "wall_ns", "kernels", "kernel_ns", "busy_ns"]
+    return {
+        (row["process"], row["case"], row["range"]): {column: float(row[column]) for column in columns}
+        for row in frame.to_dict("records")
+    }
+
+
+@settings(max_examples=250, deadline=None)
+@given(ranges=RANGES, launches=LAUNCHES, offset=st.sampled_from([0, -(10**12), 1_700_000_000_000_000_000]))
+def test_launches_and_ranges_are_as_the_reference_says(
+    ranges: list[Range], launches: list[Launch], offset: int
+) -> None:
+    # The reference ignores the offset, since no clock's origin may matter.
+    given_ranges, given_launches = arrays(ranges, launches)
+    for values in (given_ranges.start, given_ranges.end, given_launches.start, given_launches.end):
+        values += offset
+    placed = attribution.attribute(given_ranges, given_launches)
+    expected = [path_of(launch, ranges, launches) for launch in launches]
+    assert [(placed.paths.names_of(p), bool(t)) for p, t in zip(placed.path, placed.by_time, strict=True)] == expected
+    start = np.array([k.kernel_start for k in launches], dtype=np.int64) + offset
+    end = np.array([k.kernel_end for k in launches], dtype=np.int64) + offset
+    frame = attribution.summarise_ranges(given_ranges, given_launches, placed, start, end)
+    assert as_rows(frame) == range_rows(ranges, launches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranges=RANGES, launches=LAUNCHES, per_graph=st.integers(1, 3), shuffled=st.randoms(use_true_random=False))
+def test_a_whole_export_is_read_as_the_reference_says(
+    ranges: list[Range], launches: list[Launch], per_graph: int, shuffled: Any
+) -> None:
+    """Through the file: ids shared by processes, graphs with several kernels a launch, rows in any order."""
+    parser = load.module(load.own_folder("parsers") / "nsys_sqlite.py")
+    launches = [k for k in launches if k.is_kernel]
+    export, expected = Export(), {}
+    export.string("nothing")
+    shuffled.shuffle(ranges)
+    for r in ranges:
+        export.range(r.start, r.end, r.name, pid=r.pid, tid=r.tid)
+    for number, k in enumerate(launches):
+        # Both processes count from 1, so that their ids collide.
+        correlation = 1 + sum(1 for other in launches[:number] if other.pid == k.pid)
+        if k.tid is not None:
+            export.call(k.start, k.end, correlation, pid=k.pid, tid=k.tid)
+        for node in range(per_graph):
+            name = f"kernel{number}node{node}"
+            export.kernel(k.kernel_start, k.kernel_end, correlation, name, pid=k.pid)
+            expected[name] = tables.split_path(path_of(k, ranges, launches)[0])
+    for table, rows in export.rows.items():
+        # Of two ranges with one begin and one end the file's order says which is the outer one.
+        if table != "NVTX_EVENTS":
+            shuffled.shuffle(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        parsed = parser.parse(export.write_sqlite(Path(folder) / "x.sqlite"))
+    found = {row["kernel"]: (row["case"], row["phase"]) for row in parsed.kernels.to_dict("records")}
+    assert found == expected
+    origin = parsed.origin
+    total = per_graph * sum(k.kernel_end - k.kernel_start for k in launches)
+    in_cases = parsed.kernels.loc[parsed.kernels["case"] != "", "total_ns"].sum()
+    assert (origin.launches, origin.total_ns) == (per_graph * len(launches), total)
+    assert (origin.attributed_ns, origin.unattributed_ns) == (in_cases, total - in_cases)
+    for key, row in range_rows(ranges, launches).items():
+        assert as_rows(parsed.ranges)[key]["kernels"] == per_graph * row["kernels"]
+        assert as_rows(parsed.ranges)[key]["busy_ns"] == row["busy_ns"]
+
+
+# --- what no random capture holds ------------------------------------------------------------------------------------
+
+
+def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() -> None:
+    ranges = [Range(1, 1, i, 10**9, "request") for i in range(200)]
+    ranges += [Range(1, 1, 1000 + 10 * i, 1005 + 10 * i, f"op{i % 7}") for i in range(100_000)]
+    launches = [Launch(1, 1, 1001 + 10 * i, 1002 + 10 * i, 0, 1, True) for i in range(0, 100_000, 100)]
+    placed = attribution.attribute(*arrays(ranges, launches))
+    assert len(placed.paths) == 1 + 200 + 7
+    assert {placed.paths.depth[p] for p in placed.path} == {201}
+
+
+def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:
+    group = np.repeat(np.arange(600), 2)
+    start = np.tile([0, 2**52], 600).astype(np.int64)
+    assert attribution._union(group, start, start + 10, 600).tolist() == [20.0] * 600
