@@ -1,0 +1,254 @@
+"""The program as its user meets it: commands, files, exit codes. Real processes throughout."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from profpipe import store
+
+ROOT = Path(__file__).parents[1]
+
+#: Needs no torch, so that its process starts at once.
+WORKLOAD = """
+import os, signal, time
+
+PARAMS = {"n": 1, "do": "work"}
+
+def build(params):
+    def fn():
+        if params["do"] == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if params["do"] == "hang":
+            time.sleep(600)
+        if params["do"] == "slow":
+            time.sleep(0.3)
+        return sum(range(100 * params["n"]))
+    return fn
+
+def flops(params):
+    return 100 * params["n"]
+"""
+
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60}
+workloads:
+  sums:
+    script: sums.py
+    matrix: {do: [work], n: '${N:-1,2,3}'}
+"""
+
+
+def profpipe(folder, *arguments, env=None, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "sums.py").write_text(WORKLOAD)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def latest(project):
+    return store.load((project / "out" / "latest").resolve())
+
+
+def statuses(project):
+    cases = latest(project)[0].cases
+    return dict(zip(cases["case"], cases["status"], strict=True))
+
+
+def test_a_run_leaves_tables_record_and_summary_and_says_where(project):
+    done = profpipe(project, "run")
+    assert done.returncode == 0, done.stderr
+    folder = (project / "out" / "latest").resolve()
+    assert done.stdout.strip().endswith(f"out/{folder.name}/SUMMARY.md")
+    names = {path.name for path in folder.iterdir()}
+    assert {"SUMMARY.md", "run.json", "cases.csv", "kernels.csv", "ranges.csv", "metrics.csv", "raw"} <= names
+    data, record = store.load(folder)
+    assert set(data.cases["status"]) == {"ok"} and len(data.cases) == 3
+    assert record["ended"] and record["schema_version"] == 1
+    assert (project / "out" / "profpipe.db").is_file()
+
+
+def test_environment_and_set_narrow_the_matrix(project):
+    assert profpipe(project, "run", env={"N": "7"}).returncode == 0
+    assert set(statuses(project)) == {"do=work,n=7"}
+    assert profpipe(project, "run", "--set", "n=8,9").returncode == 0
+    assert set(statuses(project)) == {"do=work,n=8", "do=work,n=9"}
+
+
+def test_a_dry_run_prints_every_command_and_does_nothing(project):
+    done = profpipe(project, "run", "--dry-run")
+    assert done.returncode == 0 and "-m profpipe.harness" in done.stdout and "do=work,n=3" in done.stdout
+    assert not (project / "out").exists()
+
+
+def test_a_crash_takes_one_case_and_the_exit_code_says_that_some_failed(project):
+    done = profpipe(project, "run", "--set", "do=work,crash,slow", "--set", "n=1")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=crash,n=1": "crashed", "do=slow,n=1": "ok"}
+    assert "SIGSEGV" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+
+
+def test_a_wrong_pipeline_is_exit_code_2_and_leaves_nothing(project):
+    done = profpipe(project, "run", "--set", "m=1")
+    assert done.returncode == 2 and "unknown name 'm'" in done.stderr and "Traceback" not in done.stderr
+    assert not (project / "out").exists()
+
+
+def test_only_missing_tools_are_exit_code_3(project, tmp_path):
+    done = profpipe(project, "run", "-p", "rocprof")
+    assert done.returncode == 3 and "rocprof" in done.stderr and not (project / "out").exists()
+
+
+def test_a_missing_tool_beside_others_is_a_skip_with_its_reason(project):
+    done = profpipe(project, "run", "-p", "plain", "-p", "rocprof")
+    assert done.returncode == 0, done.stderr
+    cases = latest(project)[0].cases
+    skipped = cases[cases["profiler"] == "rocprof"]
+    assert set(skipped["status"]) == {"skipped"} and skipped["reason"].str.contains("rocprof").all()
+
+
+def test_the_report_is_rendered_again_from_the_files_alone(project):
+    profpipe(project, "run")
+    summary = project / "out" / "latest" / "SUMMARY.md"
+    before = summary.read_text()
+    summary.unlink()
+    (project / "sums.py").unlink()
+    assert profpipe(project, "report", "out/latest").returncode == 0
+    assert summary.read_text() == before
+
+
+def test_a_command_of_the_users_is_run_once_a_case_and_has_its_wall_time(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'echo {n}; sleep 0.1']\n"
+        "    matrix: {n: [1, 2]}\n    profilers: [plain]\n"
+    )
+    assert profpipe(project, "run").returncode == 0
+    data, record = latest(project)
+    times = data.metrics[data.metrics["metric"] == "time"]
+    assert list(times["case"]) == ["n=1", "n=2"] and (times["value"] > 0.1e9).all()
+    assert [job["argv"][0][-1] for job in record["jobs"]] == ["echo 1; sleep 0.1", "echo 2; sleep 0.1"]
+
+
+def test_a_command_that_fails_keeps_its_exit_code_and_its_log(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads: {mine: {command: [sh, -c, 'echo no such dataset >&2; exit 3'], profilers: [plain]}}\n"
+    )
+    assert profpipe(project, "run").returncode == 1
+    row = latest(project)[0].cases.iloc[0]
+    assert row["status"] == "failed" and "3" in row["reason"] and "no such dataset" in row["reason"]
+
+
+def test_values_of_environment_variables_reach_no_file_that_is_published(project):
+    text = PIPELINE.replace("    script: sums.py", "    script: sums.py\n    env: {HF_TOKEN: hunter2}")
+    (project / "pipeline.yaml").write_text(text)
+    assert profpipe(project, "run", env={"MY_SECRET_KEY": "swordfish"}).returncode == 0
+    folder = (project / "out" / "latest").resolve()
+    for path in (p for p in folder.rglob("*") if p.is_file() and p.name != "order.json"):
+        content = path.read_bytes()
+        assert b"hunter2" not in content and b"swordfish" not in content, path
+    assert (folder / "raw" / "order.json").stat().st_mode & 0o077 == 0
+
+
+def interrupted(project, how):
+    """A run that is stopped while its second case is measured; returns its exit code."""
+    arguments = ["run", "--set", "do=work,slow", "--set", "n=1", "--set", "repeats=20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        events = list(project.glob("out/2*/raw/sums/plain/events.jsonl"))
+        if events and '"case_started", "case": "do=slow' in events[0].read_text():
+            break
+        time.sleep(0.05)
+    process.send_signal(how)
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+def test_ctrl_c_keeps_what_is_there_and_resume_repeats_nothing(project):
+    assert interrupted(project, signal.SIGINT) == 130
+    assert statuses(project)["do=work,n=1"] == "ok"
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file()
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+    events = (project / "out" / "latest" / "raw" / "sums" / "plain" / "events.jsonl").read_text().splitlines()
+    started = [json.loads(line)["case"] for line in events if '"case_started"' in line]
+    assert started.count("do=work,n=1") == 1
+    assert latest(project)[1]["ended"]
+
+
+def test_a_runner_that_was_killed_is_resumed(project):
+    assert interrupted(project, signal.SIGKILL) == -9
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+    assert len(list((project / "out").glob("2*"))) == 1
+
+
+def test_nothing_to_resume_is_said(project):
+    assert profpipe(project, "run").returncode == 0
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and "no unfinished run" in done.stderr
+
+
+def test_history_and_compare_see_the_runs(project):
+    for _ in range(2):
+        assert profpipe(project, "run").returncode == 0
+    history = profpipe(project, "history")
+    assert history.returncode == 0 and history.stdout.count("3 of 3") == 2 and "sums/do=work,n=1" in history.stdout
+    first, second = sorted(path.name for path in (project / "out").glob("2*"))
+    compared = profpipe(project, "compare", first, second)
+    assert compared.returncode == 0 and "do=work,n=2" in compared.stdout
+    assert profpipe(project, "compare", first, first, "--gate", "0").returncode == 0
+
+
+def test_files_are_read_without_a_run_and_a_bad_one_does_not_stop_the_others(project):
+    good = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    bad = project / "bad.csv"
+    bad.write_text("hello\n")
+    done = profpipe(project, "ingest", str(bad), str(good), "--out", "read")
+    assert done.returncode == 1
+    assert "bad.csv: is in no format" in done.stderr and "380 kernel launches, 18.238 ms" in done.stdout
+    assert pd.read_csv(project / "read" / "kernels.csv")["calls"].sum() >= 380
+    assert (project / "read" / "SUMMARY.md").is_file()
+
+
+def test_list_schema_and_doctor_answer(project):
+    assert "sums: sums.py, 3 cases under plain" in profpipe(project, "list").stdout
+    assert json.loads(profpipe(project, "schema").stdout)["title"] == "Pipeline"
+    doctor = profpipe(project, "doctor")
+    assert doctor.returncode == 0 and "torch" in doctor.stdout
+
+
+def test_help_starts_without_torch_or_pandas():
+    code = (
+        "import sys\nfrom profpipe import cli\n"
+        "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'pandas', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_a_traceback_is_shown_only_on_request(project):
+    (project / "pipeline.yaml").write_text("version: 3\n")
+    assert "Traceback" not in profpipe(project, "run").stderr
+    assert "Traceback" in profpipe(project, "--debug", "run").stderr
