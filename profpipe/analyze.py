@@ -80,6 +80,7 @@ def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFind
         shapes=shapes,
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
         shared_marks=shared,
+        launches={str(name): int(rows["calls"].sum()) for name, rows in tables.kernels.groupby("profiler", sort=False)},
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(tables, point)),
         phases=tuple(row for point in points.values() for row in _phases(tables, point)),
@@ -104,7 +105,7 @@ def _splits(tables: Tables, case: str, at_least: int | None) -> dict[str, Split]
 
 
 def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]], timed_as: str) -> Basis | None:
-    """What most cases have a time from; timed calls before sums of kernels where equal."""
+    """Timed calls, unless another profiler has at least twice as many cases; then sums of kernels, nsys's first."""
     m = tables.metrics
     timed = m[(m["metric"] == "time") & (m["profiler"] == "plain") & (m["subject"] == "")]
     cover = {Basis("plain", timed_as): timed["case"].nunique()}
@@ -112,8 +113,7 @@ def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]], timed_as: 
         seen = [own[profiler] for own in splits.values() if profiler in own]
         if seen:
             cover[Basis(profiler, seen[0].kind)] = len(seen)
-    best = max(cover, key=lambda basis: cover[basis])
-    return best if cover[best] else None
+    return next((basis for basis, count in cover.items() if count and 2 * count > max(cover.values())), None)
 
 
 def _measure(case: str, tables: Tables, splits: Mapping[str, Split], basis: Basis | None) -> Measure | None:
@@ -180,7 +180,12 @@ def _points(
         )
         point = _with_rates(point if point.time else replace(point, fate=_fate(tables, case, basis)), peaks)
         points[case] = replace(point, marks=_marks(tables, point, basis, declared))
-    return {case: _with_speedup(point, points.get(layout.baseline_of(case) or "")) for case, point in points.items()}
+    return {case: _with_speedup(point, _baseline(point, points, layout)) for case, point in points.items()}
+
+
+def _baseline(point: Point, points: Mapping[str, Point], layout: Layout) -> Point | None:
+    name = layout.baseline_of(point.id)
+    return None if name is None else points.get(name)
 
 
 def _fate(tables: Tables, case: str, basis: Basis | None) -> str:
@@ -265,7 +270,7 @@ def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout) -> Shape:
 
 def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterable[shares.Swap]:
     for point in own:
-        base = points.get(layout.baseline_of(point.id) or "")
+        base = _baseline(point, points, layout)
         if base is not None and base.split and point.split and not point.is_baseline:
             measured = point.speedup if "time" in point.values and "time" in base.values else None
             yield shares.swap(point.variant, base.split, point.split, measured)

@@ -63,7 +63,7 @@ def _bars(axes: Any, points: Sequence[Point], unit: Unit, limit: float) -> list[
             width = point.split.part(part).ns / unit.size
             if width:
                 axes.barh(row, width, left=left, height=0.66, color=colour, edgecolor="white", linewidth=0.5)
-                used.setdefault(part, Patch(color=colour, label="everything else" if part == "rest" else part))
+                used.setdefault(part, Patch(color=colour, label=_said(part, point.split.kind)))
                 left += width
         cut = left > 1.02 * limit
         look: dict[str, Any] = {"ha": "left", "color": INK}
@@ -72,3 +72,9 @@ def _bars(axes: Any, points: Sequence[Point], unit: Unit, limit: float) -> list[
         told, at = (f"{number(left)}, cut", 1.135 * limit) if cut else (number(left), left)
         axes.annotate(told, (at, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5, **look)
     return [used[part] for part in _COLOURS if part in used]
+
+
+def _said(part: str, kind: str) -> str:
+    if part == "direct_copy" and kind == "cpu_op":
+        return "copy"
+    return "everything else" if part == "rest" else part

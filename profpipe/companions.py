@@ -114,4 +114,4 @@ def _aligned(head: list[str], rows: list[list[str]]) -> str:
 
 def _ncu(workload: WorkloadFindings, figures: Any) -> str:
     sheet = kernel_sheets.counters(workload.counters, workload.points, figures)
-    return sheet.plain() if workload.counters and len(sheet.head) > 3 else ""
+    return sheet.plain() if workload.counters and len(sheet.head) > 3 - (len(workload.points) == 1) else ""

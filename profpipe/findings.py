@@ -197,7 +197,7 @@ class Phase:
     case: str
     phase: str
     instances: int | None
-    kernels: float
+    kernels: float | None
     ns: float
     share: float | None
 
@@ -227,6 +227,8 @@ class WorkloadFindings:
     basis: Basis | None
     kernel_profiler: str | None
     shapes: tuple[Shape, ...]
+    #: Launches by profiler, also of those without a time.
+    launches: Mapping[str, int] = field(default_factory=dict)
     #: Values of the compared axis, in the order in which the cases were planned.
     variants: tuple[str, ...] = ()
     #: Marks that every timed case carries.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from profpipe.findings import Counters, KernelRow, Point, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape, short_names
@@ -66,8 +66,10 @@ def top(rows: Sequence[KernelRow], points: Sequence[Point], *, limit: int, itera
             family = f" ({escape(row.family)})" if row.family else ""
             written.append([label(point) if i == 0 else "", code(short[row.kernel]), escape(row.kernel_class) + family,
                             count(row.calls), unit.of(row.ns), percent(row.share)])  # fmt: skip
-    head = ["case", "kernel", "class", f"launches{per}", f"{unit.name}{per}", "%"]
-    return Sheet(head, written, labels=3)
+    cpu = any(point.split and point.split.kind == "cpu_op" for point in points)
+    nouns = ("operator", "calls") if cpu else ("kernel", "launches")
+    head = ["case", nouns[0], "class", f"{nouns[1]}{per}", f"{unit.name}{per}", "%"]
+    return _without_only_case(Sheet(head, written, labels=3), points)
 
 
 def full_names(rows: Iterable[KernelRow]) -> Sheet:
@@ -80,18 +82,27 @@ def phases(workload: WorkloadFindings) -> Sheet:
     """Kernel time of the user's own ranges, nested ranges included."""
     points = {point.id: point for point in workload.points}
     unit = time_unit(phase.ns for phase in workload.phases)
+    per = "/call" if workload.iterated else ""
     rows = [
         [
-            case_label(points[p.case]),
-            escape(p.phase),
-            count(p.instances),
-            count(p.kernels),
-            unit.of(p.ns),
-            percent(p.share),
+            case_label(points[phase.case]),
+            escape(phase.phase),
+            count(phase.instances),
+            count(phase.kernels),
+            unit.of(phase.ns),
+            percent(phase.share),
         ]
-        for p in workload.phases
+        for phase in workload.phases
     ]
-    return Sheet(["case", "phase", "times entered", "launches/call", f"{unit.name}/call", "%"], rows, labels=2)
+    head = ["case", "phase", "times entered", f"launches{per}", f"{unit.name}{per}", "%"]
+    return _without_only_case(Sheet(head, rows, labels=2), points.values()).without_empty()
+
+
+def _without_only_case(sheet: Sheet, points: Collection[Point]) -> Sheet:
+    """The same without its first column where there is only one case to name."""
+    if len(points) > 1:
+        return sheet
+    return Sheet(sheet.head[1:], [row[1:] for row in sheet.rows], sheet.labels - 1, sheet.words)
 
 
 def counters(
@@ -116,6 +127,8 @@ def _figure(row: Counters, title: str, names: Sequence[str]) -> str:
     if found is None:
         return MISSING
     value, unit = found
+    if title == "registers":
+        return count(value)
     return number(value * _factor(unit) / _SCALE[title]) if title in _SCALE else number(value)
 
 

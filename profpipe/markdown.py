@@ -71,7 +71,7 @@ class Sheet:
 
 
 def _unmarked(cell: str) -> str:
-    text = re.sub(r"^(`+) ?(.*?) ?\1$", r"\2", cell).replace("**", "").replace("\\|", "|")
+    text = re.sub(r"(`+) ?(.+?) ?\1", r"\2", cell).replace("**", "").replace("\\|", "|")
     return re.sub(r"\\([\\`*_\[\]|~])", r"\1", text).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 

@@ -81,10 +81,11 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         chapters=chapters,
         doubts=wording.doubts(findings, run, alone=len(chapters) < 2),
         expectations=wording.expectations_met(findings),
-        coverage=[wording.coverage_sentence(c, len(chapters) < 2) for c in findings.coverage],
+        coverage=wording.coverage(findings),
         unclassified=_unclassified(findings),
         failures=list(_failures(findings)),
         files=_files(run),
+        notes=wording.notes(run) if wording.on_cpu(findings) else [],
         outside=[wording.outside(u, len(chapters) < 2) for u in findings.unattributed],
         private=_private(run),
         environment=list(_environment(run)),
@@ -123,8 +124,8 @@ def _machine(run: Mapping[str, Any]) -> str:
     if gpus := machine.get("gpus"):
         return (f"{len(gpus)} x " if len(gpus) > 1 else "") + str(gpus[0].get("name", "GPU"))
     if "gpus" in machine:
-        return f"CPU, no GPU: {machine['cpu']}" if machine.get("cpu") else "CPU, no GPU"
-    return ", ".join(dict.fromkeys(str(f["device"]) for f in run.get("files") or () if f.get("device")))
+        return f"{machine['cpu']}, no GPU" if machine.get("cpu") else "CPU, no GPU"
+    return listed(dict.fromkeys(str(f["device"]) for f in run.get("files") or () if f.get("device")), most=3)
 
 
 def _date(run: Mapping[str, Any]) -> str:
@@ -178,7 +179,8 @@ def _cases(workload: WorkloadFindings) -> Iterator[Block]:
     opened = 2 if len(pivots) > 1 and pivots[1][0].startswith("TFLOP/s") else 1
     for i, (title, sheet) in enumerate(pivots):
         yield Block(title, sheet, folded=i >= opened)
-    if timed := [point for point in workload.points if point.time]:
+    timed = [point for point in workload.points if point.time]
+    if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
         yield Block("every number by case", sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
 
 
@@ -207,6 +209,11 @@ def _agreement(workload: WorkloadFindings) -> Iterator[Block]:
             yield Block(title, sheets.agreements(group), folded)
 
 
+def _phases(workload: WorkloadFindings) -> Block | None:
+    folded = len(workload.phases) > _LONG
+    return Block("phases", kernel_sheets.phases(workload), folded) if workload.phases else None
+
+
 def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     largest, _ = _open_points(workload)
     opened = kernel_sheets.top(workload.top, largest, limit=_FIRST_KERNELS, iterated=workload.iterated)
@@ -225,7 +232,7 @@ def _counters(workload: WorkloadFindings, figures: Any) -> Iterator[Block]:
         ids = {point.id for point in points}
         rows = [row for row in workload.counters if row.case in ids]
         sheet = kernel_sheets.counters(rows, workload.points, figures)
-        if rows and len(sheet.head) > 3:
+        if rows and len(sheet.head) > 3 - (len(workload.points) == 1):
             yield Block(title, sheet, folded or len(rows) > _LONG)
 
 
@@ -239,7 +246,7 @@ def _unclassified(findings: Findings) -> Sheet:
 
 def _failures(findings: Findings) -> Iterator[str]:
     for group in findings.not_run:
-        cases = listed((code(case) for case in group.cases), most=12) or "all its cases"
+        cases = wording.which(group, findings, most=12) or "all its cases"
         where = listed((f"[{escape(log)}]({escape(log)})" for log in group.logs), most=6)
         who = listed(code(profiler) for profiler in group.profilers)
         yield (
@@ -250,9 +257,11 @@ def _failures(findings: Findings) -> Iterator[str]:
 
 
 def _files(run: Mapping[str, Any]) -> Sheet:
-    """What each file holds, and the two sums that prove nothing was lost."""
+    """What each file with kernels holds, and the two sums that prove nothing was lost."""
     rows = []
     for f in run.get("files") or ():
+        if f.get("total_ns") is None and not f.get("launches"):
+            continue
         tool = " ".join(str(f[key]) for key in ("tool", "tool_version") if f.get(key))
         sums = [duration(f.get(key)) for key in ("total_ns", "attributed_ns", "unattributed_ns")]
         launches = str(f["launches"]) if f.get("launches") is not None else "–"

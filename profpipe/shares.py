@@ -27,8 +27,16 @@ _PART_OF_CLASS = {
 _SMOOTHING = ("sage", "sparge")
 
 
+#: PyTorch operators that only dispatch: what they call does the attention, be it one kernel or gemm, softmax and gemm.
+_DISPATCHERS = r"::scaled_dot_product_attention$|_scaled_dot_product_attention_math|_fused_sdp_choice"
+
+
 def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are work of the device proper: kernels and whole graphs, else CPU operators; no copies and sets."""
+    """The rows that are work of the device proper: kernels and whole graphs, else CPU operators; no copies and sets.
+
+    Launches whose time the tool did not record (an ncu section set without durations) are no zeros: they are left out.
+    """
+    kernels = kernels[kernels["total_ns"].notna()]
     device = kernels[kernels["kind"].isin(["kernel", "graph"])]
     return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
 
@@ -50,7 +58,7 @@ def split(rows: pd.DataFrame, count: int | None, own_range: pd.DataFrame) -> Spl
     ``rows``: its kernels; ``count``: its iterations; ``own_range``: the rows of its own range, for the idle share.
     """
     rows = device_rows(rows)
-    if rows.empty:
+    if not rows["total_ns"].sum() > 0:
         return None
     families = _families(rows)
     part = _parts(rows, smoothing=any(family.startswith(_SMOOTHING) for family in families))
@@ -84,7 +92,9 @@ def _parts(rows: pd.DataFrame, *, smoothing: bool) -> pd.Series:
     part = rows["kernel_class"].map(_PART_OF_CLASS).fillna("rest").astype(object)
     part[rows["kind"] == "graph"] = "graph"
     part[rows["kernel"].str.contains("direct_copy_kernel", regex=False)] = "direct_copy"
-    part[(rows["kind"] == "cpu_op") & (rows["kernel_class"] == "copy")] = "direct_copy"
+    on_cpu = rows["kind"] == "cpu_op"
+    part[on_cpu & (rows["kernel_class"] == "copy")] = "direct_copy"
+    part[on_cpu & rows["kernel"].str.contains(_DISPATCHERS)] = "rest"
     if smoothing:
         part[rows["kernel"].str.contains("MeanOps", regex=False)] = "helpers"
     return part
@@ -144,14 +154,21 @@ def top_kernels(rows: pd.DataFrame, case: str, count: int | None, limit: int) ->
 def phases(ranges: pd.DataFrame, case: str, count: int | None, total_ns: float) -> list[Phase]:
     """Kernel time of the user's own ranges in ``case``, nested ranges included, in the order of the file."""
     own = ranges[(ranges["range"] != "") & ranges["kernel_ns"].notna()]
-    sums = own.groupby("range", sort=False)[["instances", "kernels", "kernel_ns"]].sum()
+    # min_count: a tool that does not count instances leaves them missing, not zero.
+    sums = own.groupby("range", sort=False)[["instances", "kernels", "kernel_ns"]].sum(min_count=1)
     runs = count or 1
-    return [
-        Phase(case, str(name), int(row["instances"]), float(row["kernels"]) / runs, float(row["kernel_ns"]) / runs,
-              float(row["kernel_ns"]) / runs / total_ns if total_ns else None)
-        for name, row in sums.iterrows()
-        if row["kernel_ns"] > 0
-    ]  # fmt: skip
+    found = []
+    for name, instances, kernels, ns in sums.reset_index().itertuples(index=False, name=None):
+        if ns > 0:
+            entered = None if pd.isna(instances) else int(instances)
+            per_call = float(ns) / runs
+            share = per_call / total_ns if total_ns else None
+            found.append(Phase(case, str(name), entered, _number(kernels, runs), per_call, share))
+    return found
+
+
+def _number(value: object, runs: int) -> float | None:
+    return None if pd.isna(value) else float(value) / runs  # type: ignore[call-overload,arg-type]
 
 
 def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, float, tuple[tuple[str, float], ...]]:

@@ -114,8 +114,8 @@ def classes(points: Sequence[Point]) -> Sheet:
     unit = time_unit(split.total.ns for split in splits)
     head = ["class"]
     for point in points:
-        title = axes(point.shape) or code(point.variant or point.id or "whole capture")
-        head += [f"{title}: {unit.name}", "%", "calls"]
+        title = f"{case_label(point)}: " if len(points) > 1 else ""
+        head += [f"{title}{unit.name}", "%", "calls"]
     rows = []
     for name in names:
         row = [escape(name)]
@@ -132,24 +132,40 @@ def classes(points: Sequence[Point]) -> Sheet:
 def swaps(shape: Shape) -> Sheet:
     """What each implementation gives as a kernel, with its helpers, and as a whole call."""
     base = shape.baseline
-    name = code(base.variant) if base else "the baseline"
-    head = [f"instead of {name}", "attention kernel", "with its helpers", "all kernels of a call", "measured call",
-            "most it could give (Amdahl)", "what else changes, per call"]  # fmt: skip
+    cpu = any(point.split and point.split.kind == "cpu_op" for point in shape.points)
+    noun = "operator" if cpu else "kernel"
+    head = [
+        f"instead of {code(base.variant) if base else 'its baseline'}",
+        f"attention {noun}",
+        "with its helpers",
+        f"all {noun}s of a call",
+        "measured call",
+        "most it could give (Amdahl)",
+        "what else changes, per call",
+    ]
     rows = [
-        [code(s.variant), ratio(s.attention), ratio(s.with_helpers), ratio(s.call), ratio(s.measured_call),
-         ratio(s.limit) if s.attention is not None else MISSING, _changes(s)]
-        for s in sorted(shape.swaps, key=lambda s: -s.call)
-    ]  # fmt: skip
+        [
+            code(swap.variant),
+            ratio(swap.attention),
+            ratio(swap.with_helpers),
+            ratio(swap.call),
+            ratio(swap.measured_call),
+            ratio(swap.limit) if swap.attention is not None else MISSING,
+            _changes(swap, cpu),
+        ]
+        for swap in sorted(shape.swaps, key=lambda swap: -swap.call)
+    ]
     return Sheet(head, rows, words=frozenset({head[-1]})).without_empty()
 
 
-def _changes(swap: Swap) -> str:
+def _changes(swap: Swap, cpu: bool) -> str:
+    """The three largest differences of its other parts, with the launches that they are made of."""
     unit = time_unit(ns for _, ns, _ in swap.changes)
     told = []
     for part, ns, calls in swap.changes[:3]:
-        more = f"{abs(calls):.0f} {'more' if calls > 0 else 'fewer'}"
-        launches = f" ({more} launch{'es' if abs(calls) >= 1.5 else ''})" if abs(calls) >= 0.5 else ""
-        told.append(f"{PART_NAMES[part]} {'+' if ns > 0 else '−'}{unit.with_name(abs(ns))}{launches}")
+        noun = ("call" if cpu else "launch") + ("" if abs(calls) < 1.5 else "s" if cpu else "es")
+        more = f" ({abs(calls):.0f} {'more' if calls > 0 else 'fewer'} {noun})" if abs(calls) >= 0.5 else ""
+        told.append(f"{PART_NAMES[part]} {'+' if ns > 0 else '-'}{unit.with_name(abs(ns))}{more}")
     return ", ".join(told)
 
 

@@ -34,6 +34,9 @@ MARKS: Mapping[str, str] = {
     "profiler-overhead": "the profiler slowed the case down noticeably",
 }
 
+#: A classified share below this is told among the doubts.
+ENOUGH = 0.99
+
 #: Marks that leave the time itself in doubt. Few samples, or a wait around kernels that were summed alone, do not.
 _VOID = {"throttled", "clock-spread", "noisy", "other-process", "above-peak"}
 
@@ -89,11 +92,18 @@ def answer(workload: WorkloadFindings, doubted: set[str], alone: bool) -> list[s
     """
     largest = workload.largest
     if largest is None or largest.fastest is None:
-        return ["**No case has a time.**"]
+        counted = [f"{n} launches under {code(profiler)}" for profiler, n in workload.launches.items() if n]
+        return [f"**No case has a time{'; ' + listed(counted) + ', of unknown duration' if counted else ''}.**"]
     if not _compared(workload):
         return [_plain_times(workload)]
     first = _winner(workload, largest, doubted, leading=True)
     return [f"**{first}{_elsewhere(workload, largest, doubted)}**", *_paradoxes(workload, largest, alone)]
+
+
+def _several(n: float, noun: str) -> str:
+    first, _, rest = noun.partition(" of ")
+    plural = first + ("es" if first.endswith("ch") else "s") if round(n) != 1 else first
+    return f"{count(n)} {plural}" + (f" of {rest}s" if rest else "")
 
 
 def _compared(workload: WorkloadFindings) -> bool:
@@ -109,15 +119,16 @@ def _plain_times(workload: WorkloadFindings) -> str:
     if whole and len(points) == 1 and workload.basis and not workload.basis.timed:
         split = points[0].split
         assert split is not None
-        noun = "CPU operators" if split.kind == "cpu_op" else "kernel launches"
-        return f"**{count(split.total.calls)} {noun}, {duration(split.total.ns)} in all.**"
+        noun = "call of a CPU operator" if split.kind == "cpu_op" else "kernel launch"
+        return f"**{_several(split.total.calls, noun)}, {duration(split.total.ns)} in all.**"
     return f"**{'; '.join(told)} {_of_what(workload.basis)}.**"
 
 
 def _winner(workload: WorkloadFindings, shape: Shape, doubted: set[str], leading: bool) -> str:
     best, second = shape.fastest, shape.runner_up
     assert best is not None and best.time is not None
-    name, place = code(best.variant), f"At {axes(shape.axes)} " if shape.axes else ""
+    comma = "," if len(shape.axes) > 1 else ""
+    name, place = code(best.variant), f"At {axes(shape.axes)}{comma} " if shape.axes else ""
     time = duration(best.time.ns) + (f" {_of_what(workload.basis)}" if leading else "")
     if second is None:
         return f"{place}only {name} has a time: {time}."
@@ -143,6 +154,13 @@ def _lead(best: Point, second: Point, shape: Shape) -> str:
     )
 
 
+def _ahead(best: Point, shape: Shape) -> str:
+    second = shape.runner_up
+    if best.is_baseline and best.time and second and second.time:
+        return f"{ratio(second.time.ns / best.time.ns)} over {code(second.variant)}"
+    return ratio(best.speedup)
+
+
 def _level(best: Point, second: Point) -> bool:
     one, other = best.time, second.time
     return bool(one and other and one.ci_high is not None and other.ci_low is not None and one.ci_high >= other.ci_low)
@@ -165,18 +183,21 @@ def _elsewhere(workload: WorkloadFindings, largest: Shape, doubted: set[str]) ->
         return "".join(" " + _also(workload, shape, largest, doubted) for shape in others)
     wins: dict[str, int] = {}
     for shape in [*others, largest]:
-        assert shape.fastest is not None
-        wins[shape.fastest.variant] = wins.get(shape.fastest.variant, 0) + 1
-    told = [f"{code(name)} in {n}" for name, n in sorted(wins.items(), key=lambda item: -item[1])]
-    return f" Lowest time over all {len(others) + 1} shapes: {listed(told)}."
+        best, second = shape.fastest, shape.runner_up
+        assert best is not None
+        level = second is not None and _level(best, second)
+        won = "no clear winner" if level or _void(best, workload.basis, doubted) else code(best.variant)
+        wins[won] = wins.get(won, 0) + 1
+    told = [f"{name} in {n}" for name, n in sorted(wins.items(), key=lambda item: -item[1])]
+    return f" Over all {len(others) + 1} shapes: {listed(told)}."
 
 
 def _also(workload: WorkloadFindings, shape: Shape, largest: Shape, doubted: set[str]) -> str:
     best, same = shape.fastest, largest.fastest
     assert best is not None and best.time is not None and same is not None
-    plain = not _void(best, workload.basis, doubted) and best.speedup is not None and not best.is_baseline
+    plain = not _void(best, workload.basis, doubted) and best.speedup is not None
     if plain and best.variant == same.variant and not (shape.runner_up and _level(best, shape.runner_up)):
-        return f"At {axes(shape.axes)} also: {duration(best.time.ns)}, {ratio(best.speedup)}."
+        return f"At {axes(shape.axes)} also: {duration(best.time.ns)}, {_ahead(best, shape)}."
     return _winner(workload, shape, doubted, leading=False)
 
 
@@ -242,15 +263,29 @@ def marks_explained(workload: WorkloadFindings) -> list[str]:
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
     """Every reason to be careful, most serious first, a sentence each."""
     groups = sorted(findings.not_run, key=lambda group: group.status == "skipped")
-    lines = [_not_run(group, alone) for group in groups]
+    lines = [_not_run(group, findings, alone) for group in groups]
     lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
     lines += [_refused(refusal) for refusal in run.get("refused") or ()]
     lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
-    lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < 0.99 or c.too_low]
+    lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < ENOUGH or c.too_low]
     lines += [_disagreement(w) for w in findings.workloads if any(f.flagged for a in w.agreements for f in a.figures)]
+    # On a CPU every file says that it has no GPU events, which the first lines have said already.
+    return list(dict.fromkeys(lines + ([] if on_cpu(findings) else notes(run))))
+
+
+def on_cpu(findings: Findings) -> bool:
+    """Whether everything that was seen are CPU operators."""
+    kinds = {point.split.kind for w in findings.workloads for point in w.points if point.split}
+    return kinds == {"cpu_op"}
+
+
+def notes(run: Mapping[str, Any]) -> list[str]:
+    """What the parsers had to say of the files, files that share a note together."""
+    sources: dict[str, list[str]] = {}
     for file in run.get("files") or ():
-        lines += [f"{code(file.get('source', ''))}: {sentence(note)}" for note in file.get("notes") or ()]
-    return list(dict.fromkeys(lines))
+        for note in file.get("notes") or ():
+            sources.setdefault(str(note), []).append(code(file.get("source", "")))
+    return [f"{listed(files, most=3)}: {sentence(note)}" for note, files in sources.items()]
 
 
 def sentence(text: object) -> str:
@@ -259,12 +294,26 @@ def sentence(text: object) -> str:
     return flat if not flat or flat.endswith((".", "!", "?")) else flat + "."
 
 
-def _not_run(group: NotRun, alone: bool) -> str:
+def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
     who = listed(code(profiler) for profiler in group.profilers)
-    what = "" if group.whole_job else listed((code(case) for case in group.cases), most=4)
+    what = which(group, findings, most=4)
     where = "" if alone else f" of {code(group.workload)}"
     subject = f"{fate(group)}{where} under {who}" + (f", {what}" if what else "")
     return f"{subject}: {sentence(group.reason or 'no reason was recorded')}"
+
+
+def which(group: NotRun, findings: Findings, most: int) -> str:
+    """The cases of a group, by implementation where all cases of one share the fate; empty for the whole workload."""
+    if group.whole_job:
+        return ""
+    workload = next((w for w in findings.workloads if w.name == group.workload), None)
+    named, left = [], list(group.cases)
+    for variant in workload.variants if workload and workload.compare else ():
+        own = [point.id for point in workload.points if point.variant == variant] if workload else []
+        if len(own) > 1 and set(own) <= set(left):
+            named.append(f"every case of {code(variant)}")
+            left = [case for case in left if case not in own]
+    return listed([*named, *map(code, left)], most=most)
 
 
 def fate(group: NotRun) -> str:
@@ -313,6 +362,16 @@ def outside(u: Unattributed, alone: bool) -> str:
     if not u.flush_ns:
         return f"{said}."
     return f"{said}; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples."
+
+
+def coverage(findings: Findings) -> list[str]:
+    """What is classified, where `doubts` has no reason to say it: of many workloads in one sentence."""
+    fine = [c for c in findings.coverage if c.classified >= ENOUGH and not c.too_low]
+    if len(fine) < 2:
+        return [coverage_sentence(c, len(findings.workloads) < 2) for c in fine]
+    least = min(c.classified for c in fine)
+    others = " other" if len(fine) < len(findings.coverage) else ""
+    return [f"Classified: at least {percent(least)} % of the kernel time of each of {len(fine)}{others} workloads."]
 
 
 def coverage_sentence(c: Coverage, alone: bool) -> str:

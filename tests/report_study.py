@@ -1,0 +1,133 @@
+"""Runs to analyse and report: the recorded one in tests/data/report-h200, and made-up ones that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe.tables import ALL, CASES, KERNELS, METRICS, RANGES, Table, Tables, empty, frame
+
+DATA = Path(__file__).parent / "data"
+
+ATTENTION = "void made_up::attention_kernel<64, 128>(Params)"
+COPY = (
+    "at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(at::TensorIteratorBase&)>>"
+)
+ADD = "at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::CUDAFunctor_add<c10::Half>>::{lambda(int)#1}>"
+FLUSH = "at::vectorized_elementwise_kernel<4, at::FillFunctor<int>, std::array<char*, 1>>"
+CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""), FLUSH: ("elementwise", "")}
+
+
+def recorded() -> tuple[Tables, dict[str, Any]]:
+    """Seven implementations at two lengths under nsys on an H200, 5 iterations each: attn_h200.sqlite, by SQL."""
+    folder = DATA / "report-h200"
+    frames = {table.name: _read(folder / f"{table.name}.csv", table) for table in ALL}
+    return Tables(**frames), json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def _read(path: Path, table: Table) -> pd.DataFrame:
+    if not path.exists():
+        return empty(table)
+    types = {column.name: str if column.dtype == "str" else column.dtype for column in table.columns}
+    return frame(table, pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""]))
+
+
+def case_row(case: str, profiler: str = "plain", status: str = "ok", reason: str = "", **more: Any) -> dict[str, Any]:
+    params = json.dumps(more.pop("params")) if "params" in more else ""
+    flags = json.dumps(more.pop("flags", []))
+    row = {"workload": "w", "case": case, "profiler": profiler, "status": status, "reason": reason}
+    return {**row, "params": params, "flags": flags, **more}
+
+
+def kernel_row(case: str, kernel: str, calls: int, total_ns: float | None, **more: Any) -> dict[str, Any]:
+    cls, family = CLASS_OF.get(kernel, ("other", ""))
+    row = {"workload": "w", "case": case, "profiler": "nsys", "kind": "kernel", "kernel": kernel, "calls": calls}
+    return {**row, "total_ns": total_ns, "kernel_class": cls, "kernel_family": family, **more}
+
+
+def metric_row(case: str, metric: str, value: float, unit: str = "ns", **more: Any) -> dict[str, Any]:
+    row = {"workload": "w", "case": case, "profiler": "plain", "metric": metric, "value": value, "unit": unit, "n": 1}
+    return {**row, **more}
+
+
+def range_row(case: str, instances: int, profiler: str = "nsys", **more: Any) -> dict[str, Any]:
+    return {"workload": "w", "case": case, "profiler": profiler, "range": "", "instances": instances, **more}
+
+
+def tables(
+    cases: Sequence[Mapping[str, Any]] = (),
+    kernels: Sequence[Mapping[str, Any]] = (),
+    ranges: Sequence[Mapping[str, Any]] = (),
+    metrics: Sequence[Mapping[str, Any]] = (),
+) -> Tables:
+    return Tables(frame(CASES, cases), frame(KERNELS, kernels), frame(RANGES, ranges), frame(METRICS, metrics))
+
+
+def made_up(
+    impls: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    causal: Sequence[bool] = (False,),
+    baseline: str | None = None,
+) -> tuple[Tables, dict[str, Any]]:
+    """A sweep with invented times under plain, nsys, torch and ncu: no GPU ever gave these numbers.
+
+    The last implementation runs out of memory at the largest length.
+    """
+    cases: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
+    expects: dict[str, str] = {}
+    for place, impl in enumerate(impls):
+        for length in lengths:
+            for mask in causal:
+                case = f"impl={impl},seqlen={length}" + (f",causal={str(mask).lower()}" if len(causal) > 1 else "")
+                params = {"batch": 2, "head_dim": 128, "dtype": "bf16", "impl": impl, "seqlen": length, "causal": mask}
+                lost = impl == impls[-1] and length == max(lengths) and len(lengths) > 1
+                status, reason = ("oom", "OutOfMemoryError: tried to allocate 64 GiB") if lost else ("ok", "")
+                cases += [case_row(case, p, status, reason, params=params) for p in ("plain", "nsys", "torch", "ncu")]
+                expects[case] = "fa2"
+                if not lost:
+                    kernel_ns = (1 + 0.13 * ((place * 5 + 3) % len(impls))) * length**2 / 40 / (2 if mask else 1)
+                    kernels += _kernels(case, kernel_ns)
+                    ranges.append(range_row(case, 30, wall_ns=45 * kernel_ns, busy_ns=36 * kernel_ns))
+                    ranges.append(range_row(case, 30, "torch"))
+                    metrics += _metrics(case, kernel_ns, length)
+    run = {
+        "name": "made-up",
+        "started": "2026-11-20T05:55:33+00:00",
+        "pipeline": {"workloads": {"w": {"baseline": {"impl": baseline or impls[0]}, "repeats": 30}}},
+        "machine": {
+            "gpus": [{"name": "Made-up GPU"}],
+            "peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 5e12, "source": "invented for a test"},
+        },
+        "expects": {"w": expects},
+    }
+    return tables(cases, kernels, ranges, metrics), run
+
+
+def _kernels(case: str, kernel_ns: float) -> list[dict[str, Any]]:
+    rows = []
+    for profiler, calls, slower in (("nsys", 30, 1.0), ("torch", 30, 1.01), ("ncu", 1, 1.08)):
+        for kernel, share in ((ATTENTION, 1.0), (COPY, 0.15), (ADD, 0.05)):
+            rows.append(kernel_row(case, kernel, calls, calls * slower * share * kernel_ns, profiler=profiler))
+    return rows
+
+
+def _metrics(case: str, kernel_ns: float, length: int) -> list[dict[str, Any]]:
+    time = 1.2 * kernel_ns + 3000
+    spread = {"n": 30, "ci_low": 0.998 * time, "ci_high": 1.003 * time}
+    numbers = [("time_p10", 0.98 * time, "ns"), ("time_p90", 1.05 * time, "ns"), ("error_max", 2e-3, "1")]
+    numbers += [("flops", 2.0 * length**2 * 4096, "flop"), ("bytes_moved", 32768.0 * length, "byte")]
+    numbers += [("peak_allocated", 40000.0 * length, "byte")]
+    rows = [metric_row(case, "time", time, **spread), metric_row(case, "iterations", 1, "1", profiler="ncu")]
+    rows += [metric_row(case, name, value, unit) for name, value, unit in numbers]
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    rows.append(metric_row(case, "sm__throughput.avg.pct_of_peak_sustained_elapsed", 61.5, "%", **ncu))
+    rows.append(metric_row(case, "dram__bytes.sum.per_second", 1.25, "Tbyte/s", **ncu))
+    return rows

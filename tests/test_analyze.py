@@ -1,0 +1,364 @@
+"""Tables -> findings. The recorded numbers are an H200's; all others are made up and small enough to check."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import (
+    ADD,
+    ATTENTION,
+    COPY,
+    FLUSH,
+    case_row,
+    kernel_row,
+    metric_row,
+    range_row,
+    recorded,
+    tables,
+)  # fmt: skip
+
+from profpipe.analyze import analyze
+from profpipe.findings import Basis, Findings, Shape, WorkloadFindings
+from profpipe.points import order, parse_id
+from profpipe.tables import Tables
+
+
+def declared(**workload: Any) -> dict[str, Any]:
+    return {"pipeline": {"workloads": {"w": workload}}}
+
+
+def only(findings: Findings) -> WorkloadFindings:
+    (workload,) = findings.workloads
+    return workload
+
+
+def shape(workload: WorkloadFindings, seqlen: int) -> Shape:
+    return next(s for s in workload.shapes if dict(s.axes)["seqlen"] == seqlen)
+
+
+@pytest.fixture(scope="module")
+def h200() -> WorkloadFindings:
+    return only(analyze(*recorded()))
+
+
+# --- the recording ---------------------------------------------------------------------------------------------------
+
+#: variant: attention share %, attention us, direct_copy calls and us, add calls and us, total us, over baseline.
+KERNEL_SHARE_2048 = {
+    "flash": (81.3, 119.5, 1, 12.4, 1, 15.1, 147.1, 1.00),
+    "cudnn": (73.8, 76.5, 1, 12.1, 1, 15.1, 103.7, 1.42),
+    "fa2": (66.6, 113.5, 3, 40.9, 1, 16.0, 170.5, 0.86),
+    "sage1": (59.4, 90.5, 1, 12.4, 2, 27.9, 152.3, 0.97),
+    "efficient": (95.0, 276.9, 0, 0.0, 1, 14.6, 291.5, 0.50),
+    "xformers": (95.1, 277.3, 0, 0.0, 1, 14.4, 291.8, 0.50),
+    "math": (0.0, 0.0, 4, 51.9, 1, 15.9, 2136.4, 0.07),
+}
+
+
+def test_the_copied_tables_hold_what_the_recording_holds(shared_data: Path) -> None:
+    query = """
+        SELECT replace(replace(range.text, 'case:', 'impl='), ':', ',seqlen='), count(*), sum(kernel.end - kernel.start)
+        FROM CUPTI_ACTIVITY_KIND_KERNEL kernel
+        JOIN CUPTI_ACTIVITY_KIND_RUNTIME api USING (correlationId)
+        JOIN NVTX_EVENTS range ON range.globalTid = api.globalTid AND range.start <= api.start AND range.end >= api.end
+        WHERE range.text LIKE 'case:%' GROUP BY 1"""
+    file = shared_data / "h200" / "attn_h200.sqlite"
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        truth = {case: (calls, ns) for case, calls, ns in connection.execute(query)}
+    sums = recorded()[0].kernels.groupby("case")[["calls", "total_ns"]].sum()
+    assert {case: (row["calls"], row["total_ns"]) for case, row in sums.iterrows()} == truth
+
+
+@pytest.mark.parametrize("variant", KERNEL_SHARE_2048)
+def test_kernel_shares_of_an_h200_are_those_of_a_hand_written_query(h200: WorkloadFindings, variant: str) -> None:
+    point = next(p for p in shape(h200, 2048).points if p.variant == variant)
+    split = point.split
+    assert split is not None and split.iterations == 5
+    copy, add, attention = split.part("direct_copy"), split.part("add"), split.part("attention")
+    found = (
+        round(100 * attention.ns / split.total.ns, 1), round(attention.ns / 1e3, 1),
+        copy.calls, round(copy.ns / 1e3, 1), add.calls, round(add.ns / 1e3, 1), round(split.total.ns / 1e3, 1), round(point.kernel_speedup or 0, 2),
+    )  # fmt: skip
+    assert found == KERNEL_SHARE_2048[variant]
+
+
+def test_the_parts_of_a_call_add_up_to_all_its_kernels(h200: WorkloadFindings) -> None:
+    for point in h200.points:
+        assert point.split is not None
+        assert sum(part.ns for part in point.split.parts.values()) == pytest.approx(point.split.total.ns)
+        assert sum(part.ns for part in point.split.classes.values()) == pytest.approx(point.split.total.ns)
+
+
+def test_sage_is_charged_with_its_quantising_and_the_mean_that_it_subtracts(h200: WorkloadFindings) -> None:
+    sage = next(swap for swap in shape(h200, 2048).swaps if swap.variant == "sage1")
+    assert (round(sage.attention or 0, 2), round(sage.with_helpers or 0, 2), round(sage.call, 2)) == (1.32, 1.07, 0.97)
+    assert sage.faster_kernel_slower_call
+    assert [(part, round(ns / 1e3, 1), calls) for part, ns, calls in sage.changes] == [
+        ("helpers", 21.5, 3), ("add", 12.8, 1),
+    ]  # fmt: skip
+
+
+def test_no_swap_gives_more_than_the_share_of_attention_allows(h200: WorkloadFindings) -> None:
+    limits = {swap.variant: swap.limit for swap in shape(h200, 2048).swaps}
+    assert limits["cudnn"] == pytest.approx(147.066 / (147.066 - 119.546), rel=1e-4)
+
+
+def test_unfused_attention_has_no_attention_kernel_to_compare(h200: WorkloadFindings) -> None:
+    math = next(swap for swap in shape(h200, 2048).swaps if swap.variant == "math")
+    assert math.attention is None and math.with_helpers is None and round(math.call, 2) == 0.07
+
+
+def test_a_gpu_that_waits_for_launches_is_marked_host_bound(h200: WorkloadFindings) -> None:
+    fastest = {dict(s.axes)["seqlen"]: s.fastest for s in h200.shapes}
+    assert fastest[512] is not None and "host-bound" in fastest[512].marks
+    assert fastest[2048] is not None and "host-bound" not in fastest[2048].marks
+
+
+def test_five_iterations_of_thirty_are_too_few_in_every_case(h200: WorkloadFindings) -> None:
+    assert h200.shared_marks == ("too-few-samples",)
+
+
+def test_flash_in_pytorch_meets_the_expectation_of_fa2() -> None:
+    expectations = {e.case: e for e in analyze(*recorded()).expectations}
+    assert all(e.met for e in expectations.values())
+    assert expectations["impl=flash,seqlen=2048"].own_copy and not expectations["impl=fa2,seqlen=2048"].own_copy
+
+
+# --- what is compared with what --------------------------------------------------------------------------------------
+
+
+def test_an_id_is_taken_apart_into_typed_values() -> None:
+    assert parse_id("impl=fa2,seqlen=512,causal=true,p=0.5,dtype=none") == {
+        "impl": "fa2", "seqlen": 512, "causal": True, "p": 0.5, "dtype": None,
+    }  # fmt: skip
+    assert parse_id("seqlens=128%2C128,impl=fa2") == {"seqlens": "128,128", "impl": "fa2"}
+    assert parse_id("default") == {} and parse_id("") == {}
+
+
+def test_shapes_are_ordered_by_size_within_their_words() -> None:
+    shapes = [(("mode", mode), ("seqlen", n)) for n in (2048, 128) for mode in ("fwd", "bwd")]
+    assert [dict(s) for s in order(shapes)] == [
+        {"mode": "fwd", "seqlen": 128}, {"mode": "fwd", "seqlen": 2048},
+        {"mode": "bwd", "seqlen": 128}, {"mode": "bwd", "seqlen": 2048},
+    ]  # fmt: skip
+
+
+def test_an_axis_with_one_value_is_said_once_and_those_that_vary_make_the_shape() -> None:
+    cases = [case_row(f"impl={i},n={n}", params={"impl": i, "n": n, "batch": 2}) for i in "ab" for n in (1, 2)]
+    workload = only(analyze(tables(cases), declared()))
+    assert (workload.fixed, workload.compare, workload.varying_shape) == ((("batch", 2),), "impl", ("n",))
+
+
+def test_without_impl_the_axis_of_the_baseline_is_compared() -> None:
+    times = [metric_row(f"compile={c},n={n}", "time", ns) for c, n, ns in
+             (("false", 1, 10.0), ("true", 1, 5.0), ("false", 2, 30.0), ("true", 2, 10.0))]  # fmt: skip
+    workload = only(analyze(tables(metrics=times), declared(baseline={"compile": False})))
+    assert workload.compare == "compile"
+    assert [point.speedup for s in workload.shapes for point in s.points] == [2.0, 1.0, 3.0, 1.0]
+
+
+def test_a_parameter_that_only_some_cases_have_belongs_to_the_implementation() -> None:
+    times = [metric_row(c, "time", 1.0) for c in ("impl=a,n=1", "impl=b,n=1,topk=0.5", "impl=b,n=1,topk=0.2")]
+    workload = only(analyze(tables(metrics=times), declared(baseline={"impl": "a"})))
+    assert workload.variants == ("a", "b topk=0.5", "b topk=0.2")
+    assert all(point.speedup == 1.0 for point in workload.points)
+
+
+def test_cases_without_a_baseline_have_no_speed_up() -> None:
+    workload = only(analyze(tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=b", "time", 2.0)]), {}))
+    assert [point.speedup for point in workload.points] == [None, None]
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def two_cases(**b: Any) -> Tables:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1000.0), kernel_row("impl=b", ATTENTION, 10, 500.0)]
+    ranges = [range_row("impl=a", 10), range_row("impl=b", 10)]
+    times = [metric_row("impl=a", "time", 200.0, n=30)] + ([metric_row("impl=b", **b)] if b else [])
+    return tables(kernels=kernels, ranges=ranges, metrics=times)
+
+
+def test_timed_calls_come_before_sums_of_kernels() -> None:
+    workload = only(analyze(two_cases(metric="time", value=400.0, n=30), declared(baseline={"impl": "a"})))
+    assert workload.basis == Basis("plain", "time")
+    assert {p.variant: (p.time.ns if p.time else None, p.speedup) for p in workload.points} == {
+        "a": (200.0, 1.0), "b": (400.0, 0.5),
+    }  # fmt: skip
+
+
+def test_a_case_without_a_timed_call_never_borrows_its_kernel_time() -> None:
+    more = [kernel_row("impl=c", ATTENTION, 10, 10.0), range_row("impl=c", 10)]
+    data = two_cases(metric="time", value=400.0)
+    whole = tables(
+        kernels=[*data.kernels.to_dict("records"), more[0]],
+        ranges=[*data.ranges.to_dict("records"), more[1]],
+        metrics=data.metrics.to_dict("records"),
+    )
+    points = {p.variant: p for p in only(analyze(whole, declared(baseline={"impl": "a"}))).points}
+    assert points["c"].time is None and points["c"].speedup is None and points["c"].kernel_speedup == 100.0
+
+
+def test_one_timed_call_among_many_captured_cases_is_not_the_basis() -> None:
+    workload = only(analyze(two_cases(), declared(baseline={"impl": "a"})))
+    assert workload.basis == Basis("nsys", "kernel")
+    assert {p.variant: p.time.ns for p in workload.points if p.time} == {"a": 100.0, "b": 50.0}
+
+
+def test_the_time_under_a_profiler_is_not_taken_for_the_time_of_a_call() -> None:
+    data = tables(metrics=[metric_row("impl=a", "time", 9.0, profiler="torch")])
+    assert only(analyze(data, {})).basis is None
+
+
+def test_without_iterations_everything_is_a_sum_and_gives_no_rate() -> None:
+    data = tables(kernels=[kernel_row("impl=a", ATTENTION, 10, 1000.0)], metrics=[metric_row("impl=a", "flops", 1e9)])
+    point = only(analyze(data, {})).points[0]
+    assert point.time is not None and (point.time.ns, point.time.n, point.tflops) == (1000.0, None, None)
+
+
+def test_the_harness_counts_iterations_where_a_profiler_has_no_ranges() -> None:
+    counted = [metric_row("impl=a", "iterations", 4, "1", profiler="nsys")]
+    point = only(analyze(tables(kernels=[kernel_row("impl=a", ATTENTION, 4, 400.0)], metrics=counted), {})).points[0]
+    assert point.split is not None and (point.split.iterations, point.split.total.ns) == (4, 100.0)
+
+
+def test_a_command_is_one_iteration_and_its_time_is_the_wall_time() -> None:
+    data = tables(kernels=[kernel_row("default", ATTENTION, 7, 700.0)], metrics=[metric_row("default", "time", 5e9)])
+    workload = only(analyze(data, declared(command=["python", "train.py"], repeats=30)))
+    point = workload.points[0]
+    assert workload.basis == Basis("plain", "wall") and point.marks == ()
+    assert point.split is not None and point.split.total.calls == 7
+
+
+def test_launches_without_a_time_are_counted_and_are_no_zeros() -> None:
+    workload = only(analyze(tables(kernels=[kernel_row("impl=a", ATTENTION, 3, None)]), {}))
+    assert workload.points[0].split is None and workload.launches == {"nsys": 3}
+
+
+def test_rates_come_from_the_flops_and_bytes_of_one_call() -> None:
+    numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", 5e11, "flop"),
+               metric_row("impl=a", "bytes_moved", 2e9, "byte")]  # fmt: skip
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": "bfloat16"})]
+    run = {"machine": {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 1e12}}}
+    point = only(analyze(tables(cases, metrics=numbers), run)).points[0]
+    assert (point.tflops, point.of_peak_flops, point.gbytes_per_s, point.of_peak_bytes) == (500.0, 0.5, 2000.0, 2.0)
+    assert point.marks == ("above-peak",)
+
+
+def test_marks_of_the_harness_are_those_of_the_process_that_gave_the_time() -> None:
+    cases = [case_row("impl=a", flags=["noisy"]), case_row("impl=a", "nsys", flags=["profiler_overhead"])]
+    workload = only(analyze(tables(cases, metrics=[metric_row("impl=a", "time", 1.0)]), {}))
+    assert workload.points[0].marks == ("noisy",)
+
+
+# --- agreement -------------------------------------------------------------------------------------------------------
+
+
+def figures(data: Tables, run: dict[str, Any] | None = None) -> dict[str, tuple[float | None, str, bool]]:
+    (agreement,) = only(analyze(data, run or {})).agreements
+    return {f.profiler: (None if f.difference is None else round(f.difference, 3), f.reason, f.flagged)
+            for f in agreement.figures}  # fmt: skip
+
+
+def captured(ns: float = 100_000.0, **nsys: Any) -> list[dict[str, Any]]:
+    return [kernel_row("impl=a", ATTENTION, 10, 10 * ns, **nsys)]
+
+
+def test_events_a_little_above_the_kernels_are_explained_by_launch_gaps() -> None:
+    data = tables(
+        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 106_000.0)]
+    )
+    assert figures(data) == {"nsys": (None, "", False), "plain": (0.06, "launch gaps: 6.0 us around 1 kernel", False)}
+
+
+def test_a_difference_that_nothing_explains_is_flagged() -> None:
+    data = tables(
+        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 190_000.0)]
+    )
+    assert figures(data)["plain"] == (0.9, "", True)
+
+
+def test_events_below_the_sum_of_kernels_are_explained_by_streams() -> None:
+    kernels = [*captured(stream=7), kernel_row("impl=a", ADD, 10, 1e6, stream=8)]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 110_000.0)])
+    assert figures(data)["plain"] == (-0.45, "overlap: kernels ran on 2 streams, and the sum counts each", False)
+
+
+def test_ncu_is_compared_over_the_kernels_that_it_was_told_to_profile() -> None:
+    kernels = [
+        *captured(),
+        kernel_row("impl=a", COPY, 10, 1e6),
+        kernel_row("impl=a", ATTENTION, 1, 110_000.0, profiler="ncu"),
+    ]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control", "none"]]}]}
+    assert figures(data, run)["ncu"] == (
+        0.1,
+        "cold cache: ncu empties the caches before each replay; over the kernels that both saw, 50 % of nsys's time",
+        False,
+    )  # fmt: skip
+
+
+# --- doubt -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_implementation_that_ran_another_kernel_fails_its_expectation() -> None:
+    data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 1.0), kernel_row("impl=b", COPY, 1, 1.0)])
+    run = {"expects": {"w": {"impl=a": "cudnn|fa3", "impl=b": "math"}}}
+    findings = analyze(data, run)
+    assert [(e.case, e.asked, e.found, e.met) for e in findings.expectations] == [
+        ("impl=a", "cudnn|fa3", ("fa2",), False), ("impl=b", "math", (), True),
+    ]  # fmt: skip
+    assert findings.failed
+
+
+def test_a_name_that_two_projects_share_meets_the_expectation_of_either() -> None:
+    data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 1.0, kernel_family="sage2|sparge")])
+    (expectation,) = analyze(data, {"expects": {"w": {"impl=a": "sage2"}}}).expectations
+    assert expectation.met
+
+
+def test_the_cache_flush_of_the_harness_is_outside_every_case_and_explained() -> None:
+    data = tables(
+        kernels=[kernel_row("impl=a", ATTENTION, 1, 60.0), kernel_row("", FLUSH, 1, 30.0), kernel_row("", ADD, 1, 10.0)]
+    )
+    (outside,) = analyze(data, {}).unattributed
+    assert (outside.ns, outside.share, outside.flush_ns) == (40.0, 0.4, 30.0)
+    assert outside.unexplained == pytest.approx(0.1)
+
+
+def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)]
+    run = {"pipeline": {"coverage": {"min_classified": 0.95}}}
+    findings = analyze(tables(kernels=kernels), run)
+    (coverage,) = findings.coverage
+    assert (coverage.classified, coverage.largest, coverage.too_low) == (0.9, (("mystery", 0.1),), True)
+    assert findings.failed
+
+
+def test_cases_of_one_fate_are_told_together_and_jobs_without_cases_too() -> None:
+    cases = [case_row(c, p, "skipped", "not installed") for p in ("plain", "nsys") for c in ("impl=a", "impl=b")]
+    cases.append(case_row("impl=c"))
+    jobs = [{"workload": "w", "profiler": "ncu", "status": "failed", "reason": "no permission", "log": "raw/log.txt"}]
+    first, second = analyze(tables(cases), {"jobs": jobs}).not_run
+    assert (first.profilers, first.cases, first.whole_job) == (("plain", "nsys"), ("impl=a", "impl=b"), False)
+    assert (second.status, second.profilers, second.logs) == ("failed", ("ncu",), ("raw/log.txt",))
+
+
+def test_cpu_operators_that_only_dispatch_are_no_attention() -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch"}
+    rows = [kernel_row("impl=a", "aten::_scaled_dot_product_attention_math", 1, 5.0, **cpu, kernel_class="attention"),
+            kernel_row("impl=a", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm"),
+            kernel_row("impl=a", "aten::copy_", 2, 10.0, **cpu, kernel_class="copy")]  # fmt: skip
+    split = only(analyze(tables(kernels=rows), {})).points[0].split
+    assert split is not None and split.kind == "cpu_op" and not split.fused
+    assert {name: part.ns for name, part in split.parts.items()} == {"rest": 5.0, "gemm": 50.0, "direct_copy": 10.0}
+
+
+def test_nothing_at_all_is_analysed_without_a_word() -> None:
+    assert analyze(Tables(), {}) == Findings()

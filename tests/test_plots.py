@@ -1,0 +1,97 @@
+"""Pictures: that they are drawn, tell their lines apart and place their labels. How they look, a person judges."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_study import made_up, metric_row, recorded, tables
+
+from profpipe import plots
+from profpipe.analyze import analyze
+from profpipe.canvas import spread
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Width and height from a PNG's header."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", head[16:24])
+    return width, height
+
+
+def test_a_sweep_gets_time_rate_bandwidth_and_shares(tmp_path: Path) -> None:
+    drawn = plots.draw(analyze(*made_up(["a", "b", "c"], [512, 2048])), tmp_path)["w"]
+    assert [plot.path for plot in drawn] == [f"plots/w-{name}.png" for name in ("time", "tflops", "bandwidth", "share")]
+    assert all(size(tmp_path / plot.path)[0] > 1000 for plot in drawn)
+    assert "The machine's peak is 1000 TFLOP/s." in drawn[1].caption
+
+
+def test_a_recording_without_flops_gets_no_empty_picture(tmp_path: Path) -> None:
+    drawn = plots.draw(analyze(*recorded()), tmp_path)["attention"]
+    assert [Path(plot.path).stem for plot in drawn] == ["attention-time", "attention-share"]
+
+
+def test_nothing_numeric_to_run_over_gives_no_lines(tmp_path: Path) -> None:
+    data = tables(metrics=[metric_row(f"impl=a,mode={mode}", "time", 1.0) for mode in ("fwd", "bwd")])
+    assert plots.draw(analyze(data, {}), tmp_path) == {"w": []} and not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("count", [2, 8, 20])
+def test_every_implementation_has_a_look_of_its_own(count: int) -> None:
+    (workload,) = analyze(*made_up([f"v{i}" for i in range(count)], [512, 2048])).workloads
+    looks = [tuple(style.values()) for style in plots._styles(workload).values()]
+    assert len(set(looks)) == count
+
+
+def test_twenty_lines_fit_and_the_picture_grows_with_them(tmp_path: Path) -> None:
+    few, many = (analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])) for n in (2, 20))
+    heights = []
+    for name, findings in (("few", few), ("many", many)):
+        drawn = plots.draw(findings, tmp_path / name)["w"]
+        heights.append(size(tmp_path / name / drawn[0].path)[1])
+    assert heights[0] < heights[1] < 2 * heights[0]
+
+
+def test_other_axes_become_panels_of_one_picture(tmp_path: Path) -> None:
+    findings = analyze(*made_up(["a", "b", "c"], [512, 2048], causal=(False, True)))
+    (workload,) = findings.workloads
+    quantity = next(iter(plots._quantities(workload)))
+    panels = list(plots._panels(workload, "seqlen", quantity))
+    assert [panel.others for panel in panels] == [(("causal", False),), (("causal", True),)]
+    assert len(plots.draw(findings, tmp_path)["w"]) == 4
+
+
+def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 2048])
+    run["machine"]["peaks"]["flops"]["bf16"] = 1.0
+    drawn = plots.draw(analyze(data, run), tmp_path)["w"]
+    assert "Hollow" not in drawn[0].caption  # every case is above that peak, which is said once
+    data.cases.loc[0, "flags"] = '["noisy"]'
+    assert "Hollow: the case carries a mark." in plots.draw(analyze(data, run), tmp_path)["w"][0].caption
+
+
+def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:
+    findings = analyze(*recorded())
+    for name in ("one", "two"):
+        plots.draw(findings, tmp_path / name)
+    for path in (tmp_path / "one").rglob("*.png"):
+        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+
+
+@given(st.lists(st.floats(0, 400), min_size=1, max_size=30))
+def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted: list[float]) -> None:
+    placed = spread(wanted, gap=14, low=0, high=400)
+    room = min(14, 400 / max(len(wanted) - 1, 1))
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    ordered = [placed[i] for i in order]
+    assert all(after - before >= room - 1e-6 for before, after in itertools.pairwise(ordered))
+    assert min(placed) >= -1e-6 and max(placed) <= 400 + 1e-6
+
+
+def test_labels_with_room_stay_where_they_belong() -> None:
+    assert spread([100, 10, 50], gap=14, low=0, high=400) == [100, 10, 50]

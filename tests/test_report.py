@@ -1,0 +1,308 @@
+"""Findings -> SUMMARY.md and the text files: golden pages, and what must hold of every page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_study import (
+    ADD,
+    ATTENTION,
+    COPY,
+    DATA,
+    case_row,
+    kernel_row,
+    made_up,
+    metric_row,
+    range_row,
+    recorded,
+    tables,
+)  # fmt: skip
+
+from profpipe import load, markdown, plots, quantities, report
+from profpipe.analyze import analyze
+from profpipe.tables import Tables
+
+TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
+
+#: A kernel name that would break a table, a code span and a page, were it not escaped.
+NASTY = "k<a|b>::`quoted`*_(int)_<script>"
+
+
+def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPLATE) -> str:
+    return report.render(analyze(data, run), data, run, folder, template).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of words alone: drawing takes most of a report's time."""
+    monkeypatch.setattr(plots, "draw", lambda findings, folder: {})
+
+
+def compare(text: str, golden: Path, regenerate: bool) -> None:
+    if regenerate:
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "pytest --regenerate writes the golden files anew"
+
+
+# --- golden pages ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_an_h200_run_is_the_golden_one(tmp_path: Path, regenerate: bool) -> None:
+    compare(page(*recorded(), tmp_path), DATA / "report-h200" / "SUMMARY.md", regenerate)
+
+
+def test_the_page_of_a_sweep_under_four_profilers_is_the_golden_one(tmp_path: Path, regenerate: bool) -> None:
+    data, run = made_up(["flash", "cudnn", "sage", "math"], [512, 2048, 8192], causal=(False, True))
+    compare(page(data, run, tmp_path), DATA / "report-made-up" / "SUMMARY.md", regenerate)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    "name", ["comparison_results", "baseline_benchmark", "ncu_memory_metrics", "nsys_stats", "gpu_info"]
+)
+def test_the_text_files_are_the_golden_ones(tmp_path: Path, regenerate: bool, name: str) -> None:
+    data, run = made_up(["flash", "cudnn"], [512, 2048])
+    page(data, run, tmp_path)
+    compare((tmp_path / f"{name}.txt").read_text(encoding="utf-8"), DATA / "report-made-up" / f"{name}.txt", regenerate)
+
+
+# --- the first screen ------------------------------------------------------------------------------------------------
+
+
+def first_screen(text: str) -> str:
+    return text.partition("\n## ")[0]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_answer_of_the_h200_run_is_that_of_its_kernels(tmp_path: Path) -> None:
+    top = first_screen(page(*recorded(), tmp_path))
+    assert top.startswith("# attention · 14 cases · NVIDIA H200 · 2026-11-20 05:55 UTC\n")
+    assert (
+        "**At seqlen 2048 `cudnn` is fastest: 103.7 us of kernel time per call, 1.42x over `flash` (baseline)." in top
+    )
+    assert "`sage1` has a faster attention kernel than the baseline (1.32x) and yet a slower call (0.97x)" in top
+    assert "In every case: batch 2, heads 16, head_dim 64, dtype fp16." in top
+    assert "Not run under `rocprof`: no AMD GPU." in top
+
+
+def times(**ns: float) -> list[dict[str, Any]]:
+    return [metric_row(f"impl={impl}", "time", value, n=30) for impl, value in ns.items()]
+
+
+def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
+    return {"pipeline": {"workloads": {"w": {"baseline": {"impl": impl}}}}, **more}
+
+
+def test_a_marked_lowest_time_is_not_called_the_fastest(tmp_path: Path) -> None:
+    data = tables([case_row("impl=a"), case_row("impl=b", flags=["throttled"])], metrics=times(a=2000.0, b=1000.0))
+    top = first_screen(page(data, with_baseline("a"), tmp_path))
+    assert "`b` has the lowest time, 1000 us" not in top
+    assert (
+        "`b` has the lowest time, 1.00 us per call, but is not called the fastest: its measurement is marked throttled"
+        in top
+    )
+    assert "**throttled**: the GPU lowered its clock" in top
+
+
+def test_two_times_whose_intervals_overlap_are_level(tmp_path: Path) -> None:
+    rows = [metric_row("impl=a", "time", 1000.0, ci_low=990.0, ci_high=1010.0),
+            metric_row("impl=b", "time", 1005.0, ci_low=1000.0, ci_high=1015.0)]  # fmt: skip
+    assert "**`a` and `b` are level: 1.00 us per call" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
+
+
+def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
+    data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
+    top = first_screen(page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path))
+    assert "is not called the fastest: it did not run the kernels that were asked for" in top
+    assert "**Failed expectation**: `impl=b` asked for `cudnn` kernels; what ran is `fa2`." in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_many_shapes_are_summed_up_instead_of_listed(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b", "c"], [512, 1024, 2048, 4096, 8192])
+    assert re.search(r"Over all 5 shapes: `b` in \d|Over all 5 shapes: `\w` in 5\.", page(data, run, tmp_path))
+
+
+def test_refused_files_notes_and_missing_profilers_stand_on_the_first_screen(tmp_path: Path) -> None:
+    run = {
+        "refused": [{"source": "a.sqlite", "what": "is empty", "remedy": "Record it again"}],
+        "files": [
+            {"source": "b.sqlite", "launches": 1, "total_ns": 5.0, "notes": ["3 graph launches hide their kernels"]}
+        ],
+        "jobs": [
+            {"workload": "w", "profiler": "ncu", "status": "skipped", "reason": "ncu is not on PATH. Install it."}
+        ],
+    }
+    top = first_screen(page(tables(kernels=[kernel_row("impl=a", ADD, 1, 5.0)]), run, tmp_path))
+    assert "Not read: `a.sqlite`: is empty. Record it again." in top
+    assert "`b.sqlite`: 3 graph launches hide their kernels." in top
+    assert "Not run under `ncu`: ncu is not on PATH. Install it." in top
+
+
+# --- what must hold of every page ------------------------------------------------------------------------------------
+
+
+def test_an_empty_run_gives_a_page_without_sections(tmp_path: Path) -> None:
+    assert page(Tables(), {}, tmp_path) == "# profpipe\n"
+    assert not list(tmp_path.glob("*.txt")) and not (tmp_path / "plots").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("absent", [None, *json.loads((DATA / "report-h200" / "run.json").read_text())])
+def test_any_key_of_run_json_may_be_absent(tmp_path: Path, absent: str | None) -> None:
+    data, run = recorded()
+    text = page(data, {key: value for key, value in run.items() if key != absent} if absent else {}, tmp_path)
+    assert "## Kernel share" in text and "None" not in text and "nan" not in text.lower()
+
+
+def cells(line: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", line))
+
+
+def tables_of(text: str) -> list[list[str]]:
+    blocks = re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
+    return [block.splitlines() for block in blocks]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("study", [recorded, lambda: made_up(["a", "b|c"], [128, 256])])
+def test_every_row_of_a_table_has_the_cells_of_its_head(tmp_path: Path, study: Any) -> None:
+    for lines in tables_of(page(*study(), tmp_path)):
+        assert len({cells(line) for line in lines}) == 1, lines[0]
+
+
+def test_kernel_names_cannot_break_the_page(tmp_path: Path) -> None:
+    kernels = [kernel_row("impl=a", NASTY, 1, 9.0), kernel_row("impl=a", ADD, 1, 1.0)]
+    text = page(tables(kernels=kernels), {}, tmp_path)
+    outside_code = re.sub(r"(`+).+?\1", "", text)
+    assert "<script>" not in outside_code and "k<a" not in outside_code
+    for lines in tables_of(text):
+        assert len({cells(line) for line in lines}) == 1
+
+
+def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
+    data = tables(metrics=[*times(a=1000.0, b=2000.0), metric_row("impl=a", "flops", 1e6, "flop")])
+    row = next(line for line in page(data, with_baseline("a"), tmp_path).splitlines() if line.startswith("| `b`"))
+    assert row.rstrip(" |").split(" | ")[-1] == "–"
+
+
+def test_sums_over_all_iterations_are_said_to_be_that(tmp_path: Path) -> None:
+    text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
+    assert "**6 kernel launches, 5.00 us in all.**" in text
+    assert "All iterations together (nsys): the file does not say how many there were." in text
+    assert "/call" not in text
+
+
+def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
+    data = tables(
+        kernels=[kernel_row("impl=a", "aten::bmm", 2, 5000.0, **cpu)], ranges=[range_row("impl=a", 2, "torch")]
+    )
+    text = page(data, {"machine": {"gpus": [], "cpu": "Some CPU"}}, tmp_path)
+    assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_nsys_reports_that_are_kept_come_with_a_warning(tmp_path: Path) -> None:
+    data, run = recorded()
+    run["jobs"][0]["files"] = [{"path": "raw/attention/nsys/capture.nsys-rep", "bytes": 1}]
+    assert "`.nsys-rep` files hold the environment variables" in page(data, run, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_users_template_decides_what_is_said(tmp_path: Path) -> None:
+    template = tmp_path / "SUMMARY.md.j2"
+    template.write_text("{{ chapters[0].workload.name }}: {{ chapters[0].answers }}\n", encoding="utf-8")
+    assert page(*recorded(), tmp_path / ".", template).startswith("attention: | seqlen | fastest |")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_page_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "SUMMARY.md").write_text("an older page", encoding="utf-8")
+    page(*recorded(), tmp_path)
+    assert "an older page" not in (tmp_path / "SUMMARY.md").read_text(encoding="utf-8")
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
+    text = page(*recorded(), tmp_path)
+    anchors = {markdown.slug(line.lstrip("# ")) for line in text.splitlines() if line.startswith("#")}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (
+            target.lstrip("#") in anchors
+            if target.startswith("#")
+            else target.startswith("raw/") or (tmp_path / target).is_file()
+        )
+
+
+# --- names and numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (COPY, "elementwise_kernel<…direct_copy_kernel_cuda…>"),
+        (ADD, "elementwise_kernel<…CUDAFunctor_add<c10::Half>…>"),
+        ("void at::native::reduce_kernel<(int)128, (int)4, at::native::ReduceOp<c10::Half, at::native::MeanOps<c10::Half,"
+         " float, float, c10::Half>, unsigned int, c10::Half, (int)4, (int)8>>(T3)", "reduce_kernel<…MeanOps…>"),
+        ("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, 0, 0, cutlass::half_t,"
+         " Flash_kernel_traits<64, 128, 128, 4, cutlass::half_t>>, 0, 0, 0, 0, 1, 1, 0, 0>",
+         "pytorch_flash::flash_fwd_kernel<64, 128, 128, 4, …>"),
+        ("cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>",
+         "cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)", "ncclDevKernel_SendRecv"),
+        ("_attn_fwd", "_attn_fwd"),
+        ("[CUDA memcpy Host-to-Device]", "[CUDA memcpy Host-to-Device]"),
+    ],
+)  # fmt: skip
+def test_a_long_name_keeps_what_tells_it_from_others(name: str, short: str) -> None:
+    assert markdown.shorten(name) == short
+
+
+def test_short_names_of_real_kernels_are_short_and_never_shared(shared_data: Path) -> None:
+    names = list(json.loads((shared_data / "kernel_names.json").read_text(encoding="utf-8")))
+    short = markdown.short_names(names)
+    assert len(set(short.values())) == len(names)
+    assert max(map(len, short.values())) <= 80 and all(short.values())
+
+
+@given(st.text(max_size=60))
+def test_any_text_survives_a_code_span_and_a_cell(text: str) -> None:
+    written = markdown.code(text)
+    flat = " ".join(text.split())
+    assert cells(written) == len(re.findall(r"(?<!\\)\|", "")) == 0
+    if flat:
+        fence = re.match(r"`+", written)
+        assert fence is not None and written.endswith(fence[0])
+        assert f"`{fence[0]}" not in written[len(fence[0]) : -len(fence[0])]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.012345, "0.0123"), (1.234, "1.23"), (9.999, "10.0"), (12.345, "12.3"), (103.687, "103.7"),
+     (999.99, "1000"), (2136.353, "2136"), (1e9, "1e+09"), (2e-7, "2e-07"), (None, "–"), (float("nan"), "–")],
+)  # fmt: skip
+def test_numbers_have_three_or_four_digits(value: float | None, text: str) -> None:
+    assert quantities.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "unit"),
+    [([500.0], "ns"), ([17e3, 2e6], "us"), ([1e3, 9e6], "us"), ([3e7], "ms"), ([2e11, 3e10], "s"), ([], "us")],
+)
+def test_a_column_has_the_unit_of_its_middle(ns: list[float], unit: str) -> None:
+    assert quantities.time_unit(ns).name == unit
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(1.0, "100"), (0.99999, "> 99.9"), (0.813, "81.3"), (1e-5, "< 0.1"), (0.0, "0")]
+)
+def test_a_share_is_not_rounded_to_all_or_nothing(share: float, text: str) -> None:
+    assert quantities.percent(share) == text
