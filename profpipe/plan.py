@@ -65,7 +65,7 @@ def plan(
                         repeats=workload.repeats,
                         timeout_s=workload.timeout_s,
                         env={**env, **workload.env},
-                        options={"ncu": workload.ncu.model_dump()},
+                        options=workload.model_dump(include={"ncu", "timing", "skip_larger_after_oom"}),
                         on_gpu=on_gpu,
                     )
                 )
