@@ -51,8 +51,11 @@ class _Text:
         self.expect("]")
 
     def separate(self, closer: str) -> None:
-        if self.peek() != closer:
-            self.expect(",")
+        found = self.peek()
+        if found == ",":
+            self._at += 1
+        elif found != closer:
+            raise ValueError(f"',' or {closer!r} expected, {found!r} found")
 
     def value(self) -> Any:
         while True:

@@ -145,7 +145,7 @@ def test_the_text_page_is_read_too(parser: ModuleType, shared_data: Path) -> Non
 
 
 def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, shared_data: Path) -> None:
-    """The same attention program under three tools; ncu's CSV shortens names, and loses what cannot be joined again."""
+    """The same attention program under three tools, of which ncu's CSV shortens names and Kineto demangles otherwise."""
     nsys = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(shared_data / "h200" / "attn_h200.sqlite")
     torch = load.module(load.own_folder("parsers") / "torch_trace.py").parse(
         shared_data / "h200" / "attn_trace.json.gz"
@@ -154,9 +154,10 @@ def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, share
     names = {tool: set(p.kernels.loc[p.kernels["kind"] == "kernel", "kernel"]) for tool, p in
              {"nsys": nsys, "torch": torch, "ncu": ncu}.items()}  # fmt: skip
     assert set(parser.parse(DETAILS).kernels["kernel"]) == names["ncu"]
-    assert len(names["ncu"] & names["nsys"]) >= 0.9 * len(names["ncu"])
-    attention = {name for name in names["torch"] if kernels.classify(name)[0] == "attention"}
-    assert attention and attention <= names["nsys"]
+    assert names["ncu"] <= names["nsys"] and len(names["ncu"]) == 19
+    # Only the torch trace holds the making of the inputs.
+    made_inputs = {name for name in names["torch"] if kernels.classify(name)[0] == "random"}
+    assert names["torch"] - made_inputs <= names["nsys"] and len(made_inputs) == 1
 
 
 # --- spellings -------------------------------------------------------------------------------------------------------
