@@ -145,7 +145,7 @@ def test_the_text_page_is_read_too(parser: ModuleType, shared_data: Path) -> Non
 
 
 def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, shared_data: Path) -> None:
-    """The same attention program under three tools, of which ncu's CSV shortens names and Kineto demangles otherwise."""
+    """The same program under three tools, of which ncu's CSV shortens names and Kineto demangles otherwise."""
     nsys = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(shared_data / "h200" / "attn_h200.sqlite")
     torch = load.module(load.own_folder("parsers") / "torch_trace.py").parse(
         shared_data / "h200" / "attn_trace.json.gz"
