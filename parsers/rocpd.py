@@ -43,26 +43,28 @@ def sniff(path: Path) -> bool:
     try:
         with closing(_connect(path)) as database:
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error:
-        # Damaged, but the first page may still hold the schema's text; `parse` says what is wrong.
+    except (sqlite3.Error, UnicodeDecodeError):
+        # Damaged (SQLite's error quotes names that need not be UTF-8 any more), but the first page may still hold the
+        # schema's text; `parse` says what is wrong.
         return b"rocpd_kernel_dispatch" in head or b"CREATE TABLE KERN" in head
     return any(name.startswith("rocpd_kernel_dispatch") for name in names) or bool(_V1_TABLES & names)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     """``immutable``: nothing is written beside the file, which may lie on read-only media."""
-    return sqlite3.connect(path.resolve().as_uri() + "?mode=ro&immutable=1", uri=True)
+    connection = sqlite3.connect(path.resolve().as_uri() + "?mode=ro&immutable=1", uri=True)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
 
 
 def parse(path: Path) -> tables.Tables:
     """Kernels, copies, ranges and counters. Raises ``Refused`` where the database is damaged or holds none of them."""
     try:
         with closing(_connect(path)) as connection:
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             database = _Database(connection)
             read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
             found = read(database)
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         raise Refused(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
     except (ValueError, TypeError) as error:
         raise Refused(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error

@@ -47,7 +47,8 @@ def records(columns: Iterable[str], data: Mapping[str, Any]) -> pd.DataFrame:
 def _column(name: str, values: Any, index: pd.RangeIndex) -> pd.Series[Any]:
     values = values if pd.api.types.is_list_like(values) else [values] * len(index)
     if name in _TEXTS:
-        return pd.Series(np.array([*values], dtype=object), index=index, dtype=object)
+        texts = [value if isinstance(value, str) else "" if value is None else str(value) for value in values]
+        return pd.Series(texts, index=index, dtype=object)
     return pd.Series(pd.array(values, dtype="Int64"), index=index)
 
 

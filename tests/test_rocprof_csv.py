@@ -16,61 +16,21 @@ from profpipe import load, tables
 from profpipe.errors import Refused
 
 KERNEL_TRACE = [
-    "Kind",
-    "Agent_Id",
-    "Queue_Id",
-    "Stream_Id",
-    "Thread_Id",
-    "Dispatch_Id",
-    "Kernel_Id",
-    "Kernel_Name",
-    "Correlation_Id",
-    "Start_Timestamp",
-    "End_Timestamp",
-    "LDS_Block_Size",
-    "Scratch_Size",
-    "VGPR_Count",
-    "Accum_VGPR_Count",
-    "SGPR_Count",
-    "Workgroup_Size_X",
-    "Workgroup_Size_Y",
-    "Workgroup_Size_Z",
-    "Grid_Size_X",
-    "Grid_Size_Y",
-    "Grid_Size_Z",
-]
+    "Kind", "Agent_Id", "Queue_Id", "Stream_Id", "Thread_Id", "Dispatch_Id", "Kernel_Id", "Kernel_Name",
+    "Correlation_Id", "Start_Timestamp", "End_Timestamp", "LDS_Block_Size", "Scratch_Size", "VGPR_Count",
+    "Accum_VGPR_Count", "SGPR_Count", "Workgroup_Size_X", "Workgroup_Size_Y", "Workgroup_Size_Z", "Grid_Size_X",
+    "Grid_Size_Y", "Grid_Size_Z",
+]  # fmt: skip
 API_TRACE = ["Domain", "Function", "Process_Id", "Thread_Id", "Correlation_Id", "Start_Timestamp", "End_Timestamp"]
 COPY_TRACE = [
-    "Kind",
-    "Direction",
-    "Stream_Id",
-    "Source_Agent_Id",
-    "Destination_Agent_Id",
-    "Correlation_Id",
-    "Start_Timestamp",
+    "Kind", "Direction", "Stream_Id", "Source_Agent_Id", "Destination_Agent_Id", "Correlation_Id", "Start_Timestamp",
     "End_Timestamp",
-]
+]  # fmt: skip
 COUNTERS = [
-    "Correlation_Id",
-    "Dispatch_Id",
-    "Agent_Id",
-    "Queue_Id",
-    "Process_Id",
-    "Thread_Id",
-    "Grid_Size",
-    "Kernel_Id",
-    "Kernel_Name",
-    "Workgroup_Size",
-    "LDS_Block_Size",
-    "Scratch_Size",
-    "VGPR_Count",
-    "Accum_VGPR_Count",
-    "SGPR_Count",
-    "Counter_Name",
-    "Counter_Value",
-    "Start_Timestamp",
-    "End_Timestamp",
-]
+    "Correlation_Id", "Dispatch_Id", "Agent_Id", "Queue_Id", "Process_Id", "Thread_Id", "Grid_Size", "Kernel_Id",
+    "Kernel_Name", "Workgroup_Size", "LDS_Block_Size", "Scratch_Size", "VGPR_Count", "Accum_VGPR_Count", "SGPR_Count",
+    "Counter_Name", "Counter_Value", "Start_Timestamp", "End_Timestamp",
+]  # fmt: skip
 CASE = "profpipe:impl=fa2"
 
 Row = dict[str, Any]
