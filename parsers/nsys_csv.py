@@ -149,6 +149,10 @@ class _Layout:
         return all(not line[end:start].strip() for (_, end), (start, _) in gaps)
 
 
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:100]
+
+
 def _column(cell: str) -> tuple[str, float | None]:
     """(name in one spelling, ns of its unit): ``Avg (ns)``, ``Time(%)``, ``Duration(nsec)``, ``Start:ts_ns``."""
     found = re.fullmatch(r"(.*?)\s*(?:\(([^)]*)\)|:\w+_(\S+))?", cell.strip().strip('"'))
@@ -218,9 +222,9 @@ def _row(line: str, table: _Table, layout: _Layout, is_last: bool) -> list[str] 
     whole = len(cells) == wanted and bool(cells[-1]) and layout.fits(line)
     if not whole and is_last:
         # What a program prints ends with a line break; this file does not.
-        raise _Damaged(f"is cut short in its last row, {line.strip()[:60]!r}")
+        raise _Damaged(f"is cut short in its last row, {_printable(line.strip())!r}")
     if not whole and len(cells) > 1 and not layout.slices:
-        raise _Damaged(f"a row has {len(cells)} of {wanted} columns, {line.strip()[:60]!r}")
+        raise _Damaged(f"a row has {len(cells)} of {wanted} columns, {_printable(line.strip())!r}")
     return cells if whole else None
 
 
@@ -264,7 +268,7 @@ def _number(cell: str, mark: str) -> float:
         return np.nan
     token = _GROUPING.sub("", cell).replace("," if mark == "." else ".", "").replace(mark, ".")
     if token.endswith(_CUT) or not _NUMERAL.match(token):
-        raise _Damaged(f"{cell[:40]!r} stands where a number should")
+        raise _Damaged(f"{_printable(cell)!r} stands where a number should")
     return float(token)
 
 
@@ -350,7 +354,7 @@ def _parse(text: str) -> tables.Tables:
 
 def _why_empty(found: list[_Table], remarks: list[str]) -> str:
     if remarks:
-        return f"holds no kernels, only nsys' own words ({remarks[0][:120]})"
+        return f"holds no kernels, only nsys' own words ({_printable(remarks[0])})"
     return "holds no kernels" if found else "holds only banners, no table"
 
 
@@ -436,6 +440,15 @@ def _read_summary(table: _Table, mark: str) -> pd.DataFrame:
         raise _Damaged("a row has no time or no launches")
     if (frame["calls"] % 1 != 0).any():
         raise _Damaged("a row has a broken number of launches")
+    if table.has("avg"):
+        # Also finds a decimal mark that was taken for the other. nsys 2020 cuts the mean to whole ns.
+        slack = frame["calls"] * max(_resolution_ns(table, "avg", mark), 1.0)
+        slack += _resolution_ns(table, "total time", mark)
+        off = (frame["mean_ns"] * frame["calls"] - frame["total_ns"]).abs() > slack + 1e-9 * frame["total_ns"]
+        if off.any():
+            raise _Damaged(
+                f"launches times mean are not the total in the row of {_printable(frame['kernel'][off].iloc[0])!r}"
+            )
     frame["calls"] = frame["calls"].astype("Int64")
     frame.loc[frame["calls"] < 2, "stddev_ns"] = np.nan
     return tables.frame(tables.KERNELS, frame)

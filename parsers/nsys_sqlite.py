@@ -91,7 +91,7 @@ def parse(path: Path) -> tables.Tables:
     except _Damaged as damage:
         raise errors.Refused(path, str(damage), _EXPORT_AGAIN) from damage
     except FAILURES as failure:
-        reason = " ".join(str(failure).split())
+        reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
         raise errors.Refused(path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN) from failure
 
 

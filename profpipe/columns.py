@@ -22,8 +22,8 @@ from adbc_driver_sqlite import dbapi as adbc
 Numbers = npt.NDArray[Any]
 Dtypes = Mapping[str, type[np.integer[Any]]]
 
-#: What reading a damaged file can raise.
-FAILURES: Final = (sqlite3.Error, adbc_errors.Error, pa.ArrowException, OSError)
+#: What reading a damaged file can raise; the last where SQLite's own message quotes bytes that are no text.
+FAILURES: Final = (sqlite3.Error, adbc_errors.Error, pa.ArrowException, OSError, UnicodeDecodeError)
 
 SQLITE_HEAD: Final = b"SQLite format 3\0"
 _BATCH_ROWS: Final = 1 << 16
@@ -44,6 +44,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         with closing(sqlite3.connect(self._uri, uri=True)) as database:
+            database.text_factory = lambda text: text.decode("utf-8", "replace")
             found = database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
             self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import pandas as pd
@@ -306,6 +308,57 @@ def test_error_lines_are_refused_with_what_they_say(parser: ModuleType, tmp_path
 
 def test_a_number_cut_with_an_ellipsis_is_refused(parser: ModuleType, tmp_path: Path) -> None:
     assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", "30…"))
+
+
+def test_a_row_that_contradicts_itself_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    assert "times mean are not the total in the row of 'g'" in refusal(
+        parser, tmp_path, SUMMARY.replace("25.0,1000,1", "25.0,9000,1")
+    )
+
+
+SEEDS = [SUMMARY, TRACE, OLD_TEXT, SUMMARY + "\n" + TRACE, SUMMARY.replace(",", "\t")]
+
+
+def mutated(text: str, random: Random) -> bytes:
+    """``text`` cut short, with bytes changed, removed, repeated or blanked."""
+    data = bytearray(text.encode())
+    at, length = random.randrange(len(data)), random.choice([1, 5, 60])
+    match random.randrange(5):
+        case 0:
+            del data[at:]
+        case 1:
+            for _ in range(length):
+                data[random.randrange(len(data))] = random.randrange(256)
+        case 2:
+            del data[at : at + length]
+        case 3:
+            data[at:at] = data[random.randrange(len(data)) :][:length]
+        case 4:
+            data[at : at + length] = bytes(len(data[at : at + length]))
+    return bytes(data)
+
+
+def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
+    random = Random(1)
+    path = tmp_path / "x.csv"
+    outcomes: Counter[str] = Counter()
+    for _ in range(300):
+        path.write_bytes(mutated(random.choice(SEEDS), random))
+        if not parser.sniff(path):
+            outcomes["not ours"] += 1
+            continue
+        try:
+            parsed = parser.parse(path)
+        except Refused as refused:
+            assert str(refused).isprintable()
+            outcomes["refused"] += 1
+            continue
+        own = parsed.kernels[parsed.kernels["kind"] == "kernel"]
+        assert own["total_ns"].sum() == (parsed.origin.total_ns or 0)
+        assert own["calls"].sum() == parsed.origin.launches
+        outcomes["read"] += 1
+    print(dict(outcomes))
+    assert set(outcomes) == {"read", "refused", "not ours"}
 
 
 def test_only_calls_of_the_api_are_no_kernels(parser: ModuleType, tmp_path: Path) -> None:

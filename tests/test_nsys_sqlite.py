@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import pandas as pd
@@ -413,12 +415,73 @@ def test_a_truncated_export_is_refused(parser: ModuleType, tmp_path: Path) -> No
     assert "cut short" in refusal(parser, path)
 
 
+def test_a_parquet_export_with_a_broken_table_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    folder = export.write_parquet(tmp_path / "x")
+    table = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+    table.write_bytes(table.read_bytes()[:300])
+    assert "cut short" in refusal(parser, folder)
+
+
 def test_an_export_with_a_journal_beside_it_was_interrupted(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)
     path = export.write_sqlite(tmp_path / "x.sqlite")
     (tmp_path / "x.sqlite-journal").write_bytes(b"\xd9\xd5\x05\xf9")
     assert "interrupted" in refusal(parser, path)
+
+
+def test_a_schema_whose_text_is_no_text_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    # SQLite's message quotes the bytes, and Python cannot decode the message.
+    export = Export()
+    export.launch(0, 1)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    path.write_bytes(
+        path.read_bytes().replace(b'"CUPTI_ACTIVITY_KIND_RUNTIME" (', b'"CUPTI_ACTIVITY_KIND_RUNTIM\xeb$ (', 1)
+    )
+    assert "cannot be read" in refusal(parser, path)
+
+
+def mutated(content: bytes, random: Random) -> bytes:
+    """``content`` cut short, with bytes changed, removed, copied elsewhere or zeroed."""
+    data = bytearray(content)
+    at, length = random.randrange(len(data)), random.choice([1, 8, 100, 4096])
+    match random.randrange(5):
+        case 0:
+            del data[at:]
+        case 1:
+            for _ in range(random.choice([1, 30, 300])):
+                data[random.randrange(len(data))] = random.randrange(256)
+        case 2:
+            del data[at : at + length]
+        case 3:
+            source = random.randrange(len(data))
+            data[at : at + length] = data[source : source + length]
+        case 4:
+            data[at : at + length] = bytes(len(data[at : at + length]))
+    return bytes(data)
+
+
+def test_damaged_exports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
+    random = Random(1)
+    seeds = [path.read_bytes() for path in sorted(RECORDED.rglob("*.sqlite"))]
+    path = tmp_path / "x.sqlite"
+    outcomes: Counter[str] = Counter()
+    for _ in range(150):
+        path.write_bytes(mutated(random.choice(seeds), random))
+        if not parser.sniff(path):
+            outcomes["not ours"] += 1
+            continue
+        try:
+            check_sums(parser.parse(path))
+            outcomes["read"] += 1
+        except Refused as refused:
+            assert str(refused).isprintable()
+            outcomes["refused"] += 1
+    print(dict(outcomes))
+    assert outcomes["read"] > 10
+    assert outcomes["refused"] > 50
 
 
 def test_kernels_without_any_name_are_refused(parser: ModuleType, tmp_path: Path) -> None:
