@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from profpipe.findings import Agreement, Figure, Point, Split
-from profpipe.shares import PREFERENCE, device_rows
+from profpipe.shares import PREFERENCE
+from profpipe.tallies import Key, Tally
 
 #: Below this the figures are called the same: events resolve 0.5 us, and clocks move by a percent or two.
 CLOSE = 0.03
@@ -40,24 +39,26 @@ def _values(argv: Sequence[str], flag: str) -> list[str]:
     return after + [argument.partition("=")[2] for argument in argv if argument.startswith(f"{flag}=")]
 
 
-def agree(point: Point, splits: Mapping[str, Split], kernels: pd.DataFrame, setting: Setting) -> Agreement | None:
-    """The figures for one case; ``splits`` by profiler, ``kernels`` all rows of the case. None for fewer than two.
+def agree(
+    point: Point, splits: Mapping[str, Split], tallies: Mapping[Key, Tally], setting: Setting
+) -> Agreement | None:
+    """The figures for one case; ``splits`` by profiler. None for fewer than two.
 
     Shares, speed-ups and rates never mix these figures; this comparison is the one place where they meet.
     """
     comparable = {name: s for name, s in splits.items() if s.iterations is not None}
     reference = next((name for name in PREFERENCE if name in comparable), None)
-    if reference is None or (point.time is None and len(comparable) < 2):
+    if reference is None:
         return None
-    base = comparable[reference]
+    base, own = comparable[reference], tallies[point.id, reference]
     figures = [Figure(reference, base.total.ns)]
     if (timed := point.values.get("time")) is not None:
-        figures.append(_events(point, timed, base, kernels))
-    figures += [
-        _ncu(kernels, base, reference, setting) if name == "ncu" else _compared(name, comparable[name].total.ns, base)
-        for name in PREFERENCE
-        if name in comparable and name != reference
-    ]
+        figures.append(_events(point, timed, base, own))
+    for name in PREFERENCE:
+        if name == "ncu" and name in comparable and name != reference:
+            figures.append(_ncu(tallies[point.id, name], own, base, setting))
+        elif name in comparable and name != reference:
+            figures.append(_compared(name, comparable[name].total.ns, base))
     return Agreement(point, reference, tuple(figures)) if len(figures) > 1 else None
 
 
@@ -67,60 +68,57 @@ def _compared(profiler: str, ns: float, base: Split, because: str = "") -> Figur
     return Figure(profiler, ns, difference, because if apart else "", flagged=apart and not because)
 
 
-def _events(point: Point, ns: float, base: Split, kernels: pd.DataFrame) -> Figure:
-    because = _why_shorter(base, kernels) if ns < base.total.ns else _why_longer(point, ns, base, kernels)
+def _events(point: Point, ns: float, base: Split, own: Tally) -> Figure:
+    because = _why_shorter(base, own) if ns < base.total.ns else _why_longer(point, ns, base, own)
     return _compared("plain", ns, base, because)
 
 
-def _why_shorter(base: Split, kernels: pd.DataFrame) -> str:
+def _why_shorter(base: Split, own: Tally) -> str:
     if base.kind == "cpu_op":
         return "the profiler's own cost for each operator"
-    streams = device_rows(kernels[kernels["profiler"] == base.profiler])["stream"].dropna().nunique()
-    return f"overlap: kernels ran on {streams} streams, and the sum counts each" if streams > 1 else ""
+    several = len(own.streams) > 1
+    return f"overlap: kernels ran on {len(own.streams)} streams, and the sum counts each" if several else ""
 
 
-def _why_longer(point: Point, ns: float, base: Split, kernels: pd.DataFrame) -> str:
-    extra, calls = ns - base.total.ns, base.total.calls
+def _why_longer(point: Point, ns: float, base: Split, own: Tally) -> str:
+    extra, calls, copies = ns - base.total.ns, base.total.calls, own.copies_ns / (base.iterations or 1)
     if base.kind == "cpu_op":
         return "time between operators, which no operator's self time holds"
     if "host-bound" in point.marks:
         return "launch gaps: the call is host-bound"
-    if (copies := _copies_ns(kernels, base)) and extra <= 1.1 * copies + _EVENTS_NS:
+    if copies and extra <= 1.1 * copies + _EVENTS_NS:
         return f"copies and sets, {copies / 1e3:.1f} us, which the sum of kernels leaves out"
     if extra <= calls * _GAP_NS + _EVENTS_NS:
         return f"launch gaps: {extra / 1e3:.1f} us around {calls:.0f} kernel{'s' if calls > 1 else ''}"
     if base.idle is not None and base.idle > 0.2:
-        return f"launch gaps: no kernel runs in {base.idle:.0%} of the range".replace("%", " %")
+        return f"launch gaps: no kernel runs in {100 * base.idle:.0f} % of the range"
     return ""
 
 
-def _copies_ns(kernels: pd.DataFrame, base: Split) -> float:
-    copies = kernels[(kernels["profiler"] == base.profiler) & kernels["kind"].isin(["memcpy", "memset"])]
-    return float(copies["total_ns"].sum()) / (base.iterations or 1)
-
-
-def _ncu(kernels: pd.DataFrame, base: Split, reference: str, setting: Setting) -> Figure:
+def _ncu(ncu: Tally, own: Tally, base: Split, setting: Setting) -> Figure:
     """ncu against the reference over the kernels that both saw: it may have been told to profile some of them only.
 
     ncu's mean of a kernel stands for all its launches in a call, for it may have profiled one of them.
     """
-    rows = {name: device_rows(kernels[kernels["profiler"] == name]) for name in ("ncu", reference)}
-    means = {name: _by_kernel(frame) for name, frame in rows.items()}
-    shared = means["ncu"].index.intersection(means[reference].index)
-    if shared.empty:
-        return Figure("ncu", float(rows["ncu"]["total_ns"].sum()), None, "no kernel name in common", flagged=True)
-    per_call = means[reference].loc[shared, "calls"] / (base.iterations or 1)
-    theirs = float((means["ncu"].loc[shared, "mean"] * per_call).sum())
-    ours = float((means[reference].loc[shared, "mean"] * per_call).sum())
+    seen, theirs, ours = _by_name(ncu), 0.0, 0.0
+    for name, (calls, ns) in _by_name(own).items():
+        if name in seen and calls and seen[name][0]:
+            ours += ns / (base.iterations or 1)
+            theirs += seen[name][1] / seen[name][0] * calls / (base.iterations or 1)
+    if not ours:
+        return Figure("ncu", ncu.total_ns, None, "no kernel name in common", flagged=True)
     difference, covered = theirs / ours - 1, ours / base.total.ns
     because = "; ".join(setting.ncu_reasons) if difference > 0 else ""
     apart = abs(difference) > CLOSE
     notes = [because] if apart and because else []
     if covered < 0.995:
-        notes.append(f"over the kernels that both saw, {100 * covered:.0f} % of {reference}'s time")
+        notes.append(f"over the kernels that both saw, {100 * covered:.0f} % of {base.profiler}'s time")
     return Figure("ncu", theirs, difference, "; ".join(notes), flagged=apart and not because)
 
 
-def _by_kernel(rows: pd.DataFrame) -> pd.DataFrame:
-    sums = rows.groupby("kernel")[["calls", "total_ns"]].sum().astype(float)
-    return sums.assign(mean=sums["total_ns"] / sums["calls"])
+def _by_name(own: Tally) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for kernel, (calls, ns) in own.work.items():
+        before = found.get(kernel.name, (0.0, 0.0))
+        found[kernel.name] = before[0] + calls, before[1] + ns
+    return found

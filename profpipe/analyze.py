@@ -6,8 +6,7 @@ whose kernels stand for its shares.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +14,23 @@ import pandas as pd
 
 from profpipe import agreement, doubts, shares
 from profpipe.findings import (
-    Agreement,
     Axes,
     Basis,
     Counters,
     Findings,
+    KernelRow,
     Measure,
+    Phase,
     Point,
     Shape,
     Split,
+    Swap,
     WorkloadFindings,
-)  # fmt: skip
+)
 from profpipe.points import Layout, lay_out, order
+from profpipe.recorded import Number, Recorded
 from profpipe.tables import ALL, Tables
+from profpipe.tallies import Tally
 
 #: Kernels listed for a case.
 TOP = 8
@@ -58,17 +61,16 @@ def _only(tables: Tables, workload: str) -> Tables:
 
 def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFindings:
     declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(name) or {}
-    layout = lay_out(tables, name, declared)
-    # A command's process is its one iteration.
-    once = 1 if declared.get("command") else None
-    splits = {case: _splits(tables, case, once) for case in layout.params}
-    basis = _basis(tables, splits, "wall" if once else "time")
+    layout, recorded = lay_out(tables, name, declared), Recorded.of(tables)
+    is_command = bool(declared.get("command"))
+    splits = recorded.splits(once=is_command)
+    basis = _basis(recorded, splits, "wall" if is_command else "time")
     profiler = doubts.preferred(tables.kernels)
     peaks = (run.get("machine") or {}).get("peaks") or {}
-    points = _points(tables, layout, splits, basis, profiler, declared, peaks)
+    points = _points(recorded, layout, splits, basis, profiler, declared, peaks)
     shared = _shared_marks(points.values())
     points = {c: replace(p, own_marks=tuple(m for m in p.marks if m not in shared)) for c, p in points.items()}
-    shapes = tuple(_shape(axes, points, layout) for axes in order(point.shape for point in points.values()))
+    setting = _setting(run, name)
     return WorkloadFindings(
         name=name,
         fixed=layout.fixed,
@@ -77,38 +79,29 @@ def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFind
         baseline=layout.baseline,
         basis=basis,
         kernel_profiler=profiler,
-        shapes=shapes,
+        shapes=tuple(_shape(axes, points, layout) for axes in order(point.shape for point in points.values())),
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
         shared_marks=shared,
         launches={str(name): int(rows["calls"].sum()) for name, rows in tables.kernels.groupby("profiler", sort=False)},
         asked_samples=declared.get("repeats"),
-        top=tuple(row for point in points.values() for row in _top(tables, point)),
-        phases=tuple(row for point in points.values() for row in _phases(tables, point)),
-        agreements=tuple(_agreements(tables, points, splits, _setting(run, name))),
-        counters=tuple(row for case in points for row in _counters(tables, case)),
+        top=tuple(row for point in points.values() for row in _top(recorded, point)),
+        phases=tuple(_phases(recorded, points)),
+        agreements=tuple(
+            found
+            for case, point in points.items()
+            if (found := agreement.agree(point, splits.get(case, {}), recorded.tallies, setting))
+        ),
+        counters=tuple(row for case in points for row in _counters(recorded, case)),
     )
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def _splits(tables: Tables, case: str, at_least: int | None) -> dict[str, Split]:
-    """The case's kernel time by profiler; ``at_least`` iterations where neither ranges nor the harness say how many."""
-    rows = tables.kernels[tables.kernels["case"] == case]
-    found = {}
-    for profiler, own in rows.groupby("profiler", sort=False):
-        ranges = tables.ranges[(tables.ranges["case"] == case) & (tables.ranges["profiler"] == profiler)]
-        count = shares.iterations(tables.ranges, tables.metrics, case, str(profiler)) or at_least
-        if divided := shares.split(own, count, ranges[ranges["range"] == ""]):
-            found[str(profiler)] = divided
-    return found
-
-
-def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]], timed_as: str) -> Basis | None:
+def _basis(recorded: Recorded, splits: Mapping[str, Mapping[str, Split]], timed_as: str) -> Basis | None:
     """Timed calls, unless another profiler has at least twice as many cases; then sums of kernels, nsys's first."""
-    m = tables.metrics
-    timed = m[(m["metric"] == "time") & (m["profiler"] == "plain") & (m["subject"] == "")]
-    cover = {Basis("plain", timed_as): timed["case"].nunique()}
+    timed = [key for key, own in recorded.numbers.items() if key[1:] == ("plain", "") and "time" in own]
+    cover = {Basis("plain", timed_as): len(timed)}
     for profiler in shares.PREFERENCE:
         seen = [own[profiler] for own in splits.values() if profiler in own]
         if seen:
@@ -116,40 +109,21 @@ def _basis(tables: Tables, splits: Mapping[str, Mapping[str, Split]], timed_as: 
     return next((basis for basis, count in cover.items() if count and 2 * count > max(cover.values())), None)
 
 
-def _measure(case: str, tables: Tables, splits: Mapping[str, Split], basis: Basis | None) -> Measure | None:
+def _measure(own: Mapping[str, Number], splits: Mapping[str, Split], basis: Basis | None) -> Measure | None:
+    """The time of a case on ``basis``; ``own`` are its numbers under that profiler."""
     if basis is None:
         return None
     if not basis.timed:
-        own = splits.get(basis.profiler)
-        return Measure(own.total.ns, own.iterations) if own and own.total.ns > 0 else None
-    rows = _case_metrics(tables, case, basis.profiler)
-    ns = _value(rows, "time")
-    if ns is None:
+        split = splits.get(basis.profiler)
+        return Measure(split.total.ns, split.iterations) if split else None
+    if (time := own.get("time")) is None:
         return None
-    count = _number(rows.at["time", "n"])
-    return Measure(
-        ns=ns,
-        n=None if count is None else int(count),
-        ci_low=_number(rows.at["time", "ci_low"]),
-        ci_high=_number(rows.at["time", "ci_high"]),
-        p10=_value(rows, "time_p10"),
-        p90=_value(rows, "time_p90"),
-        cv_percent=_value(rows, "time_cv"),
-    )
+    p10, p90, cv = (own[name].value if name in own else None for name in ("time_p10", "time_p90", "time_cv"))
+    n = None if pd.isna(time.n) else int(time.n)
+    return Measure(time.value, n, _known(time.ci_low), _known(time.ci_high), p10, p90, cv)
 
 
-def _case_metrics(tables: Tables, case: str, profiler: str) -> pd.DataFrame:
-    """The numbers of a case under a profiler, by name; of a number recorded twice (a resumed run) the last."""
-    m = tables.metrics
-    rows = m[(m["case"] == case) & (m["profiler"] == profiler) & (m["subject"] == "")]
-    return rows.drop_duplicates("metric", keep="last").set_index("metric")
-
-
-def _value(rows: pd.DataFrame, metric: str) -> float | None:
-    return _number(rows.at[metric, "value"]) if metric in rows.index else None
-
-
-def _number(value: Any) -> float | None:
+def _known(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
@@ -157,7 +131,7 @@ def _number(value: Any) -> float | None:
 
 
 def _points(
-    tables: Tables,
+    recorded: Recorded,
     layout: Layout,
     splits: Mapping[str, Mapping[str, Split]],
     basis: Basis | None,
@@ -168,18 +142,21 @@ def _points(
     """Each case with its time, its rates and, once all are known, its speed-up over the baseline."""
     points = {}
     for case, params in layout.params.items():
+        numbers = recorded.numbers.get((case, basis.profiler if basis else "", ""), {})
+        time = _measure(numbers, splits.get(case, {}), basis)
         point = Point(
             id=case,
             params=params,
             variant=layout.variant(case),
             shape=layout.shape(case),
-            time=_measure(case, tables, splits[case], basis),
-            split=splits[case].get(profiler or ""),
-            values=_values(tables, case),
+            fate="" if time else _fate(recorded.statuses.get(case, {}), basis),
+            time=time,
+            split=splits.get(case, {}).get(profiler or ""),
+            values=_values(recorded, case),
             is_baseline=layout.baseline_of(case) == case,
         )
-        point = _with_rates(point if point.time else replace(point, fate=_fate(tables, case, basis)), peaks)
-        points[case] = replace(point, marks=_marks(tables, point, basis, declared))
+        point = _with_rates(point, peaks)
+        points[case] = replace(point, marks=_marks(recorded, point, basis, declared))
     return {case: _with_speedup(point, _baseline(point, points, layout)) for case, point in points.items()}
 
 
@@ -188,24 +165,20 @@ def _baseline(point: Point, points: Mapping[str, Point], layout: Layout) -> Poin
     return None if name is None else points.get(name)
 
 
-def _fate(tables: Tables, case: str, basis: Basis | None) -> str:
+def _fate(statuses: Mapping[str, str], basis: Basis | None) -> str:
     """Why a case has no time: its status under the profiler that times the others, else under any."""
-    cases = tables.cases[(tables.cases["case"] == case) & (tables.cases["status"] != "ok")]
-    under = cases[cases["profiler"] == basis.profiler] if basis else cases
-    return next((str(status) for status in [*under["status"], *cases["status"]]), "")
+    first = statuses.get(basis.profiler, "ok") if basis else "ok"
+    return next((status for status in (first, *statuses.values()) if status != "ok"), "")
 
 
-def _values(tables: Tables, case: str) -> dict[str, float]:
+def _values(recorded: Recorded, case: str) -> dict[str, float]:
     """Every number that `plain` and, where it is silent, other profilers' processes recorded for the case itself."""
     found: dict[str, float] = {}
     for profiler in ("plain", *shares.PREFERENCE):
-        rows = _case_metrics(tables, case, profiler)
-        for metric in rows.index:
+        for metric, number in recorded.numbers.get((case, profiler, ""), {}).items():
             # Times under a profiler are that profiler's; taken for the case's own they would mix.
-            if profiler == "plain" or not str(metric).startswith(("time", "iterations")):
-                value = _value(rows, metric)
-                if value is not None:
-                    found.setdefault(str(metric), value)
+            if profiler == "plain" or not metric.startswith(("time", "iterations")):
+                found.setdefault(metric, number.value)
     return found
 
 
@@ -230,12 +203,11 @@ def _with_rates(point: Point, peaks: Mapping[str, Any]) -> Point:
     )
 
 
-def _marks(tables: Tables, point: Point, basis: Basis | None, declared: Mapping[str, Any]) -> tuple[str, ...]:
+def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapping[str, Any]) -> tuple[str, ...]:
     """The harness's marks for the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
-    cases = tables.cases[(tables.cases["case"] == point.id) & (tables.cases["profiler"] == basis.profiler)]
-    marks = [str(mark).replace("_", "-") for text in cases["flags"] if text for mark in json.loads(text)]
+    marks = list(recorded.flags.get((point.id, basis.profiler), ()))
     asked, time = declared.get("repeats"), point.time
     if asked and time and time.n is not None and time.n < asked and not declared.get("command"):
         marks.append("too-few-samples")
@@ -268,7 +240,7 @@ def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout) -> Shape:
     return Shape(axes, tuple(own), tuple(_swaps(own, points, layout)))
 
 
-def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterable[shares.Swap]:
+def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterator[Swap]:
     for point in own:
         base = _baseline(point, points, layout)
         if base is not None and base.split and point.split and not point.is_baseline:
@@ -279,20 +251,19 @@ def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) ->
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def _top(tables: Tables, point: Point) -> list[shares.KernelRow]:
+def _top(recorded: Recorded, point: Point) -> list[KernelRow]:
     if point.split is None:
         return []
-    k = tables.kernels
-    rows = k[(k["case"] == point.id) & (k["profiler"] == point.split.profiler)]
-    return shares.top_kernels(rows, point.id, point.split.iterations, TOP)
+    own = recorded.tallies[point.id, point.split.profiler]
+    return shares.top_kernels(own, point.id, point.split.iterations, TOP)
 
 
-def _phases(tables: Tables, point: Point) -> list[shares.Phase]:
-    if point.split is None:
-        return []
-    r = tables.ranges
-    rows = r[(r["case"] == point.id) & (r["profiler"] == point.split.profiler)]
-    return shares.phases(rows, point.id, point.split.iterations, point.split.total.ns)
+def _phases(recorded: Recorded, points: Mapping[str, Point]) -> Iterator[Phase]:
+    ranges = recorded.tables.ranges
+    for (case, profiler), own in ranges[ranges["range"] != ""].groupby(["case", "profiler"], sort=False):
+        point = points.get(str(case))
+        if point and point.split and point.split.profiler == profiler:
+            yield from shares.phases(own, point.id, point.split.iterations, point.split.total.ns)
 
 
 def _setting(run: Mapping[str, Any], workload: str) -> agreement.Setting:
@@ -306,27 +277,14 @@ def _setting(run: Mapping[str, Any], workload: str) -> agreement.Setting:
     return agreement.Setting(tuple(argv))
 
 
-def _agreements(
-    tables: Tables, points: Mapping[str, Point], splits: Mapping[str, Mapping[str, Split]], setting: agreement.Setting
-) -> Iterable[Agreement]:
-    for case, point in points.items():
-        rows = tables.kernels[tables.kernels["case"] == case]
-        if found := agreement.agree(point, splits[case], rows, setting):
-            yield found
-
-
-def _counters(tables: Tables, case: str) -> list[Counters]:
+def _counters(recorded: Recorded, case: str) -> list[Counters]:
     """ncu's metrics of each kernel of ``case``, most time first."""
-    m, k = tables.metrics, tables.kernels
-    mine = m[(m["case"] == case) & (m["profiler"] == "ncu") & (m["subject"] != "")].dropna(subset=["value"])
-    kernels = k[(k["case"] == case) & (k["profiler"] == "ncu")]
+    timed = recorded.tallies.get((case, "ncu"), Tally()).work
+    sums = {kernel.name: (kernel.kernel_class, calls, ns) for kernel, (calls, ns) in timed.items()}
     found = []
-    for kernel, rows in mine.groupby("subject", sort=False):
-        launches = kernels[kernels["kernel"] == kernel]
-        calls = int(launches["calls"].sum())
-        mean = float(launches["total_ns"].sum()) / calls if calls else None
-        cls = str(launches["kernel_class"].iloc[0]) if calls else ""
-        numbers = zip(rows["metric"], rows["value"], rows["unit"], strict=True)
-        values = {str(metric): (float(value), str(unit)) for metric, value, unit in numbers}
-        found.append(Counters(case, str(kernel), cls, calls, mean, values))
+    for (of_case, profiler, kernel), numbers in recorded.numbers.items():
+        if of_case == case and profiler == "ncu" and kernel:
+            cls, calls, ns = sums.get(kernel, ("", 0, 0.0))
+            values = {metric: (number.value, number.unit) for metric, number in numbers.items()}
+            found.append(Counters(case, kernel, cls, int(calls), ns / calls if calls else None, values))
     return sorted(found, key=lambda row: -(row.mean_ns or 0) * row.calls)

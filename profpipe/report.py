@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from profpipe import companions, kernel_sheets, plots, sheets, wording
+from profpipe import caveats, companions, kernel_sheets, plots, sheets, wording
 from profpipe.canvas import Plot
 from profpipe.findings import Findings, Point, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape, listed
@@ -79,14 +79,14 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
     page = environment.get_template(template.name).render(
         title=_title(findings, run),
         chapters=chapters,
-        doubts=wording.doubts(findings, run, alone=len(chapters) < 2),
-        expectations=wording.expectations_met(findings),
-        coverage=wording.coverage(findings),
+        doubts=caveats.doubts(findings, run, alone=len(chapters) < 2),
+        expectations=caveats.expectations_met(findings),
+        coverage=caveats.coverage(findings),
         unclassified=_unclassified(findings),
         failures=list(_failures(findings)),
         files=_files(run),
-        notes=wording.notes(run) if wording.on_cpu(findings) else [],
-        outside=[wording.outside(u, len(chapters) < 2) for u in findings.unattributed],
+        notes=caveats.notes(run) if caveats.on_cpu(findings) else [],
+        outside=[caveats.outside(u, len(chapters) < 2) for u in findings.unattributed],
         private=_private(run),
         environment=list(_environment(run)),
         tools=_tools(run),
@@ -146,7 +146,7 @@ def _chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str,
         suffix="" if alone else f": {escape(workload.name)}",
         answer=wording.answer(workload, doubted, alone),
         answers=sheets.answers(workload) if workload.compare else Sheet([], []),
-        marks=wording.marks_explained(workload),
+        marks=caveats.marks_explained(workload),
         shares=list(_shares(workload)),
         swaps=_by_shape(workload, sheets.swaps),
         agreement=list(_agreement(workload)),
@@ -246,12 +246,12 @@ def _unclassified(findings: Findings) -> Sheet:
 
 def _failures(findings: Findings) -> Iterator[str]:
     for group in findings.not_run:
-        cases = wording.which(group, findings, most=12) or "all its cases"
+        cases = caveats.which(group, findings, most=12) or "all its cases"
         where = listed((f"[{escape(log)}]({escape(log)})" for log in group.logs), most=6)
         who = listed(code(profiler) for profiler in group.profilers)
         yield (
-            f"{wording.fate(group)}: {code(group.workload)} under {who}, {cases}."
-            + (f" {wording.sentence(group.reason)}" if group.reason else "")
+            f"{caveats.fate(group)}: {code(group.workload)} under {who}, {cases}."
+            + (f" {caveats.sentence(group.reason)}" if group.reason else "")
             + (f" Log: {where}." if where else "")
         )
 
@@ -320,7 +320,7 @@ def _tools(run: Mapping[str, Any]) -> Sheet:
                 [
                     code(name),
                     "not here",
-                    " ".join(wording.sentence(tool.get(key)) for key in ("missing", "remedy")).strip(),
+                    " ".join(caveats.sentence(tool.get(key)) for key in ("missing", "remedy")).strip(),
                 ]
             )
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 
 import pandas as pd
 
 from profpipe.findings import KernelRow, Part, Phase, Split, Swap
+from profpipe.tallies import Kernel, Tally
 
 #: Whose kernels stand for a case, best first: nsys sees every launch at the least cost, ncu runs each one alone.
 PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
@@ -24,11 +27,10 @@ _PART_OF_CLASS = {
 
 #: SageAttention and SpargeAttn subtract the mean of K before they quantise it; PyTorch computes that mean, in a kernel
 #: whose name alone could be anything's (sageattention/core.py, ``smooth_k``).
-_SMOOTHING = ("sage", "sparge")
-
+_SMOOTHING_FAMILIES, _SMOOTHING = ("sage", "sparge"), "MeanOps"
 
 #: PyTorch operators that only dispatch: what they call does the attention, be it one kernel or gemm, softmax and gemm.
-_DISPATCHERS = r"::scaled_dot_product_attention$|_scaled_dot_product_attention_math|_fused_sdp_choice"
+_DISPATCHERS = re.compile(r"::scaled_dot_product_attention$|_scaled_dot_product_attention_math|_fused_sdp_choice")
 
 
 def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -41,70 +43,42 @@ def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
     return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
 
 
-def iterations(ranges: pd.DataFrame, metrics: pd.DataFrame, case: str, profiler: str) -> int | None:
-    """How often ``case`` ran under ``profiler``: the instances of its range, else what the harness counted."""
-    own = ranges[(ranges["case"] == case) & (ranges["profiler"] == profiler) & (ranges["range"] == "")]
-    if case and (count := own["instances"].sum()) > 0:
-        return int(count)
-    said = metrics[(metrics["case"] == case) & (metrics["profiler"] == profiler) & (metrics["metric"] == "iterations")][
-        "value"
-    ].dropna()
-    return int(said.sum()) if len(said) and said.sum() > 0 else None
-
-
-def split(rows: pd.DataFrame, count: int | None, own_range: pd.DataFrame) -> Split | None:
-    """The kernel time of one case under one profiler.
-
-    ``rows``: its kernels; ``count``: its iterations; ``own_range``: the rows of its own range, for the idle share.
-    """
-    rows = device_rows(rows)
-    if not rows["total_ns"].sum() > 0:
+def split(profiler: str, own: Tally, count: int | None, idle: float | None) -> Split | None:
+    """The kernel time of one case, per call where ``count`` iterations are known. None where nothing has a time."""
+    if not own.total_ns > 0:
         return None
-    families = _families(rows)
-    part = _parts(rows, smoothing=any(family.startswith(_SMOOTHING) for family in families))
-    on_cpu = str(rows["kind"].iloc[0]) == "cpu_op"
-    return Split(
-        profiler=str(rows["profiler"].iloc[0]),
-        kind="cpu_op" if on_cpu else "kernel",
-        iterations=count,
-        parts=_sums(rows, part, count),
-        total=_sums(rows, pd.Series("total", index=rows.index), count)["total"],
-        classes=_sums(rows, rows["kernel_class"], count),
-        families=families,
-        idle=None if on_cpu else _idle(own_range),
-    )
+    by_family: dict[str, float] = {}
+    for kernel, (_, ns) in own.work.items():
+        if kernel.kernel_class == "attention" and kernel.family:
+            by_family[kernel.family] = by_family.get(kernel.family, 0.0) + ns
+    families = tuple(sorted(by_family, key=lambda family: -by_family[family]))
+    smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
+    parts: dict[str, Part] = {}
+    classes: dict[str, Part] = {}
+    total = Part()
+    for kernel, (calls, ns) in own.work.items():
+        added = Part(calls / (count or 1), ns / (count or 1))
+        name = "helpers" if smooths and _SMOOTHING in kernel.name else _part(kernel)
+        parts[name] = _plus(parts.get(name), added)
+        classes[kernel.kernel_class] = _plus(classes.get(kernel.kernel_class), added)
+        total = _plus(total, added)
+    kind = "kernel" if own.kernels else "cpu_op"
+    return Split(profiler, kind, count, parts, total, classes, families, idle if own.kernels else None)
 
 
-def _sums(rows: pd.DataFrame, by: pd.Series, count: int | None) -> dict[str, Part]:
-    """Launches and time by group, per call where the number of calls is known."""
-    numbers = pd.DataFrame({"calls": rows["calls"].astype(float), "ns": rows["total_ns"].astype(float)})
-    sums = numbers.groupby(by.astype(object)).sum() / (count or 1)
-    return {str(name): Part(float(row["calls"]), float(row["ns"])) for name, row in sums.iterrows()}
+def _plus(one: Part | None, other: Part) -> Part:
+    return other if one is None else Part(one.calls + other.calls, one.ns + other.ns)
 
 
-def _families(rows: pd.DataFrame) -> tuple[str, ...]:
-    attention = rows[(rows["kernel_class"] == "attention") & (rows["kernel_family"] != "")]
-    by_time = attention.groupby("kernel_family")["total_ns"].sum().sort_values(ascending=False)
-    return tuple(str(family) for family in by_time.index)
-
-
-def _parts(rows: pd.DataFrame, *, smoothing: bool) -> pd.Series:
-    part = rows["kernel_class"].map(_PART_OF_CLASS).fillna("rest").astype(object)
-    part[rows["kind"] == "graph"] = "graph"
-    part[rows["kernel"].str.contains("direct_copy_kernel", regex=False)] = "direct_copy"
-    on_cpu = rows["kind"] == "cpu_op"
-    part[on_cpu & (rows["kernel_class"] == "copy")] = "direct_copy"
-    part[on_cpu & rows["kernel"].str.contains(_DISPATCHERS)] = "rest"
-    if smoothing:
-        part[rows["kernel"].str.contains("MeanOps", regex=False)] = "helpers"
-    return part
-
-
-def _idle(own_range: pd.DataFrame) -> float | None:
-    known = own_range.dropna(subset=["wall_ns", "busy_ns"])
-    wall, busy = float(known["wall_ns"].sum()), float(known["busy_ns"].sum())
-    # Launches run ahead of the GPU, so a range may end before its kernels do; then nothing is known of gaps.
-    return 1 - busy / wall if wall > busy > 0 else None
+@functools.lru_cache(maxsize=4096)
+def _part(kernel: Kernel) -> str:
+    if kernel.kind == "graph":
+        return "graph"
+    if "direct_copy_kernel" in kernel.name or (kernel.kind == "cpu_op" and kernel.kernel_class == "copy"):
+        return "direct_copy"
+    if kernel.kind == "cpu_op" and _DISPATCHERS.search(kernel.name):
+        return "rest"
+    return _PART_OF_CLASS.get(kernel.kernel_class, "rest")
 
 
 def swap(variant: str, base: Split, other: Split, measured: float | None) -> Swap:
@@ -139,15 +113,13 @@ def _changes(base: Split, other: Split) -> tuple[tuple[str, float, float], ...]:
     return tuple(sorted(found, key=lambda change: -abs(change[1])))
 
 
-def top_kernels(rows: pd.DataFrame, case: str, count: int | None, limit: int) -> list[KernelRow]:
+def top_kernels(own: Tally, case: str, count: int | None, limit: int) -> list[KernelRow]:
     """The ``limit`` kernels of ``case`` with the most time, over all phases and streams."""
-    rows = device_rows(rows)
-    keys = ["kernel", "kernel_class", "kernel_family"]
-    sums = rows.groupby(keys)[["calls", "total_ns"]].sum().sort_values("total_ns", ascending=False, kind="stable")
-    total, runs = float(sums["total_ns"].sum()), count or 1
+    total, runs = own.total_ns, count or 1
+    ordered = sorted(own.work.items(), key=lambda item: (-item[1][1], item[0].name))
     return [
-        KernelRow(case, str(kernel), str(cls), str(family), float(calls) / runs, float(ns) / runs, float(ns) / total)
-        for kernel, cls, family, calls, ns in sums.head(limit).reset_index().itertuples(index=False, name=None)
+        KernelRow(case, kernel.name, kernel.kernel_class, kernel.family, calls / runs, ns / runs, ns / total)
+        for kernel, (calls, ns) in ordered[:limit]
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from profpipe.caveats import trust
 from profpipe.findings import Agreement, Axes, Point, Shape, Split, Swap, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape
 from profpipe.points import running_axis, shown, without
@@ -19,7 +20,7 @@ from profpipe.quantities import (
     size_unit,
     time_unit,
 )
-from profpipe.wording import PART_NAMES, axes, trust
+from profpipe.wording import PART_NAMES, axes
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10

@@ -1,0 +1,69 @@
+"""The tables of one workload, looked up once by case, so that each question about a case is a dictionary's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from profpipe.findings import Split
+from profpipe.shares import split
+from profpipe.tables import Tables
+from profpipe.tallies import Key, OwnRange, Tally, own_ranges, rows, tally
+
+
+@dataclass(frozen=True)
+class Number:
+    """A row of `metrics`; ``n`` and the interval may be missing."""
+
+    value: float
+    unit: str
+    n: Any
+    ci_low: Any
+    ci_high: Any
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the tables hold of one workload by case, looked up once: a sweep has hundreds of cases."""
+
+    tables: Tables
+    tallies: Mapping[Key, Tally]
+    ranges: Mapping[Key, OwnRange]
+    #: (case, profiler, subject) -> metric -> its row; of a number recorded twice (a resumed run) the last.
+    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
+    statuses: Mapping[str, Mapping[str, str]]
+    flags: Mapping[Key, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, tables: Tables) -> Recorded:
+        numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
+        m = tables.metrics[tables.metrics["value"].notna()]
+        names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
+        for case, profiler, subject, metric, *row in rows(m, *names):
+            numbers.setdefault((case, profiler, subject), {})[metric] = Number(*row)
+        statuses: dict[str, dict[str, str]] = {}
+        flags: dict[Key, tuple[str, ...]] = {}
+        for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
+            statuses.setdefault(case, {})[profiler] = status
+            flags[case, profiler] = tuple(str(flag).replace("_", "-") for flag in json.loads(text or "[]"))
+        return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, statuses, flags)
+
+    def splits(self, once: bool) -> dict[str, dict[str, Split]]:
+        """Kernel time by case and profiler; ``once``: a command, whose process is its one iteration."""
+        found: dict[str, dict[str, Split]] = {}
+        for (case, profiler), own in self.tallies.items():
+            own_range = self.ranges.get((case, profiler), OwnRange())
+            count = self._iterations(case, profiler) or (1 if once else None)
+            if divided := split(profiler, own, count, own_range.idle):
+                found.setdefault(case, {})[profiler] = divided
+        return found
+
+    def _iterations(self, case: str, profiler: str) -> int | None:
+        """How often a case ran: the instances of its own range, else what the harness counted."""
+        own_range = self.ranges.get((case, profiler))
+        if own_range and own_range.instances:
+            return own_range.instances
+        said = self.numbers.get((case, profiler, ""), {}).get("iterations")
+        return int(said.value) if said and case else None

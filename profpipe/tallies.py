@@ -1,0 +1,95 @@
+"""What the tables hold, by case and profiler, in one pass: a sweep has hundreds of cases with a few kernels each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+#: (case, profiler)
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as the tables name it, and what the recording tool took it for (kernel, graph or cpu_op)."""
+
+    name: str
+    kernel_class: str
+    family: str
+    kind: str
+
+
+@dataclass
+class Tally:
+    """One case under one profiler, over all its iterations: (launches, ns) by kernel; copies and sets apart."""
+
+    kernels: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
+    operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
+    copies_ns: float = 0.0
+    streams: set[int] = field(default_factory=set)
+
+    @property
+    def work(self) -> Mapping[Kernel, tuple[float, float]]:
+        """The device's work proper: kernels and whole graphs, else CPU operators."""
+        return self.kernels or self.operators
+
+    @property
+    def total_ns(self) -> float:
+        return sum(ns for _, ns in self.work.values())
+
+
+@dataclass
+class OwnRange:
+    """The range of a case under one profiler, over all its instances."""
+
+    instances: int = 0
+    wall_ns: float = 0.0
+    busy_ns: float = 0.0
+
+    @property
+    def idle(self) -> float | None:
+        """The part of the range in which no kernel ran.
+
+        Launches run ahead of the GPU, so a range may end before its kernels do; then nothing is known of gaps.
+        """
+        return 1 - self.busy_ns / self.wall_ns if self.wall_ns > self.busy_ns > 0 else None
+
+
+def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
+    """The rows of `kernels` by case and profiler; those without a time are no zeros, and are left out."""
+    found: dict[Key, Tally] = {}
+    timed = kernels[kernels["total_ns"].notna()]
+    names = ("case", "profiler", "kernel", "kernel_class", "kernel_family", "kind", "stream", "calls", "total_ns")
+    for case, profiler, name, cls, family, kind, stream, calls, ns in rows(timed, *names):
+        own = found.setdefault((case, profiler), Tally())
+        if kind in ("memcpy", "memset"):
+            own.copies_ns += ns
+            continue
+        into = own.operators if kind == "cpu_op" else own.kernels
+        kernel = Kernel(name, cls, family, kind)
+        before = into.get(kernel, (0.0, 0.0))
+        into[kernel] = before[0] + (0.0 if pd.isna(calls) else calls), before[1] + ns
+        if not pd.isna(stream):
+            own.streams.add(int(stream))
+    return found
+
+
+def own_ranges(ranges: pd.DataFrame) -> dict[Key, OwnRange]:
+    """The cases' own ranges; of several processes the sum."""
+    found: dict[Key, OwnRange] = {}
+    own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
+    for case, profiler, instances, wall, busy in rows(own, "case", "profiler", "instances", "wall_ns", "busy_ns"):
+        into = found.setdefault((case, profiler), OwnRange())
+        into.instances += 0 if pd.isna(instances) else int(instances)
+        if not pd.isna(wall) and not pd.isna(busy):
+            into.wall_ns += wall
+            into.busy_ns += busy
+    return found
+
+
+def rows(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The columns ``names`` of each row as plain values."""
+    return zip(*(frame[name].tolist() for name in names), strict=True)
