@@ -17,17 +17,20 @@ CLOSE = 0.03
 _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
 
 
+#: What reading a whole L2 again takes at most: 60 MB at 3 TB/s. More than that for each launch is not the cold cache.
+_COLD_NS = 20_000.0
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is known of how the profilers ran: the arguments of ncu."""
 
     ncu_argv: tuple[str, ...] = ()
 
-    @property
-    def ncu_reasons(self) -> list[str]:
+    def ncu_reasons(self, extra_ns: float, launches: float) -> list[str]:
         """Why ncu's times are longer by its own settings (Nsight Compute CLI: both controls default to on)."""
         reasons = []
-        if "none" not in _values(self.ncu_argv, "--cache-control"):
+        if extra_ns <= launches * _COLD_NS and "none" not in _values(self.ncu_argv, "--cache-control"):
             reasons.append("cold cache: ncu empties the caches before each replay")
         if self.ncu_argv and "none" not in _values(self.ncu_argv, "--clock-control"):
             reasons.append("base clock: ncu locks it (`--clock-control`)")
@@ -108,7 +111,7 @@ def _ncu(ncu: Tally, own: Tally, base: Split, setting: Setting) -> Figure:
     if not ours:
         return Figure("ncu", ncu.total_ns, None, "no kernel name in common", flagged=True)
     difference, covered = theirs / ours - 1, ours / base.total.ns
-    because = "; ".join(setting.ncu_reasons) if difference > 0 else ""
+    because = "; ".join(setting.ncu_reasons(theirs - ours, base.total.calls)) if difference > 0 else ""
     apart = abs(difference) > CLOSE
     notes = [because] if apart and because else []
     if covered < 0.995:

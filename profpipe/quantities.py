@@ -30,7 +30,7 @@ _SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("G
 
 
 def time_unit(values_ns: Iterable[float | None]) -> Unit:
-    """The unit in which these times read best: their median between 1 and 10 000."""
+    """The unit in which these times read best: their median between 1 and 10 000; ns only where all are below 1 us."""
     return _unit(_TIMES, values_ns, most=9_999.5)
 
 
@@ -43,7 +43,9 @@ def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) 
     if not known:
         return units[1]
     middle = known[len(known) // 2]
-    return next((unit for unit in units if middle / unit.size < (1.0e3 if unit is units[0] else most)), units[-1])
+    if known[-1] < units[1].size:
+        return units[0]
+    return next((unit for unit in units[1:] if middle / unit.size < most), units[-1])
 
 
 def duration(ns: float | None) -> str:

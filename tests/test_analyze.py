@@ -79,10 +79,9 @@ def test_kernel_shares_of_an_h200_are_those_of_a_hand_written_query(h200: Worklo
     split = point.split
     assert split is not None and split.iterations == 5
     copy, add, attention = split.part("direct_copy"), split.part("add"), split.part("attention")
-    found = (
-        round(100 * attention.ns / split.total.ns, 1), round(attention.ns / 1e3, 1),
-        copy.calls, round(copy.ns / 1e3, 1), add.calls, round(add.ns / 1e3, 1), round(split.total.ns / 1e3, 1), round(point.kernel_speedup or 0, 2),
-    )  # fmt: skip
+    shares = [round(100 * attention.ns / split.total.ns, 1), round(attention.ns / 1e3, 1)]
+    others = [number for part in (copy, add) for number in (part.calls, round(part.ns / 1e3, 1))]
+    found = (*shares, *others, round(split.total.ns / 1e3, 1), round(point.kernel_speedup or 0, 2))
     assert found == KERNEL_SHARE_2048[variant]
 
 
@@ -302,6 +301,16 @@ def test_ncu_is_compared_over_the_kernels_that_it_was_told_to_profile() -> None:
         "cold cache: ncu empties the caches before each replay; over the kernels that both saw, 50 % of nsys's time",
         False,
     )  # fmt: skip
+
+
+def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 190_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control=none"]]}]}
+    assert figures(data, run)["ncu"] == (0.9, "", True)
+    run["jobs"][0]["argv"] = [["ncu"]]
+    assert figures(data, run)["ncu"] == (0.9, "base clock: ncu locks it (`--clock-control`)", False)
 
 
 # --- doubt -----------------------------------------------------------------------------------------------------------

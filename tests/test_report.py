@@ -250,8 +250,8 @@ def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
     [
         (COPY, "elementwise_kernel<…direct_copy_kernel_cuda…>"),
         (ADD, "elementwise_kernel<…CUDAFunctor_add<c10::Half>…>"),
-        ("void at::native::reduce_kernel<(int)128, (int)4, at::native::ReduceOp<c10::Half, at::native::MeanOps<c10::Half,"
-         " float, float, c10::Half>, unsigned int, c10::Half, (int)4, (int)8>>(T3)", "reduce_kernel<…MeanOps…>"),
+        ("void at::native::reduce_kernel<(int)128, (int)4, at::native::ReduceOp<c10::Half, at::native::MeanOps<c10::Hal"
+         "f, float, float, c10::Half>, unsigned int, c10::Half, (int)4, (int)8>>(T3)", "reduce_kernel<…MeanOps…>"),
         ("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, 0, 0, cutlass::half_t,"
          " Flash_kernel_traits<64, 128, 128, 4, cutlass::half_t>>, 0, 0, 0, 0, 1, 1, 0, 0>",
          "pytorch_flash::flash_fwd_kernel<64, 128, 128, 4, …>"),
