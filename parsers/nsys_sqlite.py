@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,7 @@ _HARMLESS_RESULTS: Final = (500, 600, 704)
 _LONGEST_NS: Final = 2**53
 _LATEST_NS: Final = 2**61
 _UNNAMED: Final = "(unnamed)"
+_NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -104,23 +105,30 @@ def _parse(path: Path) -> tables.Tables:
     if not export.columns("StringIds"):
         raise _Damaged("its export was interrupted: the table StringIds with all names is missing")
     strings = Strings(export, "StringIds", "id", "value")
-    with ThreadPoolExecutor(max_workers=1) as helper:
-        # The two large tables take about as long as each other, and their reader needs no interpreter lock.
-        reading = helper.submit(_read_calls, export, strings)
-        work = _read_work(export, strings)
-        calls = reading.result()
-    ranges, range_notes = _read_ranges(export, strings, _latest(work, calls))
+    work, calls = _read_both(export, strings)
+    ranges, notes = _read_ranges(export, strings, _latest(work, calls))
     launches = _launches(work, calls)
+    notes += [*_notes_of_work(work, launches), *_notes_of_calls(work, calls), *_diagnostics(export, work)]
+    # With ten million kernels a gigabyte that nothing needs any more, here and behind the placing.
+    del calls
     placed = attribution.attribute(ranges, launches)
+    launches = replace(launches, start=_NOTHING, end=_NOTHING, thread=_NOTHING)
     range_rows = attribution.summarise_ranges(ranges, launches, placed, work.start, work.end)
     range_rows["process"] = pd.array(_pids(range_rows["process"]), dtype="Int64")
     frame = _launch_frame(work, placed)
-    notes = (*_notes_of_work(work, launches, frame), *_notes_of_calls(work, calls), *range_notes)
     return tables.Tables(
         kernels=kernels.annotate(tables.summarise(frame)).assign(profiler="nsys"),
         ranges=tables.frame(tables.RANGES, range_rows).assign(profiler="nsys"),
-        origin=_origin(export, work, frame, placed, (*notes, *_diagnostics(export, work))),
+        origin=_origin(export, work, frame, placed, tuple(notes)),
     )
+
+
+def _read_both(export: Source, strings: Strings) -> tuple[_Work, _Calls]:
+    """The two large tables at once: they take about equally long, and their reader needs no interpreter lock."""
+    with ThreadPoolExecutor(max_workers=1) as helper:
+        calls = helper.submit(_read_calls, export, strings)
+        work = _read_work(export, strings)
+        return work, calls.result()
 
 
 # --- what ran on the GPU, and the calls that launched it -------------------------------------------------------------
@@ -447,23 +455,22 @@ def _counted(count: int, what: str) -> list[str]:
     return [f"{count} {what}"] if count else []
 
 
-def _milliseconds(total_ns: float) -> str:
-    return f"{total_ns / 1e6:.3f} ms"
+def _milliseconds(work: _Work, rows: npt.NDArray[np.bool_]) -> str:
+    return f"{(work.end[rows] - work.start[rows]).sum() / 1e6:.3f} ms"
 
 
-def _notes_of_work(work: _Work, launches: attribution.Launches, frame: pd.DataFrame) -> list[str]:
+def _notes_of_work(work: _Work, launches: attribution.Launches) -> list[str]:
     kernel, graph = work.is_kind("kernel"), work.is_kind("graph")
-    duration = frame["duration_ns"].to_numpy()
     notes = [] if kernel.any() else ["no kernels in this file"]
     if graph.any():
         notes.append(
-            f"{graph.sum()} records are whole CUDA graphs ({_milliseconds(duration[graph].sum())}) and hide the "
+            f"{graph.sum()} records are whole CUDA graphs ({_milliseconds(work, graph)}) and hide the "
             "kernels in them; record with --cuda-graph-trace=node to see these"
         )
     lost = kernel & (launches.thread == attribution.NO_THREAD)
     notes += _counted(
         int(lost.sum()),
-        f"kernels ({_milliseconds(duration[lost].sum())}) have no launch call in the file and lie in no range: they "
+        f"kernels ({_milliseconds(work, lost)}) have no launch call in the file and lie in no range: they "
         "were launched before the capture began",
     )
     notes += _counted(work.dropped, "records end before they begin, or have no time, and were left out")
