@@ -32,7 +32,7 @@ MEANS = {
 
 #: One stage a line: likewise.
 STAGES = {
-    "analyze": {"agreement", "analyze", "doubts", "shares"},
+    "analyze": {"agreement", "analyze", "doubts", "recorded", "shares", "tallies"},
     "compare": {"compare"},
     "doctor": {"doctor"},
     "harness": {"harness"},
@@ -43,16 +43,8 @@ STAGES = {
     "progress": {"progress"},
     "record": {"record"},
     "report": {
-        "bars",
-        "canvas",
-        "companions",
-        "kernel_sheets",
-        "markdown",
-        "plots",
-        "quantities",
-        "report",
-        "sheets",
-        "wording",
+        "bars", "canvas", "caveats", "companions", "kernel_sheets", "markdown",
+        "plots", "quantities", "report", "sheets", "wording",
     },
     "run": {"ending", "environment", "events", "reasons", "run"},
     "store": {"store"},
