@@ -87,8 +87,8 @@ def _why_longer(point: Point, ns: float, base: Split, own: Tally) -> str:
     extra, calls, copies = ns - base.total.ns, base.total.calls, own.copies_ns / (base.iterations or 1)
     if base.kind == "cpu_op":
         return "time between operators, which no operator's self time holds"
-    if "host-bound" in point.marks:
-        return "launch gaps: the call is host-bound"
+    if "host_bound" in point.marks:
+        return "launch gaps: the call is host_bound"
     if copies and extra <= 1.1 * copies + _EVENTS_NS:
         return f"copies and sets, {copies / 1e3:.1f} us, which the sum of kernels leaves out"
     if extra <= calls * _GAP_NS + _EVENTS_NS:

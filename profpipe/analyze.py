@@ -212,7 +212,7 @@ def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapp
     if asked and time and time.n is not None and time.n < asked and not declared.get("command"):
         marks.append("too-few-samples")
     if basis.quantity == "kernel" and point.split and point.split.idle and point.split.idle > _HOST_BOUND:
-        marks.append("host-bound")
+        marks.append("host_bound")
     if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
         marks.append("above-peak")
     return tuple(dict.fromkeys(marks))

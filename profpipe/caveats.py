@@ -14,7 +14,7 @@ MARKS: Mapping[str, str] = {
     "throttled": "the GPU lowered its clock (power, heat) while this was measured",
     "clock-spread": "the SM clock moved between samples by more than the times differ",
     "noisy": "the samples spread more than the target allows",
-    "host-bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
+    "host_bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
     "other-process": "another process used the GPU at the same time",
     "above-peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache",
     "too-few-samples": "fewer samples than the pipeline asks for",
@@ -42,7 +42,7 @@ def trust(workload: WorkloadFindings, point: Point) -> str:
 
 def marked(mark: str, point: Point) -> str:
     name = f"**{escape(mark)}**"
-    if mark == "host-bound" and point.split and point.split.idle:
+    if mark == "host_bound" and point.split and point.split.idle:
         return f"{name}: no kernel runs in {100 * point.split.idle:.0f} % of its range under {point.split.profiler}"
     return name
 

@@ -50,7 +50,7 @@ class Samples:
     @property
     def flags(self) -> list[str]:
         """The validity marks of a case measured so."""
-        return ["host-bound"] if self.host_bound else []
+        return ["host_bound"] if self.host_bound else []
 
 
 def measure(

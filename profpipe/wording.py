@@ -147,7 +147,7 @@ def _level(best: Point, second: Point) -> bool:
 
 def _void(best: Point, basis: Basis | None, doubted: set[str]) -> str:
     """Why the lowest time is no win; empty where it is one."""
-    void = _VOID | ({"host-bound"} if basis and basis.timed else set())
+    void = _VOID | ({"host_bound"} if basis and basis.timed else set())
     if best.id in doubted:
         return "it did not run the kernels that were asked for"
     marks = [mark for mark in best.marks if mark in void]

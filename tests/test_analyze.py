@@ -113,8 +113,8 @@ def test_unfused_attention_has_no_attention_kernel_to_compare(h200: WorkloadFind
 
 def test_a_gpu_that_waits_for_launches_is_marked_host_bound(h200: WorkloadFindings) -> None:
     fastest = {dict(s.axes)["seqlen"]: s.fastest for s in h200.shapes}
-    assert fastest[512] is not None and "host-bound" in fastest[512].marks
-    assert fastest[2048] is not None and "host-bound" not in fastest[2048].marks
+    assert fastest[512] is not None and "host_bound" in fastest[512].marks
+    assert fastest[2048] is not None and "host_bound" not in fastest[2048].marks
 
 
 def test_five_iterations_of_thirty_are_too_few_in_every_case(h200: WorkloadFindings) -> None:

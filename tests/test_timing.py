@@ -278,7 +278,7 @@ def test_a_call_that_takes_longer_to_issue_than_to_run_is_host_bound(
 
     samples = _measure(gpu, call, warmup=2)
     assert samples.host_bound is host_bound
-    assert samples.flags == (["host-bound"] if host_bound else [])
+    assert samples.flags == (["host_bound"] if host_bound else [])
     assert any("issuing a call takes the host 40000 ns" in note for note in samples.notes) is host_bound
 
 
