@@ -32,8 +32,9 @@ def plan(
     """The jobs of ``pipeline`` in the order in which they run.
 
     ``scripts`` gives the file of each workload that has one, ``out`` the run's folder, ``cwd`` where processes start
-    (the pipeline file's folder), ``env`` what every workload's process needs. ``workloads`` and ``profilers`` narrow the choice. A tool that is missing still gets
-    its job, so that its cases become `skipped` rows with the reason. Raises ConfigError for an unknown name.
+    (the pipeline file's folder), ``env`` what every workload's process needs. ``workloads`` and ``profilers`` narrow the
+    choice. A tool that is missing still gets its job, so that its cases become `skipped` rows with the reason. Raises
+    ConfigError for an unknown name.
     """
     _known("-w", workloads, pipeline.workloads)
     _known("-p", profilers, tools)
@@ -107,6 +108,11 @@ def _groups(workload: Workload, every: list[Case]) -> Iterator[list[Case]]:
         yield from ([case] for case in every)
     else:
         yield every
+
+
+def _options(workload: Workload) -> dict[str, Any]:
+    limits = {"case_timeout_s": workload.case_timeout_s, "skip_larger_after_oom": workload.skip_larger_after_oom}
+    return {"ncu": workload.ncu.model_dump(), **limits}
 
 
 def _filled(command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:

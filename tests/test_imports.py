@@ -27,6 +27,7 @@ MEANS = {
     "kernels": {"kernel_names", "kernels"},
     "points": {"points"},
     "ranges": {"ranges"},
+    "sizes": {"sizes"},
     "timing": {"timing"},
 }
 
@@ -65,7 +66,7 @@ TOP = {"__main__", "cli", "workflow"}
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
-HARNESS = {"device", "errors", "job", "load", "ranges", "timing"}
+HARNESS = {"device", "errors", "job", "load", "ranges", "sizes", "timing"}
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
 WORKLOADS = {"errors", "ranges"}

@@ -71,6 +71,13 @@ def test_a_command_runs_each_case_in_its_own_process_with_its_parameters_filled_
     ]  # fmt: skip
 
 
+def test_limits_of_a_case_reach_its_job():
+    (job,) = jobs({"script": "w", "case_timeout_s": 60, "skip_larger_after_oom": False})
+    assert job.options["case_timeout_s"] == 60 and job.options["skip_larger_after_oom"] is False
+    (job,) = jobs({"script": "w"})
+    assert job.options["case_timeout_s"] is None and job.options["skip_larger_after_oom"] is True
+
+
 def test_a_missing_tool_keeps_its_job_so_that_its_cases_are_reported():
     (job,) = jobs({"script": "w", "profilers": ["nsys"]})
     assert isinstance(job.tool, Missing)

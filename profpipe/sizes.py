@@ -1,0 +1,28 @@
+"""Which of two cases asks for more: decides what is not tried again after a case ran out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
+    """Whether a case with ``params`` is larger in every dimension than one that ran out of memory with ``oom_params``.
+
+    Every number is at least as large, one is larger, and all that is no number is the same. True and False count as no
+    numbers. Cases with different parameters are not comparable, and neither is a case with itself.
+    """
+    if params.keys() != oom_params.keys():
+        return False
+    pairs = [(value, oom_params[name]) for name, value in params.items()]
+    numbers = [(value, other) for value, other in pairs if _is_number(value) and _is_number(other)]
+    others = [(value, other) for value, other in pairs if not (_is_number(value) and _is_number(other))]
+    return (
+        all(type(value) is type(other) and value == other for value, other in others)
+        and all(value >= other for value, other in numbers)
+        and any(value > other for value, other in numbers)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

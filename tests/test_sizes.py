@@ -1,0 +1,52 @@
+"""Which cases are too large to try after one ran out of memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profpipe.sizes import larger
+
+OOM = {"impl": "math", "batch": 2, "seqlen": 4096, "causal": False, "scale": None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"seqlen": 8192}, True),
+        ({"seqlen": 8192, "batch": 4}, True),
+        ({"batch": 2.5}, True),
+        ({}, False),
+        ({"seqlen": 8192, "batch": 1}, False),
+        ({"seqlen": 2048}, False),
+        ({"seqlen": 8192, "impl": "fa2"}, False),
+        ({"seqlen": 8192, "causal": True}, False),
+        ({"causal": True}, False),
+        ({"seqlen": 8192, "scale": 1.0}, False),
+        ({"seqlen": "8192"}, False),
+        ({"seqlen": math.nan}, False),
+        ({"seqlen": 8192, "heads": 8}, False),
+    ],
+)
+def test_larger_is_as_large_in_every_number_larger_in_one_and_the_same_in_all_else(changed, expected):
+    assert larger({**OOM, **changed}, OOM) is expected
+
+
+def test_a_missing_parameter_is_not_compared_with_anything():
+    assert not larger({"seqlen": 8192}, OOM)
+
+
+POINTS = st.fixed_dictionaries({"n": st.integers(0, 3), "m": st.floats(0, 3), "kind": st.sampled_from("ab")})
+
+
+@given(POINTS, POINTS)
+def test_of_two_cases_at_most_one_is_larger(a, b):
+    assert not (larger(a, b) and larger(b, a))
+
+
+@given(POINTS, POINTS, POINTS)
+def test_what_is_larger_than_a_larger_case_is_larger(a, b, c):
+    assert not (larger(a, b) and larger(b, c)) or larger(a, c)
