@@ -83,9 +83,6 @@ class Settings(_Model):
     repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
     timeout_s: float = Field(900, gt=0, description="seconds after which a process and all its children are ended")
     case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up, the rest goes on")
-    skip_larger_after_oom: bool = Field(
-        True, description="do not try cases that are larger in every number than one that ran out of memory"
-    )
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
     ncu: Ncu = Ncu()

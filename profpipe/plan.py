@@ -15,6 +15,9 @@ from profpipe.job import Case, Job, Missing, Scalar, Tool
 #: The case of a workload without a matrix. It needs a name: an empty case means "outside every case range".
 ONLY_CASE = "default"
 
+#: What of a workload's settings the profilers, the runner and the harness read.
+_FOR_THE_JOB = {"ncu", "timing", "case_timeout_s", "skip_larger_after_oom"}
+
 
 def plan(
     pipeline: Pipeline,
@@ -66,7 +69,7 @@ def plan(
                         repeats=workload.repeats,
                         timeout_s=workload.timeout_s,
                         env={**env, **workload.env},
-                        options=workload.model_dump(include={"ncu", "timing", "skip_larger_after_oom"}),
+                        options=workload.model_dump(include=_FOR_THE_JOB),
                         on_gpu=on_gpu,
                     )
                 )
@@ -108,11 +111,6 @@ def _groups(workload: Workload, every: list[Case]) -> Iterator[list[Case]]:
         yield from ([case] for case in every)
     else:
         yield every
-
-
-def _options(workload: Workload) -> dict[str, Any]:
-    limits = {"case_timeout_s": workload.case_timeout_s, "skip_larger_after_oom": workload.skip_larger_after_oom}
-    return {"ncu": workload.ncu.model_dump(), **limits}
 
 
 def _filled(command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
