@@ -71,6 +71,8 @@ class _Damaged(Exception):
 def sniff(path: Path) -> bool:
     if path.is_dir():
         return any(_is_ours(file.stem) for file in path.glob("*.parquet"))
+    if _lacks_first_page(path):
+        return True
     with path.open("rb") as file:
         head = file.read(1 << 16)
     if not head.startswith(SQLITE_HEAD):
@@ -80,6 +82,15 @@ def sniff(path: Path) -> bool:
     except FAILURES:
         # Truncated or damaged, but the first page still holds the schema's text; `parse` says what is wrong.
         return any(mark.encode() in head for mark in (*_MARKS, _ACTIVITY))
+
+
+def _lacks_first_page(path: Path) -> bool:
+    """Whether the exporter was killed: nsys 2022.4 writes the first page last, over zeros."""
+    with path.open("rb") as file:
+        if any(file.read(512)):
+            return False
+        begin = file.read(1 << 22)
+    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, _ACTIVITY))
 
 
 def _is_ours(table: str) -> bool:
@@ -101,6 +112,8 @@ def _parse(path: Path) -> tables.Tables:
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
             raise _Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
+    if path.is_file() and _lacks_first_page(path):
+        raise _Damaged("its export was interrupted: the first page, which is written last, is empty")
     export: Source = ParquetFolder(path) if path.is_dir() else Database(path)
     if not export.columns("StringIds"):
         raise _Damaged("its export was interrupted: the table StringIds with all names is missing")

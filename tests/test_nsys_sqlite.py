@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -303,6 +305,30 @@ def test_domains_without_ranges_point_to_the_nvtx_package_that_old_nsys_does_not
     assert "nvtx<0.2.12" in note
 
 
+PROGRAM = """
+import nvtx
+for _ in range(3):
+    with nvtx.annotate("profpipe:impl=a"), nvtx.annotate("forward"), nvtx.annotate("own", domain="library"):
+        pass
+"""
+
+
+def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType, nsys: Path, tmp_path: Path) -> None:
+    record = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", tmp_path / "x"]
+    subprocess.run([*record, sys.executable, "-c", PROGRAM], check=True, capture_output=True, timeout=120)
+    export = [nsys, "export", "-t", "sqlite", "-q", "true", "-o", tmp_path / "x.sqlite", tmp_path / "x.nsys-rep"]
+    subprocess.run(export, check=True, capture_output=True, timeout=120)
+    parsed = parser.parse(tmp_path / "x.sqlite")
+    rows = parsed.ranges[["case", "range", "instances", "kernels"]].to_numpy().tolist()
+    assert rows == [
+        ["impl=a", "", 3, 0],
+        ["impl=a", "forward", 3, 0],
+        ["impl=a", "forward > library:own", 3, 0],
+    ]
+    assert parsed.origin.tool_version
+    assert "no kernels in this file" in parsed.origin.notes
+
+
 # --- what a file says of itself --------------------------------------------------------------------------------------
 
 
@@ -482,6 +508,16 @@ def test_damaged_exports_are_refused_or_add_up(parser: ModuleType, tmp_path: Pat
     print(dict(outcomes))
     assert outcomes["read"] > 10
     assert outcomes["refused"] > 50
+
+
+def test_an_export_that_was_killed_lacks_its_first_page(parser: ModuleType, tmp_path: Path) -> None:
+    # As `nsys export` 2022.4 leaves it when it is killed.
+    path = tmp_path / "x.sqlite"
+    content = (RECORDED / "training" / "lm_eager.sqlite").read_bytes()
+    path.write_bytes(bytes(4096) + content[4096:])
+    assert "interrupted" in refusal(parser, path)
+    path.write_bytes(bytes(10_000))
+    assert not parser.sniff(path)
 
 
 def test_kernels_without_any_name_are_refused(parser: ModuleType, tmp_path: Path) -> None:
