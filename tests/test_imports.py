@@ -28,7 +28,7 @@ MEANS = {
     "points": {"points"},
     "ranges": {"ranges"},
     "sizes": {"sizes"},
-    "timing": {"timing"},
+    "timing": {"timing", "watches"},
 }
 
 #: One stage a line: likewise.
@@ -56,7 +56,8 @@ STAGES = {
         "sheets",
         "wording",
     },
-    "run": {"ending", "environment", "events", "reasons", "run"},
+    "reuse": {"reuse"},
+    "run": {"ending", "environment", "events", "journal", "oomkiller", "reasons", "run", "verdict"},
     "store": {"store"},
 }
 
