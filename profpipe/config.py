@@ -35,6 +35,13 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class NcuTargets(_Model):
+    """What a good kernel reaches, in % of the hardware's peak; kernels below are named in the report."""
+
+    memory: float = Field(80, ge=0, le=100, description="memory throughput")
+    sm: float = Field(90, ge=0, le=100, description="SM throughput")
+
+
 class Ncu(_Model):
     """What Nsight Compute collects."""
 
@@ -43,7 +50,10 @@ class Ncu(_Model):
         ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"),
         description="further ncu --section names; these two fill ncu_memory_metrics.txt and ncu_compute_metrics.txt",
     )
-    kernels: str = Field("all", description="'all', or a regular expression on the demangled kernel name")
+    kernels: str = Field("all", description="'all', 'guided' (those with the largest share), or a regular expression")
+    top: int = Field(3, ge=1, description="how many kernels of a case 'guided' takes")
+    source: bool = Field(False, description="embed the kernels' sources in the report")
+    targets: NcuTargets = NcuTargets()
     exclude: str = Field("nccl", description="kernels never replayed: those that wait for another process would hang")
 
 

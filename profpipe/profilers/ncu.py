@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 
@@ -55,15 +57,15 @@ def commands(job: Job) -> list[Command]:
     return [Command(tuple(argv), makes=(report(job),))]
 
 
-def _kernels(options: object) -> list[str]:
+def _kernels(options: Mapping[str, Any]) -> list[str]:
     """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time."""
-    assert isinstance(options, dict)
-    wanted, unwanted = options.get("kernels", "all"), options.get("exclude", "")
-    lookahead = f"(?!.*{unwanted})" if unwanted else ""
-    if wanted == "all" and not lookahead:
-        return []
-    pattern = f"^{lookahead}{'' if wanted == 'all' else f'.*(?:{wanted})'}"
-    return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]
+    unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")
+    if wanted == "guided":
+        wanted = options["pattern"]  # set by guide.jobs, once another profiler's capture has named the kernels
+    parts = [f"(?!.*(?:{unwanted}))" if unwanted else "", "" if wanted == "all" else f".*(?:{wanted})"]
+    named = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:^{''.join(parts)}"] if any(parts) else []
+    once = ["--filter-mode", "per-launch-config", "--launch-count", "1"]
+    return [*named, *(once if options.get("kernels") == "guided" else [])]
 
 
 def artifacts(job: Job) -> list[Path]:
