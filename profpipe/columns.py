@@ -7,23 +7,23 @@ went with the versions. A NULL number is the least value of its type (0 for unsi
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import adbc_driver_manager
+import adbc_driver_sqlite
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
-from adbc_driver_manager import dbapi as adbc_errors
-from adbc_driver_sqlite import dbapi as adbc
 
 Numbers = npt.NDArray[Any]
 Dtypes = Mapping[str, type[np.integer[Any]]]
 
 #: What reading a damaged file can raise; the last where SQLite's own message quotes bytes that are no text.
-FAILURES: Final = (sqlite3.Error, adbc_errors.Error, pa.ArrowException, OSError, UnicodeDecodeError)
+FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError)
 
 SQLITE_HEAD: Final = b"SQLite format 3\0"
 _BATCH_ROWS: Final = 1 << 16
@@ -35,7 +35,8 @@ class Source(Protocol):
     def columns(self, table: str) -> list[str]:
         """The names of ``table``'s columns; empty where there is no such table."""
 
-    def batches(self, table: str, columns: list[str]) -> Iterator[pa.RecordBatch]: ...
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+        """The rows of ``table``; to be closed, for the driver's cursor must not outlive its connection."""
 
 
 class Database:
@@ -54,13 +55,20 @@ class Database:
     def columns(self, table: str) -> list[str]:
         return self._columns.get(table, [])
 
-    def batches(self, table: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
         # The driver takes a column's type from the first rows: a text that is NULL in all of them would fail later.
         chosen = ", ".join(f"ifnull({_quoted(c)}, '')" if c == "text" else _quoted(c) for c in columns)
-        with adbc.connect(self._uri) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-            cursor.execute(f"SELECT {chosen} FROM {_quoted(table)}")
-            yield from cursor.fetch_record_batch()
+        # Not through the driver's cursors: up to 1.12 one whose statement failed prints a traceback when it is collected.
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            adbc_driver_manager.AdbcConnection(database) as connection,
+            adbc_driver_manager.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+            statement.set_sql_query(f"SELECT {chosen} FROM {_quoted(table)}")
+            stream, _ = statement.execute_query()
+            with pa.RecordBatchReader.from_stream(stream) as reader:
+                yield from reader
 
 
 class ParquetFolder:
@@ -75,7 +83,7 @@ class ParquetFolder:
         file = self._path / f"{table}.parquet"
         return list(parquet.read_schema(file).names) if file.is_file() else []
 
-    def batches(self, table: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
         from pyarrow import parquet
 
         with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
@@ -100,10 +108,12 @@ def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Number
     present = [name for name in wanted if name in source.columns(table)]
     parts: dict[str, list[Numbers]] = {name: [] for name in present}
     rows = 0
-    for batch in source.batches(table, present) if present else ():
-        rows += batch.num_rows
-        for name, column in zip(present, batch.columns, strict=True):
-            parts[name].append(numbers(column, wanted[name]))
+    if present:
+        with closing(source.batches(table, present)) as batches:
+            for batch in batches:
+                rows += batch.num_rows
+                for name, column in zip(present, batch.columns, strict=True):
+                    parts[name].append(numbers(column, wanted[name]))
     return {
         name: np.concatenate(parts.pop(name)) if parts.get(name) else np.full(rows, null(dtype), dtype)
         for name, dtype in wanted.items()
@@ -114,9 +124,10 @@ def read_rows(source: Source, table: str, *names: str) -> list[tuple[str, ...]]:
     """Columns of a small table as text, empty for NULL; no rows where the table lacks one of them."""
     rows: list[tuple[str, ...]] = []
     if set(names) <= set(source.columns(table)):
-        for batch in source.batches(table, list(names)):
-            texts = [["" if v is None else str(v) for v in column.to_pylist()] for column in batch.columns]
-            rows += zip(*texts, strict=True)
+        with closing(source.batches(table, list(names))) as batches:
+            for batch in batches:
+                texts = [["" if v is None else str(v) for v in column.to_pylist()] for column in batch.columns]
+                rows += zip(*texts, strict=True)
     return rows
 
 
@@ -130,11 +141,12 @@ def read_texts(source: Source, table: str, name: str, rows: int) -> tuple[npt.ND
     if name not in source.columns(table):
         return np.zeros(rows, dtype=np.int64), list(known)
     codes = [np.zeros(0, dtype=np.int64)]
-    for batch in source.batches(table, [name]):
-        encoded = pyarrow.compute.dictionary_encode(batch.column(0).cast(pa.binary()).fill_null(b""))
-        texts = [text.decode("utf-8", "replace") for text in encoded.dictionary.to_pylist()]
-        number = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
-        codes.append(number[encoded.indices.to_numpy()])
+    with closing(source.batches(table, [name])) as batches:
+        for batch in batches:
+            encoded = pyarrow.compute.dictionary_encode(batch.column(0).cast(pa.binary()).fill_null(b""))
+            texts = [text.decode("utf-8", "replace") for text in encoded.dictionary.to_pylist()]
+            number = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
+            codes.append(number[encoded.indices.to_numpy()])
     return np.concatenate(codes), list(known)
 
 
@@ -143,9 +155,10 @@ class Strings:
 
     def __init__(self, source: Source, table: str, number: str, value: str) -> None:
         ids, values = [np.zeros(0, dtype=np.int64)], []
-        for batch in source.batches(table, [number, value]):
-            ids.append(numbers(batch.column(0), np.int64))
-            values.append(batch.column(1).cast(pa.binary()))
+        with closing(source.batches(table, [number, value])) as batches:
+            for batch in batches:
+                ids.append(numbers(batch.column(0), np.int64))
+                values.append(batch.column(1).cast(pa.binary()))
         self._ids = np.concatenate(ids)
         self._order = np.argsort(self._ids)
         self._values = pa.chunked_array(values, type=pa.binary())
