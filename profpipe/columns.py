@@ -58,7 +58,7 @@ class Database:
     def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
         # The driver takes a column's type from the first rows: a text that is NULL in all of them would fail later.
         chosen = ", ".join(f"ifnull({_quoted(c)}, '')" if c == "text" else _quoted(c) for c in columns)
-        # Not through the driver's cursors: up to 1.12 one whose statement failed prints a traceback when it is collected.
+        # Not through the driver's cursors: up to 1.12 one whose statement failed prints a traceback when collected.
         with (
             adbc_driver_sqlite.connect(self._uri) as database,
             adbc_driver_manager.AdbcConnection(database) as connection,
