@@ -19,6 +19,7 @@ WORDS = {"errors", "findings", "job", "load", "tables"}
 MEANS = {
     "attribution": {"attribution", "recording"},
     "columns": {"columns"},
+    "conditions": {"conditions"},
     "config": {"config", "document"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
@@ -34,6 +35,7 @@ MEANS = {
 #: One stage a line: likewise.
 STAGES = {
     "analyze": {"agreement", "analyze", "doubts", "recorded", "shares", "tallies"},
+    "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
     "harness": {"harness"},
@@ -67,7 +69,7 @@ TOP = {"__main__", "cli", "workflow"}
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
-HARNESS = {"device", "errors", "job", "load", "ranges", "sizes", "timing"}
+HARNESS = {"conditions", "device", "errors", "job", "load", "ranges", "sizes", "timing"}
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
 WORKLOADS = {"errors", "ranges"}
