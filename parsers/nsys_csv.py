@@ -10,8 +10,9 @@ from __future__ import annotations
 import codecs
 import csv
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,12 @@ _REMEDY: Final = (
     "(gpukernsum before 2023), or export to SQLite, which holds more."
 )
 _SNIFFED_BYTES: Final = 1 << 20
+_SNIFFED_LINES: Final = 10_000
+#: Columns of traces that no table has a place for; kept out of memory.
+_UNREAD: Final = {
+    "corrid", "grdx", "grdy", "grdz", "blkx", "blky", "blkz", "reg/trd", "stcsmem", "dymsmem", "bytes", "throughput",
+    "thru", "srcmemkd", "dstmemkd", "ctx", "greenctx", "blockxyz",
+}  # fmt: skip
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 _MADE_FROM = re.compile(r"\s*Processing \[(.*)\] with \[(?:.*[/\\])?(\w+)(?:\.py)?[^\]]*\]")
@@ -68,7 +75,7 @@ class _Damaged(Exception):
 
 @dataclass
 class _Table:
-    """One table as printed; ``scale`` gives the ns of each time column's unit."""
+    """One table as printed, without the columns that nothing is read from; ``scale``: ns of each column's unit."""
 
     kind: str
     made_from: str
@@ -123,7 +130,10 @@ def _header(lines: Sequence[str], at: int) -> tuple[_Table, _Layout] | None:
             units = {name: unit for name, unit in named if unit}
             # Before 2021 only the total has its unit written; the others are in the same.
             default = next(iter(units.values()), 1.0)
-            return _Table(kind, "", columns, {name: units.get(name, default) for name in columns}), layout
+            kept = tuple(i for i, name in enumerate(columns) if name not in _UNREAD)
+            read = [columns[i] for i in kept]
+            table = _Table(kind, "", read, {name: units.get(name, default) for name in read})
+            return table, replace(layout, width=len(columns), kept=kept)
     return None
 
 
@@ -133,12 +143,14 @@ class _Layout:
 
     delimiter: str = ""
     slices: tuple[tuple[int, int], ...] = ()
+    width: int = 0
+    kept: tuple[int, ...] = ()
 
     def split(self, line: str) -> list[str]:
         if self.delimiter == "|":
             return [cell.strip() for cell in line.strip().strip("|").split("|")]
         if self.delimiter:
-            return [cell.strip() for cell in next(csv.reader([line], delimiter=self.delimiter), [])]
+            return next(csv.reader([line], delimiter=self.delimiter), [])
         # The last column is as wide as its widest value, or cut by whoever copied it.
         ends = [end for _, end in self.slices[:-1]] + [len(line)]
         return [line[start:end].strip() for (start, _), end in zip(self.slices, ends, strict=True)]
@@ -180,15 +192,17 @@ def _kind(columns: set[str]) -> str:
     return "range_sum" if has({"instances", "range"}) else "other"
 
 
-def _tables_in(text: str) -> tuple[list[_Table], list[str]]:
+def _tables_in(lines: Sequence[str]) -> tuple[list[_Table], list[str]]:
     """All tables, and nsys' own remarks (``SKIPPED: ...``) where it made none."""
     found: list[_Table] = []
     remarks: list[str] = []
     made_from, report = "", ""
     current: tuple[_Table, _Layout] | None = None
-    lines = text.split("\n")
     for at, line in enumerate(lines):
-        if banner := _MADE_FROM.match(line):
+        if current and line[:1].isdigit():
+            # Nothing but a row begins with a digit: of a million lines few need a closer look.
+            pass
+        elif banner := _MADE_FROM.match(line):
             made_from, report, current = banner[1], banner[2], None
         elif title := _TITLE.match(line):
             report, current = title[1], None
@@ -205,17 +219,15 @@ def _tables_in(text: str) -> tuple[list[_Table], list[str]]:
             if not report or report.startswith(("cuda", "gpu", "kern", "nvtx", "apigpu")):
                 header[0].made_from = made_from
                 found.append(header[0])
-        elif current:
-            if row := _row(line, *current, is_last=at == len(lines) - 1):
-                current[0].cells.append(row)
-            else:
-                current = None
+            continue
+        if current and not _append(line, *current, is_last=at == len(lines) - 1):
+            current = None
     return [table for table in found if table.cells], remarks
 
 
-def _row(line: str, table: _Table, layout: _Layout, is_last: bool) -> list[str] | None:
-    """The cells of ``line``; None where it is no row: other output may follow a table without a blank line."""
-    cells, wanted = layout.split(line), len(table.columns)
+def _append(line: str, table: _Table, layout: _Layout, is_last: bool) -> bool:
+    """Adds the row that ``line`` is; False where it is none: other output may follow a table without a blank line."""
+    cells, wanted = layout.split(line), layout.width
     if len(cells) > wanted and layout.delimiter:
         # A name with commas that somebody has unquoted; it stands last.
         cells = [*cells[: wanted - 1], layout.delimiter.join(cells[wanted - 1 :])]
@@ -225,7 +237,10 @@ def _row(line: str, table: _Table, layout: _Layout, is_last: bool) -> list[str] 
         raise _Damaged(f"is cut short in its last row, {_printable(line.strip())!r}")
     if not whole and len(cells) > 1 and not layout.slices:
         raise _Damaged(f"a row has {len(cells)} of {wanted} columns, {_printable(line.strip())!r}")
-    return cells if whole else None
+    if whole:
+        # One string for each name, not one a row.
+        table.cells.append([sys.intern(cells[i].strip()) for i in layout.kept])
+    return whole
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -312,15 +327,16 @@ class _Kernels:
 
 
 def parse(path: Path) -> tables.Tables:
-    content = path.read_bytes()
     try:
-        return _parse(_decode(content))
+        return _parse(_decode(path.read_bytes()).split("\n"))
     except _Damaged as damage:
         raise errors.Refused(path, str(damage), _REMEDY) from damage
 
 
-def _parse(text: str) -> tables.Tables:
-    found, remarks = _tables_in(text)
+def _parse(lines: list[str]) -> tables.Tables:
+    found, remarks = _tables_in(lines)
+    version = next((m for line in lines[:_SNIFFED_LINES] if (m := _VERSION.search(line))), None)
+    lines.clear()
     mark = _decimal_mark(found)
     notes: list[str] = []
     chosen = []
@@ -333,7 +349,6 @@ def _parse(text: str) -> tables.Tables:
     merged = _merge(frame) if chosen else frame
     own = merged[merged["kind"] == "kernel"]
     total = float(own["total_ns"].sum()) if len(own) else None
-    version = _VERSION.search(text[:_SNIFFED_BYTES])
     return tables.Tables(
         kernels=kernels.annotate(merged).assign(profiler="nsys"),
         ranges=ranges.assign(profiler="nsys"),
