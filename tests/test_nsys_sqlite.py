@@ -332,6 +332,25 @@ def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType
 # --- what a file says of itself --------------------------------------------------------------------------------------
 
 
+def test_columns_of_later_versions_do_not_disturb(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "forward")
+    export.launch(30, 1)
+    added = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": "greenContextId graphId clusterX qmdLastCtaDone tensorSizeMinusOneElements",
+        "NVTX_EVENTS": "jsonText binaryData",
+    }
+    assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite", also=added))) == {"forward": 1}
+
+
+def test_an_export_of_2020_names_its_gpu_in_a_table_of_its_own(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.add("TARGET_INFO_CUDA_GPU", name="NVIDIA GeForce RTX 3080", deviceId=0)
+    origin = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin
+    assert (origin.device, origin.tool_version) == ("NVIDIA GeForce RTX 3080", "")
+
+
 @pytest.mark.parametrize("table", ["META_DATA_EXPORT", "EXPORT_META_DATA"])
 def test_either_meta_table_gives_the_version(parser: ModuleType, tmp_path: Path, table: str) -> None:
     export = Export()
