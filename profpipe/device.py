@@ -21,16 +21,26 @@ PACKAGES: Final = (
 
 #: Dense floating-point operations a clock and SM, by compute capability: NVIDIA's architecture white papers, tables of
 #: "peak rates" and "throughput of native arithmetic instructions". An FMA counts two; fp16 and bf16 with fp32
-#: accumulation, which consumer parts (8.6, 8.9, 12.0) run at half rate.
+#: accumulation.
 _FLOP_PER_CLOCK_SM: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
     (7, 0): {"fp16": 1024, "fp32": 128, "fp64": 64},
-    (7, 5): {"fp16": 512, "int8": 2048, "fp32": 128},
+    (7, 5): {"fp16": 1024, "int8": 2048, "fp32": 128},
     (8, 0): {"fp16": 2048, "bf16": 2048, "tf32": 1024, "int8": 4096, "fp32": 128, "fp64": 128},
-    (8, 6): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp32": 256},
-    (8, 9): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp8": 1024, "fp32": 256},
+    (8, 6): {"fp16": 1024, "bf16": 1024, "tf32": 512, "int8": 2048, "fp32": 256},
+    (8, 9): {"fp16": 1024, "bf16": 1024, "tf32": 512, "int8": 2048, "fp8": 2048, "fp32": 256},
     (9, 0): {"fp16": 4096, "bf16": 4096, "tf32": 2048, "int8": 8192, "fp8": 8192, "fp32": 256, "fp64": 256},
     (10, 0): {"fp16": 8192, "bf16": 8192, "tf32": 4096, "int8": 16384, "fp8": 16384, "fp32": 256, "fp64": 128},
-    (12, 0): {"fp16": 512, "bf16": 512, "tf32": 256, "int8": 2048, "fp8": 1024, "fp32": 256},
+    (10, 3): {"fp16": 8192, "bf16": 8192, "tf32": 4096, "fp8": 16384, "fp32": 256},
+    (12, 0): {"fp16": 1024, "bf16": 1024, "tf32": 512, "int8": 2048, "fp8": 2048, "fp32": 256},
+}
+
+#: Of the same chips, those sold as GeForce accumulate in fp32 at half the rate, and those for work stations and servers
+#: at the full one: RTX 4090 165 TFLOP/s of fp16, L40S 362.
+_HALVED: Final[Mapping[tuple[int, int], frozenset[str]]] = {
+    (7, 5): frozenset({"fp16"}),
+    (8, 6): frozenset({"fp16", "bf16", "tf32"}),
+    (8, 9): frozenset({"fp16", "bf16", "tf32", "fp8"}),
+    (12, 0): frozenset({"fp16", "bf16", "tf32", "fp8"}),
 }
 
 #: CUDA cores by SM, to get the SM count from NVML, which knows only cores.
@@ -128,8 +138,10 @@ def peaks(gpu: Mapping[str, Any]) -> dict[str, Any]:
     rates, count, clock = _FLOP_PER_CLOCK_SM.get(capability), gpu.get("sm_count"), gpu.get("max_sm_clock_hz")  # type: ignore[call-overload]
     rules = []
     if rates and count and clock:
-        result["flops"] = {dtype: rate * count * clock for dtype, rate in rates.items()}
-        rules.append(f"dense FLOP/s = {count} SMs x {clock / 1e6:.0f} MHz x FLOP per clock and SM of sm_{''.join(map(str, capability))}")
+        halved = _HALVED.get(capability, ()) if "GeForce" in gpu.get("name", "") else ()  # type: ignore[call-overload]
+        result["flops"] = {dtype: rate // (1 + (dtype in halved)) * count * clock for dtype, rate in rates.items()}
+        sm = "sm_" + "".join(map(str, capability)) + (" (GeForce)" if halved else "")
+        rules.append(f"dense FLOP/s = {count} SMs x {clock / 1e6:.0f} MHz x FLOP per clock and SM of {sm}")
     bus, memory_clock = gpu.get("memory_bus_bits"), gpu.get("max_memory_clock_hz")
     if bus and memory_clock:
         result["bytes_per_s"] = 2 * memory_clock * bus // 8

@@ -19,6 +19,25 @@ def test_peaks_follow_from_the_device_by_a_rule_that_is_named():
     assert "132 SMs x 1980 MHz" in peaks["source"] and "6016 bits" in peaks["source"]
 
 
+@pytest.mark.parametrize(
+    ("name", "capability", "sm_count", "clock_mhz", "tflops"),
+    [
+        # The data sheets' dense TFLOP/s of fp16 with fp32 accumulation, at their boost clocks.
+        ("NVIDIA GeForce RTX 4090", (8, 9), 128, 2520, 165.2),
+        ("NVIDIA L40S", (8, 9), 142, 2520, 362.05),
+        ("NVIDIA GeForce RTX 3090", (8, 6), 82, 1695, 71.2),
+        ("NVIDIA A10", (8, 6), 72, 1695, 125.0),
+        ("Tesla T4", (7, 5), 40, 1590, 65.1),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0),
+    ],
+)
+def test_chips_sold_as_geforce_have_half_the_rate_of_the_same_chips_for_servers(
+    name, capability, sm_count, clock_mhz, tflops
+):
+    gpu = {"name": name, "compute_capability": capability, "sm_count": sm_count, "max_sm_clock_hz": clock_mhz * 10**6}
+    assert device.peaks(gpu)["flops"]["fp16"] == pytest.approx(tflops * 1e12, rel=0.015)
+
+
 def test_a_gpu_of_an_unknown_kind_has_unknown_peaks_and_no_default():
     peaks = device.peaks({"name": "Future", "compute_capability": [99, 0], "sm_count": 1, "max_sm_clock_hz": 1})
     assert peaks == {"source": "unknown for Future"}
