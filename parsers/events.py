@@ -37,7 +37,7 @@ class Attempt:
     reason: str = _CRASHED
     seconds: float | None = None
     flags: list[str] = field(default_factory=list)
-    samples_ns: list[float] = field(default_factory=list)
+    samples_ns: dict[str, list[float]] = field(default_factory=dict)
     metrics: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
@@ -146,7 +146,8 @@ def _on_case_started(record: Record, event: dict[str, Any]) -> None:
 
 def _on_samples(record: Record, event: dict[str, Any]) -> None:
     factor = _NS_PER[event["unit"]]
-    record.attempt(event).samples_ns += [float(value) * factor for value in event["values"]]
+    samples = record.attempt(event).samples_ns.setdefault(str(event.get("metric") or "time"), [])
+    samples += [float(value) * factor for value in event["values"]]
 
 
 def _on_metric(record: Record, event: dict[str, Any]) -> None:
@@ -187,10 +188,11 @@ def _tables(record: Record) -> tables.Tables:
         key = {"case": attempt.case, "profiler": attempt.profiler}
         texts = {"params": json.dumps(attempt.params), "flags": json.dumps(attempt.flags)}
         cases.append({**key, "status": attempt.status, "reason": attempt.reason, "seconds": attempt.seconds, **texts})
-        finite = np.array([value for value in attempt.samples_ns if math.isfinite(value)])
-        if dropped := len(attempt.samples_ns) - len(finite):
-            notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
-        metrics += [{**key, "subject": "", **row} for row in _summary(finite)]
+        for name, samples_ns in attempt.samples_ns.items():
+            finite = np.array([value for value in samples_ns if math.isfinite(value)])
+            if dropped := len(samples_ns) - len(finite):
+                notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
+            metrics += [{**key, "subject": "", **row} for row in _summary(name, finite)]
         metrics += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
     origin = tables.Origin(
         format=FORMATS[0], tool=record.profiler, tool_version=record.torch and f"torch {record.torch}",
@@ -201,20 +203,21 @@ def _tables(record: Record) -> tables.Tables:
     )
 
 
-def _summary(samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Rows of ``metrics`` for one case's samples: the median with its interval, the spread, and how many there are."""
+def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Rows of ``metrics`` for samples called ``name``: the median with its interval, the spread, how many there are."""
     n = len(samples_ns)
     if not n:
         return
     ordered = np.sort(samples_ns)
     low, high = median_interval(ordered)
     time = {"unit": "ns", "n": n}
-    yield {"metric": "time", "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
-    yield {"metric": "time_p10", "value": float(np.percentile(ordered, 10)), **time}
-    yield {"metric": "time_p90", "value": float(np.percentile(ordered, 90)), **time}
+    yield {"metric": name, "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
+    yield {"metric": f"{name}_p10", "value": float(np.percentile(ordered, 10)), **time}
+    yield {"metric": f"{name}_p90", "value": float(np.percentile(ordered, 90)), **time}
     if n > 1 and ordered.mean() > 0:
-        yield {"metric": "time_cv", "value": float(ordered.std(ddof=1) / ordered.mean() * 100), "unit": "%", "n": n}
-    yield {"metric": "iterations", "value": float(n), "unit": "1", "n": n}
+        yield {"metric": f"{name}_cv", "value": float(ordered.std(ddof=1) / ordered.mean() * 100), "unit": "%", "n": n}
+    if name == "time":
+        yield {"metric": "iterations", "value": float(n), "unit": "1", "n": n}
 
 
 def median_interval(ordered: np.ndarray, confidence: float = 0.95) -> tuple[float | None, float | None]:

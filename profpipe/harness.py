@@ -8,6 +8,7 @@ a crash is never lost.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import json
@@ -15,12 +16,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from profpipe import device, load, ranges, timing
+from profpipe import load, ranges, sizes, sweep, timing
 
 #: Exit code of a process that could not go on after a CUDA error.
 CONTEXT_LOST = 70
@@ -42,19 +44,25 @@ class Events:
         if value is not None:
             self.write("metric", case=case, subject="", metric=metric, value=value, unit=unit, n=1)
 
+    def of(self, case: str) -> Callable[..., None]:
+        """``write`` for one case."""
+        return functools.partial(self.write, case=case)
+
 
 def main(argv: list[str]) -> int:
     """Runs the specification ``argv[0]``; 0 when every case was tried, whatever became of it."""
     spec_path = Path(argv[0])
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
-    with (spec_path.parent / "events.jsonl").open("a", encoding="utf-8") as stream:
-        events = Events(stream)
-        workload = load.module(Path(spec["script"]))
-        events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
-        with _captured(spec, spec_path.parent) as region:
-            for case in spec["cases"]:
-                _run_case(workload, case, spec, events, region)
-        events.write("finished", time=time.time())
+    log = spec_path.parent / "events.jsonl"
+    earlier = sweep.inherited(log, {case["id"] for case in spec["cases"]})
+    with log.open("a", encoding="utf-8") as stream:
+        desk = _Desk(load.module(Path(spec["script"])), spec, Events(stream), _device())
+        desk.events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
+        if spec["profiler"] == "plain":
+            _time_cases(desk, earlier)
+        else:
+            _profile_cases(desk, spec_path.parent)
+        desk.events.write("finished", time=time.time())
     return 0
 
 
@@ -89,32 +97,51 @@ def _process() -> dict[str, Any]:
     return seen
 
 
-# --- one case --------------------------------------------------------------------------------------------------------
-
-Region = Callable[[], AbstractContextManager[None]]
+# --- one visit to a case ---------------------------------------------------------------------------------------------
 
 
-def _run_case(workload: Any, case: Mapping[str, Any], spec: Mapping[str, Any], events: Events, region: Region) -> None:
-    """Tries one case and writes down what became of it. A case that fails does not end those after it."""
-    name, params, begin = case["id"], _complete(workload, case["params"]), time.time()
-    events.write("case_started", case=name, params=params, time=begin)
-    status, reason, flags = "ok", "", []
+@dataclass
+class _Desk:
+    """What every visit needs, and what earlier ones left: which parameters ran out of memory, and the time spent."""
+
+    workload: Any
+    spec: Mapping[str, Any]
+    events: Events
+    device: str
+    out_of_memory: list[Mapping[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a case ended."""
+
+    status: str
+    reason: str = ""
+    flags: Sequence[str] = ()
+
+
+def _visit(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], _End | None]) -> bool:
+    """Turns to ``case`` once; True when that was its end. A case that fails does not end those after it."""
+    name, params, begin = case["id"], _complete(desk.workload, case["params"]), time.time()
+    desk.events.write("case_started", case=name, params=params, time=begin)
     try:
-        events.write("expects", case=name, family=_optional(workload, "expects", params) or "")
-        if reason := _optional(workload, "available", params) or "":
-            status = "skipped"
-        else:
-            flags = _measure(workload, name, params, spec, events, region)
+        end = _unwanted(desk, name, params) or do(params)
     except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
-        status, reason = ("oom" if _out_of_memory(error) else "failed"), _one_line(error)
-        events.write("error", case=name, traceback=traceback.format_exc())
+        end = _End("oom" if _out_of_memory(error) else "failed", _one_line(error))
+        desk.events.write("error", case=name, traceback=traceback.format_exc())
+    if end is not None and end.status == "oom":
+        desk.out_of_memory.append(params)
     lost = _clean_up()
     if lost:
-        status, reason = "crashed", f"{reason or 'CUDA error'}; the CUDA context is lost"
-    events.write("case_ended", case=name, status=status, reason=reason, seconds=time.time() - begin, flags=flags)
+        end = _End("crashed", f"{end.reason if end else 'CUDA error'}; the CUDA context is lost")
+    desk.seconds[name] = desk.seconds.get(name, 0.0) + time.time() - begin
+    if end is not None:
+        desk.events.write("case_ended", case=name, **vars(end), seconds=desk.seconds[name])
     if lost:
         # Every later call would fail in this process; the runner goes on with the next case in a new one.
         sys.exit(CONTEXT_LOST)
+    return end is not None
 
 
 def _complete(workload: Any, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,64 +154,17 @@ def _optional(workload: Any, name: str, params: Mapping[str, Any]) -> Any:
     return function(params) if function else None
 
 
-def _measure(
-    workload: Any, name: str, params: Mapping[str, Any], spec: Mapping[str, Any], events: Events, region: Region
-) -> list[str]:
-    """Runs the case as its profiler wants it; returns the validity marks."""
-    fn, kind, range_name = workload.build(params), _device(), CASE_PREFIX + name
-    warmup, repeats = spec["warmup"], spec["repeats"]
-    if spec["profiler"] == "plain":
-        samples = timing.measure(
-            fn, device=kind, warmup=warmup, repeats=repeats, range_name=range_name, annotate=ranges.annotate
-        )
-        events.write("samples", case=name, unit="ns", clock=samples.clock, values=samples.values_ns)
-        for note in samples.notes:
-            events.write("note", case=name, text=note)
-        events.metric(name, "peak_allocated", samples.peak_allocated, "byte")
-        events.metric(name, "peak_reserved", samples.peak_reserved, "byte")
-        return [*samples.flags, *_facts(workload, name, params, events)]
-    timing.warm_up(fn, warmup, device=kind)
-    if spec["profiler"] == "ncu":
-        repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
-        with region(), _on_one_thread(), ranges.annotate(range_name):
-            fn()
-    else:
-        with region():
-            timing.repeat(fn, repeats, device=kind, range_name=range_name, annotate=ranges.annotate)
-    events.metric(name, "iterations", repeats, "1")
-    return []
-
-
-@contextmanager
-def _on_one_thread() -> Iterator[None]:
-    """Backward passes on the calling thread instead of autograd's own.
-
-    ncu gives each kernel the ranges of the thread that launched it and no time to place it by, so kernels of a backward
-    pass would be in no case. The kernels are the same.
-    """
-    torch = _torch()
-    if torch is None:
-        yield
-        return
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
-
-
-def _facts(workload: Any, name: str, params: Mapping[str, Any], events: Events) -> list[str]:
-    """What is true of the case whoever measures it: its work, and how far its result is from the reference.
-
-    The times stand even where the reference does not fit the memory; the case then carries the mark `unchecked`.
-    """
-    events.metric(name, "flops", _optional(workload, "flops", params), "flop")
-    events.metric(name, "bytes_moved", _optional(workload, "bytes_moved", params), "byte")
-    try:
-        checked = _optional(workload, "check", params) or {}
-    except Exception as error:  # as for the case itself: recorded, and not the end
-        events.write("error", case=name, during="check", reason=_one_line(error), traceback=traceback.format_exc())
-        return ["unchecked"]
-    for metric, value in checked.items():
-        events.metric(name, metric, value, "1")
-    return []
+def _unwanted(desk: _Desk, name: str, params: Mapping[str, Any]) -> _End | None:
+    """Why the case is not tried; and, on its first visit, the kernels that it should run."""
+    if name in desk.seconds:
+        return None
+    desk.events.write("expects", case=name, family=_optional(desk.workload, "expects", params) or "")
+    if desk.spec["options"].get("skip_larger_after_oom", True):
+        for smaller in desk.out_of_memory:
+            if sizes.larger(params, smaller):
+                return _End("skipped", "larger in every dimension than a case that ran out of memory")
+    reason = _optional(desk.workload, "available", params)
+    return _End("skipped", reason) if reason else None
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -209,7 +189,96 @@ def _clean_up() -> bool:
     return False
 
 
-# --- the region that profilers see -----------------------------------------------------------------------------------
+# --- without a profiler ----------------------------------------------------------------------------------------------
+
+
+def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
+    """Times the cases in rounds; ``earlier`` is what a process before this one had measured of them."""
+    plan, cases = sweep.Plan.of(desk.spec), desk.spec["cases"]
+    clock = "cuda_event" if desk.device == "cuda" else "perf_counter"
+    desk.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
+    timed = {
+        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name))
+        for name in (case["id"] for case in cases)
+    }
+    for name, samples in earlier.items():
+        timed[name].inherit(samples)
+    over: set[str] = set()
+    for number, case in plan.visits(cases):
+        name = case["id"]
+        if name in over or number <= timed[name].rounds < plan.rounds:
+            continue
+        if _visit(desk, case, functools.partial(_time, desk, name, timed[name])):
+            over.add(name)
+
+
+def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _End | None:
+    fn = desk.workload.build(params)
+    if not case.visit(fn):
+        return None
+    marks = case.facts(fn)
+    return _End("ok", flags=[*marks, *_facts(desk, name, params)])
+
+
+def _facts(desk: _Desk, name: str, params: Mapping[str, Any]) -> list[str]:
+    """What is true of the case whoever measures it: its work, and how far its result is from the reference.
+
+    The times stand even where the reference does not fit the memory; the case then carries the mark `unchecked`.
+    """
+    desk.events.metric(name, "flops", _optional(desk.workload, "flops", params), "flop")
+    desk.events.metric(name, "bytes_moved", _optional(desk.workload, "bytes_moved", params), "byte")
+    try:
+        checked = _optional(desk.workload, "check", params) or {}
+    except Exception as error:  # as for the case itself: recorded, and not the end
+        what = {"during": "check", "reason": _one_line(error), "traceback": traceback.format_exc()}
+        desk.events.write("error", case=name, **what)
+        return ["unchecked"]
+    for metric, value in checked.items():
+        desk.events.metric(name, metric, value, "1")
+    return []
+
+
+# --- under a profiler ------------------------------------------------------------------------------------------------
+
+Region = Callable[[], AbstractContextManager[None]]
+
+
+def _profile_cases(desk: _Desk, folder: Path) -> None:
+    with _captured(desk.spec, folder) as region:
+        for case in desk.spec["cases"]:
+            _visit(desk, case, functools.partial(_profile, desk, case["id"], region))
+
+
+def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> _End:
+    fn, repeats, range_name = desk.workload.build(params), desk.spec["repeats"], CASE_PREFIX + name
+    if desk.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
+        fn = timing.graphed(fn)
+    timing.warm_up(fn, desk.spec["warmup"], device=desk.device)
+    if desk.spec["profiler"] == "ncu":
+        repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
+        with region(), _on_one_thread(), ranges.annotate(range_name):
+            fn()
+    else:
+        with region():
+            wall = timing.loop_wall_ns(fn, repeats, device=desk.device, range_name=range_name, annotate=ranges.annotate)
+        desk.events.metric(name, "loop_wall", wall, "ns")
+    desk.events.metric(name, "iterations", repeats, "1")
+    return _End("ok")
+
+
+@contextmanager
+def _on_one_thread() -> Iterator[None]:
+    """Backward passes on the calling thread instead of autograd's own.
+
+    ncu gives each kernel the ranges of the thread that launched it and no time to place it by, so kernels of a backward
+    pass would be in no case. The kernels are the same.
+    """
+    torch = _torch()
+    if torch is None:
+        yield
+        return
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 @contextmanager

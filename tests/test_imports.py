@@ -38,7 +38,8 @@ STAGES = {
     "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
-    "harness": {"harness"},
+    "guide": {"guide"},
+    "harness": {"harness", "sweep"},
     "history": {"history"},
     "ingest": {"ingest"},
     "plan": {"plan"},
@@ -64,7 +65,7 @@ STAGES = {
 }
 
 #: The program itself, which calls the stages in order.
-TOP = {"__main__", "cli", "workflow"}
+TOP = {"__main__", "cli", "order", "workflow"}
 
 ALL_MEANS = set().union(*MEANS.values())
 
@@ -84,7 +85,7 @@ def room_of(name: str) -> tuple[set[str], set[str]]:
             return means, means | WORDS
     for stage in STAGES.values():
         if name in stage:
-            return stage, stage | (HARNESS if name == "harness" else ALL_MEANS | WORDS)
+            return stage, stage | (HARNESS if "harness" in stage else ALL_MEANS | WORDS)
     if name in TOP:
         return TOP, TOP | ALL_MEANS | WORDS | set().union(*STAGES.values())
     pytest.fail(f"profpipe/{name}.py has no place here yet: which means or stage is it a part of?")
