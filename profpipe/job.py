@@ -5,6 +5,7 @@ They stand below every stage, so that no stage needs to import another to speak 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +81,12 @@ class Job:
         return self.folder / ("cases.json" if self.part == 1 else f"cases-{self.part}.json")
 
     def portable(self, argument: str) -> str:
-        """``argument`` as it may stand in a report: paths below ``cwd``, where the process starts, relative to it."""
+        """``argument`` as it may stand in a report: the same command when typed in ``cwd``.
+
+        Paths below ``cwd`` are relative to it, and a program that PATH finds by its name has no folder.
+        """
+        if Path(argument).is_absolute() and shutil.which(Path(argument).name) == argument:
+            return Path(argument).name
         return argument.replace(f"{self.cwd}/", "")
 
 
@@ -111,6 +117,10 @@ class Outcome:
     seconds: float = 0.0
     returncode: int | None = None
     files: tuple[Path, ...] = ()
+    #: Whether the user stopped the job before it was done.
+    interrupted: bool = False
+    #: By file: the cases of which it holds an attempt that was cut off, and that a later part made again.
+    attempted_again: Mapping[Path, frozenset[str]] = field(default_factory=dict)
     #: (case id, status, reason) of cases whose end the workload's process could not write itself, or whose profile
     #: was lost after they had ended well.
     ended_by_runner: tuple[tuple[str, str, str], ...] = ()
