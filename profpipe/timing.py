@@ -247,20 +247,6 @@ def _take(fn: Callable[[], object], n: int, watch: Watch, range_name: str, annot
     return watch.values_ns()
 
 
-def measure(
-    fn: Callable[[], object], *, device: str, warmup: int, repeats: int, range_name: str, annotate: Annotate
-) -> Samples:
-    """Exactly ``repeats`` samples after ``warmup`` calls, however wide the interval of their median is."""
-    warm_up(fn, warmup, device=device)
-    rule = Rule(least=repeats, most=repeats, target=math.inf, budget_s=math.inf)
-    return sample(fn, device=device, rule=rule, range_name=range_name, annotate=annotate)
-
-
-def repeat(fn: Callable[[], object], n: int, *, device: str, range_name: str, annotate: Annotate) -> None:
-    """``loop_wall_ns`` for who does not ask for the time."""
-    loop_wall_ns(fn, n, device=device, range_name=range_name, annotate=annotate)
-
-
 class NotCapturable(RuntimeError):
     """The call cannot become a CUDA graph, with the reason."""
 
