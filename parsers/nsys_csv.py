@@ -246,6 +246,7 @@ def _append(line: str, table: _Table, layout: _Layout, is_last: bool) -> bool:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 _NUMERAL = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?$")
+_FLOAT = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?$")
 #: Blanks and apostrophes only ever group digits.
 _GROUPING = re.compile(r"(?<=\d)['\u2019\u00a0\u202f ](?=\d{3})")
 _MISSING: Final = {"", "none", "nan", "-", "n/a"}
@@ -282,7 +283,7 @@ def _number(cell: str, mark: str) -> float:
     if cell.lower() in _MISSING:
         return np.nan
     token = _GROUPING.sub("", cell).replace("," if mark == "." else ".", "").replace(mark, ".")
-    if token.endswith(_CUT) or not _NUMERAL.match(token):
+    if not _FLOAT.match(token):
         raise _Damaged(f"{_printable(cell)!r} stands where a number should")
     return float(token)
 

@@ -306,8 +306,9 @@ def test_error_lines_are_refused_with_what_they_say(parser: ModuleType, tmp_path
     assert "internal error" in refusal(parser, tmp_path, text)
 
 
-def test_a_number_cut_with_an_ellipsis_is_refused(parser: ModuleType, tmp_path: Path) -> None:
-    assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", "30…"))
+@pytest.mark.parametrize("broken", ["30…", "30..00", "3000e999", "٣٠٠٠"])
+def test_a_broken_number_is_refused(parser: ModuleType, tmp_path: Path, broken: str) -> None:
+    assert "where a number should" in refusal(parser, tmp_path, SUMMARY.replace("3000", broken))
 
 
 def test_a_row_that_contradicts_itself_is_refused(parser: ModuleType, tmp_path: Path) -> None:
