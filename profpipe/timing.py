@@ -31,6 +31,9 @@ _GROUPS: Final = 3
 _GROUP_S: Final = 0.02
 _SETTLED: Final = 0.02
 
+#: Half the width of a median's interval, relative to it, from which on a case is called noisy.
+_NOISY: Final = 0.02
+
 #: Calls on the stream of the capture before it, as torch's documentation asks for; Triton tunes itself in the first.
 _CALLS_BEFORE_CAPTURE: Final = 3
 
@@ -123,15 +126,17 @@ class Samples:
         """The validity marks of a case measured so.
 
         ``too_few_samples``: fewer than ``rule.least``, or so few that their median has no interval. ``noisy``: enough
-        of them, and still the interval is wider than ``rule.target``. Both speak of all rounds up to this one.
+        of them, and still the interval is wider than 2 % to a side, or than ``rule.target`` where that asks for less.
+        Short of a finer target alone is no mark: the interval stands beside the time. Both speak of all rounds so far.
         """
         values = [*self.earlier_ns, *self.values_ns]
-        few = len(values) < self.rule.least or median_ci(values) is None
+        width = half_width(values)
+        few = len(values) < self.rule.least or width is None
         marks = {
             "host_bound": bool(self.host_bound),
             "synchronises": self.synchronises,
             "too_few_samples": few,
-            "noisy": not few and not self.rule.met(values),
+            "noisy": width is not None and not few and width > max(_NOISY, self.rule.target),
         }
         return [mark for mark, holds in marks.items() if holds]
 
