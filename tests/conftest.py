@@ -64,7 +64,19 @@ def nsys() -> Path:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says whether nsys was there: a green run without it has proved less."""
+    _write_table(terminalreporter)
     path, word = _find_nsys()
     terminalreporter.write_line(f"nsys: {path} ({word})" if path else f"nsys: not used, {word}")
     if not SHARED_DATA.is_dir():
         terminalreporter.write_line(f"recorded files: not used, no {SHARED_DATA}")
+
+
+def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
+    """The rows that tests recorded as `table`: what was proved, in figures."""
+    reports = terminalreporter.stats.get("passed", [])
+    rows = [value for report in reports for name, value in report.user_properties if name == "table"]
+    if rows:
+        terminalreporter.section("equal to the truth", sep="-")
+        width = max(len(row[0]) for row in rows)
+        for name, *figures in sorted(rows):
+            terminalreporter.write_line(f"{name:{width}}  " + "  ".join(f"{figure:>18}" for figure in figures))

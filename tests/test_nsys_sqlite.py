@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -78,7 +79,7 @@ def test_every_recorded_export_has_the_launches_and_the_total_time_of_the_truth(
 
 
 def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_that_called_it(
-    parser: ModuleType,
+    parser: ModuleType, record_property: Callable[[str, object], None]
 ) -> None:
     parsed = parser.parse(RECORDED / "training" / "lm_eager.sqlite")
     in_a_step = {
@@ -90,7 +91,8 @@ def test_kernels_of_autograds_thread_belong_to_the_backward_range_of_the_thread_
         "optimizer": 10,
     }
     phases = by_phase(parsed)
-    print("\n" + "\n".join(f"{phase:50} {calls:4} kernels" for phase, calls in phases.items()))
+    for phase, calls in phases.items():
+        record_property("table", [f"h200/lm_eager.sqlite, {phase}", f"{calls} launches"])
     assert phases == {f"step_{n} > {phase}": calls for n in range(3) for phase, calls in in_a_step.items()}
     assert sum(phases.values()) == parsed.origin.launches == 723
     # 471 backward kernels and 48 of their memsets.
