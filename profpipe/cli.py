@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-w", "--workload", action="append", default=[], help="only this workload (repeatable)")
     run.add_argument("-p", "--profiler", action="append", default=[], help="only this profiler (repeatable)")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file")
+    run.add_argument("--reuse", action="store_true", help="take over unchanged jobs of an earlier run in --out")
     run.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     _out(run)
     resume = command("resume", _resume, "finish a run that was interrupted")
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
 
     path = Path(args.pipeline)
     pipeline = config.load_pipeline(path, args.set)
-    order = workflow.Order.of(pipeline, path, args.out, args.workload, args.profiler)
+    order = workflow.Order.of(pipeline, path, args.out, args.workload, args.profiler, args.reuse)
     if args.dry_run:
         workflow.show(order)
         return errors.OK

@@ -4,6 +4,10 @@ A process group is not enough to find them all: nsys (2022.4 to 2025.3) puts the
 sessions of their own. So while jobs run, this process adopts orphans (Linux's "child subreaper"), and whatever descends
 from it in another session than its own belongs to the job. Out of reach stays a process that something else starts for
 the job (a container's daemon, a batch system). Where there is no /proc, only the process group is ended.
+
+When this process itself is killed, Linux ends the process that it started last (``bound_to_us``). What that one started
+may run on; the next runner knows it by a variable in its environment and ends it (``end_leftovers``) before it starts
+another that would write into the same files.
 """
 
 from __future__ import annotations
@@ -21,6 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from profpipe.errors import ProfpipeError
+
+#: The environment variable by which every process of a job is known; its value is the job's folder.
+MARK = "PROFPIPE_JOB"
+
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
@@ -84,6 +94,49 @@ def adopted_orphans() -> Iterator[None]:
         yield
     finally:
         prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def bound_to_us() -> Callable[[], None] | None:
+    """What a new process calls between fork and exec, so that it gets SIGTERM when this one dies, however it dies.
+
+    nsys (2022.4 to 2025.3) then stops its application. Linux sends the signal when the thread that forked ends, so a
+    thread that starts a process has to stay until that has ended; ``run`` does.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != us:  # we died before the signal was asked for
+            os._exit(1)
+
+    return bind
+
+
+def end_leftovers(variable: str, value: str, wait_s: float) -> None:
+    """Kills every process that has ``variable=value`` in its environment: the job's that a killed runner left.
+
+    Raises ProfpipeError where one does not die, for it may still write.
+    """
+    if not _wait_until(lambda: not _kill_all(_marked(variable, value)), wait_s):
+        left = ", ".join(map(str, sorted(_marked(variable, value))))
+        raise ProfpipeError(f"{value}: process {left} of the run before still works here. End it first.")
+
+
+def _marked(variable: str, value: str) -> set[int]:
+    entry, found = os.fsencode(f"{variable}={value}"), set()
+    for pid, state, _, _ in _process_table():
+        with suppress(OSError):  # it ended while we looked, or is another user's
+            if state not in "ZX" and entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    return found - {os.getpid()}
+
+
+def _kill_all(pids: set[int]) -> set[int]:
+    for pid in pids:
+        _signal(pid, signal.SIGKILL)
+    return pids
 
 
 def descendants() -> set[int]:

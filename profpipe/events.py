@@ -14,12 +14,14 @@ class Events:
     """Which cases a process began and ended, read from the lines appended since this object was made.
 
     The harness writes a case's start whenever it turns to the case, and its end once; ``inside`` is the case it turned
-    to last, as long as that has not ended. When the process dies, that is the case it died in.
+    to last, as long as that has not ended. When the process dies, that is the case it died in. Where a part is taken up
+    after its process has ended, both are given.
     """
 
-    def __init__(self, path: Path, watch: Watch) -> None:
-        self.ended: dict[str, str] = {}
-        self.inside: str | None = None
+    def __init__(
+        self, path: Path, watch: Watch, ended: dict[str, str] | None = None, inside: str | None = None
+    ) -> None:
+        self.ended, self.inside = ended or {}, inside
         self.inside_since = 0.0
         self._path, self._watch = path, watch
         self._unread = _close_last_line(path)
@@ -48,6 +50,14 @@ class Events:
             self.ended[case] = event["status"]
             self.inside = None if self.inside == case else self.inside
             self._watch.case_ended(case, event["status"])
+
+
+def statuses(path: Path) -> dict[str, str]:
+    """What became of each case that has ended, by all processes that wrote into ``path``."""
+    if not path.is_file():
+        return {}
+    told = (_event(line) for line in path.read_bytes().splitlines())
+    return {event["case"]: event["status"] for event in told if event and event.get("event") == "case_ended"}
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from profpipe import kernels, load, tables
 from profpipe.errors import Refused
-from profpipe.job import Outcome
+from profpipe.job import Job, Outcome
 from profpipe.tables import CASES, METRICS, Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -24,6 +25,7 @@ class Source:
     """A file to read and what is known about it beforehand; ``name`` is how the tables and messages call it.
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
+    ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class Source:
     workload: str = ""
     profiler: str = ""
     case: str = ""
+    set_aside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def _placed(parsed: Tables, source: Source, rules: Any) -> Tables:
     )
     if source.case:
         placed = _within(placed, source.case)
+    if source.set_aside:
+        placed = _without_cases(placed, source.set_aside)
     if rules:
         placed = replace(placed, kernels=kernels.annotate(placed.kernels, rules))
     return placed
@@ -109,6 +114,25 @@ def _within(placed: Tables, case: str) -> Tables:
     return Tables(**moved, origin=origin)
 
 
+def _without_cases(placed: Tables, cases: frozenset[str]) -> Tables:
+    """What is known of ``cases`` is left out. Their kernels did run, so they stay, as those of no case."""
+    kernels_aside = placed.kernels["case"].isin(cases)
+    device = kernels_aside & (placed.kernels["kind"] == "kernel")
+    time_ns = float(placed.kernels.loc[device, "total_ns"].sum())
+    note = f"an attempt that was cut off is set aside: {', '.join(sorted(cases))}"
+    origin = replace(placed.origin, notes=(*placed.origin.notes, note))
+    if origin.attributed_ns is not None and origin.unattributed_ns is not None:
+        attributed_ns, unattributed_ns = origin.attributed_ns - time_ns, origin.unattributed_ns + time_ns
+        origin = replace(origin, attributed_ns=attributed_ns, unattributed_ns=unattributed_ns)
+    return replace(
+        placed,
+        kernels=placed.kernels.assign(case=placed.kernels["case"].where(~kernels_aside, "")),
+        ranges=placed.ranges[~placed.ranges["case"].isin(cases)],
+        metrics=placed.metrics[~placed.metrics["case"].isin(cases)],
+        origin=origin,
+    )
+
+
 # --- a job's outcome -------------------------------------------------------------------------------------------------
 
 
@@ -116,8 +140,17 @@ def sources_of(outcome: Outcome, run_folder: Path) -> list[Source]:
     """The files that a job left, named relative to the run's folder."""
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
+    again = outcome.attempted_again
     return [
-        Source(path, str(path.relative_to(run_folder)), run_folder.name, job.workload, job.profiler, whole)
+        Source(
+            path,
+            str(path.relative_to(run_folder)),
+            run_folder.name,
+            job.workload,
+            job.profiler,
+            case=whole,
+            set_aside=again.get(path, frozenset()),
+        )
         for path in outcome.files
         if path.exists()
     ]
@@ -172,16 +205,44 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             continue  # the last line of a process that was killed while it wrote
 
 
-def ended_cases(events: Path) -> set[str]:
-    """The cases that ``events.jsonl`` says are over, whatever became of them."""
-    return {event["case"] for event in _events(events) if event.get("event") == "case_ended"}
-
-
 def replaced(stored: Tables, fresh: Tables) -> Tables:
-    """``stored`` with the rows of ``fresh`` in place of those of the same workload, profiler and case."""
+    """``stored`` with the rows of ``fresh`` in place of those of the same workload, profiler and case.
+
+    A table in which nothing changes is the same object as before.
+    """
     parts = {}
     for table in tables.ALL:
         old, new = getattr(stored, table.name), getattr(fresh, table.name)
         key = ["workload", "profiler", "case"] + (["source"] if "source" in table.names else [])
-        parts[table.name] = old[~old.set_index(key).index.isin(new.set_index(key).index)]
-    return tables.concat([Tables(**parts), fresh])
+        parts[table.name] = _joined(_kept(old, _rows_like(old, new, key)), new)
+    return Tables(**parts, origin=stored.origin)
+
+
+def without(stored: Tables, job: Job, run_folder: Path) -> Tables:
+    """``stored`` without what an earlier try at ``job`` left in it, whichever of its files that came from."""
+    folder, cases, parts = f"{job.folder.relative_to(run_folder)}/", {case.id for case in job.cases}, {}
+    for table in tables.ALL:
+        old = getattr(stored, table.name)
+        if len(old):
+            mine = (old["workload"] == job.workload) & (old["profiler"] == job.profiler)
+            of_job = old["source"].str.startswith(folder) if "source" in table.names else old["case"].isin(cases)
+            old = _kept(old, mine & of_job)
+        parts[table.name] = old
+    return Tables(**parts, origin=stored.origin)
+
+
+def _rows_like(old: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> Any:
+    """Which rows of ``old`` have a key that is also in ``new``."""
+    if not len(old) or not len(new):
+        return np.zeros(len(old), dtype=bool)
+    return pd.MultiIndex.from_frame(old[key]).isin(pd.MultiIndex.from_frame(new[key]))
+
+
+def _kept(old: pd.DataFrame, dropped: Any) -> pd.DataFrame:
+    return old[~dropped] if dropped.any() else old
+
+
+def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    if not len(new):
+        return old
+    return pd.concat([old, new], ignore_index=True) if len(old) else new.reset_index(drop=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe.config import Pipeline
-from profpipe.job import Ask, Command, Job, Missing, Outcome, Tool
+from profpipe.job import Ask, Command, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
 
 
@@ -64,8 +64,12 @@ def _tool(tool: Tool | Missing) -> dict[str, str]:
     return {"version": tool.version, "variant": tool.variant}
 
 
-def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path) -> dict[str, Any]:
-    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder."""
+def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path, key: str, reused_from: str) -> dict[str, Any]:
+    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder.
+
+    ``key`` is what a later run may recognise the job by (empty: never), ``reused_from`` the run that measured it where
+    that is another.
+    """
     done = outcome.job
     return {
         "workload": done.workload,
@@ -73,6 +77,9 @@ def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path) -> dict
         "cases": [case.id for case in done.cases],
         "status": outcome.status,
         "reason": outcome.reason,
+        "interrupted": outcome.interrupted,
+        "key": key,
+        "reused_from": reused_from,
         "seconds": round(outcome.seconds, 3),
         "returncode": outcome.returncode,
         "argv": [[done.portable(argument) for argument in command.argv] for command in commands],
@@ -84,6 +91,12 @@ def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path) -> dict
             if path.exists()
         ],
     }
+
+
+def put(entries: list[dict[str, Any]], entry: dict[str, Any], name: str) -> None:
+    """Appends ``entry`` in place of one with the same value under ``name``, which an earlier try left."""
+    entries[:] = [known for known in entries if known[name] != entry[name]]
+    entries.append(entry)
 
 
 def file(source: str, parser: str, origin: Origin) -> dict[str, Any]:

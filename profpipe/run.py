@@ -3,6 +3,8 @@
 A job's commands run one after the other, each in a session of its own, under a time limit, with its output in
 ``log.txt``. Whether they did their work is judged by the files that they made and by the cases in ``events.jsonl``,
 never by the exit code alone. A case that takes its process down is recorded, and the cases after it go on in another.
+
+A job that an earlier runner began, and did not live to finish, is taken up where its journal says (``journal.py``).
 """
 
 from __future__ import annotations
@@ -13,41 +15,44 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from profpipe import ending, environment, reasons
+from profpipe import ending, environment, events, journal, oomkiller, sizes, verdict
 from profpipe.ending import Interrupts, Patience
 from profpipe.errors import Interrupted
 from profpipe.events import Events
 from profpipe.job import Case, Command, Job, Missing, Outcome, Profiler, Watch
+from profpipe.journal import Entry, ProcessEnd
+from profpipe.verdict import End, Fate, Part
 
-#: (status, reason): what became of a case, or of a job.
-Fate = tuple[str, str]
 _Look = Callable[[], "Fate | None"]
 
-_OK: Fate = ("ok", "")
-_INTERRUPTED: Fate = ("failed", "interrupted")
-_NOT_BEGUN: Fate = ("skipped", "interrupted before it started")
 _LOOK_EVERY_S = 0.2
 #: How much of a process's output is searched for the reason of a failure, from its end.
 _LOG_TAIL_BYTES = 1 << 20
 
 
 def run(
-    jobs: Sequence[Job], profilers: Mapping[str, Profiler], watch: Watch, patience: Patience = ending.PATIENCE
+    jobs: Sequence[Job],
+    profilers: Mapping[str, Profiler],
+    watch: Watch,
+    patience: Patience = ending.PATIENCE,
+    exhausted: Mapping[tuple[str, str], Iterable[Case]] | None = None,
 ) -> Iterator[Outcome]:
     """Yields each job's outcome when the job has ended, so that the caller can store it before the next one starts.
 
     Ctrl-C, SIGTERM and SIGHUP end the running process so that its report is still written; its job's outcome is
     yielded like any other, and then errors.Interrupted is raised. One that comes between two jobs, while the caller
     works, waits until the caller asks for the next outcome.
+
+    ``exhausted`` are cases that ran out of memory before this run, by workload and profiler.
     """
     with Interrupts() as interrupts, ending.adopted_orphans():
-        desk = _Desk(watch, patience, interrupts)
+        desk = _Desk(watch, patience, interrupts, {key: list(cases) for key, cases in (exhausted or {}).items()})
         for index, job in enumerate(jobs, start=1):
             watch.job_started(job, index, len(jobs))
             outcome = _carry_out(job, profilers[job.profiler], desk)
@@ -77,69 +82,98 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0) -> str | None:
 
 @dataclass(frozen=True)
 class _Desk:
-    """What every step of a run needs beside its job."""
+    """What every step of a run needs beside its job. ``exhausted`` grows: the cases that ran out of memory so far."""
 
     watch: Watch
     patience: Patience
     interrupts: Interrupts
+    exhausted: dict[tuple[str, str], list[Case]]
 
 
 # --- one job: as many parts as its crashes make necessary ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One process of a job, with the exports after it. ``rest`` are the cases it left undone and did not die in."""
-
-    job: Job
-    trouble: Fate | None
-    fates: Mapping[str, Fate]
-    rest: tuple[Case, ...]
-    began_a_case: bool
-    seconds: float
-    returncode: int | None
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether another process for the rest would meet the same end."""
-        status = self.trouble[0] if self.trouble else ""
-        return self.returncode is None or status == "skipped" or (status == "timeout" and not self.began_a_case)
-
-
 def _carry_out(job: Job, profiler: Profiler, desk: _Desk) -> Outcome:
     if isinstance(job.tool, Missing):
         return _skipped(job, str(job.tool))
-    parts = [_run_part(job, profiler, desk)]
-    while (last := parts[-1]).rest and not (last.hopeless or _stuck(parts) or desk.interrupts.count):
-        why = ": ".join(last.trouble or ())
-        desk.watch.message(f"{_name(job)}: {why}. Cases that go on in a new process: {len(last.rest)}")
-        parts.append(_run_part(replace(job, cases=last.rest, part=last.job.part + 1), profiler, desk))
-    return _outcome(job, parts, profiler, interrupted=desk.interrupts.count > 0)
+    parts = _taken_up(job, profiler, desk)
+    too_large: dict[str, Fate] = {}
+    while (rest := parts[-1].rest if parts else job.cases) and not _is_over(parts, desk):
+        too_large |= _too_large(job, rest, parts, desk)
+        rest = tuple(case for case in rest if case.id not in too_large)
+        if not rest:
+            break
+        if parts:
+            why = ": ".join(parts[-1].trouble or ("begun before",))
+            desk.watch.message(f"{_name(job)}: {why}. Cases that go on in a new process: {len(rest)}")
+        number = parts[-1].job.part + 1 if parts else job.part
+        parts.append(_run_part(replace(job, cases=rest, part=number), profiler, desk))
+    _note_exhausted(job, parts, desk)
+    return _outcome(job, parts, too_large, profiler, interrupted=desk.interrupts.count > 0)
 
 
-def _stuck(parts: Sequence[_Part]) -> bool:
-    """Twice in a row not one case was begun. Once may be chance: nsys 2022.4 now and then loses its own agent."""
-    return len(parts) > 1 and not any(part.began_a_case for part in parts[-2:])
+def _is_over(parts: Sequence[Part], desk: _Desk) -> bool:
+    """Whether no further process makes sense.
+
+    Twice in a row not one case was begun: once may be chance, for nsys 2022.4 now and then loses its own agent.
+    """
+    stuck = len(parts) > 1 and not any(part.began_a_case for part in parts[-2:])
+    return bool(parts) and (parts[-1].hopeless or stuck or desk.interrupts.count > 0)
+
+
+def _too_large(job: Job, cases: Sequence[Case], parts: Sequence[Part], desk: _Desk) -> dict[str, Fate]:
+    """Those of ``cases`` that are larger in every dimension than one that ran out of memory, here or in another job."""
+    if not job.options.get("skip_larger_after_oom", False):
+        return {}
+    _note_exhausted(job, parts, desk)
+    found = {}
+    for case in cases:
+        for smaller in desk.exhausted.get((job.workload, job.profiler), ()):
+            if sizes.larger(case.params, smaller.params):
+                found[case.id] = "skipped", f"larger in every dimension than {smaller.id}, which ran out of memory"
+    return found
+
+
+def _note_exhausted(job: Job, parts: Sequence[Part], desk: _Desk) -> None:
+    known = desk.exhausted.setdefault((job.workload, job.profiler), [])
+    known += [case for part in parts for case in part.exhausted() if case not in known]
 
 
 def _skipped(job: Job, reason: str) -> Outcome:
     return Outcome(job, "skipped", reason, ended_by_runner=tuple((case.id, "skipped", reason) for case in job.cases))
 
 
-def _outcome(job: Job, parts: Sequence[_Part], profiler: Profiler, *, interrupted: bool) -> Outcome:
+def _outcome(
+    job: Job, parts: Sequence[Part], too_large: Mapping[str, Fate], profiler: Profiler, *, interrupted: bool
+) -> Outcome:
+    """``parts`` may be none: where every case is too large to be tried."""
     fates = {case: fate for part in parts for case, fate in part.fates.items()}
-    fates |= {case.id: _NOT_BEGUN if interrupted else parts[-1].trouble or _OK for case in parts[-1].rest}
-    status, reason = next((part.trouble for part in parts if part.trouble), _OK)
-    made = dict.fromkeys(path for part in parts for path in profiler.artifacts(part.job) if path.exists())
+    if parts:
+        left = verdict.NOT_BEGUN if interrupted else parts[-1].trouble or verdict.OK
+        fates |= {case.id: left for case in parts[-1].rest}
+    fates |= too_large
+    status, reason = next((part.trouble for part in parts if part.trouble), verdict.OK)
+    made = {part.job.part: _files(part, profiler) for part in parts}
+    again = {path: part.again for part in parts if part.again for path in made[part.job.part] if path != _events(job)}
     return Outcome(
         job,
         status,
         reason,
         seconds=sum(part.seconds for part in parts),
-        returncode=parts[-1].returncode,
-        files=tuple(made),
+        returncode=parts[-1].returncode if parts else None,
+        files=tuple(dict.fromkeys(path for paths in made.values() for path in paths)),
         ended_by_runner=tuple((case, *fate) for case, fate in fates.items()),
+        interrupted=interrupted,
+        attempted_again=again,
     )
+
+
+def _files(part: Part, profiler: Profiler) -> list[Path]:
+    return [path for path in profiler.artifacts(part.job) if path.exists()] if part.has_files else []
+
+
+def _events(job: Job) -> Path:
+    return job.folder / "events.jsonl"
 
 
 def _name(job: Job) -> str:
@@ -149,17 +183,53 @@ def _name(job: Job) -> str:
 # --- one part: the workload's process, then what exports its report ---------------------------------------------------
 
 
-def _run_part(job: Job, profiler: Profiler, desk: _Desk) -> _Part:
+def _run_part(job: Job, profiler: Profiler, desk: _Desk) -> Part:
     job.folder.mkdir(parents=True, exist_ok=True)
+    journal.write(job.folder, Entry(job.part, tuple(case.id for case in job.cases), {}, None))
     if job.script:
-        _write_whole(job.spec, json.dumps(_spec(job), indent=1))
-    events = Events(job.folder / "events.jsonl", desk.watch)
-    ends: list[_End] = []
-    for command in profiler.commands(job):
-        ends.append(_run_process(command, job, events, desk))
-        if not ends[-1].usable or desk.interrupts.count > 1:
+        journal.write_whole(job.spec, json.dumps(_spec(job), indent=1))
+    return _run_commands(job, profiler, Events(_events(job), desk.watch), [], desk)
+
+
+def _run_commands(job: Job, profiler: Profiler, seen: Events, ends: list[ProcessEnd], desk: _Desk) -> Part:
+    """Runs those of the part's commands that have no end yet, as long as each leaves the next one something."""
+    commands, cases = profiler.commands(job), tuple(case.id for case in job.cases)
+    for command in commands[len(ends) :]:
+        if ends and (desk.interrupts.count > 1 or not _end(job, commands[len(ends) - 1], ends[-1]).usable):
             break
-    return _judge(job, profiler, events, ends)
+        ends.append(_run_process(command, job, seen, desk))
+        journal.write(job.folder, Entry(job.part, cases, seen.ended, seen.inside, tuple(ends)))
+    known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
+    return verdict.judge(job, profiler, known, seen.ended, seen.inside)
+
+
+def _end(job: Job, command: Command, end: ProcessEnd) -> End:
+    missing = tuple(job.folder / name for name in end.missing)
+    log = _output(job.folder / "log.txt", end.log)
+    return End(command, end.returncode, end.seconds, end.cause, missing, log)
+
+
+def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
+    """The parts that an earlier runner left, as far as they count, with the exports that it still owed."""
+    entries, parts = journal.read(job.folder), []
+    if entries:
+        ending.end_leftovers(ending.MARK, str(job.folder), desk.patience.kill_s)
+    for entry in entries:
+        of_part = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
+        if entry.ends:
+            seen = Events(_events(job), desk.watch, dict(entry.ended), entry.inside)
+            parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, _kept_ends(entry), desk)))
+        else:
+            known = events.statuses(_events(job))
+            statuses = {case.id: known[case.id] for case in of_part.cases if case.id in known}
+            parts.append(verdict.cut_off(of_part, statuses, keeps_ended_cases=profiler.KEEPS_ENDED_CASES))
+    return parts
+
+
+def _kept_ends(entry: Entry) -> list[ProcessEnd]:
+    """An export that was interrupted is made anew; the workload's process, always the first, is not."""
+    exports = [end for end in entry.ends[1:] if end.cause != verdict.INTERRUPTED]
+    return [entry.ends[0], *exports]
 
 
 def _spec(job: Job) -> dict[str, object]:
@@ -177,87 +247,13 @@ def _spec(job: Job) -> dict[str, object]:
     }
 
 
-def _write_whole(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-def _judge(job: Job, profiler: Profiler, events: Events, ends: Sequence[_End]) -> _Part:
-    """What became of the part and its cases: from how its processes ended, what they made, and events.jsonl."""
-    if job.script is not None:
-        undone = tuple(case for case in job.cases if case.id not in events.ended)
-        inside = events.inside
-    else:
-        undone = job.cases if any(end.cause or end.returncode for end in ends) else ()
-        inside = job.cases[0].id
-    trouble = _trouble(job, profiler, ends, unfinished=bool(undone), inside=inside)
-    fates = {inside: trouble or _OK} if inside else {}
-    if trouble and not all(end.usable for end in ends):
-        status = "skipped" if trouble[0] == "skipped" else "failed"
-        fates |= {case: (status, f"no profile: {trouble[1]}") for case, was in events.ended.items() if was == "ok"}
-    return _Part(
-        job,
-        trouble,
-        fates,
-        rest=tuple(case for case in undone if case.id != inside),
-        began_a_case=bool(inside or events.ended),
-        seconds=sum(end.seconds for end in ends),
-        returncode=next(end.returncode for end in ends if end.command.runs_workload),
-    )
-
-
-def _trouble(
-    job: Job, profiler: Profiler, ends: Sequence[_End], *, unfinished: bool, inside: str | None
-) -> Fate | None:
-    """Why the part is not what it should be; None for one whose files are all there and whose cases all ended.
-
-    An exit code is no trouble by itself: a harness that dies after its last case has left everything that we want.
-    """
-    bad = next((end for end in ends if end.cause or not end.usable), ends[0] if unfinished else None)
-    if bad is None:
-        return None
-    if bad.cause == _INTERRUPTED:
-        return _INTERRUPTED
-    status, reason = bad.cause or profiler.diagnose(bad.log) or _found_out(bad, in_case=bool(job.script and inside))
-    return status, f"{reason} (log: {job.portable(str(job.folder / 'log.txt'))})"
-
-
-def _found_out(end: _End, *, in_case: bool) -> Fate:
-    """What a process says that neither was ended by us nor is understood by its profiler."""
-    returncode = end.returncode or 0
-    if end.missing and not returncode:
-        return "failed", reasons.of_missing(end.missing[0], end.log)
-    died = in_case or reasons.killed_by(returncode)
-    return "crashed" if died else "failed", reasons.of_exit(returncode, end.log)
-
-
 # --- one process -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _End:
-    """How one process ended. ``cause`` is set where that was not by itself: a limit, an interrupt, no start at all."""
-
-    command: Command
-    returncode: int | None
-    seconds: float
-    cause: Fate | None
-    missing: tuple[Path, ...]
-    log: str
-
-    @property
-    def usable(self) -> bool:
-        """Whether it left what comes after it something to work on."""
-        if self.returncode is None or self.missing:
-            return False
-        return self.command.runs_workload or self.returncode == 0
-
-
-def _run_process(command: Command, job: Job, events: Events, desk: _Desk) -> _End:
+def _run_process(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessEnd:
     before = {path: _stamp(path) for path in command.makes}
-    env = {**environment.passed_on(os.environ), **job.env, **command.env}
-    began, returncode = time.monotonic(), None
+    env = {**environment.passed_on(os.environ), **job.env, **command.env, ending.MARK: str(job.folder)}
+    began, returncode, oom_kills = time.monotonic(), None, oomkiller.kills()
     cause: Fate | None
     with (job.folder / "log.txt").open("ab") as log:
         # Not the environment: it is the one thing in a log that nobody means to share.
@@ -270,13 +266,15 @@ def _run_process(command: Command, job: Job, events: Events, desk: _Desk) -> _En
         except OSError as error:
             cause = "failed", f"could not be started: {error}"
         else:
-            cause = _attend(process, _watchful(command, job, events, desk), spared, desk)
+            cause = _attend(process, _watchful(command, job, seen, desk), spared, desk)
             returncode = process.returncode
             if cause is None:
-                events.read()
+                seen.read()
+                cause = oomkiller.fate(returncode, oom_kills) if seen.inside or job.script is None else None
+        output_end = log.seek(0, os.SEEK_END)
     seconds = time.monotonic() - began
-    missing = tuple(path for path, stamp in before.items() if _stamp(path) in (None, stamp))
-    return _End(command, returncode, seconds, cause, missing, _tail(job.folder / "log.txt", output_begin))
+    missing = tuple(path.name for path, stamp in before.items() if _stamp(path) in (None, stamp))
+    return ProcessEnd(returncode, seconds, cause, missing, (output_begin, output_end))
 
 
 def _start(
@@ -290,6 +288,7 @@ def _start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=ending.bound_to_us(),
     )
 
 
@@ -301,7 +300,7 @@ def _attend(process: subprocess.Popen[bytes], look: _Look, spared: set[int], des
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY_S)
         if cause:
-            hint = " (Ctrl-C again kills it)" if cause == _INTERRUPTED else ""
+            hint = " (Ctrl-C again kills it)" if cause == verdict.INTERRUPTED else ""
             desk.watch.message(f"{cause[1]}; waiting for the process to write its report and end{hint}")
             ending.ask_to_end(process, desk.patience, hurry=lambda: desk.interrupts.count > 1)
     except BaseException:
@@ -312,23 +311,27 @@ def _attend(process: subprocess.Popen[bytes], look: _Look, spared: set[int], des
     return cause
 
 
-def _watchful(command: Command, job: Job, events: Events, desk: _Desk) -> _Look:
+def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:
     """A look at the clock, the user and the events, which tells why the process is to be ended now, if it is.
 
     Events are not read after that: what a workload writes about being interrupted is no result of its case.
     """
-    deadline = time.monotonic() + job.timeout_s
     # After a limit or an interrupt an export saves what the workload has to show: neither of them ends that as well.
     case_timeout_s = job.options.get("case_timeout_s") if command.runs_workload else None
+    limits = [(job.timeout_s, "timeout_s")]
+    if case_timeout_s and job.script is None:
+        limits.append((case_timeout_s, "case_timeout_s"))
+    limit_s, of = min(limits)
+    deadline = time.monotonic() + limit_s
     borne = 0 if command.runs_workload else desk.interrupts.count
 
     def look() -> Fate | None:
-        events.read()
+        seen.read()
         if desk.interrupts.count > borne:
-            return _INTERRUPTED
+            return verdict.INTERRUPTED
         if time.monotonic() > deadline:
-            return "timeout", f"not done after {job.timeout_s:g} s (timeout_s)"
-        if case_timeout_s and events.inside and time.monotonic() - events.inside_since > case_timeout_s:
+            return "timeout", f"not done after {limit_s:g} s ({of})"
+        if case_timeout_s and seen.inside and time.monotonic() - seen.inside_since > case_timeout_s:
             return "timeout", f"case not done after {case_timeout_s:g} s (case_timeout_s)"
         return None
 
@@ -348,7 +351,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return None if empty else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
-def _tail(path: Path, begin: int) -> str:
+def _output(path: Path, span: tuple[int, int]) -> str:
+    begin, end = span
     with path.open("rb") as stream:
-        stream.seek(max(begin, path.stat().st_size - _LOG_TAIL_BYTES))
-        return stream.read().decode(errors="replace")
+        stream.seek(max(begin, end - _LOG_TAIL_BYTES))
+        return stream.read(end - stream.tell()).decode(errors="replace")

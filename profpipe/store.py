@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import json
 import os
+import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,24 +23,53 @@ from profpipe.tables import Tables
 
 DATABASE = "profpipe.db"
 
+#: Before pandas 3.1 numbers are read with an error in the last digit, and what a resumed run reads it writes again.
+_EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
+
 
 def folder_name(name: str, now: datetime) -> str:
     return f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
 
-def new_folder(out: Path, name: str, now: datetime) -> Path:
-    """Makes ``out/<UTC time>-<name>/`` and points ``out/latest`` at it."""
+def new_folder(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) -> Path:
+    """Makes ``out/<UTC time>-<name>/`` with what ``fill`` writes into it, and points ``out/latest`` at it.
+
+    The folder appears with its content or not at all, so that each one that is there can be resumed.
+    """
     stem = folder_name(name, now)
     out.mkdir(parents=True, exist_ok=True)
+    beside = out / f".{stem}-{os.getpid()}"
+    beside.mkdir()
+    fill(beside)
     for number in range(1, 1000):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
         try:
-            folder.mkdir()
-        except FileExistsError:
+            beside.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
             continue  # a run of the same name was started in the same second
-        _point(out / "latest", folder)
+        point_latest(out)
         return folder
     raise ConfigError(str(out), f"holds a thousand runs named {stem}.", "Choose another --out.")
+
+
+def point_latest(out: Path) -> None:
+    """Points ``out/latest`` at the newest run."""
+    _point(out / "latest", max(_runs(out), key=_age))
+
+
+def _runs(out: Path) -> list[Path]:
+    """The folders of runs below ``out``. One whose name begins with a dot was never finished being made."""
+    found = (path.parent for path in out.glob("*/run.json"))
+    return [folder for folder in found if not folder.is_symlink() and not folder.name.startswith(".")]
+
+
+def _age(folder: Path) -> tuple[str, int, str]:
+    """Sorts runs by age: by the time in the name, then by the number that those of one second carry."""
+    time, _, name = folder.name.partition("-")
+    number = re.search(r"-(\d+)$", name)
+    return time, int(number[1]) if number else 1, name
 
 
 def _point(link: Path, folder: Path) -> None:
@@ -56,13 +89,46 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def save(folder: Path, data: Tables, record: Mapping[str, Any]) -> None:
-    """The four tables as CSV and Parquet, and ``run.json``."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """While entered, no other profpipe works on the run in ``folder``; raises ConfigError where one does already.
+
+    The kernel gives the lock back when this process dies, however it dies.
+    """
+    with (folder / "raw" / "lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(str(folder), "another profpipe is at work on this run.", "Wait until it ends.") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise  # these say that the file system has no locks: some that clusters use have none
+        yield
+
+
+def tidy(folder: Path) -> None:
+    """Removes what a kill left of files that were being written."""
+    for half in folder.glob(".*-[0-9]*"):
+        half.unlink()
+
+
+def save(folder: Path, data: Tables, record: Mapping[str, Any], stored: Tables | None = None) -> None:
+    """The four tables as CSV, and then ``run.json``: what that says is done is in the tables.
+
+    Tables that are the same objects as in ``stored`` are there already and not written again.
+    """
     for table in tables.ALL:
         frame: pd.DataFrame = getattr(data, table.name)
-        write(folder / f"{table.name}.csv", functools.partial(frame.to_csv, index=False))
-        write(folder / f"{table.name}.parquet", functools.partial(frame.to_parquet, index=False))
+        if stored is None or frame is not getattr(stored, table.name):
+            write(folder / f"{table.name}.csv", functools.partial(frame.to_csv, index=False))
     save_record(folder, record)
+
+
+def save_parquet(folder: Path, data: Tables) -> None:
+    """The four tables once more, with their types; made once, when a run has ended."""
+    for table in tables.ALL:
+        frame: pd.DataFrame = getattr(data, table.name)
+        write(folder / f"{table.name}.parquet", functools.partial(frame.to_parquet, index=False))
 
 
 def save_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -100,7 +166,7 @@ def _read(path: Path, table: tables.Table) -> pd.DataFrame:
     types = {column.name: "object" if column.dtype == "str" else column.dtype for column in table.columns}
     missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
     try:
-        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing)
+        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
         return tables.frame(table, frame)
     except (ValueError, pd.errors.ParserError) as error:
         raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.") from None
@@ -115,11 +181,15 @@ def resolve(name: str | None, out: Path) -> Path:
     raise ConfigError(str(candidates[0]), "is not a run's folder.", "`profpipe history` lists the runs.")
 
 
+def newest_first(out: Path) -> list[Path]:
+    return sorted(_runs(out), key=_age, reverse=True)
+
+
 def unfinished(out: Path) -> Path:
     """The latest run below ``out`` that has not ended."""
-    for path in sorted(out.glob("*/run.json"), key=lambda path: path.parent.name, reverse=True):
-        if not path.parent.is_symlink() and not read_record(path.parent).get("ended"):
-            return path.parent.resolve()
+    for folder in newest_first(out):
+        if not read_record(folder).get("ended"):
+            return folder.resolve()
     raise ConfigError(str(out), "holds no unfinished run.", "`profpipe history` lists the runs.")
 
 
@@ -171,7 +241,7 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
         marks = ",".join("?" * len(runs))
         times = list(
             database.query(
-                "select m.workload, m.\"case\", r.run, r.started, m.value from metrics m join runs r using (run)"
+                'select m.workload, m."case", r.run, r.started, m.value from metrics m join runs r using (run)'
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
                 ' order by m.workload, m."case", r.started',
                 [row["run"] for row in runs],

@@ -1,17 +1,21 @@
 """The stages in order: plan, run, ingest, store, report. Above the stages and below the command line.
 
-After every job the tables and ``run.json`` are on disk, so that a run that is killed can be reported and resumed.
+A run may be killed at any point and gone on with. What on disk says how far it is, from the whole to the parts:
+
+* ``ended`` in ``run.json`` is written last of all: the run is done.
+* A job in ``run.json``'s ``jobs`` that was not interrupted is done; its rows were in the tables before.
+* Any other job is handed to ``run`` again, which takes it up where ``parts.json`` in its folder says. Where nothing is
+  left to do it starts no process, and what there is is read.
+* Within a part that was cut off, ``case_ended`` in ``events.jsonl``, where the profiler keeps what such cases left.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from profpipe import (
     analyze,
     config,
     device,
+    environment,
     errors,
     ingest,
     kernels,
@@ -27,6 +32,7 @@ from profpipe import (
     profilers,
     progress,
     record,
+    reuse,
     run,
     store,
     tables,
@@ -34,62 +40,9 @@ from profpipe import (
 from profpipe import report as reporting
 from profpipe.config import Pipeline
 from profpipe.errors import ConfigError, Interrupted, ToolMissing
-from profpipe.job import Job, Missing, Outcome, Tool
+from profpipe.job import Case, Job, Missing, Outcome
+from profpipe.order import ORDER, Machine, Order
 from profpipe.tables import Tables
-
-#: What a resumed run needs and nobody else may see: the pipeline with the values of its environment variables.
-_ORDER = Path("raw") / "order.json"
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the user asked for: a pipeline, the part of it to run, and where the results go."""
-
-    pipeline: Pipeline
-    path: Path
-    out: Path
-    workloads: tuple[str, ...]
-    profilers: tuple[str, ...]
-
-    @classmethod
-    def of(cls, pipeline: Pipeline, path: Path, out: Path, workloads: Sequence[str], names: Sequence[str]) -> Order:
-        return cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(names))
-
-    @property
-    def beside(self) -> Path:
-        return self.path.parent
-
-    def save(self, folder: Path) -> None:
-        document = {"pipeline": self.pipeline.model_dump(mode="json", by_alias=True), "path": str(self.path)}
-        document |= {"workloads": self.workloads, "profilers": self.profilers}
-        target = folder / _ORDER
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.write(target, lambda beside: beside.write_text(json.dumps(document), encoding="utf-8"))
-        target.chmod(0o600)
-
-    @classmethod
-    def load(cls, folder: Path) -> Order:
-        try:
-            document = json.loads((folder / _ORDER).read_text(encoding="utf-8"))
-        except OSError:
-            raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
-        pipeline = Pipeline.model_validate(document["pipeline"])
-        return cls.of(pipeline, Path(document["path"]), folder.parent, document["workloads"], document["profilers"])
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is here to run on."""
-
-    tools: Mapping[str, Tool | Missing]
-    described: Mapping[str, Any]
-
-    @classmethod
-    def examine(cls, order: Order) -> Machine:
-        named = [name for workload in order.pipeline.workloads.values() for name in workload.profilers]
-        wanted = {*named, *order.profilers}
-        tools = {name: module.find(run.ask) for name, module in profilers.ALL.items() if name in wanted}
-        return cls(tools, device.machine())
 
 
 def show(order: Order) -> None:
@@ -109,8 +62,7 @@ def show(order: Order) -> None:
 def start(order: Order, command: Sequence[str]) -> int:
     """A new run of ``order``; returns the exit code."""
     machine, now = Machine.examine(order), record.utc_now()
-    folder = _folder(order, machine, now)
-    order.save(folder)
+    _check_something_to_run(_jobs(order, machine, order.out))
     begun = record.begun(
         order.pipeline,
         now=now,
@@ -120,37 +72,44 @@ def start(order: Order, command: Sequence[str]) -> int:
         git=record.git_state(run.ask, order.beside),
         command=command,
     )
-    return _Run(order, folder, begun, Tables()).carry_out(_jobs(order, machine, folder))
+
+    def fill(folder: Path) -> None:
+        order.save(folder)
+        store.save(folder, Tables(), begun)
+
+    folder = store.new_folder(order.out, order.pipeline.name, now, fill)
+    with store.locked(folder):
+        return _Run(order, folder, begun, Tables()).carry_out(_jobs(order, machine, folder), machine)
 
 
-def _folder(order: Order, machine: Machine, now: datetime) -> Path:
-    """The run's folder, made only after the plan has shown that there is something to run."""
-    planned = _jobs(order, machine, order.out)
+def _check_something_to_run(planned: Sequence[Job]) -> None:
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
-    return store.new_folder(order.out, order.pipeline.name, now)
 
 
 def resume(folder: Path) -> int:
     """Finishes the run in ``folder``; what it had finished is kept."""
     order = Order.load(folder)
-    data, begun = store.load(folder)
-    if begun.get("ended"):
-        print(f"{folder.name} has nothing left to do.")
-        return _exit_code(data, begun)
-    done = {entry["folder"] for entry in begun["jobs"] if entry.get("reason") != "interrupted"}
-    begun["jobs"] = [entry for entry in begun["jobs"] if entry["folder"] in done]
-    jobs = [job for job in _jobs(order, Machine.examine(order), folder) if str(job.folder.relative_to(folder)) not in done]
-    return _Run(order, folder, begun, data).carry_out([_continued(job) for job in jobs])
+    with store.locked(folder):
+        store.tidy(folder)
+        data, begun = store.load(folder)
+        if begun.get("ended"):
+            print(f"{folder.name} has nothing left to do.")
+            return _exit_code(data, begun)
+        machine = Machine.examine(order)
+        _check_same_gpus(folder, begun, machine)
+        store.point_latest(order.out)
+        return _Run(order, folder, begun, data).carry_out(_jobs(order, machine, folder), machine)
 
 
-def _continued(job: Job) -> Job:
-    """``job`` without the cases that it had finished, as a later part; whole where a report died with its process."""
-    module = profilers.ALL[job.profiler]
-    last = max((n for n in range(1, 100) if replace(job, part=n).spec.exists()), default=0)
-    ended = ingest.ended_cases(job.folder / "events.jsonl") if module.KEEPS_ENDED_CASES else set()
-    rest = tuple(case for case in job.cases if case.id not in ended)
-    return replace(job, part=last + 1, cases=rest)
+def _check_same_gpus(folder: Path, begun: Mapping[str, Any], machine: Machine) -> None:
+    """One run has one table, whose times are compared with each other."""
+    before, now = (
+        [(gpu.get("name"), gpu.get("driver")) for gpu in m["gpus"]] for m in (begun["machine"], machine.described)
+    )
+    if before != now:
+        what = f"was begun on {before or 'no GPU'}, and here is {now or 'no GPU'}: their times cannot be compared."
+        raise ConfigError(str(folder), what, "Resume it there, or start it again here.")
 
 
 def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
@@ -191,48 +150,82 @@ class _Run:
     record: dict[str, Any]
     data: Tables
 
-    def carry_out(self, jobs: Sequence[Job]) -> int:
-        self._save()
+    def carry_out(self, planned: Sequence[Job], machine: Machine) -> int:
+        keys = {job.folder: _key(job, machine) for job in planned}
+        jobs = [job for job in planned if not self._is_done(job)]
+        if self.order.reuse:
+            self._take_over(jobs, keys)
         interrupted = None
         with progress.Display() as watch:
             try:
-                for outcome in run.run(jobs, profilers.ALL, watch):
-                    self._keep(outcome)
-                    self._save()
+                for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
+                    self._keep(outcome, keys[outcome.job.folder])
             except Interrupted as stop:
                 interrupted = stop
-        if interrupted is None:
-            self.record["ended"] = record.utc_now().isoformat(timespec="seconds")
-        self._save()
-        store.remember(self.order.out, self.folder, self.data, self.record)
-        _render(self.folder, self.data, self.record, self.order.beside)
         if interrupted is not None:
+            self._show(self.record)
             raise Interrupted(f"{interrupted} `profpipe resume` goes on with {self.folder.name}.")
-        return _exit_code(self.data, self.record)
+        ended = {**self.record, "ended": record.utc_now().isoformat(timespec="seconds")}
+        self._show(ended)
+        store.save_record(self.folder, ended)
+        return _exit_code(self.data, ended)
 
-    def _keep(self, outcome: Outcome) -> None:
-        """Reads what the job left, and puts its rows in place of any that an earlier try left."""
-        job, name = outcome.job, self.folder.name
-        read = []
-        for result in ingest.ingest(ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)):
+    def _show(self, begun: Mapping[str, Any]) -> None:
+        store.save_parquet(self.folder, self.data)
+        _render(self.folder, self.data, begun, self.order.beside)
+        store.remember(self.order.out, self.folder, self.data, begun)
+
+    def _is_done(self, job: Job) -> bool:
+        name = str(job.folder.relative_to(self.folder))
+        return any(entry["folder"] == name and not entry.get("interrupted") for entry in self.record["jobs"])
+
+    def _take_over(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
+        """Puts the files of those jobs that an earlier run has done in their place, where ``run`` finds them done."""
+        earlier = (folder for folder in store.newest_first(self.order.out) if folder != self.folder)
+        offered = reuse.offers((folder, store.read_record(folder)) for folder in earlier)
+        for job in jobs:
+            if (offer := offered.get(keys[job.folder])) and not job.folder.exists():
+                reuse.take(offer, job.folder)
+
+    def _keep(self, outcome: Outcome, key: str) -> None:
+        """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
+        job, read, stored = outcome.job, [], self.data
+        for result in ingest.ingest(
+            ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)
+        ):
             if isinstance(result, ingest.Refusal):
-                self._refuse(result)
+                record.put(self.record["refused"], _refused(result), "source")
             else:
                 read.append(result.tables)
-                self.record["files"].append(record.file(result.source.name, result.parser, result.tables.origin))
+                entry = record.file(result.source.name, result.parser, result.tables.origin)
+                record.put(self.record["files"], entry, "source")
         fresh = tables.concat(read)
-        fresh = ingest.replaced(fresh, ingest.fates(outcome, name, fresh.cases))
-        self.data = ingest.replaced(self.data, fresh)
-        self.record["jobs"].append(record.job(outcome, _commands(job), self.folder))
+        fresh = ingest.replaced(fresh, ingest.fates(outcome, self.folder.name, fresh.cases))
+        self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
+        went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
+        entry = record.job(outcome, _commands(job), self.folder, key if went_well else "", reuse.origin(job.folder))
+        record.put(self.record["jobs"], entry, "folder")
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
+        store.save(self.folder, self.data, self.record, stored)
 
-    def _refuse(self, refusal: ingest.Refusal) -> None:
-        self.record["refused"].append(
-            {"source": refusal.source.name, "what": refusal.what, "remedy": refusal.remedy}
-        )
 
-    def _save(self) -> None:
-        store.save(self.folder, self.data, self.record)
+def _key(job: Job, machine: Machine) -> str:
+    return reuse.key(job, _commands(job), machine.described, environment.passed_on(os.environ))
+
+
+def _exhausted(planned: Iterable[Job], data: Tables) -> dict[tuple[str, str], list[Case]]:
+    """The cases of the stored jobs that ran out of memory, by workload and profiler."""
+    oom = data.cases[data.cases["status"] == "oom"]
+    known = set(zip(oom["workload"], oom["profiler"], oom["case"], strict=True))
+    found: dict[tuple[str, str], list[Case]] = {}
+    for job in planned:
+        cases = [case for case in job.cases if (job.workload, job.profiler, case.id) in known]
+        found.setdefault((job.workload, job.profiler), []).extend(cases)
+    return found
+
+
+def _refused(refusal: ingest.Refusal) -> dict[str, str]:
+    return {"source": refusal.source.name, "what": refusal.what, "remedy": refusal.remedy}
 
 
 def _commands(job: Job) -> list[Any]:
@@ -255,7 +248,7 @@ def _exit_code(data: Tables, begun: Mapping[str, Any]) -> int:
 def report(folder: Path) -> int:
     """Renders a stored run again."""
     data, begun = store.load(folder)
-    beside = Order.load(folder).beside if (folder / _ORDER).exists() else None
+    beside = Order.load(folder).beside if (folder / ORDER).exists() else None
     _render(folder, data, begun, beside)
     return _exit_code(data, begun)
 
@@ -275,7 +268,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     for result in ingest.ingest(ingest.Source(path, str(path)) for path in paths):
         if isinstance(result, ingest.Refusal):
             print(f"profpipe: {result}", file=sys.stderr)
-            begun["refused"].append({"source": result.source.name, "what": result.what, "remedy": result.remedy})
+            begun["refused"].append(_refused(result))
             continue
         read.append(result.tables)
         begun["files"].append(record.file(result.source.name, result.parser, result.tables.origin))
@@ -284,6 +277,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         data = tables.concat(read)
         store.save(out, data, {**begun, "name": out.resolve().name})
+        store.save_parquet(out, data)
         _render(out, data, begun, None)
     return errors.SOME_FAILED if begun["refused"] else errors.OK
 

@@ -5,7 +5,9 @@ The runner and its processes are real; only what a harness would measure is not.
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +107,30 @@ def fake_profiler(folder: Path, **fields: object) -> FakeProfiler:
     script = folder / "workload.py"
     script.write_text(WORKLOAD, encoding="utf-8")
     return FakeProfiler(script, **fields)  # type: ignore[arg-type]
+
+
+def chrome_trace(path: Path, kernel_us: Mapping[str, float]) -> Path:
+    """A trace as torch.profiler writes it: in the range of each case one kernel of that many microseconds."""
+    events = []
+    for number, (case, duration) in enumerate(kernel_us.items(), start=1):
+        host, begin, launch = {"ph": "X", "pid": 1, "tid": 1}, 1000.0 * number, {"correlation": number}
+        on_gpu = {"device": 0, "stream": 7, **launch}
+        events += [
+            {**host, "cat": "user_annotation", "name": f"profpipe:{case}", "ts": begin, "dur": 500.0},
+            {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin + 10, "dur": 5.0, "args": launch},
+            {
+                "ph": "X",
+                "pid": 0,
+                "tid": 7,
+                "cat": "kernel",
+                "name": "add",
+                "ts": begin + 20,
+                "dur": duration,
+                "args": on_gpu,
+            },
+        ]
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}), encoding="utf-8")
+    return path
 
 
 def job_of(below: Path, *todo: str, **fields: object) -> Job:

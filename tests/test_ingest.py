@@ -1,9 +1,11 @@
 """Which parser reads a file, what is refused, and whose rows a job's files become."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_profiler import chrome_trace
 
 from profpipe import ingest, kernels, tables
 from profpipe.ingest import Read, Refusal, Source
@@ -146,12 +148,36 @@ def test_rules_of_the_users_own_decide_the_class(tmp_path):
     assert set(found[found["kernel"].str.contains("gemm")]["kernel_class"]) == {"conv"}
 
 
-def test_expectations_and_ended_cases_are_read_past_a_line_cut_by_a_kill(tmp_path):
+def test_expectations_are_read_past_a_line_cut_by_a_kill(tmp_path):
     path = written(tmp_path)
     with path.open("a") as stream:
         stream.write('{"event": "case_en')
-    assert ingest.expectations(path) == {"n=1": "fa2"} and ingest.ended_cases(path) == {"n=1"}
+    assert ingest.expectations(path) == {"n=1": "fa2"}
     assert ingest.expectations(tmp_path / "none") == {}
+
+
+def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_path):
+    path = chrome_trace(tmp_path / "trace.json", {"n=1": 10.0, "n=2": 20.0})
+    (result,) = ingest.ingest([Source(path, path.name, set_aside=frozenset({"n=2"}))])
+    rest, origin = result.tables, result.tables.origin
+    assert dict(zip(rest.kernels["case"], rest.kernels["total_ns"], strict=True)) == {"n=1": 10e3, "": 20e3}
+    assert rest.ranges["case"].tolist() == ["n=1"]
+    assert (origin.attributed_ns, origin.unattributed_ns, origin.total_ns) == (10e3, 20e3, 30e3)
+    assert origin.notes[-1] == "an attempt that was cut off is set aside: n=2"
+
+
+def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_path):
+    key = {"workload": "w", "profiler": "plain", "kernel": "k"}
+    sources = {"raw/w/plain/capture.sqlite": 0, "raw/w/plain-other/capture.sqlite": 1, "raw/v/plain/x.sqlite": 1}
+    rows = [{**key, "case": "n=1", "source": source} for source in sources]
+    rows[2]["workload"] = "v"
+    cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
+    stored = Tables(cases=tables.frame(CASES, cases), kernels=tables.frame(KERNELS, rows))
+    job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
+    left = ingest.without(stored, job, tmp_path)
+    assert left.kernels["source"].tolist() == [source for source, stays in sources.items() if stays]
+    assert left.cases["case"].tolist() == ["n=9"]
+    assert left.metrics is stored.metrics
 
 
 def test_the_merge_keeps_every_column_of_the_tables():

@@ -19,7 +19,7 @@ from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 from profpipe import profilers, run
 from profpipe.ending import Patience
 from profpipe.errors import Interrupted
-from profpipe.job import Command, Job, Missing, Outcome, Tool
+from profpipe.job import Case, Command, Job, Missing, Outcome, Tool
 
 HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
@@ -304,6 +304,43 @@ except KeyboardInterrupt:
     assert statuses(outcome) == ["timeout"]
 
 
+def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path: Path) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, kill, OK), fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["crashed", "ok"]
+    assert "killed by SIGKILL, perhaps out of host memory" in outcome.reason
+
+
+def sized(below: Path, *sizes: int, **fields: Any) -> Job:
+    """A job whose cases run out of memory, and take their process with them, from n=2 on."""
+    do = "if case['params']['n'] >= 2: write('case_ended', case=case['id'], status='oom'); os._exit(1)"
+    cases = tuple(Case(f"n={n}", {"n": n, "do": do}) for n in sizes)
+    return job_of(below, cases=cases, **fields)
+
+
+def test_what_is_larger_than_a_case_that_ran_out_of_memory_is_not_tried(tmp_path: Path) -> None:
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": True})
+    outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["oom", "skipped", "ok"]
+    assert fates(outcome)["n=3"][1] == "larger in every dimension than n=2, which ran out of memory"
+
+
+def test_that_can_be_turned_off(tmp_path: Path) -> None:
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": False})
+    assert statuses(carry_out(job, fake_profiler(tmp_path, makes_report=False))) == ["oom", "oom", "ok"]
+
+
+def test_what_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path: Path) -> None:
+    options = {"skip_larger_after_oom": True}
+    jobs = [sized(tmp_path, n, folder=tmp_path / str(n), options=options) for n in (2, 3, 1)]
+    profiler = {"fake": fake_profiler(tmp_path, makes_report=False)}
+    outcomes = list(run.run(jobs, profiler, Notes(), HURRIED))
+    assert [outcome.ended_by_runner and outcome.ended_by_runner[0][1] for outcome in outcomes] == [(), "skipped", ()]
+    before = {("attention", "fake"): [Case("n=0", {**jobs[2].cases[0].params, "n": 0})]}
+    (outcome,) = run.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
+    assert outcome.ended_by_runner[0][1:] == ("skipped", "larger in every dimension than n=0, which ran out of memory")
+
+
 # --- environment and log ---------------------------------------------------------------------------------------------
 
 
@@ -351,7 +388,7 @@ def test_a_command_of_the_users_is_one_case_that_its_exit_code_judges(
     assert outcome.status == status
     assert outcome.reason.startswith(reason)
     assert outcome.ended_by_runner == (("case=1", status, outcome.reason),)
-    assert [path.name for path in job.folder.iterdir()] == ["log.txt"]
+    assert {path.name for path in job.folder.iterdir()} == {"log.txt", "parts.json"}
     assert processes(outcome) == 1
 
 

@@ -1,7 +1,7 @@
 """What a run leaves on disk."""
 
 import json
-import os
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pandas as pd
@@ -23,6 +23,14 @@ def some_tables(run="r", time_ns=1500.0):
     )
 
 
+def new_folder(out, name):
+    def fill(folder):
+        (folder / "raw").mkdir()
+        store.save(folder, some_tables(), record())
+
+    return store.new_folder(out, name, NOW, fill)
+
+
 def record(**more):
     return {"schema_version": tables.SCHEMA_VERSION, "name": "x", "started": NOW.isoformat(), "ended": None, **more}
 
@@ -30,6 +38,7 @@ def record(**more):
 def test_tables_come_back_as_they_were_saved(tmp_path):
     saved = some_tables()
     store.save(tmp_path, saved, record(jobs=[]))
+    store.save_parquet(tmp_path, saved)
     loaded, read = store.load(tmp_path)
     for table in tables.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
@@ -39,7 +48,9 @@ def test_tables_come_back_as_they_were_saved(tmp_path):
 
 
 def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):
-    odd = tables.frame(KERNELS, [{"kernel": name, "workload": "1", "calls": 1} for name in ("nan", "NA", "007", "null")])
+    odd = tables.frame(
+        KERNELS, [{"kernel": name, "workload": "1", "calls": 1} for name in ("nan", "NA", "007", "null")]
+    )
     store.save(tmp_path, Tables(kernels=odd), record())
     assert store.load(tmp_path)[0].kernels["kernel"].tolist() == ["nan", "NA", "007", "null"]
 
@@ -54,20 +65,70 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
     with pytest.raises(OSError, match="disk full"):
         store.write(target, half)
-    assert os.listdir(tmp_path) == ["x.csv"] and target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"] and target.read_text() == "old"
 
 
 def test_latest_points_at_the_newest_run_and_two_in_one_second_stay_apart(tmp_path):
-    first, second = (store.new_folder(tmp_path / "out", "a", NOW) for _ in range(2))
+    first, second = (new_folder(tmp_path / "out", "a") for _ in range(2))
     assert first.name == "20261120T055500Z-a" and second.name == "20261120T055500Z-a-2"
     assert (tmp_path / "out" / "latest").resolve() == second
 
 
 def test_a_run_is_found_by_path_by_name_and_as_the_latest(tmp_path):
     out = tmp_path / "out"
-    folder = store.new_folder(out, "a", NOW)
-    store.save(folder, some_tables(), record())
+    folder = new_folder(out, "a")
     assert store.resolve(None, out) == store.resolve(folder.name, out) == store.resolve(str(folder), out) == folder
+
+
+def test_a_run_whose_making_was_killed_is_none_and_the_one_before_stays_the_latest(tmp_path):
+    first = new_folder(tmp_path, "a")
+
+    def killed(folder):
+        store.save(folder, some_tables(), record())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.new_folder(tmp_path, "b", NOW, killed)
+    assert store.unfinished(tmp_path) == store.resolve(None, tmp_path) == first
+
+
+def test_the_tenth_run_of_a_second_is_newer_than_the_ninth(tmp_path):
+    runs = [new_folder(tmp_path, "a") for _ in range(10)]
+    assert store.newest_first(tmp_path) == runs[::-1]
+
+
+def test_two_at_work_on_one_run_are_kept_apart(tmp_path):
+    folder = new_folder(tmp_path, "a")
+    with store.locked(folder), pytest.raises(ConfigError, match="another profpipe is at work"), store.locked(folder):
+        pass
+    with store.locked(folder):
+        pass
+
+
+def test_only_tables_that_changed_are_written_again(tmp_path):
+    before = some_tables()
+    store.save(tmp_path, before, record())
+    stamps = {table.name: (tmp_path / f"{table.name}.csv").stat().st_mtime_ns for table in tables.ALL}
+    after = replace(before, kernels=before.kernels.assign(calls=4))
+    store.save(tmp_path, after, record(), stored=before)
+    assert store.load(tmp_path)[0].kernels["calls"].tolist() == [4]
+    changed = [name for name, stamp in stamps.items() if (tmp_path / f"{name}.csv").stat().st_mtime_ns != stamp]
+    assert changed == ["kernels"]
+
+
+def test_what_a_kill_left_of_a_file_is_removed(tmp_path):
+    (tmp_path / ".kernels.csv-123").write_text("ha")
+    (tmp_path / "kernels.csv").write_text("whole")
+    store.tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.csv"]
+
+
+def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
+    value = 0.1 + 0.2 + 1e-13
+    saved = Tables(metrics=tables.frame(METRICS, [{"metric": "time", "value": value * 10**n} for n in range(-20, 20)]))
+    store.save(tmp_path, saved, record())
+    loaded, _ = store.load(tmp_path)
+    assert loaded.metrics["value"].tolist() == saved.metrics["value"].tolist()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -93,9 +154,8 @@ def test_a_table_that_was_damaged_is_named(tmp_path):
 
 
 def test_the_latest_unfinished_run_is_found(tmp_path):
-    done, open_ = (store.new_folder(tmp_path, name, NOW) for name in ("a", "b"))
+    done, open_ = (new_folder(tmp_path, name) for name in ("a", "b"))
     store.save(done, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
-    store.save(open_, some_tables(), record())
     assert store.unfinished(tmp_path) == open_
     store.save(open_, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
     with pytest.raises(ConfigError, match="no unfinished run"):

@@ -14,6 +14,9 @@ import pytest
 from profpipe import store
 
 ROOT = Path(__file__).parents[1]
+#: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
+NO_TORCH = Path(__file__).parent / "no_torch"
+PYTHONPATH = f"{ROOT}{os.pathsep}{NO_TORCH}"
 
 #: Needs no torch, so that its process starts at once.
 WORKLOAD = """
@@ -39,7 +42,7 @@ def flops(params):
 PIPELINE = """
 version: 1
 name: small
-defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60}
+defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60, timing: {order: sequential}}
 workloads:
   sums:
     script: sums.py
@@ -50,7 +53,7 @@ workloads:
 def profpipe(folder, *arguments, env=None, **options):
     return subprocess.run(
         [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **options,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})}, **options,
     )  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def interrupted(project, how):
     arguments = ["run", "--set", "do=work,slow", "--set", "n=1", "--set", "repeats=20"]
     process = subprocess.Popen(
         [sys.executable, "-m", "profpipe", *arguments], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH}, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

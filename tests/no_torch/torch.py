@@ -1,0 +1,3 @@
+"""Stands before the real torch on the path of a workload that needs none."""
+
+raise ImportError("no torch for this test")

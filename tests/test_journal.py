@@ -1,0 +1,217 @@
+"""A job that an earlier runner began and did not live to finish: what is done of it is not done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
+
+from profpipe import ending, journal, run
+from profpipe.ending import Patience
+from profpipe.job import Job, Outcome
+from profpipe.journal import Entry, ProcessEnd
+
+HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
+OK = "pass"
+ENDED_WELL = ProcessEnd(returncode=0, seconds=1.0, cause=None, missing=(), log=(0, 0))
+EXPORT = "import sys; open(sys.argv[1], 'w').write('exported')"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def left_behind(job: Job, *entries: Entry, events: str = "", files: tuple[str, ...] = ()) -> None:
+    """The job's folder as a killed runner left it."""
+    job.folder.mkdir(parents=True)
+    (job.folder / "log.txt").touch()
+    for entry in entries:
+        journal.write(job.folder, entry)
+    lines = [
+        {"event": event, "case": case, **({"status": "ok"} if event == "case_ended" else {})}
+        for event, case in (word.split(":") for word in events.split())
+    ]
+    (job.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in files:
+        (job.folder / name).write_text("measured")
+
+
+def take_up(job: Job, profiler: FakeProfiler) -> Outcome:
+    (outcome,) = run.run([job], {"fake": profiler}, Notes(), HURRIED)
+    return outcome
+
+
+def started(outcome: Outcome) -> list[str]:
+    lines = map(json.loads, (outcome.job.folder / "events.jsonl").read_text().splitlines())
+    return [line["case"] for line in lines if line["event"] == "case_started"]
+
+
+def commands_run(outcome: Outcome) -> int:
+    return sum(line.startswith("$ ") for line in (outcome.job.folder / "log.txt").read_text().splitlines())
+
+
+def names(outcome: Outcome) -> list[str]:
+    return [path.name for path in outcome.files]
+
+
+BEGUN = Entry(1, ("case=1", "case=2"), {}, None)
+DONE = Entry(1, ("case=1", "case=2"), {"case=1": "ok", "case=2": "ok"}, None, (ENDED_WELL,))
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    end = ProcessEnd(-9, 1.5, ("timeout", "not done after 3 s"), ("capture.out",), (7, 90))
+    entries = [Entry(1, ("a", "b"), {"a": "ok"}, "b", (end, ENDED_WELL)), Entry(2, ("b",), {}, None)]
+    for entry in entries:
+        journal.write(tmp_path, entry)
+    assert journal.read(tmp_path) == entries
+    journal.write(tmp_path, entries[0])
+    assert journal.read(tmp_path) == entries[:1]
+    assert journal.read(tmp_path / "nowhere") == []
+
+
+def test_a_runner_killed_before_its_process_began_has_done_nothing(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, BEGUN)
+    outcome = take_up(job, fake_profiler(tmp_path))
+    assert (outcome.status, started(outcome), names(outcome)) == (
+        "ok", ["case=1", "case=2"], ["events.jsonl", "capture-2.out"],
+    )  # fmt: skip
+
+
+def test_cases_that_ended_are_kept_where_the_profiler_keeps_them(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, BEGUN, events="case_started:case=1 case_ended:case=1 case_started:case=2")
+    outcome = take_up(job, fake_profiler(tmp_path))
+    assert started(outcome) == ["case=1", "case=2", "case=2"]
+    assert (outcome.status, outcome.ended_by_runner) == ("ok", ())
+
+
+def test_a_process_that_ended_its_last_case_before_the_kill_is_not_started_again(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, BEGUN, events="case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2")
+    outcome = take_up(job, fake_profiler(tmp_path))
+    assert (outcome.status, commands_run(outcome)) == ("ok", 0)
+
+
+def test_a_report_that_died_with_its_process_is_made_whole_again_and_not_read(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, BEGUN, events="case_started:case=1 case_ended:case=1", files=("capture.export",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert started(outcome) == ["case=1", "case=1", "case=2"]
+    assert names(outcome) == ["capture-2.out", "capture-2.export", "events.jsonl"]
+
+
+def test_a_report_that_is_there_is_exported_and_its_workload_not_run(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, DONE, files=("capture.out",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert (outcome.status, started(outcome), commands_run(outcome)) == ("ok", [], 1)
+    assert "capture.export" in names(outcome)
+
+
+def test_a_job_with_all_its_files_starts_no_process(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, DONE, files=("capture.out",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
+    assert (outcome.status, outcome.seconds, commands_run(outcome)) == ("ok", 1.0, 0)
+
+
+def test_what_a_crash_cost_stays_lost_and_only_the_rest_goes_on(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, "os.kill(os.getpid(), signal.SIGSEGV)", OK)
+    crashed = ProcessEnd(-11, 1.0, None, (), (0, 0))
+    entries = (
+        Entry(1, ("case=1", "case=2", "case=3"), {"case=1": "ok"}, "case=2", (crashed,)),
+        Entry(2, ("case=3",), {}, None),
+    )
+    left_behind(job, *entries, files=("capture.out",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
+    assert started(outcome) == ["case=3"]
+    assert [fate[:2] for fate in outcome.ended_by_runner] == [("case=2", "crashed")]
+    assert names(outcome) == ["capture.out", "events.jsonl", "capture-3.out"]
+
+
+def test_what_the_user_interrupted_is_done_after_all_and_its_half_is_named(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK, OK)
+    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), (), (0, 0))
+    left_behind(
+        job, Entry(1, ("case=1", "case=2", "case=3"), {"case=1": "ok"}, "case=2", (stopped,)), files=("capture.out",)
+    )
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
+    assert (outcome.status, outcome.ended_by_runner, started(outcome)) == ("ok", (), ["case=2", "case=3"])
+    assert outcome.attempted_again == {job.folder / "capture.out": {"case=2", "case=3"}}
+
+
+def test_an_export_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), ("capture.export",), (0, 0))
+    entry = Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, stopped))
+    left_behind(job, entry, files=("capture.out",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert (outcome.status, started(outcome), outcome.ended_by_runner) == ("ok", [], ())
+
+
+# --- processes that outlive their runner -----------------------------------------------------------------------------
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true: object, wait_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not true():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_writer_that_a_killed_runner_left_is_ended_before_another_starts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK)
+    left_behind(job, Entry(1, ("case=1",), {}, None))
+    ignore = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    )
+    theirs, others = (
+        subprocess.Popen(
+            [sys.executable, "-c", ignore], env={**os.environ, ending.MARK: str(value)},
+            stdout=subprocess.PIPE, start_new_session=True,
+        )
+        for value in (job.folder, tmp_path)
+    )  # fmt: skip
+    try:
+        for process in (theirs, others):
+            assert process.stdout and process.stdout.readline()
+        take_up(job, fake_profiler(tmp_path))
+        assert (is_alive(theirs.pid), is_alive(others.pid)) == (False, True)
+    finally:
+        for process in (theirs, others):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels have no signal for a parent's death")
+def test_a_process_does_not_outlive_a_runner_that_is_killed(tmp_path: Path) -> None:
+    tell = "pathlib.Path(folder / 'pid.tmp').write_text(str(os.getpid())); (folder / 'pid.tmp').rename(folder / 'pid')"
+    runner = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from fake_profiler import Notes, fake_profiler, job_of
+from profpipe import run
+folder = Path({str(tmp_path)!r})
+job = job_of(folder, {f"{tell}; time.sleep(600)"!r})
+list(run.run([job], {{"fake": fake_profiler(folder)}}, Notes()))
+"""
+    process = subprocess.Popen([sys.executable, "-c", runner], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    pid_file = job_of(tmp_path, OK).folder / "pid"
+    assert wait_until(pid_file.exists)
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: not is_alive(int(pid_file.read_text())))
