@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     ingest = command("ingest", _ingest, "read profilers' files into the tables; needs neither GPU nor profiler")
     ingest.add_argument("files", nargs="+", metavar="FILE", type=Path)
     ingest.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
+    scrub = command("scrub", _scrub, "remove environments, command lines and host names from exports, in place")
+    scrub.add_argument("files", nargs="+", metavar="FILE", type=Path)
     compare = command("compare", _compare, "compare the times of two runs")
     compare.add_argument("a", metavar="A", help="the run to compare with")
     compare.add_argument("b", metavar="B", help="the run to judge")
@@ -120,6 +122,12 @@ def _ingest(args: argparse.Namespace) -> int:
     from profpipe import workflow
 
     return workflow.read_files(args.files, args.out)
+
+
+def _scrub(args: argparse.Namespace) -> int:
+    from profpipe import workflow
+
+    return workflow.scrub_files(args.files)
 
 
 def _compare(args: argparse.Namespace) -> int:

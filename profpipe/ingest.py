@@ -64,13 +64,22 @@ def ingest(sources: Iterable[Source], beside: Path | None = None, rules: Any = N
     ``beside`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's own
     kernel classes.
     """
-    parsers = [load.module(path) for path in load.files("parsers", "*.py", beside)]
+    known = parsers(beside)
     for source in sources:
         try:
-            parser = choose(source.path, parsers)
-            yield Read(source, Path(str(parser.__file__)).stem, _placed(parser.parse(source.path), source, rules))
+            parser = choose(source.path, known)
+            yield Read(source, name_of(parser), _placed(parser.parse(source.path), source, rules))
         except Refused as refused:
             yield Refusal(source, refused.what, refused.remedy)
+
+
+def parsers(beside: Path | None = None) -> list[ModuleType]:
+    """All parsers, of which those in the folder ``beside`` come before ours of the same name."""
+    return [load.module(path) for path in load.files("parsers", "*.py", beside)]
+
+
+def name_of(parser: ModuleType) -> str:
+    return Path(str(parser.__file__)).stem
 
 
 def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:

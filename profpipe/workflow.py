@@ -11,11 +11,13 @@ A run may be killed at any point and gone on with. What on disk says how far it 
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from profpipe import (
     device,
     environment,
     errors,
+    exports,
     ingest,
     kernels,
     load,
@@ -34,15 +37,19 @@ from profpipe import (
     record,
     reuse,
     run,
+    scrub,
     store,
     tables,
 )
 from profpipe import report as reporting
 from profpipe.config import Pipeline
-from profpipe.errors import ConfigError, Interrupted, ToolMissing
+from profpipe.errors import ConfigError, Interrupted, Refused, ToolMissing
 from profpipe.job import Case, Job, Missing, Outcome
 from profpipe.order import ORDER, Machine, Order
 from profpipe.tables import Tables
+
+#: A report of gigabytes takes minutes to export.
+_EXPORT_S = 3600.0
 
 
 def show(order: Order) -> None:
@@ -190,6 +197,7 @@ class _Run:
     def _keep(self, outcome: Outcome, key: str) -> None:
         """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
         job, read, stored = outcome.job, [], self.data
+        scrubbed = _scrubbed(outcome.files, self.order.beside)
         for result in ingest.ingest(
             ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)
         ):
@@ -197,7 +205,8 @@ class _Run:
                 record.put(self.record["refused"], _refused(result), "source")
             else:
                 read.append(result.tables)
-                entry = record.file(result.source.name, result.parser, result.tables.origin)
+                cleaned = scrubbed.get(result.source.path)
+                entry = record.file(result.source.name, result.parser, result.tables.origin, cleaned)
                 record.put(self.record["files"], entry, "source")
         fresh = tables.concat(read)
         fresh = ingest.replaced(fresh, ingest.fates(outcome, self.folder.name, fresh.cases))
@@ -205,8 +214,25 @@ class _Run:
         went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
         entry = record.job(outcome, _commands(job), self.folder, key if went_well else "", reuse.origin(job.folder))
         record.put(self.record["jobs"], entry, "folder")
+        self.record["private_files"] = record.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
+
+
+def _scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
+    """Whether each of the exports among ``files`` holds no environment any more; one that is damaged keeps it."""
+    known, done = ingest.parsers(beside), {}
+    for path in files:
+        try:
+            parser = ingest.name_of(ingest.choose(path, known))
+            if parser in scrub.PARSERS:
+                done[path] = False
+                if not scrub.is_scrubbed(path):
+                    scrub.scrub(path, parser)
+                done[path] = True
+        except Refused:
+            continue  # if it cannot be read either, that is said when it is
+    return done
 
 
 def _key(job: Job, machine: Machine) -> str:
@@ -265,7 +291,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     """Reads any profiler's files into one set of tables; with ``out``, writes them and their report there."""
     read: list[Tables] = []
     begun: dict[str, Any] = {"schema_version": tables.SCHEMA_VERSION, "files": [], "refused": []}
-    for result in ingest.ingest(ingest.Source(path, str(path)) for path in paths):
+    for result in (result for path in paths for result in _read(path)):
         if isinstance(result, ingest.Refusal):
             print(f"profpipe: {result}", file=sys.stderr)
             begun["refused"].append(_refused(result))
@@ -280,6 +306,40 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         store.save_parquet(out, data)
         _render(out, data, begun, None)
     return errors.SOME_FAILED if begun["refused"] else errors.OK
+
+
+def _read(path: Path) -> Iterator[ingest.Read | ingest.Refusal]:
+    """What the file holds; nsys's own report is exported first, where that is possible."""
+    source = ingest.Source(path, str(path))
+    if not (exports.is_report(path) or exports.is_recording(path)):
+        yield from ingest.ingest([source])
+        return
+    with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
+        target = Path(folder) / f"{path.stem}.sqlite"
+        try:
+            ask = functools.partial(run.ask, timeout_s=_EXPORT_S)
+            exports.export(path, target, profilers.ALL["nsys"].find(run.ask), ask)
+        except Refused as refused:
+            yield ingest.Refusal(source, refused.what, refused.remedy)
+        else:
+            yield from ingest.ingest([replace(source, path=target, workload=path.name)])
+
+
+def scrub_files(paths: Sequence[Path]) -> int:
+    """Scrubs exports in place, and says how much was removed from each, never what."""
+    known, code = ingest.parsers(), errors.OK
+    for path in paths:
+        try:
+            if exports.is_report(path) or exports.is_recording(path):
+                raise Refused(path, "is nsys's own report, which cannot be changed", "Share an export of it instead.")
+            removed = scrub.scrub(path, ingest.name_of(ingest.choose(path, known)))
+        except Refused as refused:
+            print(f"profpipe: {refused}", file=sys.stderr)
+            code = errors.SOME_FAILED
+        else:
+            counts = ", ".join(f"{count} of {where}" for where, count in removed.items())
+            print(f"{path}: {f'removed {counts}' if counts else 'nothing to remove'}")
+    return code
 
 
 def _lines(result: ingest.Read) -> Iterator[str]:

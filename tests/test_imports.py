@@ -24,6 +24,7 @@ MEANS = {
     "csvfile": {"csvfile"},
     "counters": {"counters"},
     "device": {"device"},
+    "exports": {"exports"},
     "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
     "points": {"points"},
@@ -60,6 +61,7 @@ STAGES = {
         "wording",
     },
     "reuse": {"reuse"},
+    "scrub": {"scrub"},
     "run": {"ending", "environment", "events", "journal", "oomkiller", "reasons", "run", "verdict"},
     "store": {"store"},
 }
