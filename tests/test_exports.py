@@ -1,0 +1,133 @@
+"""Reports that only nsys can read: exported where it is here, else refused with what to do and where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from profpipe import exports
+from profpipe.errors import Refused
+from profpipe.job import Missing, Tool
+
+ROOT = Path(__file__).parents[1]
+HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
+#: The first line of reports since 2023, whichever the file's name.
+NEWER = b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)"
+
+
+def refusal(report: Path, nsys: Tool | Missing, says: str | None = None) -> str:
+    def ask(argv: Sequence[str]) -> str | None:
+        assert argv[0] == "/opt/nsys" and argv[-1] == str(report)
+        return says
+
+    with pytest.raises(Refused) as refused:
+        exports.export(report, report.with_suffix(".sqlite"), nsys, ask)
+    return str(refused.value)
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    path = tmp_path / "my report.nsys-rep"
+    path.write_bytes(NEWER)
+    return path
+
+
+def test_a_report_is_known_by_its_content_and_tells_which_nsys_wrote_it(newer: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.nsys-rep"
+    other.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert exports.is_report(newer) and exports.version(newer) == "2026.4.1"
+    assert not exports.is_report(other) and not exports.is_report(tmp_path) and not exports.is_recording(other)
+
+
+def test_without_nsys_the_version_that_wrote_the_report_and_the_command_to_run_elsewhere_are_told(newer: Path) -> None:
+    text = refusal(newer, Missing("nsys", "nsys is not on PATH", "Install it."))
+    assert "a report of nsys 2026.4.1, which only nsys can read, and nsys is not on PATH" in text
+    assert "nsys export -t sqlite -q true -f true -o 'my report.sqlite' 'my report.nsys-rep'" in text
+    assert "profpipe ingest 'my report.sqlite'" in text
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "Exportation error: Version number is invalid: 2026@4@1@191-264138605071v0",
+        "Report was created in Nsight Systems version (2026.4.1.191), newer than your current version (2023.4.4.54)",
+    ],
+)
+def test_an_nsys_that_is_too_old_is_said_to_be(newer: Path, says: str) -> None:
+    text = refusal(newer, HERE, says)
+    assert "was written by nsys 2026.4.1; nsys 2022.4.2, which is here, is too old to read it" in text
+    assert "Where nsys 2026.4.1 or newer is installed: nsys export" in text
+
+
+def test_a_cut_report_and_an_export_that_does_not_end_are_told_apart(newer: Path) -> None:
+    text = refusal(newer, HERE, "Exportation error: Section Table Reference magic number mismatch.")
+    assert "magic number mismatch" in text and "cut or damaged" in text
+    assert "did not end its export in time" in refusal(newer, HERE, None)
+
+
+def test_a_recording_that_never_became_a_report_is_said_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "report1.qdstrm"
+    path.write_bytes(b"U3w[END]NVIDIA Nsight Systems Stream 2022.4.2.1-df9881f!")
+    text = refusal(path, HERE)
+    assert "is a recording of nsys 2022.4.2 that was not made into a report" in text
+    assert "QdstrmImporter -i report1.qdstrm" in text
+
+
+# --- a real nsys -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of a program with one range, recorded by a real nsys."""
+    pytest.importorskip("nvtx")
+    path = tmp_path_factory.mktemp("nsys") / "real.nsys-rep"
+    program = "import nvtx\nwith nvtx.annotate('forward'): pass"
+    profile = [
+        nsys,
+        "profile",
+        "-t",
+        "nvtx",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        path,
+        sys.executable,
+        "-c",
+        program,
+    ]
+    subprocess.run(profile, capture_output=True, timeout=120, check=True)
+    return path
+
+
+def ingested(nsys: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{nsys.parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", "ingest", *map(str, files), "--out", "read"],
+        cwd=files[0].parent, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+    )  # fmt: skip
+
+
+def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(nsys: Path, report: Path) -> None:
+    assert exports.version(report) == "2022.4.2"
+    old, cut, newer = (report.with_name(name) for name in ("old.qdrep", "cut.nsys-rep", "newer.nsys-rep"))
+    content = report.read_bytes()
+    old.write_bytes(content)
+    cut.write_bytes(content[: len(content) // 2])
+    newer.write_bytes(NEWER + content[0x2D:])
+    done = ingested(nsys, report, cut, newer, old)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"{report}: nsys_sqlite (nsys 2022.4.2" in done.stdout and f"{old}: nsys_sqlite" in done.stdout
+    wrong = done.stderr.splitlines()
+    assert len(wrong) == 2 and "cut.nsys-rep" in wrong[0] and "cut or damaged" in wrong[0]
+    assert "newer.nsys-rep: was written by nsys 2026.4.1" in wrong[1] and "too old to read it" in wrong[1]
+    ranges = (report.parent / "read" / "ranges.csv").read_text().splitlines()
+    assert sum("forward" in line for line in ranges) == 2
+    left = {path.name for path in report.parent.iterdir()}
+    assert left == {"real.nsys-rep", "old.qdrep", "cut.nsys-rep", "newer.nsys-rep", "read"}

@@ -1,0 +1,350 @@
+"""What must not be in a scrubbed export, and that nothing else is missing from it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from nsys_exports import Export, pid_id, thread_id
+
+from profpipe import ingest, scrub, store, tables
+from profpipe.errors import Refused
+
+DATA = Path(__file__).parent / "data"
+ATTENTION = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+CPU_TRACE = DATA / "torch-2.13" / "training_cpu.json.gz"
+ROOT = Path(__file__).parents[1]
+
+#: Stands for all that is secret: no scrubbed file may hold this word.
+SECRET = "hunter2"
+
+
+def parsed(path: Path) -> tables.Tables:
+    (result,) = ingest.ingest([ingest.Source(path, "file")])
+    assert isinstance(result, ingest.Read), result
+    return result.tables.with_columns(workload="")
+
+
+def scrubbed(path: Path) -> dict[str, int]:
+    return scrub.scrub(path, ingest.name_of(ingest.choose(path, ingest.parsers())))
+
+
+def check_same_tables(before: tables.Tables, after: tables.Tables) -> None:
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
+    assert before.origin == after.origin
+
+
+def writable_copy(path: Path, folder: Path) -> Path:
+    copy = folder / path.name
+    shutil.copyfile(path, copy)
+    return copy
+
+
+def content(path: Path) -> bytes:
+    raw = path.read_bytes()
+    return gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
+
+
+def profpipe(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+# --- recorded files --------------------------------------------------------------------------------------------------
+
+
+def recorded(shared_data: Path) -> Iterator[Path]:
+    """Every recorded export and trace that is read, but not the Git LFS pointers among them."""
+    for path in sorted(shared_data.rglob("*")):
+        if path.name.endswith((".sqlite", ".json.gz")) and path.stat().st_size > 1000:
+            yield path
+
+
+def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    count = 0
+    for path in recorded(shared_data):
+        copy = writable_copy(path, tmp_path)
+        (before,) = ingest.ingest([ingest.Source(copy, "file")])
+        scrubbed(copy)
+        (after,) = ingest.ingest([ingest.Source(copy, "file")])
+        if isinstance(before, ingest.Read) and isinstance(after, ingest.Read):
+            check_same_tables(before.tables, after.tables)
+        else:
+            assert before == after
+        assert not scrubbed(copy), path
+        count += 1
+    assert count >= 15
+
+
+def test_what_describes_the_machine_and_the_recording_stays(shared_data: Path, tmp_path: Path) -> None:
+    copy = writable_copy(shared_data / "h200" / "lm_eager.sqlite", tmp_path)
+    scrubbed(copy)
+    with closing(sqlite3.connect(copy)) as database:
+        system = dict(database.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV"))
+        capture = dict(database.execute("SELECT name, value FROM META_DATA_CAPTURE"))
+        export = dict(database.execute("SELECT name, value FROM META_DATA_EXPORT"))
+        names = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    assert {"NvDriverVersion", "CudaDriverVersion", "OsDescription", "CpuDescription"} <= set(system)
+    assert "START_TRIGGER" in capture and "EXPORT_SCHEMA_VERSION" in export
+    assert not {"Hostname", "DeviceEnvironment"} & set(system)
+    assert {"PROCESSES", "ProcessStreams"} <= names  # empty, for other readers look for them
+
+
+# --- planted secrets -------------------------------------------------------------------------------------------------
+
+
+def plant(path: Path) -> None:
+    """Puts SECRET into every place where an nsys of 2022 to 2026 keeps what is nobody's business."""
+    environment = f"HOME=/root\0MY_TOKEN={SECRET}\0"
+    with closing(sqlite3.connect(path)) as database:
+        some_call = database.execute("SELECT nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0]
+        rows = {
+            "StringIds (id, value)": [
+                (900001, environment),
+                (900002, f"/tmp/streams/{SECRET}_stdout.log"),
+                (900003, f"printed {SECRET}"),
+                (900004, f"thread of {SECRET}"),
+            ],
+            "META_DATA_CAPTURE (name, value)": [
+                ("PROCESS_0:ENVIRONMENT_VARIABLE", f'MY_TOKEN="{SECRET}"'),
+                ("PROCESS_0:ARGUMENT_7", f"--password={SECRET}"),
+                ("PROCESS_1:COMMAND", f"/home/{SECRET}/bin/python"),
+                ("PROCESS_0:WORKING_DIR", f"/home/{SECRET}"),
+                ("PROCESS_0:USER_NAME", SECRET),
+                ("DEVICE_DISPLAY_NAME", SECRET),
+                ("SOMETHING_OF_2027", f"made with {SECRET}"),
+            ],
+            "META_DATA_EXPORT (name, value)": [("EXPORT_HOST", SECRET), ("EXPORT_PARAM_INPUT_PATH", f"/{SECRET}/x")],
+            "TARGET_INFO_SYSTEM_ENV (globalVid, devStateName, name, nameEnum, value)": [
+                (1, "Local", "DeviceEnvironment", 610, f"HOME=/root;MY_TOKEN={SECRET}"),
+                (1, "Local", "Hostname", 619, SECRET),
+                (1, "Local", "SomethingOf2027", 999, SECRET),
+            ],
+            "PROCESSES (globalPid, pid, name)": [(pid_id(4242), 4242, f"server --key={SECRET}")],
+            "ThreadNames (nameId, priority, globalTid)": [(900004, 20, thread_id(4242, 4243))],
+            "ProcessStreams (globalPid, filenameId, contentId)": [(pid_id(4242), 900002, 900003)],
+            "ANALYSIS_FILE (id, filename, contentId, globalPid)": [(7, f"/{SECRET}/stdout.log", 900003, 1)],
+            "DIAGNOSTIC_EVENT (timestamp, timestampType, source, severity, text)": [
+                (1, 1, 1, 1, f"Process {SECRET} was launched by the profiler"),
+                (2, 1, 1, 2, f"CUDA events were lost in /home/{SECRET}/app, see ~/{SECRET}/log.txt."),
+            ],
+        }
+        for table, values in rows.items():
+            declared = re.sub(r"\b(name|value|text|filename|devStateName)\b", r"\1 TEXT", table)
+            database.execute(f"CREATE TABLE IF NOT EXISTS {re.sub(r'(?<=[a-z])(?=[,)])', ' INTEGER', declared)}")
+            marks = ", ".join("?" * len(values[0]))
+            database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
+        database.execute("CREATE TABLE OSRT_FILE_ACCESS_DESCRIPTORS (fileAccessId INTEGER, filePath TEXT)")
+        database.execute(f"INSERT INTO OSRT_FILE_ACCESS_DESCRIPTORS VALUES (1, '/home/{SECRET}/data')")
+        # An id that a call has too: an environment goes all the same.
+        database.execute("CREATE TABLE LATER_EVENTS (nameId INTEGER, argumentsId INTEGER, commandLine TEXT)")
+        database.execute(f"INSERT INTO LATER_EVENTS VALUES (900001, 900003, 'python --password={SECRET}')")
+        database.execute("INSERT INTO LATER_EVENTS VALUES (?, NULL, NULL)", (some_call,))
+        database.execute("CREATE TABLE forgotten (text TEXT)")
+        database.executemany("INSERT INTO forgotten VALUES (?)", [(f"{SECRET} " * 500,)] * 50)
+        database.commit()
+        database.execute("DROP TABLE forgotten")
+        database.commit()
+
+
+def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    before = parsed(copy)
+    plant(copy)
+    assert SECRET.encode() in copy.read_bytes()
+    removed = scrubbed(copy)
+    assert SECRET.encode() not in copy.read_bytes()
+    planted = {
+        "PROCESSES": 1, "ThreadNames": 1, "ProcessStreams": 1, "ANALYSIS_FILE": 1, "DIAGNOSTIC_EVENT": 2,
+        "OSRT_FILE_ACCESS_DESCRIPTORS": 1, "LATER_EVENTS": 1,
+    }  # fmt: skip
+    assert {table: removed[table] for table in planted} == planted
+    assert removed["META_DATA_CAPTURE"] >= 7 and removed["StringIds"] >= 4
+    after = parsed(copy)
+    assert after.origin.notes == ("nsys: CUDA events were lost in [path], see [path]",)
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
+
+
+def test_files_beside_the_export_hold_nothing_of_it_afterwards(tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    scrubbed(copy)
+    assert [path.name for path in tmp_path.iterdir()] == [copy.name]
+
+
+def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path: Path) -> None:
+    export = Export()
+    export.launch(10, 1, pid=7)
+    path = export.write_sqlite(tmp_path / "export.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)")
+        rows = [(pid_id(7), 7, f"/home/{SECRET}/bin/python3"), (pid_id(8), 8, SECRET)]
+        database.executemany("INSERT INTO PROCESSES VALUES (?, ?, ?)", rows)
+        database.commit()
+    assert scrubbed(path)["PROCESSES"] == 2
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT pid, name FROM PROCESSES").fetchall() == [(7, "python3")]
+
+
+def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_out(tmp_path: Path) -> None:
+    export = Export()
+    export.launch(10, 1)
+    path = export.write_sqlite(tmp_path / "export.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE INDEX by_start ON CUPTI_ACTIVITY_KIND_KERNEL (start)")
+        database.execute("CREATE VIRTUAL TABLE tree USING rtree (id, low, high)")
+        database.execute("INSERT INTO tree VALUES (1, 2, 3)")
+        database.commit()
+    path.chmod(0o640)
+    before = parsed(path)
+    scrubbed(path)
+    check_same_tables(before, parsed(path))
+    assert path.stat().st_mode & 0o777 == 0o640
+    with closing(sqlite3.connect(path)) as database:
+        names = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    assert "by_start" in names and not any(name.startswith("tree") for name in names)
+
+
+# --- what cannot be scrubbed -----------------------------------------------------------------------------------------
+
+
+def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alone(tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    untouched = copy.read_bytes()
+    copy.chmod(0o444)
+    with pytest.raises(Refused, match="is read-only"):
+        scrub.scrub(copy, "nsys_sqlite")
+    copy.chmod(0o644)
+    for leftover in ("-wal", "-journal"):
+        beside = tmp_path / (copy.name + leftover)
+        beside.write_bytes(b"rows")
+        with pytest.raises(Refused, match="is being written"):
+            scrub.scrub(copy, "nsys_sqlite")
+        beside.unlink()
+    assert copy.read_bytes() == untouched and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_damaged_export_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    for path in (ATTENTION, CPU_TRACE):
+        copy = writable_copy(path, tmp_path)
+        damaged = path.read_bytes()[: path.stat().st_size // 2]
+        copy.write_bytes(damaged)
+        with pytest.raises(Refused, match="damaged or cut short"):
+            scrubbed(copy)
+        assert copy.read_bytes() == damaged
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    copy = writable_copy(ATTENTION, tmp_path / "there")
+    plant(copy)
+    link = tmp_path / "here.sqlite"
+    link.symlink_to(copy)
+    scrubbed(link)
+    assert link.is_symlink() and SECRET.encode() not in copy.read_bytes()
+
+
+def test_the_command_counts_what_it_removed_and_goes_on_past_what_it_cannot_scrub(tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    plant(copy)
+    (tmp_path / "notes.csv").write_text("a,b\n")
+    (tmp_path / "old.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 2025@3@1@90-123v0.\n")
+    (tmp_path / "folder").mkdir()
+    bad = ["notes.csv", "old.nsys-rep", "folder", "missing.sqlite"]
+    done = profpipe(tmp_path, "scrub", *bad, copy.name)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == bad
+    assert done.stdout.startswith(f"{copy.name}: removed ") and "1 of PROCESSES" in done.stdout
+    assert SECRET not in done.stdout + done.stderr
+    again = profpipe(tmp_path, "scrub", copy.name)
+    assert (again.returncode, again.stdout) == (0, f"{copy.name}: nothing to remove\n")
+
+
+# --- Chrome traces ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_trace_loses_its_host_and_the_environment_of_its_job_and_no_event(tmp_path: Path, zipped: bool) -> None:
+    trace = json.loads(content(CPU_TRACE))
+    before = {
+        "schemaVersion": trace.pop("schemaVersion"),
+        "host_name": f"{SECRET}.example.com",
+        "PT_PROFILER_JOB_NAME": SECRET,
+        "environment": {"MY_TOKEN": SECRET, "traceEvents": [1]},
+    }
+    text = json.dumps({**before, **trace, "traceName": f"/home/{SECRET}/trace.json", "username": SECRET}, indent=1)
+    path = tmp_path / ("trace.json.gz" if zipped else "trace.json")
+    path.write_bytes(gzip.compress(text.encode()) if zipped else b"\xef\xbb\xbf" + text.encode())
+    read = parsed(path)
+    assert scrubbed(path) == {"metadata": 5}
+    assert SECRET.encode() not in content(path)
+    assert path.read_bytes().startswith(b"\x1f\x8b") == zipped
+    kept = json.loads(content(path))
+    assert kept["traceEvents"] == trace["traceEvents"] and "deviceProperties" in kept
+    check_same_tables(read, parsed(path))
+
+
+def test_a_trace_that_is_only_a_list_of_events_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(json.loads(content(CPU_TRACE))["traceEvents"]))
+    text = path.read_bytes()
+    assert scrubbed(path) == {} and path.read_bytes() == text
+
+
+# --- a real nsys -----------------------------------------------------------------------------------------------------
+
+PROGRAM = f"""
+import sys, nvtx
+print("standard output says {SECRET}")
+print("standard error says {SECRET}", file=sys.stderr)
+with nvtx.annotate("forward"):
+    pass
+"""
+
+
+def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_files_still_hold_it(
+    nsys: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("nvtx")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "pipeline.yaml").write_text(
+        "version: 1\nname: secret\nworkloads:\n  program:\n    profilers: [nsys]\n"
+        f"    command: ['{sys.executable}', program.py, --password, {SECRET}]\n    env: {{MY_TOKEN: {SECRET}}}\n"
+    )
+    done = profpipe(tmp_path, "run", PATH=f"{nsys.parent}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    folder = (tmp_path / "out" / "latest").resolve()
+    raw = folder / "raw" / "program" / "nsys"
+    assert SECRET.encode() in (raw / "capture.nsys-rep").read_bytes()
+    assert SECRET.encode() not in (raw / "capture.sqlite").read_bytes()
+    data, record = store.load(folder)
+    assert list(data.ranges["range"]) == ["forward"]
+    assert record["files"][0]["scrubbed"] is True
+    assert record["private_files"] == ["raw/program/nsys/capture.nsys-rep"]
+    listed = {file["path"]: file["bytes"] for file in record["jobs"][0]["files"]}
+    assert listed["raw/program/nsys/capture.sqlite"] == (raw / "capture.sqlite").stat().st_size
+
+
+def test_nsys_itself_still_reads_a_scrubbed_export(nsys: Path, tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    scrubbed(copy)
+    stats = [nsys, "stats", "-q", "-f", "csv", "-r", "gpukernsum", copy]
+    done = subprocess.run(stats, capture_output=True, text=True, timeout=60)
+    assert "fmha_cutlassF_f16_aligned_64x64_rf_sm80" in done.stdout, done.stdout + done.stderr
