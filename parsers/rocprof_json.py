@@ -26,6 +26,8 @@ _RECORD_AGAIN = "Record again, and let the program end by itself: rocprof writes
 _TOP = "rocprofiler-sdk-tool"
 _UNNAMED = "[kernel without a name]"
 _GPU = re.compile(r"^GPU\d+$")
+#: How v1 begins. A trace of torch has its `sort_index` among the arguments of an event of its own.
+_LABEL = re.compile(rb'"process_name",\s*"sort_index"')
 
 Record = Mapping[str, Any]
 
@@ -39,7 +41,7 @@ def sniff(path: Path) -> bool:
         return True
     is_trace = head.startswith(b"{") and b'"traceEvents"' in head[:4096]
     # A v1 file whose writing was interrupted can begin in the middle.
-    is_v1 = b'"sort_index"' in head or b'"BeginNs"' in head
+    is_v1 = _LABEL.search(head) is not None or b'"BeginNs"' in head
     return is_v1 and (is_trace or head.startswith(b',{"'))
 
 

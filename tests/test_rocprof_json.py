@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
 from pathlib import Path
@@ -228,6 +229,9 @@ def test_v1_start_stop_ranges_are_of_the_whole_process(parser: ModuleType, tmp_p
 def test_a_trace_of_torch_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}')
+    assert not parser.sniff(path)
+    recorded = Path(__file__).parent / "data" / "torch-2.13" / "training_cpu.json.gz"
+    path.write_bytes(gzip.decompress(recorded.read_bytes()))
     assert not parser.sniff(path)
 
 
