@@ -8,6 +8,7 @@ is in it), and what else the machine was doing.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -139,20 +140,25 @@ def imported(path: Path, roots: Sequence[Path], package: str = "") -> set[Path]:
     return found
 
 
-def _imports(path: Path) -> Iterator[tuple[int, str]]:
+def _imports(path: Path) -> tuple[tuple[int, str], ...]:
     """(level, dotted name) of each import statement; the level counts the dots of a relative one."""
-    if path.suffix != ".py":
-        return
+    return _imports_in(path.read_bytes()) if path.suffix == ".py" else ()
+
+
+@functools.cache  # the harness is the same for every job
+def _imports_in(text: bytes) -> tuple[tuple[int, str], ...]:
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return  # it will fail by itself, and a job that failed is never reused
+        return ()  # it will fail by itself, and a job that failed is never reused
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
+            found += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            yield from ((node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names)
+            found += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
+    return tuple(found)
 
 
 def _files(name: tuple[int, str], importer: Path, roots: Sequence[Path]) -> Iterator[Path]:

@@ -20,11 +20,14 @@ PYTHONPATH = f"{ROOT}{os.pathsep}{NO_TORCH}"
 
 #: Needs no torch, so that its process starts at once.
 WORKLOAD = """
-import os, signal, time
+import os, resource, signal, time
 
 PARAMS = {"n": 1, "do": "work"}
 
 def build(params):
+    if params["do"] == "fill":
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
     def fn():
         if params["do"] == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -32,6 +35,8 @@ def build(params):
             time.sleep(600)
         if params["do"] == "slow":
             time.sleep(0.3)
+        if params["do"] == "fill":
+            bytes(1 << 40)
         return sum(range(100 * params["n"]))
     return fn
 
@@ -42,7 +47,7 @@ def flops(params):
 PIPELINE = """
 version: 1
 name: small
-defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60, timing: {order: sequential}}
+defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60, timing: {order: sequential, budget_s: 0.05}}
 workloads:
   sums:
     script: sums.py
@@ -104,6 +109,29 @@ def test_a_crash_takes_one_case_and_the_exit_code_says_that_some_failed(project)
     assert done.returncode == 1, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=crash,n=1": "crashed", "do=slow,n=1": "ok"}
     assert "SIGSEGV" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+
+
+def test_a_case_that_hangs_ends_at_its_own_limit_and_the_rest_goes_on(project):
+    done = profpipe(project, "run", "--set", "do=hang,work", "--set", "n=1", "--set", "case_timeout_s=4")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=hang,n=1": "timeout", "do=work,n=1": "ok"}
+    assert "case_timeout_s" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+
+
+def test_a_case_that_fills_the_memory_is_recorded_and_the_sweep_goes_on(project):
+    done = profpipe(project, "run", "--set", "do=work,fill,slow", "--set", "n=1")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=fill,n=1": "oom", "do=slow,n=1": "ok"}
+    assert len(latest(project)[1]["jobs"]) == 1
+    assert (project / "out" / "latest" / "raw" / "sums" / "plain" / "log.txt").read_text().count("$ ") == 1
+
+
+def test_two_that_resume_one_run_are_kept_apart(project):
+    assert profpipe(project, "run").returncode == 0
+    folder = (project / "out" / "latest").resolve()
+    with store.locked(folder):
+        done = profpipe(project, "resume", folder.name)
+    assert done.returncode == 2 and "another profpipe is at work on this run" in done.stderr
 
 
 def test_a_wrong_pipeline_is_exit_code_2_and_leaves_nothing(project):
@@ -247,7 +275,9 @@ def test_help_starts_without_torch_or_pandas():
         "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
         "sys.exit(bool({'torch', 'pandas', 'pydantic', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True
+    )
     assert done.returncode == 0
 
 
@@ -255,3 +285,33 @@ def test_a_traceback_is_shown_only_on_request(project):
     (project / "pipeline.yaml").write_text("version: 3\n")
     assert "Traceback" not in profpipe(project, "run").stderr
     assert "Traceback" in profpipe(project, "--debug", "run").stderr
+
+
+def test_a_rule_that_is_no_regular_expression_is_refused_before_anything_runs(project):
+    (project / "pipeline.yaml").write_text(PIPELINE + "kernel_classes: [{pattern: '(', class: attention}]\n")
+    done = profpipe(project, "run")
+    assert done.returncode == 2 and "kernel_classes" in done.stderr and not (project / "out").exists()
+
+
+def test_too_little_classified_time_is_a_failure(project):
+    pytest.importorskip("torch")
+    (project / "sums.py").write_text(
+        "import torch\n\ndef build(params):\n    x = torch.eye(64)\n    return lambda: torch.linalg.inv(x)\n"
+    )
+    text = "version: 1\nworkloads: {w: {script: sums.py, profilers: [torch], repeats: 3, warmup: 1}}\n"
+    with_torch = {"PYTHONPATH": str(ROOT)}
+    (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.999999}\n")
+    assert profpipe(project, "run", env=with_torch).returncode == 1
+    summary = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "asked for**; largest unclassified: `aten::" in summary.split("## ")[0]
+    (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.01}\n")
+    assert profpipe(project, "run", env=with_torch).returncode == 0
+
+
+def test_a_workload_that_cannot_be_imported_fails_its_cases_with_the_reason(project):
+    (project / "sums.py").write_text("import no_such_package\nPARAMS = {'n': 1, 'do': 'work'}\n")
+    done = profpipe(project, "run")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    cases = latest(project)[0].cases
+    assert set(cases["status"]) <= {"failed", "crashed"} and cases["reason"].str.contains("no_such_package").all()
+    assert latest(project)[1]["refused"] == []

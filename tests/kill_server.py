@@ -1,0 +1,133 @@
+"""Runs profpipe over and over, each time in a fork of one process that has loaded everything, and kills it on request.
+
+A line of JSON on stdin asks for a run, a line on stdout answers. Starting an interpreter and loading pandas for each of
+a hundred runs would take minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from profpipe import config, load, order, profilers, store, workflow
+from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+
+TESTS = Path(__file__).resolve().parent
+
+#: What a run loads on its way; forked before any of it has started a thread.
+LOADED_LATER = (
+    "matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet", "sqlite_utils", "jinja2",
+    "profpipe.plots",
+)  # fmt: skip
+
+#: What the runner does to the world. Reading is not among it: to be killed before or after makes no difference.
+STEPS = {"os.rename", "os.mkdir", "os.link", "os.remove", "subprocess.Popen", "sqlite3.connect", "os.chmod"}
+
+
+class FakeNsys:
+    """Meets job.Profiler with ``fake_nsys.py``."""
+
+    NAME = "nsys"
+    KEEPS_ENDED_CASES = False
+
+    def find(self, ask: Ask) -> Tool | Missing:
+        return Tool("nsys", "1.0.0", str(TESTS / "fake_nsys.py"))
+
+    def commands(self, job: Job) -> list[Command]:
+        report, trace = job.folder / f"{job.stem}.rep", job.folder / f"{job.stem}.json"
+        program = (sys.executable, "-S", str(TESTS / "fake_nsys.py"))
+        profile = Command((*program, "profile", str(report), *workload_argv(job)), (report,))
+        return [profile, Command((*program, "export", str(report), str(trace)), (trace,), runs_workload=False)]
+
+    def artifacts(self, job: Job) -> list[Path]:
+        return [job.folder / f"{job.stem}.json", job.folder / "events.jsonl"]
+
+    def diagnose(self, log: str) -> tuple[str, str] | None:
+        return None
+
+
+def main() -> None:
+    profilers.ALL["nsys"] = FakeNsys()  # type: ignore[index]
+    for name in LOADED_LATER:
+        import_module(name)
+    for path in load.files("parsers", "*.py"):
+        load.module(path)
+    for line in sys.stdin:
+        print(json.dumps(serve(**json.loads(line))), flush=True)
+
+
+def serve(project: str, do: str, kill_after_s: float | None = None, kill_at_step: int | None = None) -> dict[str, Any]:
+    """How one run ended (as waitpid tells it), how long it took, and how many steps it made."""
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        run_in_child(Path(project), do, kill_at_step, writer)
+    os.close(writer)
+    status = wait(pid, None if kill_after_s is None else began + kill_after_s)
+    seconds = time.monotonic() - began
+    with os.fdopen(reader) as told:
+        steps = told.read()
+    return {"status": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": int(steps or 0)}
+
+
+def wait(pid: int, deadline: float | None) -> int:
+    while True:
+        ended, status = os.waitpid(pid, 0 if deadline is None else os.WNOHANG)
+        if ended:
+            return status
+        if deadline is not None and time.monotonic() >= deadline:
+            os.kill(pid, signal.SIGKILL)
+            deadline = None
+        else:
+            time.sleep(0.001)
+
+
+def run_in_child(project: Path, do: str, kill_at_step: int | None, writer: int) -> None:
+    """Never returns: the fork must not come back into the server's loop."""
+    code, count = 70, 0
+
+    def step(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event in STEPS or (event == "open" and arguments[1] and set(arguments[1]) & set("wax+")):
+            count += 1
+            if count == kill_at_step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        os.chdir(project)
+        output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.addaudithook(step)
+        code = ACTIONS[do]()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os.write(writer, str(count).encode())
+        os._exit(code)
+
+
+def start() -> int:
+    path = Path("pipeline.yaml")
+    return workflow.start(order.Order.of(config.load_pipeline(path), path, Path("out"), (), ()), ["profpipe", "run"])
+
+
+def resume() -> int:
+    return workflow.resume(store.unfinished(Path("out")))
+
+
+ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}
+
+if __name__ == "__main__":
+    main()

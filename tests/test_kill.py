@@ -1,0 +1,224 @@
+"""A runner that is killed, at any point of its life: nothing that was finished is lost, and nothing is repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from profpipe import ending, journal, store, tables
+from profpipe.tables import Tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+WORKLOAD = """
+PARAMS = {"n": 1}
+
+def build(params):
+    return lambda: sum(range(10 * params["n"]))
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {warmup: 0, repeats: 3, timeout_s: 60, timing: {order: sequential, budget_s: 0.01}}
+workloads:
+  sums:
+    script: sums.py
+    profilers: [plain, nsys]
+    matrix: {n: [1, 2, 3]}
+"""
+
+CASES = ["n=1", "n=2", "n=3"]
+#: Points of time, and steps of the runner: it writes, renames, links or starts something. Many times are spent waiting
+#: for a process, while most steps are in the short moments between.
+TIMES, STEPS = 13, 37
+
+
+class Server:
+    """``kill_server.py``, and projects to run in."""
+
+    def __init__(self, below: Path) -> None:
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "no_torch")))
+        self._below, self._count = below, 0
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "kill_server.py")],
+            env={**os.environ, "PYTHONPATH": path, "PROFPIPE_TEST": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def project(self) -> Path:
+        self._count += 1
+        folder = self._below / str(self._count)
+        folder.mkdir()
+        (folder / "sums.py").write_text(WORKLOAD)
+        (folder / "pipeline.yaml").write_text(PIPELINE)
+        return folder
+
+    def run(self, project: Path, do: str, **kill: float | int) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps({"project": str(project), "do": do, **kill}), file=self._process.stdin, flush=True)
+        return dict(json.loads(self._process.stdout.readline()))
+
+    def stop(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("kill"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> tuple[dict[str, Any], Tables]:
+    """A run that nobody kills: its length in seconds and steps, and its tables."""
+    project = server.project()
+    answer = server.run(project, "start")
+    assert answer["status"] == 0, (project / "output.txt").read_text()
+    return answer, store.load(project / "out" / "latest")[0]
+
+
+def only_run(project: Path) -> Path | None:
+    runs = store.newest_first(project / "out") if (project / "out").exists() else []
+    assert len(runs) <= 1
+    return runs[0] if runs else None
+
+
+def events(run: Path, profiler: str) -> list[dict[str, Any]]:
+    path = run / "raw" / "sums" / profiler / "events.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # cut by the kill
+    return found
+
+
+def counted(run: Path, profiler: str, event: str) -> Counter[str]:
+    return Counter(entry["case"] for entry in events(run, profiler) if entry["event"] == event)
+
+
+def has_report(run: Path) -> bool:
+    """Whether the runner knew, when it was killed, that the profiler had written its report."""
+    return any(entry.ends for entry in journal.read(run / "raw" / "sums" / "nsys"))
+
+
+def comparable(data: Tables, table: tables.Table) -> pd.DataFrame:
+    """The rows without what differs between any two runs: times, process ids, and which part a file belongs to."""
+    frame: pd.DataFrame = getattr(data, table.name).copy()
+    measured = [
+        c for c in frame if str(c) in ("run", "process", "seconds", "flags", "ci_low", "ci_high", "n", "wall_ns")
+    ]
+    frame = frame.drop(columns=measured)
+    if "source" in frame:
+        frame["source"] = frame["source"].str.replace(r"capture-\d+", "capture", regex=True)
+    if "metric" in frame:
+        varies = frame["unit"].isin(["ns", "%"]) | ((frame["metric"] == "iterations") & (frame["profiler"] == "plain"))
+        frame["value"] = frame["value"].where(~varies)
+    return frame.sort_values(list(frame.columns)).reset_index(drop=True)
+
+
+def processes_of(run: Path) -> list[str]:
+    mark, found = os.fsencode(f"{ending.MARK}={run}"), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def check_finished(project: Path, expected: Tables) -> None:
+    run = only_run(project)
+    assert run is not None
+    data, record = store.load(run)
+    assert record["ended"]
+    rows = sorted(zip(data.cases["profiler"], data.cases["case"], data.cases["status"], strict=True))
+    assert rows == [(profiler, case, "ok") for profiler in ("nsys", "plain") for case in CASES]
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(comparable(data, table), comparable(expected, table))
+        assert len(pd.read_parquet(run / f"{table.name}.parquet")) == len(getattr(data, table.name))
+    assert (run / "SUMMARY.md").is_file()
+    assert (project / "out" / "latest").resolve() == run
+    assert [row["run"] for row in store.history(project / "out")[0]] == [run.name]
+    assert [entry["folder"] for entry in record["jobs"]] == ["raw/sums/plain", "raw/sums/nsys"]
+    assert len({entry["source"] for entry in record["files"]}) == len(record["files"])
+    assert processes_of(run) == []
+
+
+def kill_and_resume(server: Server, expected: Tables, kills: list[dict[str, float | int]]) -> str:
+    """Kills a run, and what resumes it, as often as ``kills`` has entries; returns where the run stood at first."""
+    project, stood, finished = server.project(), "", False
+    for kill in kills:
+        run = only_run(project)
+        server.run(project, "resume" if run else "start", **kill)
+        run = only_run(project)
+        finished = run is not None and bool(store.read_record(run)["ended"])
+        stood = stood or ("no folder" if run is None else where(run))
+        if finished:
+            break
+        assert run is None or done_twice(run) == []
+    run = only_run(project)
+    reported = counted(run, "nsys", "case_started") if run and has_report(run) else None
+    if not finished:
+        answer = server.run(project, "resume" if run else "start")
+        assert answer["status"] == 0, (project / "output.txt").read_text()
+    check_finished(project, expected)
+    run = only_run(project)
+    assert run is not None and done_twice(run) == []
+    assert reported in (None, counted(run, "nsys", "case_started")), "a case whose report was there ran again"
+    shutil.rmtree(project)
+    return stood
+
+
+def done_twice(run: Path) -> list[str]:
+    """Cases without a profiler that were begun again after they had ended."""
+    ended: set[str] = set()
+    again = []
+    for event in events(run, "plain"):
+        if event["event"] == "case_ended":
+            ended.add(event["case"])
+        elif event["event"] == "case_started" and event["case"] in ended:
+            again.append(event["case"])
+    return again
+
+
+def where(run: Path) -> str:
+    jobs = [entry["profiler"] for entry in store.read_record(run)["jobs"]]
+    if store.read_record(run)["ended"]:
+        return "ended"
+    return f"{'+'.join(jobs) or 'nothing'} stored"
+
+
+def test_a_run_killed_at_any_point_is_finished_without_loss_or_repetition(server, undisturbed) -> None:
+    answer, expected = undisturbed
+    chance = random.Random(20261120)
+    kills: list[dict[str, float | int]] = [{"kill_after_s": chance.uniform(0, answer["seconds"])} for _ in range(TIMES)]
+    kills += [
+        {"kill_at_step": step} for step in chance.sample(range(1, answer["steps"] + 1), min(STEPS, answer["steps"]))
+    ]
+    stood = Counter(kill_and_resume(server, expected, [kill]) for kill in kills)
+    assert sum(stood.values()) >= 50
+    assert {"no folder", "nothing stored", "plain stored", "plain+nsys stored"} <= stood.keys(), stood
+
+
+def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(server, undisturbed) -> None:
+    answer, expected = undisturbed
+    chance = random.Random(7)
+    for _ in range(2):
+        kill_and_resume(server, expected, [{"kill_at_step": chance.randint(5, answer["steps"] // 2)} for _ in range(4)])

@@ -1,0 +1,222 @@
+"""When a job is the same as one that was done before, and what is taken over then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from profpipe import reuse, store
+from profpipe.job import Case, Command, Job, Missing, Tool
+from profpipe.reuse import Offer
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINE = {"gpus": [{"name": "H200", "driver": "580"}], "cpu": "x", "cpu_count": 8, "os": "Linux 6"}
+
+
+def a_job(folder: Path) -> Job:
+    (folder / "mine.py").write_text("import beside\nfrom pack import inner\n")
+    (folder / "beside.py").write_text("import deeper\n")
+    (folder / "deeper.py").write_text("x = 1\n")
+    (folder / "pack").mkdir()
+    (folder / "pack" / "__init__.py").touch()
+    (folder / "pack" / "inner.py").write_text("from . import sibling\n")
+    (folder / "pack" / "sibling.py").write_text("y = 1\n")
+    (folder / "unrelated.py").write_text("z = 1\n")
+    return Job(
+        workload="w",
+        profiler="nsys",
+        cases=(Case("n=1", {"n": 1}),),
+        folder=folder / "out" / "run" / "raw" / "w" / "nsys",
+        tool=Tool("nsys", "2025.3.1", "/usr/bin/nsys"),
+        python="python",
+        cwd=folder,
+        script=folder / "mine.py",
+        env={"PYTHONPATH": "/somewhere", "MODE": "fast"},
+        options={"ncu": {"set": "basic"}, "case_timeout_s": None},
+    )
+
+
+def key(job: Job, machine: dict[str, Any] = MACHINE, environment: dict[str, str] | None = None) -> str:
+    command = Command(("nsys", "profile", "-o", str(job.folder / "capture"), "python"))
+    return reuse.key(job, [command], machine, environment or {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a"})
+
+
+CHANGES: dict[str, Callable[[Job], Job]] = {
+    "a parameter": lambda job: replace(job, cases=(Case("n=1", {"n": 2}),)),
+    "a case more": lambda job: replace(job, cases=(*job.cases, Case("n=2", {"n": 2}))),
+    "repeats": lambda job: replace(job, repeats=31),
+    "an option of the profiler": lambda job: replace(job, options={"ncu": {"set": "full"}}),
+    "the tool's version": lambda job: replace(job, tool=Tool("nsys", "2026.1.1", "/usr/bin/nsys")),
+    "a variable of the pipeline file": lambda job: replace(job, env={**job.env, "MODE": "slow"}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_a_job_depends_on_is_in_its_key(tmp_path: Path, change: Callable[[Job], Job]) -> None:
+    job = a_job(tmp_path)
+    assert key(change(job)) != key(job)
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py", "beside.py", "deeper.py", "pack/__init__.py", "pack/inner.py", "pack/sibling.py"]
+)
+def test_the_workloads_file_and_what_it_imports_from_beside_it_are_in_the_key(tmp_path: Path, name: str) -> None:
+    job = a_job(tmp_path)
+    before = key(job)
+    with (tmp_path / name).open("a") as stream:
+        stream.write("more = 1\n")
+    assert key(job) != before
+
+
+def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "590"}]}) != key(job)
+    assert key(job, environment={"CUDA_VISIBLE_DEVICES": "1", "HOME": "/a"}) != key(job)
+
+
+def test_what_changes_no_number_is_not_in_the_key(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    before = key(job)
+    (tmp_path / "unrelated.py").write_text("z = 2\n")
+    elsewhere = replace(
+        job, folder=tmp_path / "out" / "other", timeout_s=1.0, options={**job.options, "case_timeout_s": 3}
+    )
+    assert key(elsewhere) == before
+    assert key(job, {**MACHINE, "peaks": {}}) == before
+    assert key(job, environment={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/b", "LC_ALL": "C"}) == before
+
+
+def test_no_secret_is_hashed(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    assert key(job, environment={"HF_TOKEN": "a"}) == key(job, environment={"HF_TOKEN": "b"})
+
+
+def test_a_command_is_known_by_its_words_and_by_the_files_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("layers = 1\n")
+    job = replace(a_job(tmp_path), script=None, command=("python", "train.py", "--n", "1"))
+    before = key(job)
+    (tmp_path / "model.py").write_text("layers = 2\n")
+    assert key(job) != before
+
+
+def test_a_job_whose_tool_is_missing_has_no_key(tmp_path: Path) -> None:
+    assert key(replace(a_job(tmp_path), tool=Missing("nsys", "not here", "Install it."))) == ""
+
+
+def test_imports_are_not_followed_into_installed_packages(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    installed = tmp_path / "site-packages"
+    (installed / "big-1.0.dist-info").mkdir(parents=True)
+    (installed / "big.py").write_text("x = 1\n")
+    (tmp_path / "mine.py").write_text("import big\n")
+    job = replace(job, env={"PYTHONPATH": str(installed)})
+    before = key(job)
+    (installed / "big.py").write_text("x = 2\n")
+    assert key(job) == before
+
+
+# --- taking over -----------------------------------------------------------------------------------------------------
+
+
+def done(out: Path, name: str, **entry: Any) -> tuple[Path, dict[str, Any]]:
+    run = out / name
+    folder = run / "raw" / "w" / "nsys"
+    folder.mkdir(parents=True)
+    for file in ("capture.sqlite", "events.jsonl", "log.txt", "parts.json"):
+        (folder / file).write_text(f"{file} of {name}")
+    size = (folder / "capture.sqlite").stat().st_size
+    files = [{"path": "raw/w/nsys/capture.sqlite", "bytes": size}]
+    return run, {"jobs": [{"key": "k", "folder": "raw/w/nsys", "files": files, "reused_from": "", **entry}]}
+
+
+def test_the_newest_run_that_has_the_job_offers_it(tmp_path: Path) -> None:
+    newest, older = done(tmp_path, "2"), done(tmp_path, "1")
+    assert reuse.offers([newest, older]) == {"k": Offer(newest[0] / "raw/w/nsys", "2")}
+
+
+def test_a_job_without_key_or_with_a_file_that_changed_is_not_offered(tmp_path: Path) -> None:
+    failed, changed = done(tmp_path, "2", key=""), done(tmp_path, "1")
+    (changed[0] / "raw/w/nsys/capture.sqlite").write_text("cut")
+    assert reuse.offers([failed, changed]) == {}
+
+
+def test_what_was_taken_over_itself_names_the_run_that_measured_it(tmp_path: Path) -> None:
+    (offer,) = reuse.offers([done(tmp_path, "2", reused_from="1")]).values()
+    assert offer.run == "1"
+
+
+def test_big_files_are_linked_and_those_that_grow_are_copied(tmp_path: Path) -> None:
+    run, _ = done(tmp_path, "1")
+    target = tmp_path / "2" / "raw" / "w" / "nsys"
+    reuse.take(Offer(run / "raw/w/nsys", "1"), target)
+    assert reuse.origin(target) == "1" and reuse.origin(run / "raw/w/nsys") == ""
+    assert (target / "capture.sqlite").samefile(run / "raw/w/nsys/capture.sqlite")
+    with (target / "events.jsonl").open("a") as stream:
+        stream.write("more")
+    assert (run / "raw/w/nsys/events.jsonl").read_text() == "events.jsonl of 1"
+    again = tmp_path / "3" / "raw" / "w" / "nsys"
+    reuse.take(Offer(target, "0"), again)
+    assert (reuse.origin(target), reuse.origin(again)) == ("1", "0")
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+PIPELINE = """
+version: 1
+defaults: {profilers: [plain], warmup: 0, repeats: 3, timing: {order: sequential, budget_s: 0.01}}
+workloads:
+  first: {script: first.py, matrix: {n: [1, 2]}}
+  second: {script: second.py, matrix: {n: [1, 2]}}
+  broken: {script: broken.py}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, does in (("first", "n"), ("second", "n"), ("broken", "1 / 0")):
+        text = f"PARAMS = {{'n': 1}}\n\ndef build(params):\n    n = params['n']\n    return lambda: {does}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def profpipe(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
+    env = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "profpipe", *arguments]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, env=env, check=False)
+
+
+def test_unchanged_jobs_are_taken_over_and_changed_and_failed_ones_are_done_again(project: Path) -> None:
+    assert profpipe(project, "run").returncode == 1
+    first = store.resolve(None, project / "out")
+    (project / "second.py").write_text((project / "second.py").read_text() + "# changed\n")
+    assert profpipe(project, "run", "--reuse").returncode == 1
+    again = store.resolve(None, project / "out")
+    data, record = store.load(again)
+    assert {entry["workload"]: entry["reused_from"] for entry in record["jobs"]} == {
+        "first": first.name, "second": "", "broken": "",
+    }  # fmt: skip
+    before = store.load(first)[0]
+    for table in ("cases", "metrics"):
+        frames = [getattr(each, table).query("workload == 'first'").drop(columns="run") for each in (before, data)]
+        pd.testing.assert_frame_equal(*frames)
+    assert set(data.metrics["run"]) == {again.name}
+    assert not any(entry["key"] for entry in record["jobs"] if entry["workload"] == "broken")
+
+
+def test_without_being_asked_nothing_is_taken_over(project: Path) -> None:
+    for _ in range(2):
+        profpipe(project, "run", "-w", "first")
+    record = json.loads((store.resolve(None, project / "out") / "run.json").read_text())
+    assert [entry["reused_from"] for entry in record["jobs"]] == [""]
