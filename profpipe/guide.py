@@ -50,6 +50,14 @@ def jobs(waiting: Iterable[Job], data: Tables) -> list[Job]:
     return made
 
 
+def preview(job: Job) -> Job:
+    """``job`` as `--dry-run` shows it: which kernels it will name is not known before the run."""
+    if not guided(job):
+        return job
+    ncu = {**job.options["ncu"], "pattern": f"the {job.options['ncu']['top']} largest kernels of each case"}
+    return replace(job, options={**job.options, "ncu": ncu})
+
+
 _NO_GUIDE: Final = Missing(
     "ncu",
     "ncu.kernels is 'guided', and no capture of this case by nsys or torch says which kernels matter",

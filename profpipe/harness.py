@@ -56,13 +56,14 @@ def main(argv: list[str]) -> int:
     log = spec_path.parent / "events.jsonl"
     earlier = sweep.inherited(log, {case["id"] for case in spec["cases"]})
     with log.open("a", encoding="utf-8") as stream:
-        desk = _Desk(load.module(Path(spec["script"])), spec, Events(stream), _device())
-        desk.events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
+        events = Events(stream)
+        events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
+        desk = _Desk(load.module(Path(spec["script"])), spec, events, _device())
         if spec["profiler"] == "plain":
             _time_cases(desk, earlier)
         else:
             _profile_cases(desk, spec_path.parent)
-        desk.events.write("finished", time=time.time())
+        events.write("finished", time=time.time())
     return 0
 
 

@@ -161,8 +161,15 @@ def sources_of(outcome: Outcome, run_folder: Path) -> list[Source]:
             set_aside=again.get(path, frozenset()),
         )
         for path in outcome.files
-        if path.exists()
+        if path.exists() and not _of_a_false_start(path, outcome)
     ]
+
+
+def _of_a_false_start(path: Path, outcome: Outcome) -> bool:
+    """The record of a process that died before its first case; why it did is the outcome's reason."""
+    if outcome.status == "ok" or path.name != "events.jsonl":
+        return False
+    return not any(event.get("event") == "case_started" for event in _events(path))
 
 
 def fates(outcome: Outcome, run: str, written: pd.DataFrame) -> Tables:

@@ -28,6 +28,7 @@ from profpipe import (
     environment,
     errors,
     exports,
+    guide,
     ingest,
     kernels,
     load,
@@ -44,7 +45,7 @@ from profpipe import (
 from profpipe import report as reporting
 from profpipe.config import Pipeline
 from profpipe.errors import ConfigError, Interrupted, Refused, ToolMissing
-from profpipe.job import Case, Job, Missing, Outcome
+from profpipe.job import Case, Job, Missing, Outcome, Watch
 from profpipe.order import ORDER, Machine, Order
 from profpipe.tables import Tables
 
@@ -62,12 +63,13 @@ def show(order: Order) -> None:
         if isinstance(job.tool, Missing):
             print(f"# skipped: {job.tool}")
             continue
-        for command in profilers.ALL[job.profiler].commands(job):
+        for command in profilers.ALL[job.profiler].commands(guide.preview(job)):
             print(shlex.join(command.argv))
 
 
 def start(order: Order, command: Sequence[str]) -> int:
     """A new run of ``order``; returns the exit code."""
+    _rules(order.pipeline)  # a wrong one is refused before anything runs
     machine, now = Machine.examine(order), record.utc_now()
     _check_something_to_run(_jobs(order, machine, order.out))
     begun = record.begun(
@@ -102,7 +104,7 @@ def resume(folder: Path) -> int:
         data, begun = store.load(folder)
         if begun.get("ended"):
             print(f"{folder.name} has nothing left to do.")
-            return _exit_code(data, begun)
+            return _exit_code(data, begun, analyze.analyze(data, begun).failed)
         machine = Machine.examine(order)
         _check_same_gpus(folder, begun, machine)
         store.point_latest(order.out)
@@ -158,29 +160,36 @@ class _Run:
     data: Tables
 
     def carry_out(self, planned: Sequence[Job], machine: Machine) -> int:
-        keys = {job.folder: _key(job, machine) for job in planned}
-        jobs = [job for job in planned if not self._is_done(job)]
-        if self.order.reuse:
-            self._take_over(jobs, keys)
         interrupted = None
         with progress.Display() as watch:
             try:
-                for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
-                    self._keep(outcome, keys[outcome.job.folder])
+                self._carry_out([job for job in planned if not guide.guided(job)], machine, watch)
+                # Only now do the captures of the other profilers say which kernels matter.
+                self._carry_out(guide.jobs(filter(guide.guided, planned), self.data), machine, watch)
             except Interrupted as stop:
                 interrupted = stop
         if interrupted is not None:
             self._show(self.record)
             raise Interrupted(f"{interrupted} `profpipe resume` goes on with {self.folder.name}.")
         ended = {**self.record, "ended": record.utc_now().isoformat(timespec="seconds")}
-        self._show(ended)
+        failed = self._show(ended)
         store.save_record(self.folder, ended)
-        return _exit_code(self.data, ended)
+        return _exit_code(self.data, ended, failed)
 
-    def _show(self, begun: Mapping[str, Any]) -> None:
+    def _carry_out(self, planned: Sequence[Job], machine: Machine, watch: Watch) -> None:
+        keys = {job.folder: _key(job, machine) for job in planned}
+        jobs = [job for job in planned if not self._is_done(job)]
+        if self.order.reuse:
+            self._take_over(jobs, keys)
+        for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
+            self._keep(outcome, keys[outcome.job.folder])
+
+    def _show(self, begun: Mapping[str, Any]) -> bool:
+        """Writes the report, the Parquet tables and the history; whether the report names a failure."""
         store.save_parquet(self.folder, self.data)
-        _render(self.folder, self.data, begun, self.order.beside)
+        failed = _render(self.folder, self.data, begun, self.order.beside)
         store.remember(self.order.out, self.folder, self.data, begun)
+        return failed
 
     def _is_done(self, job: Job) -> bool:
         name = str(job.folder.relative_to(self.folder))
@@ -260,12 +269,16 @@ def _commands(job: Job) -> list[Any]:
 
 def _rules(pipeline: Pipeline) -> Any:
     entries = [rule.model_dump(by_alias=True) for rule in pipeline.kernel_classes]
-    return kernels.user_rules(entries) if entries else None
+    try:
+        return kernels.user_rules(entries) if entries else None
+    except ValueError as error:
+        raise ConfigError("kernel_classes", f"{error}.") from None
 
 
-def _exit_code(data: Tables, begun: Mapping[str, Any]) -> int:
+def _exit_code(data: Tables, begun: Mapping[str, Any], failed: bool) -> int:
+    """``failed``: the report names a failed expectation, or too little classified."""
     bad = data.cases["status"].isin(["oom", "failed", "crashed", "timeout"]).any()
-    return errors.SOME_FAILED if bad or begun.get("refused") else errors.OK
+    return errors.SOME_FAILED if bad or failed or begun.get("refused") else errors.OK
 
 
 # --- reporting -------------------------------------------------------------------------------------------------------
@@ -275,16 +288,18 @@ def report(folder: Path) -> int:
     """Renders a stored run again."""
     data, begun = store.load(folder)
     beside = Order.load(folder).beside if (folder / ORDER).exists() else None
-    _render(folder, data, begun, beside)
-    return _exit_code(data, begun)
+    return _exit_code(data, begun, _render(folder, data, begun, beside))
 
 
-def _render(folder: Path, data: Tables, begun: Mapping[str, Any], beside: Path | None) -> None:
+def _render(folder: Path, data: Tables, begun: Mapping[str, Any], beside: Path | None) -> bool:
+    """Writes SUMMARY.md and says where; whether it names a failure."""
     template = load.find("templates", "SUMMARY.md.j2", beside)
     if template is None:
         raise ConfigError("templates/SUMMARY.md.j2", "is missing.", "Install profpipe anew.")
-    summary = reporting.render(analyze.analyze(data, begun), data, begun, folder, template)
+    findings = analyze.analyze(data, begun)
+    summary = reporting.render(findings, data, begun, folder, template)
     print(f"{summary.relative_to(Path.cwd()) if summary.is_relative_to(Path.cwd()) else summary}")
+    return findings.failed
 
 
 def read_files(paths: Sequence[Path], out: Path | None) -> int:
