@@ -296,7 +296,7 @@ def test_a_rule_that_is_no_regular_expression_is_refused_before_anything_runs(pr
 def test_too_little_classified_time_is_a_failure(project):
     pytest.importorskip("torch")
     (project / "sums.py").write_text(
-        "import torch\n\ndef build(params):\n    x = torch.eye(64)\n    return lambda: torch.linalg.inv(x)\n"
+        "import torch\n\ndef build(params):\n    x = torch.eye(64)\n    return lambda: torch.linalg.inv(x) @ x\n"
     )
     text = "version: 1\nworkloads: {w: {script: sums.py, profilers: [torch], repeats: 3, warmup: 1}}\n"
     with_torch = {"PYTHONPATH": str(ROOT)}
