@@ -125,9 +125,9 @@ def _ingest(args: argparse.Namespace) -> int:
 
 
 def _scrub(args: argparse.Namespace) -> int:
-    from profpipe import workflow
+    from profpipe import privacy
 
-    return workflow.scrub_files(args.files)
+    return privacy.scrub_files(args.files)
 
 
 def _compare(args: argparse.Namespace) -> int:

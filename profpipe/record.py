@@ -15,9 +15,6 @@ from profpipe.config import Pipeline
 from profpipe.job import Ask, Command, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
 
-#: Reports of nsys (and the recordings that they are made of) and of ncu.
-_REPORTS = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
-
 
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
@@ -109,12 +106,6 @@ def file(source: str, parser: str, origin: Origin, scrubbed: bool | None = None)
     ``scrubbed`` is whether environment and command lines were removed from it; None where its format has none.
     """
     return {"source": source, "parser": parser, "scrubbed": scrubbed, **asdict(origin), "notes": list(origin.notes)}
-
-
-def private_files(run_folder: Path) -> list[str]:
-    """The profilers' own reports, which hold environments or command lines that cannot be taken out of them."""
-    found = (path for path in (run_folder / "raw").rglob("*") if path.suffix in _REPORTS)
-    return sorted(str(path.relative_to(run_folder)) for path in found)
 
 
 def git_state(ask: Ask, folder: Path) -> dict[str, Any]:

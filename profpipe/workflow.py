@@ -33,12 +33,12 @@ from profpipe import (
     kernels,
     load,
     plan,
+    privacy,
     profilers,
     progress,
     record,
     reuse,
     run,
-    scrub,
     store,
     tables,
 )
@@ -206,7 +206,7 @@ class _Run:
     def _keep(self, outcome: Outcome, key: str) -> None:
         """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
         job, read, stored = outcome.job, [], self.data
-        scrubbed = _scrubbed(outcome.files, self.order.beside)
+        scrubbed = privacy.scrubbed(outcome.files, self.order.beside)
         for result in ingest.ingest(
             ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)
         ):
@@ -223,25 +223,9 @@ class _Run:
         went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
         entry = record.job(outcome, _commands(job), self.folder, key if went_well else "", reuse.origin(job.folder))
         record.put(self.record["jobs"], entry, "folder")
-        self.record["private_files"] = record.private_files(self.folder)
+        self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
-
-
-def _scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
-    """Whether each of the exports among ``files`` holds no environment any more; one that is damaged keeps it."""
-    known, done = ingest.parsers(beside), {}
-    for path in files:
-        try:
-            parser = ingest.name_of(ingest.choose(path, known))
-            if parser in scrub.PARSERS:
-                done[path] = False
-                if not scrub.is_scrubbed(path):
-                    scrub.scrub(path, parser)
-                done[path] = True
-        except Refused:
-            continue  # if it cannot be read either, that is said when it is
-    return done
 
 
 def _key(job: Job, machine: Machine) -> str:
@@ -338,23 +322,6 @@ def _read(path: Path) -> Iterator[ingest.Read | ingest.Refusal]:
             yield ingest.Refusal(source, refused.what, refused.remedy)
         else:
             yield from ingest.ingest([replace(source, path=target, workload=path.name)])
-
-
-def scrub_files(paths: Sequence[Path]) -> int:
-    """Scrubs exports in place, and says how much was removed from each, never what."""
-    known, code = ingest.parsers(), errors.OK
-    for path in paths:
-        try:
-            if exports.is_report(path) or exports.is_recording(path):
-                raise Refused(path, "is nsys's own report, which cannot be changed", "Share an export of it instead.")
-            removed = scrub.scrub(path, ingest.name_of(ingest.choose(path, known)))
-        except Refused as refused:
-            print(f"profpipe: {refused}", file=sys.stderr)
-            code = errors.SOME_FAILED
-        else:
-            counts = ", ".join(f"{count} of {where}" for where, count in removed.items())
-            print(f"{path}: {f'removed {counts}' if counts else 'nothing to remove'}")
-    return code
 
 
 def _lines(result: ingest.Read) -> Iterator[str]:

@@ -67,7 +67,7 @@ STAGES = {
 }
 
 #: The program itself, which calls the stages in order.
-TOP = {"__main__", "cli", "order", "workflow"}
+TOP = {"__main__", "cli", "order", "privacy", "workflow"}
 
 ALL_MEANS = set().union(*MEANS.values())
 

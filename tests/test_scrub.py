@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from nsys_exports import Export, pid_id, thread_id
 
-from profpipe import ingest, scrub, store, tables
+from profpipe import ingest, privacy, scrub, store, tables
 from profpipe.errors import Refused
 
 DATA = Path(__file__).parent / "data"
@@ -275,6 +275,19 @@ def test_the_command_counts_what_it_removed_and_goes_on_past_what_it_cannot_scru
     assert SECRET not in done.stdout + done.stderr
     again = profpipe(tmp_path, "scrub", copy.name)
     assert (again.returncode, again.stdout) == (0, f"{copy.name}: nothing to remove\n")
+
+
+def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: Path) -> None:
+    raw = tmp_path / "raw" / "attention" / "nsys"
+    raw.mkdir(parents=True)
+    scrubbed(writable_copy(ATTENTION, raw))
+    (raw / "capture-2.sqlite").write_bytes(ATTENTION.read_bytes()[:100_000])
+    (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
+    (raw / "events.jsonl").write_text('{"event": "started"}\n')
+    done = privacy.scrubbed(sorted(raw.iterdir()), tmp_path)
+    assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False}
+    folder = "raw/attention/nsys"
+    assert privacy.private_files(tmp_path) == [f"{folder}/capture-2.sqlite", f"{folder}/capture.nsys-rep"]
 
 
 # --- Chrome traces ---------------------------------------------------------------------------------------------------

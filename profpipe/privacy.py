@@ -1,0 +1,56 @@
+"""Which files are scrubbed, and what is said of it: those of a run before they are read, and any that a user names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from profpipe import errors, exports, ingest, scrub
+from profpipe.errors import Refused
+
+#: Reports of nsys, the recordings that they are made of, and reports of ncu: nothing can be taken out of them.
+_REPORTS = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
+
+
+def scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
+    """Scrubs the exports among ``files``; says of each whether it is, for one that is damaged stays as it was."""
+    known, done = ingest.parsers(beside), {}
+    for path in files:
+        try:
+            parser = ingest.name_of(ingest.choose(path, known))
+            if parser in scrub.PARSERS:
+                done[path] = False
+                if not scrub.is_scrubbed(path):
+                    scrub.scrub(path, parser)
+                done[path] = True
+        except Refused:
+            continue  # if it cannot be read either, that is said when it is
+    return done
+
+
+def private_files(run_folder: Path) -> list[str]:
+    """The files of a run that hold environments or command lines: reports, and exports that could not be scrubbed."""
+
+    def is_private(path: Path) -> bool:
+        return path.suffix in _REPORTS or (path.suffix == ".sqlite" and not scrub.is_scrubbed(path))
+
+    found = (path for path in (run_folder / "raw").rglob("*") if path.is_file() and is_private(path))
+    return sorted(str(path.relative_to(run_folder)) for path in found)
+
+
+def scrub_files(paths: Sequence[Path]) -> int:
+    """Scrubs exports in place, and says how much was removed from each, never what."""
+    known, code = ingest.parsers(), errors.OK
+    for path in paths:
+        try:
+            if exports.is_report(path) or exports.is_recording(path):
+                raise Refused(path, "is nsys's own report, which cannot be changed", "Share an export of it instead.")
+            removed = scrub.scrub(path, ingest.name_of(ingest.choose(path, known)))
+        except (Refused, OSError) as refused:
+            print(f"profpipe: {refused}", file=sys.stderr)
+            code = errors.SOME_FAILED
+        else:
+            counts = ", ".join(f"{count} of {where}" for where, count in removed.items())
+            print(f"{path}: {f'removed {counts}' if counts else 'nothing to remove'}")
+    return code
