@@ -60,11 +60,11 @@ class Ncu(_Model):
 class Timing(_Model):
     """How cases are timed without a profiler."""
 
-    target: float = Field(0.005, gt=0, lt=1, description="stop when the median's 95 % interval is within this share of it")
+    target: float = Field(0.005, gt=0, lt=1, description="stop at a 95 % interval within this share of the median")
     budget_s: float = Field(2.0, gt=0, description="seconds of measuring for a case, all rounds together")
     most: int = Field(10_000, ge=1, description="samples after which a case is done in any event")
     mode: Literal["eager", "cuda_graph", "both"] = Field("eager", description="as launched, as a CUDA graph, or both")
-    order: Literal["interleaved", "sequential"] = Field("interleaved", description="cases in rounds, or one after the other")
+    order: Literal["interleaved", "sequential"] = Field("interleaved", description="in rounds, or one after the other")
     rounds: int = Field(3, ge=1, description="visits to each case when interleaved, so that drift hits all alike")
     seed: int = Field(0, description="of the order within each round")
 
@@ -92,7 +92,7 @@ class Settings(_Model):
     warmup: int = Field(10, ge=0, description="iterations before the measured ones")
     repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
     timeout_s: float = Field(900, gt=0, description="seconds after which a process and all its children are ended")
-    case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up, the rest goes on")
+    case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up")
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
     ncu: Ncu = Ncu()

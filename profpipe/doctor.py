@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profpipe import device
-from profpipe.job import Ask, Missing, Profiler
+from profpipe.job import Ask, Missing, Profiler, Tool
 
 _IMPLEMENTATIONS = {
     "flash-attn": "pip install flash-attn --no-build-isolation",
@@ -117,8 +117,12 @@ def _nvtx(profilers: Mapping[str, Profiler], ask: Ask) -> Iterator[Check]:
         yield Check("nvtx", "missing", "not installed", "pip install 'nvtx<0.2.12'")
         return
     nsys = profilers["nsys"].find(ask)
-    old = not isinstance(nsys, Missing) and nsys.version.split(".")[0] in ("2022", "2023")
-    if old and tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) >= (0, 2, 12):
+    old_nsys = isinstance(nsys, Tool) and nsys.version.split(".")[0] in ("2022", "2023")
+    if (
+        isinstance(nsys, Tool)
+        and old_nsys
+        and tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) >= (0, 2, 12)
+    ):
         found = f"{version} is not recorded by nsys {nsys.version}"
         yield Check("nvtx", "wrong", found, "pip install 'nvtx<0.2.12'; torch.cuda.nvtx is not affected.")
     else:

@@ -20,8 +20,11 @@ _GUIDES: Final = ("nsys", "torch")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w{3,}")
 #: Words of the spelling that differ between the tools, or that stand in every name.
 _COMMON: Final = frozenset(
-    "anonymous array bool char const cutlass detail float function half impl int lambda long namespace native operator std "
-    "TensorIteratorBase TrivialOffsetCalculator unsigned void memory LoadWithoutCast StoreWithoutCast".split()
+    (
+        *("anonymous", "array", "bool", "char", "const", "cutlass", "detail", "float", "function", "half", "impl"),
+        *("int", "lambda", "long", "memory", "namespace", "native", "operator", "std", "unsigned", "void"),
+        *("LoadWithoutCast", "StoreWithoutCast", "TensorIteratorBase", "TrivialOffsetCalculator"),
+    )
 )
 #: Template arguments that a pattern names; more would make it slow to match and no more exact.
 _WORDS: Final = 4

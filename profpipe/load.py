@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def own_folder(kind: str) -> Path:
-    """The engine's own ``parsers``, ``workloads`` or ``templates``: inside the package when installed, else beside it."""
+    """The engine's own ``parsers``, ``workloads`` or ``templates``: in the package when installed, else beside it."""
     installed = _PACKAGE / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 

@@ -35,9 +35,9 @@ def plan(
     """The jobs of ``pipeline`` in the order in which they run.
 
     ``scripts`` gives the file of each workload that has one, ``out`` the run's folder, ``cwd`` where processes start
-    (the pipeline file's folder), ``env`` what every workload's process needs. ``workloads`` and ``profilers`` narrow the
-    choice. A tool that is missing still gets its job, so that its cases become `skipped` rows with the reason. Raises
-    ConfigError for an unknown name.
+    (the pipeline file's folder), ``env`` what every workload's process needs. ``workloads`` and ``profilers`` narrow
+    the choice. A tool that is missing still gets its job, so that its cases become `skipped` rows with the reason.
+    Raises ConfigError for an unknown name.
     """
     _known("-w", workloads, pipeline.workloads)
     _known("-p", profilers, tools)

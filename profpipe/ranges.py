@@ -4,13 +4,14 @@ NVTX on CUDA, ROCTX on ROCm, ``record_function`` under torch.profiler, nothing o
 by the harness, with ``use``; a workload only says ``with annotate("forward"):``.
 
 NVTX goes through ``torch.cuda.nvtx`` where torch has CUDA: every nsys records it, while the ranges of PyPI's ``nvtx``
-from 0.2.12 on are lost under nsys 2022 and 2023, which tell it that the domain is off. A CPU build of torch has no NVTX,
-so there PyPI's package is used, pinned below 0.2.12.
+from 0.2.12 on are lost under nsys 2022 and 2023, which tell it that the domain is off. A CPU build of torch has no
+NVTX, so there PyPI's package is used, pinned below 0.2.12.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,10 +72,13 @@ def _roctx() -> tuple[str, Push, Pop]:
             library = ctypes.CDLL(soname)
         except OSError:
             continue
-        push, pop = library.roctxRangePushA, library.roctxRangePop
-        push.argtypes = [ctypes.c_char_p]
-        return soname, lambda name: push(name.encode()), pop
+        library.roctxRangePushA.argtypes = [ctypes.c_char_p]
+        return soname, functools.partial(_push_roctx, library), library.roctxRangePop
     return "none", _nothing, _nothing
+
+
+def _push_roctx(library: ctypes.CDLL, name: str) -> None:
+    library.roctxRangePushA(name.encode())
 
 
 def _record_function() -> tuple[str, Push, Pop]:

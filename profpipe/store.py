@@ -143,7 +143,8 @@ def load(folder: Path) -> tuple[Tables, dict[str, Any]]:
     if version != tables.SCHEMA_VERSION:
         reads = f"this profpipe reads schema {tables.SCHEMA_VERSION}."
         raise ConfigError(str(folder), f"was written with schema {version};", reads)
-    return Tables(**{table.name: _read(folder / f"{table.name}.csv", table) for table in tables.ALL}), record
+    cases, kernels, ranges, metrics = (_read(folder / f"{table.name}.csv", table) for table in tables.ALL)
+    return Tables(cases, kernels, ranges, metrics), record
 
 
 def read_record(folder: Path) -> dict[str, Any]:

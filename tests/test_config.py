@@ -67,7 +67,8 @@ def test_an_empty_environment_variable_counts_as_unset(tmp_path):
 
 def test_a_placeholder_without_default_and_without_value_is_refused_with_its_place(tmp_path):
     message = refusal(tmp_path, MINIMAL.replace("[512]", "'${SEQLEN}'"))
-    assert message.startswith("pipeline.yaml: workloads.attention.matrix.seqlen: environment variable SEQLEN is not set")
+    place = "pipeline.yaml: workloads.attention.matrix.seqlen"
+    assert message.startswith(f"{place}: environment variable SEQLEN is not set")
 
 
 def test_a_placeholder_cannot_add_keys(tmp_path):
@@ -122,7 +123,7 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         (MINIMAL.replace("version: 1", "version: 2"), "pipeline.yaml: version: 2 is not known."),
         (MINIMAL.replace("version: 1\n", ""), "pipeline.yaml: version: is missing."),
         (MINIMAL.replace("attention:", "../attention:", 1), "pipeline.yaml: workloads."),
-        (MINIMAL + "    timeout_s: 0\n", "pipeline.yaml: workloads.attention.timeout_s: Input should be greater than 0"),
+        (MINIMAL + "    timeout_s: 0\n", "workloads.attention.timeout_s: Input should be greater than 0"),
         (MINIMAL + "    script: attention\n", "pipeline.yaml:7: is not YAML: the key 'script' is given twice"),
         ("a: [1", "pipeline.yaml:1: is not YAML"),
         ("", "pipeline.yaml: is empty or not a mapping."),
@@ -164,14 +165,18 @@ def test_set_takes_a_path_a_parameter_and_a_setting(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "expected"),
-    [("seqln=3", "--set: unknown name 'seqln'. Did you mean 'seqlen'?"), ("seqlen", "--set: 'seqlen' is not KEY=VALUE.")],
+    [
+        ("seqln=3", "--set: unknown name 'seqln'. Did you mean 'seqlen'?"),
+        ("seqlen", "--set: 'seqlen' is not KEY=VALUE."),
+    ],
 )
 def test_a_wrong_set_is_refused(tmp_path, override, expected):
     assert refusal(tmp_path, MINIMAL, [override]).startswith(expected)
 
 
 def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_first_value(tmp_path):
-    text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'") + "    baseline: {impl: sdpa_math}\n"
+    text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'")
+    text += "    baseline: {impl: sdpa_math}\n"
     assert load(tmp_path, text).workloads["attention"].baseline == {"impl": "sdpa_math"}
     assert load(tmp_path, text, env={"IMPLS": "fa2,sage"}).workloads["attention"].baseline == {"impl": "fa2"}
     assert load(tmp_path, text, ["impl=sage"]).workloads["attention"].baseline == {"impl": "sage"}
@@ -196,7 +201,8 @@ def test_parameters_that_are_no_literal_are_refused_with_the_reason(tmp_path):
 
 
 def test_a_script_cannot_be_taken_from_above_the_workloads_folder(tmp_path):
-    assert "there is no workload" in refusal(tmp_path, MINIMAL.replace("script: attention", "script: ../parsers/events"))
+    text = MINIMAL.replace("script: attention", "script: ../parsers/events")
+    assert "there is no workload" in refusal(tmp_path, text)
 
 
 def test_the_pipeline_survives_its_own_dump(tmp_path):

@@ -40,7 +40,8 @@ def test_the_largest_kernels_of_a_case_are_taken_from_nsys_before_torch():
 
 def test_the_launches_of_one_kernel_in_several_phases_count_together():
     data = captured(n_1={"nsys": {"a": 6, "b": 5}})
-    twice = Tables(kernels=tables.frame(KERNELS, [*data.kernels.to_dict("records"), *data.kernels[1:].to_dict("records")]))
+    rows = data.kernels.to_dict("records")
+    twice = Tables(kernels=tables.frame(KERNELS, [*rows, *rows[1:]]))
     assert guide.top_kernels(twice, JOB, CASES[0]) == ("b", "a")
 
 

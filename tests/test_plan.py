@@ -35,7 +35,8 @@ def test_excluded_cases_are_those_that_match_every_value_of_an_entry():
 
 
 def test_an_included_case_is_named_in_the_order_of_the_axes_and_counted_once():
-    workload = {"script": "w", "matrix": {"impl": ["a"], "n": [1]}, "include": [{"n": 9, "impl": "b"}, {"n": 1, "impl": "a"}]}
+    included = [{"n": 9, "impl": "b"}, {"n": 1, "impl": "a"}]
+    workload = {"script": "w", "matrix": {"impl": ["a"], "n": [1]}, "include": included}
     assert ids(workload) == ["impl=a,n=1", "impl=b,n=9"]
 
 
@@ -50,7 +51,12 @@ def test_a_case_carries_fixed_and_varying_parameters():
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [("128,128", "seqlens=128%2C128"), (True, "seqlens=true"), ("a/b=c@d", "seqlens=a%2Fb%3Dc%40d"), (0.5, "seqlens=0.5")],
+    [
+        ("128,128", "seqlens=128%2C128"),
+        (True, "seqlens=true"),
+        ("a/b=c@d", "seqlens=a%2Fb%3Dc%40d"),
+        (0.5, "seqlens=0.5"),
+    ],
 )
 def test_a_case_id_has_no_character_that_separates_names_or_ranges(value, written):
     assert plan.case_id({"seqlens": value}) == written

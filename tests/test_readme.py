@@ -16,7 +16,8 @@ def first_screen():
     """The report's title, answer and table of the fastest, a heading level lower."""
     text = EXAMPLE.read_text(encoding="utf-8")
     head = text[: text.index("What casts doubt on this:")]
-    return re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head).replace("# attention", "### attention", 1).strip()
+    linked = re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head)
+    return linked.replace("# attention", "### attention", 1).strip()
 
 
 @pytest.mark.parametrize(("name", "made"), [("tables", tables.documentation), ("first screen", first_screen)])

@@ -20,8 +20,8 @@ KEEPS_ENDED_CASES = False
 _VERSION = re.compile(r"Version (\d+\.\d+\.\d+)")
 
 _PERMISSION = (
-    "the driver gives performance counters to administrators only (ERR_NVGPUCTRPERM). On the host, load the nvidia module "
-    "with NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add=SYS_ADMIN."
+    "the driver gives performance counters to administrators only (ERR_NVGPUCTRPERM). On the host, load the nvidia "
+    "module with NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add=SYS_ADMIN."
 )
 
 
@@ -78,7 +78,13 @@ def diagnose(log: str) -> tuple[str, str] | None:
     if "resource was unavailable" in log.lower():
         return "failed", "another tool holds the counters. Stop it (dcgmi profiling --pause), then run again."
     if "LibraryNotLoaded" in log:
-        return "skipped", "ncu cannot load its counter library here: the container lacks part of the driver, or ncu is too old."
+        return (
+            "skipped",
+            "ncu cannot load its counter library: the container lacks part of the driver, or ncu is too old.",
+        )
     if "No kernels were profiled" in log:
-        return "failed", "ncu profiled no kernel: none ran in the measured region, or the filter ncu.kernels matches none."
+        return (
+            "failed",
+            "ncu profiled no kernel: none ran in the measured region, or the filter in ncu.kernels finds none.",
+        )
     return None

@@ -77,7 +77,7 @@ def artifacts(job: Job) -> list[Path]:
 def diagnose(log: str) -> tuple[str, str] | None:
     """nsys reports most failures only in its output; the exit code is the application's."""
     if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
-        return "failed", "nsys recorded but could not convert its report: its host half lacks a library. Reinstall nsys."
+        return "failed", "nsys could not convert what it recorded: its host half lacks a library. Reinstall nsys."
     if "Failed to create" in log and "File exists" in log:
         return "failed", "nsys could not overwrite an older report. Remove the run's folder and start again."
     if re.search(r"Generated:\s*\Z", log):

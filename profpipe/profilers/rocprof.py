@@ -86,5 +86,8 @@ def _supporting(path: Path, found: list[Path]) -> bool:
 
 def diagnose(log: str) -> tuple[str, str] | None:
     if "rocm_agent_enumerator" in log:
-        return "skipped", "rocprof found no rocm_agent_enumerator and did not start the workload. Complete the ROCm install."
+        return (
+            "skipped",
+            "rocprof did not start the workload: it found no rocm_agent_enumerator. Complete the ROCm install.",
+        )
     return None
