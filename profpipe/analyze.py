@@ -6,51 +6,57 @@ whose kernels stand for its shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from profpipe import agreement, doubts, shares
+from profpipe import agreement, doubts, limits, ncu_figures, shares, wins
 from profpipe.findings import (
     Axes,
     Basis,
-    Counters,
     Findings,
-    KernelRow,
+    Limit,
     Measure,
-    Phase,
+    Overhead,
     Point,
     Shape,
     Split,
     Swap,
     WorkloadFindings,
 )
+from profpipe.kernel_findings import Counters, KernelRow, Phase
+from profpipe.limits import Rates
 from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
 from profpipe.tables import ALL, Tables
-from profpipe.tallies import Tally
 
 #: Kernels listed for a case.
 TOP = 8
 
-#: More idle time than this inside a case's range, and its launches rather than its kernels are what one waits for.
-_HOST_BOUND = 0.5
+Run = Mapping[str, Any]
+Splits = Mapping[str, Mapping[str, Split]]
 
-#: Spellings of data types in parameters, to those of the machine's peaks.
-_DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float64": "fp64"}
+#: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
+_OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
 
 
-def analyze(tables: Tables, run: Mapping[str, Any]) -> Findings:
+def analyze(tables: Tables, run: Run) -> Findings:
     """Everything the report says. ``run`` is the content of run.json; any key of it may be absent."""
     names = dict.fromkeys(name for table in ALL for name in getattr(tables, table.name)["workload"])
+    expectations = doubts.expectations(tables, run)
+    doubted = {(e.workload, e.case) for e in expectations if not e.met}
     return Findings(
-        workloads=tuple(_workload(_only(tables, name), str(name), run) for name in names),
+        workloads=tuple(
+            _workload(_only(tables, name), str(name), run, {case for workload, case in doubted if workload == name})
+            for name in names
+        ),
         not_run=doubts.not_run(tables, run),
-        expectations=doubts.expectations(tables, run),
+        expectations=expectations,
         coverage=doubts.coverage(tables, run),
-        unattributed=doubts.unattributed(tables),
+        unattributed=doubts.unattributed(tables, run),
+        unseen=doubts.unseen(tables),
     )
 
 
@@ -59,18 +65,22 @@ def _only(tables: Tables, workload: str) -> Tables:
     return Tables(**{name: frame[frame["workload"] == workload] for name, frame in frames.items()})
 
 
-def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFindings:
+def _workload(tables: Tables, name: str, run: Run, doubted: Collection[str]) -> WorkloadFindings:
     declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(name) or {}
-    layout, recorded = lay_out(tables, name, declared), Recorded.of(tables)
+    planned = [case for job in run.get("jobs") or () if job.get("workload") == name for case in job.get("cases") or ()]
+    layout, recorded = lay_out(tables, name, declared, planned), Recorded.of(tables)
     is_command = bool(declared.get("command"))
     splits = recorded.splits(once=is_command)
     basis = _basis(recorded, splits, "wall" if is_command else "time")
     profiler = doubts.preferred(tables.kernels)
-    peaks = (run.get("machine") or {}).get("peaks") or {}
+    targets = (declared.get("ncu") or {}).get("targets") or {}
+    counters = {case: ncu_figures.of_case(recorded, case, targets) for case in layout.params}
+    overheads = tuple(limits.overheads(recorded.numbers))
+    peaks, rates = _rates(run)
     points = _points(recorded, layout, splits, basis, profiler, declared, peaks)
-    shared = _shared_marks(points.values())
-    points = {c: replace(p, own_marks=tuple(m for m in p.marks if m not in shared)) for c, p in points.items()}
-    setting = _setting(run, name)
+    points = _marked(points, overheads, basis)
+    points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
+    setting = agreement.Setting.of(run, name)
     return WorkloadFindings(
         name=name,
         fixed=layout.fixed,
@@ -79,26 +89,54 @@ def _workload(tables: Tables, name: str, run: Mapping[str, Any]) -> WorkloadFind
         baseline=layout.baseline,
         basis=basis,
         kernel_profiler=profiler,
-        shapes=tuple(_shape(axes, points, layout) for axes in order(point.shape for point in points.values())),
+        shapes=tuple(_shape(axes, points, layout, doubted) for axes in order(p.shape for p in points.values())),
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
-        shared_marks=shared,
+        shared_marks=_shared_marks(points.values()),
         launches={str(name): int(rows["calls"].sum()) for name, rows in tables.kernels.groupby("profiler", sort=False)},
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
-        phases=tuple(_phases(recorded, points)),
+        phases=tuple(phase for point in points.values() for phase in _phases(recorded, point)),
         agreements=tuple(
             found
             for case, point in points.items()
-            if (found := agreement.agree(point, splits.get(case, {}), recorded.tallies, setting))
+            if (found := agreement.agree(point, splits.get(case, {}), recorded.tallies, setting, counters[case]))
         ),
-        counters=tuple(row for case in points for row in _counters(recorded, case)),
+        overheads=overheads,
+        counters=tuple(row for rows in counters.values() for row in rows),
+        targets=targets if any(counters.values()) else {},
+        ridges=rates.ridges,
+        rates_from=rates.source,
+        rates_measured=rates is not peaks,
     )
+
+
+def _rates(run: Run) -> tuple[Rates, Rates]:
+    """(the most that the machine can give, what limits are held against: ceilings where they were measured)."""
+    machine = run.get("machine") or {}
+    peaks, ceilings = Rates.of(machine.get("peaks")), Rates.of(machine.get("ceilings"))
+    return peaks, ceilings if ceilings.flops else peaks
+
+
+def _marked(points: Mapping[str, Point], overheads: Iterable[Overhead], basis: Basis | None) -> dict[str, Point]:
+    """The points with profiler_overhead, where their times are that profiler's, and the marks that are their own."""
+    slowed = {o.case for o in overheads if basis and o.profiler == basis.profiler and o.marked}
+    marked = {c: replace(p, marks=(*p.marks, "profiler_overhead")) if c in slowed else p for c, p in points.items()}
+    shared = _shared_marks(marked.values())
+    return {c: replace(p, own_marks=tuple(m for m in p.marks if m not in shared)) for c, p in marked.items()}
+
+
+def _limit(recorded: Recorded, point: Point, rates: Rates, counters: Iterable[Counters]) -> Limit:
+    split, moved = point.split, None
+    if split is not None and split.iterations:
+        launches = recorded.tallies[point.id, split.profiler].launches()
+        moved = limits.dram(point, counters, {name: calls / split.iterations for name, calls in launches.items()})
+    return limits.limit(point, rates, *(moved or (None, None)))
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
-def _basis(recorded: Recorded, splits: Mapping[str, Mapping[str, Split]], timed_as: str) -> Basis | None:
+def _basis(recorded: Recorded, splits: Splits, timed_as: str) -> Basis | None:
     """Timed calls, unless another profiler has at least twice as many cases; then sums of kernels, nsys's first."""
     timed = [key for key, own in recorded.numbers.items() if key[1:] == ("plain", "") and "time" in own]
     cover = {Basis("plain", timed_as): len(timed)}
@@ -133,11 +171,11 @@ def _known(value: Any) -> float | None:
 def _points(
     recorded: Recorded,
     layout: Layout,
-    splits: Mapping[str, Mapping[str, Split]],
+    splits: Splits,
     basis: Basis | None,
     profiler: str | None,
     declared: Mapping[str, Any],
-    peaks: Mapping[str, Any],
+    peaks: Rates,
 ) -> dict[str, Point]:
     """Each case with its time, its rates and, once all are known, its speed-up over the baseline."""
     points = {}
@@ -176,13 +214,12 @@ def _values(recorded: Recorded, case: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for profiler in ("plain", *shares.PREFERENCE):
         for metric, number in recorded.numbers.get((case, profiler, ""), {}).items():
-            # Times under a profiler are that profiler's; taken for the case's own they would mix.
-            if profiler == "plain" or not metric.startswith(("time", "iterations")):
+            if profiler == "plain" or not metric.startswith(_OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)
     return found
 
 
-def _with_rates(point: Point, peaks: Mapping[str, Any]) -> Point:
+def _with_rates(point: Point, peaks: Rates) -> Point:
     """FLOP/s and bytes/s of a call, and their share of what the machine can give at most.
 
     A sum over an unknown number of calls (``n`` missing) gives no rate.
@@ -190,10 +227,7 @@ def _with_rates(point: Point, peaks: Mapping[str, Any]) -> Point:
     if point.time is None or point.time.ns <= 0 or point.time.n is None:
         return point
     flops, moved = point.values.get("flops"), point.values.get("bytes_moved")
-    dtype = str(point.params.get("dtype", "")).lower()
-    peak_flops = (peaks.get("flops") or peaks).get(_DTYPES.get(dtype, dtype))
-    peak_bytes = peaks.get("bytes_per_s")
-    per_s = 1e9 / point.time.ns
+    peak_flops, peak_bytes, per_s = peaks.flops_of(point), peaks.bytes_per_s, 1e9 / point.time.ns
     return replace(
         point,
         tflops=flops * per_s / 1e12 if flops else None,
@@ -210,11 +244,11 @@ def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapp
     marks = list(recorded.flags.get((point.id, basis.profiler), ()))
     asked, time = declared.get("repeats"), point.time
     if asked and time and time.n is not None and time.n < asked and not declared.get("command"):
-        marks.append("too-few-samples")
-    if basis.quantity == "kernel" and point.split and point.split.idle and point.split.idle > _HOST_BOUND:
+        marks.append("too_few_samples")
+    if basis.quantity == "kernel" and point.split and point.split.idle and point.split.idle > limits.HOST_BOUND:
         marks.append("host_bound")
     if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
-        marks.append("above-peak")
+        marks.append("above_peak")
     return tuple(dict.fromkeys(marks))
 
 
@@ -234,10 +268,10 @@ def _with_speedup(point: Point, base: Point | None) -> Point:
     return replace(point, speedup=call, kernel_speedup=kernel)
 
 
-def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout) -> Shape:
+def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Collection[str]) -> Shape:
     own = [point for point in points.values() if point.shape == axes]
     own.sort(key=lambda point: point.time.ns if point.time else float("inf"))
-    return Shape(axes, tuple(own), tuple(_swaps(own, points, layout)))
+    return Shape(axes, tuple(own), tuple(_swaps(own, points, layout)), wins.judge(own, doubted))
 
 
 def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterator[Swap]:
@@ -258,33 +292,7 @@ def _top(recorded: Recorded, point: Point) -> list[KernelRow]:
     return shares.top_kernels(own, point.id, point.split.iterations, TOP)
 
 
-def _phases(recorded: Recorded, points: Mapping[str, Point]) -> Iterator[Phase]:
-    ranges = recorded.tables.ranges
-    for (case, profiler), own in ranges[ranges["range"] != ""].groupby(["case", "profiler"], sort=False):
-        point = points.get(str(case))
-        if point and point.split and point.split.profiler == profiler:
-            yield from shares.phases(own, point.id, point.split.iterations, point.split.total.ns)
-
-
-def _setting(run: Mapping[str, Any], workload: str) -> agreement.Setting:
-    argv = [
-        str(argument)
-        for job in run.get("jobs") or ()
-        if job.get("profiler") == "ncu" and job.get("workload") == workload
-        for command in job.get("argv") or ()
-        for argument in command
-    ]
-    return agreement.Setting(tuple(argv))
-
-
-def _counters(recorded: Recorded, case: str) -> list[Counters]:
-    """ncu's metrics of each kernel of ``case``, most time first."""
-    timed = recorded.tallies.get((case, "ncu"), Tally()).work
-    sums = {kernel.name: (kernel.kernel_class, calls, ns) for kernel, (calls, ns) in timed.items()}
-    found = []
-    for (of_case, profiler, kernel), numbers in recorded.numbers.items():
-        if of_case == case and profiler == "ncu" and kernel:
-            cls, calls, ns = sums.get(kernel, ("", 0, 0.0))
-            values = {metric: (number.value, number.unit) for metric, number in numbers.items()}
-            found.append(Counters(case, kernel, cls, int(calls), ns / calls if calls else None, values))
-    return sorted(found, key=lambda row: -(row.mean_ns or 0) * row.calls)
+def _phases(recorded: Recorded, point: Point) -> list[Phase]:
+    if point.split is None:
+        return []
+    return shares.phases(recorded.tallies[point.id, point.split.profiler], point.id, point.split.iterations)

@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
-    """Stacked bars, the fastest on top; a bar that would dwarf the others is cut and says its length."""
+    """Stacked bars, the fastest on top; one that would dwarf the others has a scale of its own, and says so."""
     import matplotlib
 
     points = sorted((p for p in shape.points if p.split), key=lambda p: p.split.total.ns if p.split else 0)
@@ -33,7 +33,7 @@ def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
         figure = figure_of(7.6, height)
         axes = figure.subplots()
         used = _bars(axes, points, unit, limit)
-        axes.set_xlim(0, 1.16 * limit)
+        axes.set_xlim(0, 1.25 * limit)
         axes.set_ylim(len(points) - 0.45, -0.6)
         axes.set_yticks(range(len(points)), [p.variant + (" (baseline)" if p.is_baseline else "") for p in points])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -58,19 +58,20 @@ def _bars(axes: Any, points: Sequence[Point], unit: Unit, limit: float) -> list[
     used: dict[str, Any] = {}
     for row, point in enumerate(points):
         assert point.split is not None
-        left = 0.0
+        total, left = point.split.total.ns / unit.size, 0.0
+        own_scale = total > 1.02 * limit
+        shown_of = limit / total if own_scale else 1.0
         for part, colour in _COLOURS.items():
-            width = point.split.part(part).ns / unit.size
+            width = point.split.part(part).ns / unit.size * shown_of
             if width:
-                axes.barh(row, width, left=left, height=0.66, color=colour, edgecolor="white", linewidth=0.5)
+                axes.barh(row, width, left=left, height=0.66, color=colour, edgecolor="white", linewidth=0.5,
+                          alpha=0.55 if own_scale else 1.0)  # fmt: skip
                 used.setdefault(part, Patch(color=colour, label=_said(part, point.split.kind)))
                 left += width
-        cut = left > 1.02 * limit
-        look: dict[str, Any] = {"ha": "left", "color": INK}
-        if cut:
-            look = {"ha": "right", "color": "white", "fontweight": "bold"}
-        told, at = (f"{number(left)}, cut", 1.135 * limit) if cut else (number(left), left)
-        axes.annotate(told, (at, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5, **look)
+        told = f"{number(total)}, own scale" if own_scale else number(total)
+        axes.annotate(
+            told, (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK
+        )
     return [used[part] for part in _COLOURS if part in used]
 
 

@@ -1,74 +1,37 @@
-"""Findings -> sentences: what to think of a number, and whatever casts doubt on the whole."""
+"""Findings -> sentences: whatever casts doubt on the whole, and what is known to be in order."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profpipe.findings import Coverage, Expectation, Findings, NotRun, Point, Unattributed, WorkloadFindings
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.findings import Agreement, Findings, WorkloadFindings
 from profpipe.markdown import code, escape, listed, short_names
-from profpipe.quantities import duration, percent
-
-#: What each validity mark means; a mark that is not here is shown under its own name.
-MARKS: Mapping[str, str] = {
-    "throttled": "the GPU lowered its clock (power, heat) while this was measured",
-    "clock-spread": "the SM clock moved between samples by more than the times differ",
-    "noisy": "the samples spread more than the target allows",
-    "host_bound": "the GPU waits for the CPU's launches, so the time says little about the kernels",
-    "other-process": "another process used the GPU at the same time",
-    "above-peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache",
-    "too-few-samples": "fewer samples than the pipeline asks for",
-    "profiler-overhead": "the profiler slowed the case down noticeably",
-}
+from profpipe.quantities import duration, percent, signed_percent
+from profpipe.skips import subject
+from profpipe.wording import case_label
 
 #: A classified share below this is told among the doubts.
 ENOUGH = 0.99
 
-
-def trust(workload: WorkloadFindings, point: Point) -> str:
-    """What to think of one time: how many samples, how far apart, and its marks."""
-    said = []
-    time = point.time
-    if time is None:
-        return ""
-    noun = "samples" if workload.basis and workload.basis.timed else "iterations"
-    if time.n is not None:
-        below = f", below the {workload.asked_samples} asked for" if "too-few-samples" in point.marks else ""
-        said.append(f"{time.n} {noun if time.n != 1 else noun[:-1]}{below}")
-    if time.ci_low is not None and time.ci_high is not None and time.ns:
-        said.append(f"95 % interval ±{percent((time.ci_high - time.ci_low) / 2 / time.ns)} %")
-    return "; ".join(said + [marked(mark, point) for mark in point.marks if mark != "too-few-samples"])
-
-
-def marked(mark: str, point: Point) -> str:
-    name = f"**{escape(mark)}**"
-    if mark == "host_bound" and point.split and point.split.idle:
-        return f"{name}: no kernel runs in {100 * point.split.idle:.0f} % of its range under {point.split.profiler}"
-    return name
-
-
-def marks_explained(workload: WorkloadFindings) -> list[str]:
-    """One sentence for each mark that occurs."""
-    timed = [point for point in workload.points if point.time]
-    present = dict.fromkeys(mark for point in timed for mark in point.marks)
-    everywhere = workload.shared_marks
-    return [
-        f"**{escape(mark)}**{' (every case)' if mark in everywhere else ''}: {MARKS.get(mark, 'set by the workload')}."
-        for mark in present
-    ]
+#: What nsys says of every capture that is stopped by a range, and the harness of every run: no doubt, just a note.
+_HARMLESS = re.compile(r"might (not )?have |events were lost\? no|bytes written between samples|cut off is set aside")
 
 
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
     """Every reason to be careful, most serious first, a sentence each."""
-    groups = sorted(findings.not_run, key=lambda group: group.status == "skipped")
-    lines = [_not_run(group, findings, alone) for group in groups]
+    lines = [_not_run(group, findings, alone) for group in findings.not_run if group.status != "skipped"]
     lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
     lines += [_refused(refusal) for refusal in run.get("refused") or ()]
-    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
     lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < ENOUGH or c.too_low]
-    lines += [_disagreement(w) for w in findings.workloads if any(f.flagged for a in w.agreements for f in a.figures)]
+    lines += [_unseen(u, findings, alone) for u in findings.unseen]
+    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
+    lines += [line for w in findings.workloads for line in _disagreements(w, alone)]
     # On a CPU every file says that it has no GPU events, which the first lines have said already.
-    return list(dict.fromkeys(lines + ([] if on_cpu(findings) else notes(run))))
+    serious = [] if on_cpu(findings) else [note for note, harmless in _told(run) if not harmless]
+    return list(dict.fromkeys(lines + serious))
 
 
 def on_cpu(findings: Findings) -> bool:
@@ -77,13 +40,23 @@ def on_cpu(findings: Findings) -> bool:
     return kinds == {"cpu_op"}
 
 
-def notes(run: Mapping[str, Any]) -> list[str]:
-    """What the parsers had to say of the files, files that share a note together."""
-    sources: dict[str, list[str]] = {}
+def notes(findings: Findings, run: Mapping[str, Any]) -> list[str]:
+    """What the parsers had to say of the files and is no doubt."""
+    return [note for note, harmless in _told(run) if harmless or on_cpu(findings)]
+
+
+def _told(run: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """(sentences, whether they are harmless) of the parsers; files that share their notes together."""
+    sources: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for file in run.get("files") or ():
-        for note in file.get("notes") or ():
-            sources.setdefault(str(note), []).append(code(file.get("source", "")))
-    return [f"{listed(files, most=3)}: {sentence(note)}" for note, files in sources.items()]
+        for harmless in (False, True):
+            own = tuple(str(note) for note in file.get("notes") or () if bool(_HARMLESS.search(str(note))) is harmless)
+            if own:
+                sources.setdefault((harmless, own), []).append(code(file.get("source", "")))
+    return [
+        (f"{listed(files, most=3)}: {' '.join(map(sentence, own))}", harmless)
+        for (harmless, own), files in sources.items()
+    ]
 
 
 def sentence(text: object) -> str:
@@ -93,25 +66,13 @@ def sentence(text: object) -> str:
 
 
 def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
-    who = listed(code(profiler) for profiler in group.profilers)
-    what = which(group, findings, most=4)
+    what = subject(group, findings)
     where = "" if alone else f" of {code(group.workload)}"
-    subject = f"{fate(group)}{where} under {who}" + (f", {what}" if what else "")
-    return f"{subject}: {sentence(group.reason or 'no reason was recorded')}"
-
-
-def which(group: NotRun, findings: Findings, most: int) -> str:
-    """The cases of a group, by implementation where all cases of one share the fate; empty for the whole workload."""
-    if group.whole_job:
-        return ""
-    workload = next((w for w in findings.workloads if w.name == group.workload), None)
-    named, left = [], list(group.cases)
-    for variant in workload.variants if workload and workload.compare else ():
-        own = [point.id for point in workload.points if point.variant == variant] if workload else []
-        if len(own) > 1 and set(own) <= set(left):
-            named.append(f"every case of {code(variant)}")
-            left = [case for case in left if case not in own]
-    return listed([*named, *map(code, left)], most=most)
+    who = f" under {listed(map(code, group.profilers))}"
+    logs = [f"[{escape(log)}]({escape(log)})" for log in group.logs]
+    log = f" Log: {listed(logs, most=4)}." if logs else ""
+    reason = sentence(group.reason or "no reason was recorded")
+    return f"**{fate(group)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
 
 
 def fate(group: NotRun) -> str:
@@ -154,12 +115,31 @@ def expectations_met(findings: Findings) -> str:
 
 
 def outside(u: Unattributed, alone: bool) -> str:
-    """What lies outside every case, and how much of it is the harness's own doing."""
+    """What lies outside every case of a file that is not of a run of our own."""
     where = "" if alone else f" of {code(u.workload)}"
     said = f"{duration(u.ns)} of {code(u.profiler)}'s kernel time{where} ({percent(u.share)} %) lie outside every case"
-    if not u.flush_ns:
-        return f"{said}."
-    return f"{said}; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples."
+    flush = f"; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples"
+    return f"{said}{flush if u.flush_ns else ''}."
+
+
+def set_up(findings: Findings, alone: bool) -> list[str]:
+    """What lies outside every case of our own runs, where it belongs."""
+    told = [
+        f"{code(u.profiler)} {duration(u.ns)} ({percent(u.share)} % of its kernel time"
+        + ("" if alone else f" of {code(u.workload)}")
+        + (f", {percent(u.flush_ns / u.ns)} % of that the flush)" if u.flush_ns else ")")
+        for u in findings.unattributed
+        if u.own_run
+    ]
+    what = "set-up and warm-up of the cases, which one capture holds all, and the cache flush between samples"
+    return [f"Outside every case, where they belong, are {what}: {listed(told, most=12)}."] if told else []
+
+
+def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
+    where = "" if alone else f" of {code(u.workload)}"
+    points = {point.id: point for w in findings.workloads if w.name == u.workload for point in w.points}
+    cases = listed((case_label(points[case]) if case in points else code(case) for case in u.cases), most=3)
+    return f"{code(u.profiler)} shows no kernel of {len(u.cases)} cases{where} that ran well: {cases}."
 
 
 def coverage(findings: Findings) -> list[str]:
@@ -183,7 +163,22 @@ def coverage_sentence(c: Coverage, alone: bool) -> str:
     )
 
 
-def _disagreement(workload: WorkloadFindings) -> str:
-    flagged = [a for a in workload.agreements if any(f.flagged for f in a.figures)]
-    cases = listed((code(a.point.id) for a in flagged), most=3)
-    return f"The profilers differ without a known reason for {cases} (see the table of their figures)."
+def _disagreements(workload: WorkloadFindings, alone: bool) -> list[str]:
+    """A sentence for each profiler whose figures differ from the reference's, and nobody knows why."""
+    flagged: dict[str, list[tuple[Agreement, float | None]]] = {}
+    for agreement in workload.agreements:
+        for figure in agreement.figures:
+            if figure.flagged:
+                flagged.setdefault(figure.profiler, []).append((agreement, figure.difference))
+    where = "" if alone else f" of {code(workload.name)}"
+    return [
+        f"{profiler_named(profiler)} and {code(own[0][0].reference)} differ without a known reason in {len(own)} of"
+        f" {len(workload.agreements)} cases{where}: "
+        + listed((f"{case_label(a.point)} ({signed_percent(d)})" for a, d in own), most=3)
+        + "."
+        for profiler, own in flagged.items()
+    ]
+
+
+def profiler_named(profiler: str) -> str:
+    return "The time of calls" if profiler == "plain" else code(profiler)

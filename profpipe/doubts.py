@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.findings import Coverage, Expectation, NotRun, Unattributed
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.shares import PREFERENCE, device_rows, unclassified
 from profpipe.tables import Tables
 
@@ -95,8 +95,9 @@ def _inside(kernels: pd.DataFrame) -> pd.DataFrame:
     return inside if len(inside) else kernels
 
 
-def unattributed(tables: Tables) -> tuple[Unattributed, ...]:
+def unattributed(tables: Tables, run: Mapping[str, Any]) -> tuple[Unattributed, ...]:
     """Kernel time outside every case, of files that have cases at all."""
+    ours = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or () if job.get("cases")}
     found = []
     for (workload, profiler), rows in tables.kernels.groupby(["workload", "profiler"], sort=False):
         rows = device_rows(rows)
@@ -104,5 +105,25 @@ def unattributed(tables: Tables) -> tuple[Unattributed, ...]:
         ns = float(outside["total_ns"].sum())
         if ns and len(outside) < len(rows):
             flush = float(outside.loc[outside["kernel"].str.contains(_FLUSH, regex=False), "total_ns"].sum())
-            found.append(Unattributed(str(workload), str(profiler), ns, ns / float(rows["total_ns"].sum()), flush))
+            share, own_run = ns / float(rows["total_ns"].sum()), (workload, profiler) in ours
+            found.append(Unattributed(str(workload), str(profiler), ns, share, flush, own_run))
+    return tuple(found)
+
+
+def unseen(tables: Tables) -> tuple[Unseen, ...]:
+    """Cases that ended well without a kernel in a capture that has kernels of others.
+
+    ncu is left out: it profiles what it was told to.
+    """
+    seen: dict[tuple[str, str], set[str]] = {}
+    names = ("workload", "profiler", "case")
+    for workload, profiler, case in zip(*(tables.kernels[name] for name in names), strict=True):
+        seen.setdefault((workload, profiler), set()).add(case)
+    found = []
+    well = tables.cases[tables.cases["status"] == "ok"]
+    for (workload, profiler), rows in well.groupby(["workload", "profiler"], sort=False):
+        others = seen.get((str(workload), str(profiler)), set()) - {""}
+        missing = tuple(case for case in rows["case"] if case not in others)
+        if others and missing and profiler != "ncu":
+            found.append(Unseen(str(workload), str(profiler), missing))
     return tuple(found)

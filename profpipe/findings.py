@@ -6,11 +6,19 @@ Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.kernel_findings import Counters, KernelRow, Phase
+
 Axes = tuple[tuple[str, Any], ...]
+
+#: From this share on a case under a profiler is marked profiler_overhead. Loops of 30 iterations repeat within some
+#: 3 %; a tenth is well outside of that, and what was computed from wall time (idle shares) is off by up to as much.
+OVERHEAD = 0.10
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,9 @@ class Split:
     classes: Mapping[str, Part] = field(default_factory=dict)
     families: tuple[str, ...] = ()
     idle: float | None = None
+    #: Per call: the time in which some kernel ran, and that of the case's range, which the host opens and closes.
+    busy_ns: float | None = None
+    range_ns: float | None = None
 
     def part(self, name: str) -> Part:
         return self.parts.get(name, Part())
@@ -79,6 +90,26 @@ class Basis:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What keeps a call from being faster.
+
+    ``binds``: ``host`` where issuing takes longer than running, else ``compute`` or ``memory``, by the side of the
+    roofline's ridge on which the call's FLOP per byte lie; empty where that is unknown. ``of_flops`` and
+    ``of_bandwidth`` are the shares of the two rates that it reaches. ``issue_ns`` is what the host takes to issue a
+    call, ``gpu_ns`` the GPU's time for it. ``traffic`` are the bytes of a call that ncu saw at the DRAM, which may be
+    more than a call must move.
+    """
+
+    binds: str = ""
+    of_flops: float | None = None
+    issue_ns: float | None = None
+    gpu_ns: float | None = None
+    intensity: float | None = None
+    traffic: float | None = None
+    of_bandwidth: float | None = None
+
+
+@dataclass(frozen=True)
 class Point:
     """One case: where it stands in the comparison, and what is known of it."""
 
@@ -102,6 +133,21 @@ class Point:
     own_marks: tuple[str, ...] = ()
     #: The same from the kernels of one profiler, whatever the basis of ``time`` is.
     kernel_speedup: float | None = None
+    limit: Limit = Limit()
+
+
+@dataclass(frozen=True)
+class Win:
+    """Who is fastest in a shape, and whether it may be called that.
+
+    ``verdict``: ``clear``; ``level`` where the 95 % intervals of the first two overlap; ``void`` where a mark could
+    have made the win, which ``why`` says; ``only`` where nothing else has a time.
+    """
+
+    best: Point
+    second: Point | None
+    verdict: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,6 +181,7 @@ class Shape:
     axes: Axes
     points: tuple[Point, ...]
     swaps: tuple[Swap, ...] = ()
+    win: Win | None = None
 
     @property
     def timed(self) -> tuple[Point, ...]:
@@ -149,15 +196,19 @@ class Shape:
         return next((point for point in self.points if point.is_baseline), None)
 
     @property
-    def runner_up(self) -> Point | None:
-        return self.timed[1] if len(self.timed) > 1 else None
+    def size(self) -> float:
+        """The product of its numbers."""
+        numbers = (v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool))
+        return math.prod(numbers, start=1.0)
 
 
 @dataclass(frozen=True)
 class Figure:
     """One profiler's time per call of a case, and its difference to the reference.
 
-    ``flagged``: the difference is too large to pass, and ``reason`` does not explain it.
+    ``reason`` begins with its kind: ``launch gaps: 3.5 us around 1 kernel``. ``covered`` is the share of the
+    reference's kernel time that the comparison is over, where that is not all. ``flagged``: the difference is too large
+    to pass, and nothing explains it.
     """
 
     profiler: str
@@ -165,6 +216,7 @@ class Figure:
     difference: float | None = None
     reason: str = ""
     flagged: bool = False
+    covered: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -177,41 +229,16 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class KernelRow:
-    """One kernel of one case; calls and time per call, ``share`` of the case's kernel time."""
+class Overhead:
+    """What a profiler added to the loop of a case: the wall time of an iteration over that without it, less 1."""
 
     case: str
-    kernel: str
-    kernel_class: str
-    family: str
-    calls: float
-    ns: float
+    profiler: str
     share: float
-    phase: str = ""
 
-
-@dataclass(frozen=True)
-class Phase:
-    """Kernel time of one phase of a case, nested phases included, per call."""
-
-    case: str
-    phase: str
-    instances: int | None
-    kernels: float | None
-    ns: float
-    share: float | None
-
-
-@dataclass(frozen=True)
-class Counters:
-    """ncu's figures of one kernel of one case: metric name to (value, unit)."""
-
-    case: str
-    kernel: str
-    kernel_class: str
-    calls: int
-    mean_ns: float | None
-    values: Mapping[str, tuple[float, str]]
+    @property
+    def marked(self) -> bool:
+        return self.share > OVERHEAD
 
 
 @dataclass(frozen=True)
@@ -237,7 +264,15 @@ class WorkloadFindings:
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
     agreements: tuple[Agreement, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
     counters: tuple[Counters, ...] = ()
+    #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
+    targets: Mapping[str, float] = field(default_factory=dict)
+    #: FLOP per byte above which arithmetic rather than memory limits, by data type; and what the rates are taken from.
+    ridges: Mapping[str, float] = field(default_factory=dict)
+    rates_from: str = ""
+    #: Whether those rates were measured on such a machine, rather than computed from its data sheet.
+    rates_measured: bool = False
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -256,74 +291,7 @@ class WorkloadFindings:
     @property
     def largest(self) -> Shape | None:
         """The shape with the most work: the largest product of its numbers; the first of equals."""
-        return max(self.shapes, key=_size, default=None)
-
-
-def _size(shape: Shape) -> float:
-    product = 1.0
-    for _, value in shape.axes:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            product *= value
-    return product
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """Cases that share a fate: what became of them and why. ``log`` is where to read more, relative to the run."""
-
-    workload: str
-    status: str
-    reason: str
-    profilers: tuple[str, ...]
-    cases: tuple[str, ...]
-    #: True where these are all cases of the workload.
-    whole_job: bool = False
-    logs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The kernel family a case asked for, and those that ran, most time first. ``own_copy``: PyTorch's build of it."""
-
-    workload: str
-    case: str
-    asked: str
-    found: tuple[str, ...]
-    met: bool
-    own_copy: bool = False
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """The share of kernel time that some rule classified, and the largest names that none did: (name, share)."""
-
-    workload: str
-    profiler: str
-    kind: str
-    total_ns: float
-    classified: float
-    largest: tuple[tuple[str, float], ...] = ()
-    minimum: float | None = None
-
-    @property
-    def too_low(self) -> bool:
-        return self.minimum is not None and self.classified < self.minimum
-
-
-@dataclass(frozen=True)
-class Unattributed:
-    """Kernel time of a profiler that lies outside every case; ``flush_ns`` of it is the harness's own cache flush."""
-
-    workload: str
-    profiler: str
-    ns: float
-    share: float
-    flush_ns: float = 0.0
-
-    @property
-    def unexplained(self) -> float:
-        """The share of all kernel time that is outside every case and no flush."""
-        return self.share * (1 - self.flush_ns / self.ns) if self.ns else 0.0
+        return max(self.shapes, key=lambda shape: shape.size, default=None)
 
 
 @dataclass(frozen=True)
@@ -335,6 +303,7 @@ class Findings:
     expectations: tuple[Expectation, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
 
     @property
     def cases(self) -> int:

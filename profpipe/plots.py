@@ -42,6 +42,11 @@ class Dot:
     high: float | None
     hollow: bool
 
+    @property
+    def spreads(self) -> bool:
+        """Whether it is worth drawing how far the samples lie apart."""
+        return self.low is not None and self.high is not None and self.high > 1.05 * self.low
+
 
 @dataclass(frozen=True)
 class Series:
@@ -71,6 +76,8 @@ class Quantity:
     tick: Callable[[float], str]
     unit: str = ""
     peak: float | None = None
+    #: A value that divides the good from the bad.
+    level: float | None = None
 
 
 def draw(findings: Findings, folder: Path) -> dict[str, list[Plot]]:
@@ -91,6 +98,10 @@ def _quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     basis = workload.basis
     titles = {"time": "Median time of a call", "wall": "Wall time", "cpu_op": "Self time of CPU operators per call"}
     title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
+    if workload.compare and any(point.speedup not in (None, 1.0) for point in workload.points):
+        bases = {point.variant for point in workload.points if point.is_baseline}
+        over = f"How many times as fast as {min(bases) if len(bases) == 1 else 'the baseline'}"
+        yield Quantity("speedup", over, lambda p: p.speedup, _none, "{:.4g}x".format, level=1.0)
     yield Quantity("time", title, lambda p: p.time.ns if p.time else None, _tenths, _time_tick)
     peak = _peak((point.tflops, point.of_peak_flops) for point in workload.points)
     yield Quantity("tflops", "Rate of computation", lambda p: p.tflops, _none, "{:.4g}".format, "TFLOP/s", peak)
@@ -183,8 +194,8 @@ def _caption(workload: WorkloadFindings, findings: Findings, quantity: Quantity,
         said.append(f"The machine's peak is {number(quantity.peak)} {quantity.unit}.")
     if any(dot.hollow for panel in panels for line in panel.lines for dot in line.dots):
         said.append("Hollow: the case carries a mark.")
-    if any(dot.low is not None for panel in panels for line in panel.lines for dot in line.dots):
-        said.append("Bands: 10th to 90th percentile.")
+    if any(dot.spreads for panel in panels for line in panel.lines for dot in line.dots):
+        said.append("Bars: 10th to 90th percentile.")
     return " ".join(said)
 
 
@@ -238,13 +249,17 @@ def _draw_panel(axes: Any, panel: Panel, panels: Sequence[Panel], quantity: Quan
     for line in panel.lines:
         xs, ys = [dot.x for dot in line.dots], [dot.y for dot in line.dots]
         axes.plot(xs, ys, label=line.label, markeredgecolor="white", markeredgewidth=0.6, **line.style)
-        band = [(dot.x, dot.low, dot.high) for dot in line.dots if dot.low is not None and dot.high is not None]
-        if len(panel.lines) <= len(COLOURS) and len(band) > 1:
-            axes.fill_between(*zip(*band, strict=True), color=line.style["color"], alpha=0.13, linewidth=0)
+        # A band between points would tell of sizes that nobody measured.
+        for dot in line.dots:
+            if dot.spreads:
+                axes.plot([dot.x, dot.x], [dot.low, dot.high], color=line.style["color"], linewidth=3.2, alpha=0.3,
+                          solid_capstyle="butt", zorder=1)  # fmt: skip
         hollow = [dot for dot in line.dots if dot.hollow]
         axes.plot([dot.x for dot in hollow], [dot.y for dot in hollow], linestyle="none", marker=line.style["marker"],
                   markerfacecolor="white", markeredgecolor=line.style["color"], zorder=4)  # fmt: skip
     _scale(axes, [dot for each in panels for line in each.lines for dot in line.dots], quantity, alone=len(panels) == 1)
+    if quantity.level is not None:
+        axes.axhline(quantity.level, color=GREY, linewidth=1, zorder=1)
     _peak_line(axes, quantity)
 
 

@@ -37,8 +37,12 @@ class Layout:
         """The case's value on the compared axis, with what only some cases set: ``sparge topk=0.5``."""
         params = self.params[case]
         extra = [f"{axis}={shown(params[axis])}" for axis in self._extra if axis in params]
-        named = [shown(params[self.compare])] if self.compare is not None and self.compare in params else []
+        named = [self._named(params[self.compare])] if self.compare is not None and self.compare in params else []
         return " ".join(named + extra)
+
+    def _named(self, value: Any) -> str:
+        """``fa2``, and ``compile=true``: of an axis that is no implementation the bare value would say nothing."""
+        return shown(value) if self.compare == COMPARED else f"{self.compare}={shown(value)}"
 
     def shape(self, case: str) -> Axes:
         """All other axes that vary."""
@@ -59,12 +63,18 @@ class Layout:
         return tuple(axis for axis in self.varying if any(axis not in params for params in self.params.values()))
 
 
-def lay_out(tables: Tables, workload: str, declared: Mapping[str, Any]) -> Layout:
-    """The layout of ``workload``; ``declared`` is its entry in the resolved pipeline, empty where there is none."""
-    params = _params(tables, workload)
+def lay_out(tables: Tables, workload: str, declared: Mapping[str, Any], planned: Iterable[str] = ()) -> Layout:
+    """The layout of ``workload``; ``declared`` is its entry in the resolved pipeline, empty where there is none.
+
+    ``planned`` are its cases in their order: the tables have them as they were measured, in rounds and shuffled.
+    """
+    params = _params(tables, workload, planned)
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({_key(p.get(axis, _Absent)) for p in params.values()}) > 1]
-    fixed = tuple((axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying)
+    set_here = {*(declared.get("params") or {}), *(declared.get("matrix") or {})} or set(axes)
+    fixed = tuple(
+        (axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying and axis in set_here
+    )
     baseline = {axis: value for axis, value in (declared.get("baseline") or {}).items() if axis in axes}
     compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), None)
     if compare is None and COMPARED in axes:
@@ -77,14 +87,15 @@ class _Absent:
     """Stands for a parameter that a case does not have; None is a value like any other."""
 
 
-def _params(tables: Tables, workload: str) -> dict[str, dict[str, Any]]:
+def _params(tables: Tables, workload: str, planned: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Case id to its parameters, planned order first. What the id says comes before what the tables add."""
     cases = tables.cases[tables.cases["workload"] == workload]
     recorded: dict[str, dict[str, Any]] = {}
     for case, text in zip(cases["case"], cases["params"], strict=True):
         recorded.setdefault(case, {})
         recorded[case] = recorded[case] or (json.loads(text) if text else {})
-    every = list(dict.fromkeys([*recorded, *_mentioned(tables, workload)]))
+    mentioned = dict.fromkeys([*recorded, *_mentioned(tables, workload)])
+    every = list(dict.fromkeys([*(case for case in planned if case in mentioned), *mentioned]))
     named = [case for case in every if case] or every
     return {case: _ordered(parse_id(case), recorded.get(case, {})) for case in named}
 

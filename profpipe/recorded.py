@@ -39,7 +39,9 @@ class Recorded:
     @classmethod
     def of(cls, tables: Tables) -> Recorded:
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
-        m = tables.metrics[tables.metrics["value"].notna()]
+        # A rule of ncu speaks also where it estimates no speed-up.
+        told = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith("rule:")
+        m = tables.metrics[told]
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
         for case, profiler, subject, metric, *row in rows(m, *names):
             numbers.setdefault((case, profiler, subject), {})[metric] = Number(*row)
@@ -47,7 +49,8 @@ class Recorded:
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
             statuses.setdefault(case, {})[profiler] = status
-            flags[case, profiler] = tuple(str(flag).replace("_", "-") for flag in json.loads(text or "[]"))
+            # Runs of before 0.2 wrote host-bound, later ones host_bound.
+            flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
         return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, statuses, flags)
 
     def splits(self, once: bool) -> dict[str, dict[str, Split]]:
@@ -56,7 +59,7 @@ class Recorded:
         for (case, profiler), own in self.tallies.items():
             own_range = self.ranges.get((case, profiler), OwnRange())
             count = self._iterations(case, profiler) or (1 if once else None)
-            if divided := split(profiler, own, count, own_range.idle):
+            if divided := split(profiler, own, count, own_range):
                 found.setdefault(case, {})[profiler] = divided
         return found
 

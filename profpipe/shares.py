@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from profpipe.findings import KernelRow, Part, Phase, Split, Swap
-from profpipe.tallies import Kernel, Tally
+from profpipe.findings import Part, Split, Swap
+from profpipe.kernel_findings import KernelRow, Phase
+from profpipe.tables import PATH_SEPARATOR
+from profpipe.tallies import Kernel, OwnRange, Tally
 
 #: Whose kernels stand for a case, best first: nsys sees every launch at the least cost, ncu runs each one alone.
 PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
@@ -43,7 +45,7 @@ def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
     return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
 
 
-def split(profiler: str, own: Tally, count: int | None, idle: float | None) -> Split | None:
+def split(profiler: str, own: Tally, count: int | None, own_range: OwnRange) -> Split | None:
     """The kernel time of one case, per call where ``count`` iterations are known. None where nothing has a time."""
     if not own.total_ns > 0:
         return None
@@ -62,8 +64,10 @@ def split(profiler: str, own: Tally, count: int | None, idle: float | None) -> S
         parts[name] = _plus(parts.get(name), added)
         classes[kernel.kernel_class] = _plus(classes.get(kernel.kernel_class), added)
         total = _plus(total, added)
-    kind = "kernel" if own.kernels else "cpu_op"
-    return Split(profiler, kind, count, parts, total, classes, families, idle if own.kernels else None)
+    if not own.kernels:
+        return Split(profiler, "cpu_op", count, parts, total, classes, families)
+    busy, wall = own_range.per_call(own_range.busy_ns), own_range.per_call(own_range.wall_ns)
+    return Split(profiler, "kernel", count, parts, total, classes, families, own_range.idle, busy, wall)
 
 
 def _plus(one: Part | None, other: Part) -> Part:
@@ -123,24 +127,17 @@ def top_kernels(own: Tally, case: str, count: int | None, limit: int) -> list[Ke
     ]
 
 
-def phases(ranges: pd.DataFrame, case: str, count: int | None, total_ns: float) -> list[Phase]:
-    """Kernel time of the user's own ranges in ``case``, nested ranges included, in the order of the file."""
-    own = ranges[(ranges["range"] != "") & ranges["kernel_ns"].notna()]
-    # min_count: a tool that does not count instances leaves them missing, not zero.
-    sums = own.groupby("range", sort=False)[["instances", "kernels", "kernel_ns"]].sum(min_count=1)
-    runs = count or 1
-    found = []
-    for name, instances, kernels, ns in sums.reset_index().itertuples(index=False, name=None):
-        if ns > 0:
-            entered = None if pd.isna(instances) else int(instances)
-            per_call = float(ns) / runs
-            share = per_call / total_ns if total_ns else None
-            found.append(Phase(case, str(name), entered, _number(kernels, runs), per_call, share))
-    return found
-
-
-def _number(value: object, runs: int) -> float | None:
-    return None if pd.isna(value) else float(value) / runs  # type: ignore[call-overload,arg-type]
+def phases(own: Tally, case: str, count: int | None) -> list[Phase]:
+    """Launches and kernel time of each of the user's own ranges in ``case``, with what is nested in it."""
+    sums: dict[str, tuple[float, float]] = {}
+    for path, (calls, ns) in own.phases.items():
+        steps = path.split(PATH_SEPARATOR) if path else []
+        for depth in range(len(steps)):
+            name = PATH_SEPARATOR.join(steps[: depth + 1])
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = before[0] + calls, before[1] + ns
+    total, runs = own.total_ns, count or 1
+    return [Phase(case, name, calls / runs, ns / runs, ns / total) for name, (calls, ns) in sums.items() if ns > 0]
 
 
 def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, float, tuple[tuple[str, float], ...]]:

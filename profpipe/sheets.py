@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from profpipe.caveats import trust
-from profpipe.findings import Agreement, Axes, Point, Shape, Split, Swap, WorkloadFindings
+from profpipe.findings import Axes, Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape
+from profpipe.marks import beside, told
 from profpipe.points import running_axis, shown, without
 from profpipe.quantities import (
     MISSING,
@@ -16,32 +16,55 @@ from profpipe.quantities import (
     number,
     percent,
     ratio,
-    signed_percent,
     size_unit,
     time_unit,
 )
-from profpipe.wording import PART_NAMES, axes
+from profpipe.wording import PART_NAMES, axes, case_label
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
-    """A row a shape: the fastest, by how much, and whether to believe it."""
+    """A row a shape: the fastest, by how much, how well its time is known, and its marks."""
     names = workload.varying_shape
-    head = [*map(escape, names), "fastest", "time", "over baseline", "trust"]
+    head = [*map(escape, names), "fastest", "time", "over baseline", "95 % interval", "marks"]
     rows = []
     for shape in workload.shapes:
-        best = shape.fastest
-        if best is not None and best.time is not None:
-            base = shape.baseline
-            doubts = trust(workload, best)
-            if base is not None and base is not best and base.marks and set(base.marks) != set(best.marks):
-                doubts += f"; baseline: {trust(workload, base)}"
-            over = ratio(best.speedup) if best.speedup is not None else MISSING
+        if shape.win is not None and shape.win.best.time is not None:
+            best = shape.win.best
             values = [escape(shown(value)) for _, value in shape.axes]
-            rows.append([*values, code(best.variant), duration(best.time.ns), over, doubts])
-    return Sheet(head, rows, labels=len(names) + 1, words=frozenset({"trust"})).without_empty()
+            rows.append([*values, _first(shape.win), duration(best.time.ns if best.time else None), ratio(best.speedup),
+                         _half_width(best), _marks_of(workload, shape)])  # fmt: skip
+    return Sheet(head, rows, labels=len(names) + 1, words=frozenset({"marks"})).without_empty()
+
+
+def _first(win: Win) -> str:
+    if win.verdict == "level" and win.second is not None:
+        return f"level: {code(win.best.variant)}, {code(win.second.variant)}"
+    return code(win.best.variant) + {"void": ", in doubt", "only": ", alone"}.get(win.verdict, "")
+
+
+def _half_width(point: Point) -> str:
+    time = point.time
+    if time is None or time.ci_low is None or time.ci_high is None or not time.ns:
+        return MISSING
+    return f"±{percent((time.ci_high - time.ci_low) / 2 / time.ns)} %"
+
+
+def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
+    best, base = shape.fastest, shape.baseline
+    own = told(best, workload.shared_marks) if best else ""
+    others = told(base, workload.shared_marks) if base is not None and base is not best else ""
+    if others and others != own:
+        return "; ".join(part for part in (own, f"baseline: {others}") if part)
+    return own
+
+
+def samples(workload: WorkloadFindings) -> str:
+    """How many samples the times are medians of, in words: ``30``, ``34 to 146``; empty where nobody counted."""
+    counts = [point.time.n for point in workload.points if point.time and point.time.n is not None]
+    return "" if not counts else str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 # --- kernel shares ---------------------------------------------------------------------------------------------------
@@ -95,7 +118,7 @@ def _share_rows(splits: Sequence[Split], unit: Unit, per: str) -> Iterable[list[
 def _attention_share(split: Split) -> str:
     if split.fused:
         return percent(split.part("attention").ns / split.total.ns)
-    return "unfused: gemm + softmax" if split.part("softmax").ns else MISSING
+    return "unfused" if split.part("softmax").ns else MISSING
 
 
 def _where_any(row: list[str]) -> Iterable[list[str]]:
@@ -113,19 +136,17 @@ def classes(points: Sequence[Point]) -> Sheet:
     if not names:
         return Sheet([], [])
     unit = time_unit(split.total.ns for split in splits)
-    head = ["class"]
-    for point in points:
-        title = f"{case_label(point)}: " if len(points) > 1 else ""
-        head += [f"{title}{unit.name}", "%", "calls"]
+    labels = [case_label(point) for point in points if point.split]
+    head = ["class", *(f"{label}: {unit.name}" if len(labels) > 1 else unit.name for label in labels)]
     rows = []
     for name in names:
-        row = [escape(name)]
-        for split in splits:
-            part = split.classes.get(name)
-            row += [unit.of(part.ns), percent(part.ns / split.total.ns), count(part.calls)] if part else ["", "", ""]
-        rows.append(row)
+        found = [(split.classes.get(name), split.total.ns) for split in splits]
+        rows.append(
+            [escape(name), *(f"{unit.of(p.ns)} ({percent(p.ns / total)} %)" if p else "" for p, total in found)]
+        )
+    rows.append(["**total**", *(f"**{unit.of(split.total.ns)}**" for split in splits)])
     rows.append(
-        ["**total**"] + [cell for s in splits for cell in (f"**{unit.of(s.total.ns)}**", "", count(s.total.calls))]
+        ["launches" if splits[0].kind == "kernel" else "calls", *(count(split.total.calls) for split in splits)]
     )
     return Sheet(head, rows)
 
@@ -135,6 +156,7 @@ def swaps(shape: Shape) -> Sheet:
     base = shape.baseline
     cpu = any(point.split and point.split.kind == "cpu_op" for point in shape.points)
     noun = "operator" if cpu else "kernel"
+    unfused = {p.variant for p in shape.points if p.split and not p.split.fused and p.split.part("softmax").ns}
     head = [
         f"instead of {code(base.variant) if base else 'its baseline'}",
         f"attention {noun}",
@@ -147,8 +169,8 @@ def swaps(shape: Shape) -> Sheet:
     rows = [
         [
             code(swap.variant),
-            ratio(swap.attention),
-            ratio(swap.with_helpers),
+            ratio(swap.attention) if swap.variant not in unfused else "unfused",
+            ratio(swap.with_helpers) if swap.variant not in unfused else "",
             ratio(swap.call),
             ratio(swap.measured_call),
             ratio(swap.limit) if swap.attention is not None else MISSING,
@@ -220,7 +242,7 @@ def _cell(point: Point | None, shape: Shape, unit: Unit, rate: bool) -> str:
         return escape(point.fate) or MISSING
     text = number(point.tflops) if rate else unit.of(point.time.ns)
     text = f"**{text}**" if shape.fastest is not None and point.id == shape.fastest.id else text
-    return f"{text} *{escape(', '.join(point.own_marks))}*" if point.own_marks else text
+    return text + beside(point)
 
 
 def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
@@ -241,12 +263,25 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
         (f"peak {allocated.name}", lambda p: allocated.of(p.values.get("peak_allocated"))),
         ("max error", lambda p: number(p.values.get("error_max"))),
         ("mean error", lambda p: number(p.values.get("error_mean"))),
+        ("as CUDA graph", lambda p: unit.of(p.values.get("time_cuda_graph"))),
+        ("SM MHz", lambda p: _clock(p)),
+        ("W", lambda p: number(p.values.get("power"))),
+        ("degC", lambda p: number(p.values.get("temperature"))),
         ("marks", lambda p: escape(", ".join(p.own_marks))),
     ]
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     head = [escape(label) for label in labels] + [title for title, _ in columns]
     rows = [_labels(point, workload) + [cell(point) for _, cell in columns] for point in timed]
     return Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
+
+
+def _clock(point: Point) -> str:
+    """The median, and how far it went where that is more than 5 %."""
+    clock, low, high = (point.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
+    if clock is None:
+        return MISSING
+    span = f" ({low / 1e6:.0f} to {high / 1e6:.0f})" if low and high and high - low > 0.05 * high else ""
+    return f"{clock / 1e6:.0f}{span}"
 
 
 def _labels(point: Point, workload: WorkloadFindings) -> list[str]:
@@ -263,32 +298,3 @@ def _of_peak(share: float | None) -> str:
     if share is None:
         return MISSING
     return f"**{100 * share:.0f}, above peak**" if share > 1 else percent(share)
-
-
-def agreements(found: Sequence[Agreement]) -> Sheet:
-    """The figures of each profiler for the same call, a row each."""
-    unit = time_unit(figure.ns for agreement in found for figure in agreement.figures)
-    rows = []
-    for agreement in found:
-        for i, figure in enumerate(agreement.figures):
-            name = case_label(agreement.point) if i == 0 else ""
-            because = escape(figure.reason) or ("**no known reason**" if figure.flagged else "")
-            told = _profiler_words(figure.profiler, agreement.point)
-            rows.append([name, told, unit.of(figure.ns), signed_percent(figure.difference) if i else "", because])
-    reference = found[0].reference if found else ""
-    head = ["case", "as timed by", f"{unit.name}/call", f"against {reference}", "because"]
-    return Sheet(head, rows, labels=2, words=frozenset({"because"}))
-
-
-def _profiler_words(profiler: str, point: Point) -> str:
-    if profiler == "plain":
-        return "perf_counter, median" if point.split and point.split.kind == "cpu_op" else "CUDA events, median"
-    if point.split and point.split.kind == "cpu_op":
-        return f"{profiler}, sum of operators"
-    return f"{profiler}, sum of kernels"
-
-
-def case_label(point: Point) -> str:
-    """``seqlen 512, `flash` ``: a case in words."""
-    words = [part for part in (axes(point.shape), code(point.variant)) if part]
-    return ", ".join(words) or code(point.id) or "whole capture"

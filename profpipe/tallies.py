@@ -30,6 +30,8 @@ class Tally:
     operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
     copies_ns: float = 0.0
     streams: set[int] = field(default_factory=set)
+    #: (launches, ns) of kernels and operators by the phase that they were launched in, itself only.
+    phases: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def work(self) -> Mapping[Kernel, tuple[float, float]]:
@@ -39,6 +41,19 @@ class Tally:
     @property
     def total_ns(self) -> float:
         return sum(ns for _, ns in self.work.values())
+
+    def launches(self) -> dict[str, float]:
+        """By name of kernel, over all iterations."""
+        found: dict[str, float] = {}
+        for kernel, (calls, _) in self.work.items():
+            found[kernel.name] = found.get(kernel.name, 0.0) + calls
+        return found
+
+    def add(self, kernel: Kernel, phase: str, calls: float, ns: float) -> None:
+        into = self.operators if kernel.kind == "cpu_op" else self.kernels
+        before, in_phase = into.get(kernel, (0.0, 0.0)), self.phases.get(phase, (0.0, 0.0))
+        into[kernel] = before[0] + calls, before[1] + ns
+        self.phases[phase] = in_phase[0] + calls, in_phase[1] + ns
 
 
 @dataclass
@@ -57,21 +72,23 @@ class OwnRange:
         """
         return 1 - self.busy_ns / self.wall_ns if self.wall_ns > self.busy_ns > 0 else None
 
+    def per_call(self, ns: float) -> float | None:
+        return ns / self.instances if self.instances and ns else None
+
 
 def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
     """The rows of `kernels` by case and profiler; those without a time are no zeros, and are left out."""
     found: dict[Key, Tally] = {}
     timed = kernels[kernels["total_ns"].notna()]
-    names = ("case", "profiler", "kernel", "kernel_class", "kernel_family", "kind", "stream", "calls", "total_ns")
-    for case, profiler, name, cls, family, kind, stream, calls, ns in rows(timed, *names):
+    whose, which = ("case", "profiler"), ("kernel", "kernel_class", "kernel_family", "kind")
+    for case, profiler, name, cls, family, kind, phase, stream, calls, ns in rows(
+        timed, *whose, *which, "phase", "stream", "calls", "total_ns"
+    ):
         own = found.setdefault((case, profiler), Tally())
         if kind in ("memcpy", "memset"):
             own.copies_ns += ns
             continue
-        into = own.operators if kind == "cpu_op" else own.kernels
-        kernel = Kernel(name, cls, family, kind)
-        before = into.get(kernel, (0.0, 0.0))
-        into[kernel] = before[0] + (0.0 if pd.isna(calls) else calls), before[1] + ns
+        own.add(Kernel(name, cls, family, kind), phase, 0.0 if pd.isna(calls) else calls, ns)
         if not pd.isna(stream):
             own.streams.add(int(stream))
     return found

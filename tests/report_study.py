@@ -129,5 +129,5 @@ def _metrics(case: str, kernel_ns: float, length: int) -> list[dict[str, Any]]:
     rows += [metric_row(case, name, value, unit) for name, value, unit in numbers]
     ncu = {"profiler": "ncu", "subject": ATTENTION}
     rows.append(metric_row(case, "sm__throughput.avg.pct_of_peak_sustained_elapsed", 61.5, "%", **ncu))
-    rows.append(metric_row(case, "dram__bytes.sum.per_second", 1.25, "Tbyte/s", **ncu))
+    rows.append(metric_row(case, "dram__bytes.sum.per_second", 1.25e12, "byte/s", **ncu))
     return rows

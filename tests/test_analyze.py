@@ -118,7 +118,7 @@ def test_a_gpu_that_waits_for_launches_is_marked_host_bound(h200: WorkloadFindin
 
 
 def test_five_iterations_of_thirty_are_too_few_in_every_case(h200: WorkloadFindings) -> None:
-    assert h200.shared_marks == ("too-few-samples",)
+    assert h200.shared_marks == ("too_few_samples",)
 
 
 def test_flash_in_pytorch_meets_the_expectation_of_fa2() -> None:
@@ -158,6 +158,31 @@ def test_without_impl_the_axis_of_the_baseline_is_compared() -> None:
     workload = only(analyze(tables(metrics=times), declared(baseline={"compile": False})))
     assert workload.compare == "compile"
     assert [point.speedup for s in workload.shapes for point in s.points] == [2.0, 1.0, 3.0, 1.0]
+
+
+def test_a_value_of_another_axis_than_impl_carries_its_name() -> None:
+    times = [metric_row(f"compile={c}", "time", 1.0) for c in ("false", "true")]
+    assert only(analyze(tables(metrics=times), declared(baseline={"compile": False}))).variants == (
+        "compile=false", "compile=true",
+    )  # fmt: skip
+
+
+def test_without_impl_and_baseline_nothing_is_compared() -> None:
+    times = [metric_row(f"size={s},precision={p}", "time", 1.0) for s in "ab" for p in ("fp32", "bf16")]
+    workload = only(analyze(tables(metrics=times), declared(matrix={"size": ["a", "b"]})))
+    assert workload.compare is None and workload.varying_shape == ("size", "precision")
+
+
+def test_only_parameters_that_the_pipeline_sets_are_said_of_every_case() -> None:
+    cases = [case_row(f"impl={i}", params={"impl": i, "batch": 2, "seed": 0}) for i in "ab"]
+    assert only(analyze(tables(cases), declared(params={"batch": 2}))).fixed == (("batch", 2),)
+    assert only(analyze(tables(cases), {})).fixed == (("batch", 2), ("seed", 0))
+
+
+def test_cases_stand_in_the_order_of_the_plan_whatever_order_they_were_measured_in() -> None:
+    times = [metric_row(f"impl={i}", "time", 1.0) for i in "bca"]
+    run = {"jobs": [{"workload": "w", "cases": ["impl=a", "impl=b", "impl=c"]}]}
+    assert only(analyze(tables(metrics=times), run)).variants == ("a", "b", "c")
 
 
 def test_a_parameter_that_only_some_cases_have_belongs_to_the_implementation() -> None:
@@ -245,7 +270,7 @@ def test_rates_come_from_the_flops_and_bytes_of_one_call() -> None:
     run = {"machine": {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 1e12}}}
     point = only(analyze(tables(cases, metrics=numbers), run)).points[0]
     assert (point.tflops, point.of_peak_flops, point.gbytes_per_s, point.of_peak_bytes) == (500.0, 0.5, 2000.0, 2.0)
-    assert point.marks == ("above-peak",)
+    assert point.marks == ("above_peak",)
 
 
 def test_marks_of_the_harness_are_those_of_the_process_that_gave_the_time() -> None:
@@ -296,11 +321,9 @@ def test_ncu_is_compared_over_the_kernels_that_it_was_told_to_profile() -> None:
     data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
                   metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
     run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control", "none"]]}]}
-    assert figures(data, run)["ncu"] == (
-        0.1,
-        "cold cache: ncu empties the caches before each replay; over the kernels that both saw, 50 % of nsys's time",
-        False,
-    )  # fmt: skip
+    assert figures(data, run)["ncu"] == (0.1, "cold cache: ncu empties the caches before each replay", False)
+    (agreement,) = only(analyze(data, run)).agreements
+    assert agreement.figures[-1].covered == 0.5
 
 
 def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
@@ -311,6 +334,32 @@ def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
     assert figures(data, run)["ncu"] == (0.9, "", True)
     run["jobs"][0]["argv"] = [["ncu"]]
     assert figures(data, run)["ncu"] == (0.9, "base clock: ncu locks it (`--clock-control`)", False)
+
+
+def test_a_clock_that_explains_the_difference_is_the_reason() -> None:
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 93_000.0, profiler="ncu")]
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    metrics = [
+        metric_row("impl=a", "iterations", 1, "1", profiler="ncu"),
+        metric_row("impl=a", "sm_clock", 1.65e9, "Hz"),
+        metric_row("impl=a", "gpc__cycles_elapsed.avg.per_second", 1.79e9, "Hz", **ncu),
+    ]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics)
+    assert figures(data)["ncu"] == (
+        -0.07, "clock: 1790 MHz under ncu, 1650 MHz while the case was timed", False,
+    )  # fmt: skip
+
+
+def test_a_call_that_was_queued_ahead_is_not_longer_for_the_hosts_sake() -> None:
+    times = [metric_row("impl=a", "time", 190_000.0), metric_row("impl=a", "issue", 400_000.0)]
+    idle = range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6)
+    assert figures(tables(kernels=captured(), ranges=[idle], metrics=times[:1]))["plain"] == (
+        0.9, "launch gaps: no kernel runs in 75 % of the range", False,
+    )  # fmt: skip
+    data = tables([case_row("impl=a", flags=["host_bound"])], captured(), [idle], times)
+    assert figures(data)["plain"] == (0.9, "", True)
+    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
+    assert figures(data)["plain"] == (0.9, "launch gaps: the host waits for the GPU inside the call", False)
 
 
 # --- doubt -----------------------------------------------------------------------------------------------------------
@@ -339,6 +388,20 @@ def test_the_cache_flush_of_the_harness_is_outside_every_case_and_explained() ->
     (outside,) = analyze(data, {}).unattributed
     assert (outside.ns, outside.share, outside.flush_ns) == (40.0, 0.4, 30.0)
     assert outside.unexplained == pytest.approx(0.1)
+
+
+def test_set_up_in_the_same_capture_is_no_doubt_in_a_run_of_our_own() -> None:
+    data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 60.0), kernel_row("", ADD, 1, 40.0)])
+    run = {"jobs": [{"workload": "w", "profiler": "nsys", "cases": ["impl=a"]}]}
+    (outside,) = analyze(data, run).unattributed
+    assert outside.own_run and outside.unexplained == 0
+
+
+def test_a_case_that_ran_well_without_a_kernel_is_told() -> None:
+    cases = [case_row(case, profiler) for profiler in ("plain", "nsys", "ncu") for case in ("impl=a", "impl=b")]
+    kernels = [kernel_row("impl=a", ATTENTION, 1, 60.0, profiler=profiler) for profiler in ("nsys", "ncu")]
+    (unseen,) = analyze(tables(cases, kernels), {}).unseen
+    assert (unseen.profiler, unseen.cases) == ("nsys", ("impl=b",))
 
 
 def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What every part may speak of; these modules import one another only.
-WORDS = {"errors", "findings", "job", "load", "tables"}
+WORDS = {"concerns", "errors", "findings", "job", "kernel_findings", "load", "tables"}
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
@@ -35,7 +35,17 @@ MEANS = {
 
 #: One stage a line: likewise.
 STAGES = {
-    "analyze": {"agreement", "analyze", "doubts", "recorded", "shares", "tallies"},
+    "analyze": {
+        "agreement",
+        "analyze",
+        "doubts",
+        "limits",
+        "ncu_figures",
+        "recorded",
+        "shares",
+        "tallies",
+        "wins",
+    },
     "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
@@ -48,16 +58,23 @@ STAGES = {
     "progress": {"progress"},
     "record": {"record"},
     "report": {
+        "agreement_sheets",
+        "answers",
         "bars",
         "canvas",
         "caveats",
+        "chapters",
         "companions",
+        "files",
         "kernel_sheets",
+        "limit_sheets",
         "markdown",
+        "marks",
         "plots",
         "quantities",
         "report",
         "sheets",
+        "skips",
         "wording",
     },
     "reuse": {"reuse"},

@@ -26,14 +26,15 @@ def size(path: Path) -> tuple[int, int]:
 
 def test_a_sweep_gets_time_rate_bandwidth_and_shares(tmp_path: Path) -> None:
     drawn = plots.draw(analyze(*made_up(["a", "b", "c"], [512, 2048])), tmp_path)["w"]
-    assert [plot.path for plot in drawn] == [f"plots/w-{name}.png" for name in ("time", "tflops", "bandwidth", "share")]
+    names = ("speedup", "time", "tflops", "bandwidth", "share")
+    assert [plot.path for plot in drawn] == [f"plots/w-{name}.png" for name in names]
     assert all(size(tmp_path / plot.path)[0] > 1000 for plot in drawn)
-    assert "The machine's peak is 1000 TFLOP/s." in drawn[1].caption
+    assert "The machine's peak is 1000 TFLOP/s." in drawn[2].caption
 
 
 def test_a_recording_without_flops_gets_no_empty_picture(tmp_path: Path) -> None:
     drawn = plots.draw(analyze(*recorded()), tmp_path)["attention"]
-    assert [Path(plot.path).stem for plot in drawn] == ["attention-time", "attention-share"]
+    assert [Path(plot.path).stem for plot in drawn] == ["attention-speedup", "attention-time", "attention-share"]
 
 
 def test_nothing_numeric_to_run_over_gives_no_lines(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_other_axes_become_panels_of_one_picture(tmp_path: Path) -> None:
     quantity = next(iter(plots._quantities(workload)))
     panels = list(plots._panels(workload, "seqlen", quantity))
     assert [panel.others for panel in panels] == [(("causal", False),), (("causal", True),)]
-    assert len(plots.draw(findings, tmp_path)["w"]) == 4
+    assert len(plots.draw(findings, tmp_path)["w"]) == 5
 
 
 def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:

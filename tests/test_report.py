@@ -85,8 +85,9 @@ def test_the_answer_of_the_h200_run_is_that_of_its_kernels(tmp_path: Path) -> No
     top = first_screen(page(*recorded(), tmp_path))
     assert top.startswith("# attention · 14 cases · NVIDIA H200 · 2026-11-20 05:55 UTC\n")
     assert (
-        "**At seqlen 2048 `cudnn` is fastest: 103.7 us of kernel time per call, 1.42x over `flash` (baseline)." in top
-    )
+        "**`cudnn` is fastest in both shapes: 1.30x to 1.42x over `flash` (baseline);"
+        " 103.7 us of kernel time per call at seqlen 2048 (1.42x).**"
+    ) in top
     assert "`sage1` has a faster attention kernel than the baseline (1.32x) and yet a slower call (0.97x)" in top
     assert "In every case: batch 2, heads 16, head_dim 64, dtype fp16." in top
     assert "Not run under `rocprof`: no AMD GPU." in top
@@ -108,7 +109,7 @@ def test_a_marked_lowest_time_is_not_called_the_fastest(tmp_path: Path) -> None:
         "`b` has the lowest time, 1.00 us per call, but is not called the fastest: its measurement is marked throttled"
         in top
     )
-    assert "**throttled**: the GPU lowered its clock" in top
+    assert "**throttled** (1 of 2 cases): the GPU lowered its clock" in top
 
 
 def test_two_times_whose_intervals_overlap_are_level(tmp_path: Path) -> None:
@@ -127,7 +128,12 @@ def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_pictures")
 def test_many_shapes_are_summed_up_instead_of_listed(tmp_path: Path) -> None:
     data, run = made_up(["a", "b", "c"], [512, 1024, 2048, 4096, 8192])
-    assert re.search(r"Over all 5 shapes: `b` in \d|Over all 5 shapes: `\w` in 5\.", page(data, run, tmp_path))
+    text = page(data, run, tmp_path)
+    assert "**The baseline, `a`, is fastest in all 5 shapes: 1.09x to 1.26x over the next;" in text
+    one = data.metrics["case"] == "impl=c,seqlen=512"
+    data.metrics.loc[one & (data.metrics["metric"] == "time"), ["value", "ci_low", "ci_high"]] = 9000.0
+    text = page(data, run, tmp_path)
+    assert "**Fastest: `a` in 4 of 5 shapes (1.12x to 1.26x over the next) and `c` at seqlen 512 (1.21x" in text
 
 
 def test_refused_files_notes_and_missing_profilers_stand_on_the_first_screen(tmp_path: Path) -> None:
@@ -144,6 +150,35 @@ def test_refused_files_notes_and_missing_profilers_stand_on_the_first_screen(tmp
     assert "Not read: `a.sqlite`: is empty. Record it again." in top
     assert "`b.sqlite`: 3 graph launches hide their kernels." in top
     assert "Not run under `ncu`: ncu is not on PATH. Install it." in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_nsys_says_of_every_capture_stands_with_the_files(tmp_path: Path) -> None:
+    data, run = recorded()
+    run["files"][0]["notes"] = ["nsys: Not all CUDA events might have been collected."]
+    text = page(data, run, tmp_path)
+    assert "might have" not in first_screen(text) and "Not all CUDA events might have been collected." in text
+
+
+def test_cases_without_anything_to_compare_are_headlined_by_their_times(tmp_path: Path) -> None:
+    names = [f"what={what},precision={p}" for what in ("forward", "train_step") for p in ("fp32", "bf16")]
+    rows = [metric_row(name, "time", 1e6 * (i + 1), n=5) for i, name in enumerate(names)]
+    top = first_screen(page(tables(metrics=rows), {}, tmp_path))
+    assert "**what forward, precision fp32: 1000 us; what forward, precision bf16: 2000 us;" in top
+    rows += [metric_row("what=forward,precision=fp16", "time", 9e6, n=5)]
+    assert (
+        "**5 cases, from 1000 us (what forward, precision fp32) to 9000 us (what forward, precision fp16) per call.**"
+    ) in page(tables(metrics=rows), {}, tmp_path)
+
+
+def test_a_failed_coverage_and_a_failed_expectation_stand_on_the_first_screen(tmp_path: Path) -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)]
+    run = {"pipeline": {"coverage": {"min_classified": 0.95}}, "expects": {"w": {"impl=a": "cudnn"}}}
+    findings = analyze(tables(kernels=kernels), run)
+    top = first_screen(page(tables(kernels=kernels), run, tmp_path))
+    assert findings.failed
+    assert "Classified: 90.0 % of kernel time (nsys), **below the 95.0 % asked for**; largest unclassified:" in top
+    assert "**Failed expectation**: `impl=a` asked for `cudnn` kernels; what ran is `fa2`." in top
 
 
 # --- what must hold of every page ------------------------------------------------------------------------------------
@@ -210,10 +245,36 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_nsys_reports_that_are_kept_come_with_a_warning(tmp_path: Path) -> None:
+def test_reports_that_are_kept_come_with_a_warning(tmp_path: Path) -> None:
     data, run = recorded()
     run["jobs"][0]["files"] = [{"path": "raw/attention/nsys/capture.nsys-rep", "bytes": 1}]
-    assert "`.nsys-rep` files hold the environment variables" in page(data, run, tmp_path)
+    text = page(data, run, tmp_path)
+    assert "- `.nsys-rep` files hold the environment and the command lines of the profiled process" in text
+    run["private"] = ["raw/x.ncu-rep"]
+    assert "- `.ncu-rep` files hold the environment" in page(data, run, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_job_that_was_taken_over_is_said_to_be(tmp_path: Path) -> None:
+    data, run = recorded()
+    run["jobs"][0]["reused_from"] = "20261119T010101Z-attention"
+    text = page(data, run, tmp_path)
+    assert "its files are those of the run `20261119T010101Z-attention`." in text
+    assert "<summary>attention under nsys, reused from 20261119T010101Z-attention</summary>" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_many_files_of_one_job_share_a_row(tmp_path: Path) -> None:
+    told = "30 by the launching thread's ranges; 30 in no range"
+    sums = {"launches": 60, "total_ns": 2e6, "attributed_ns": 1e6, "unattributed_ns": 1e6, "attribution": told}
+    files = [{"source": f"raw/w/torch/{i}.json.gz", "format": "trace", "tool": "torch", **sums} for i in range(3)]
+    jobs = [{"files": [{"path": f["source"], "bytes": 2**20} for f in files]}]
+    text = page(tables(kernels=[kernel_row("impl=a", ADD, 1, 5.0)]), {"files": files, "jobs": jobs}, tmp_path)
+    row = next(line for line in text.splitlines() if "3 files" in line)
+    assert row == (
+        "| `raw/w/torch/`, 3 files | trace | torch | 3072 KiB | 180 | 6000 us | 3000 us | 3000 us |"
+        " 90 by the launching thread's ranges; 90 in no range |"
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,0 +1,206 @@
+"""Findings -> the sentences that answer the question: who is fastest, where, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
+from profpipe.markdown import code, listed, slug
+from profpipe.quantities import count, duration, ratio
+from profpipe.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
+
+#: Shapes or cases that a sentence names; more are counted.
+_NAMED = 2
+
+
+def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
+    """The sentences of the first lines. ``alone``: the report has no other workload, so no heading carries its name."""
+    largest = workload.largest
+    if largest is None or not any(shape.win for shape in workload.shapes):
+        counted = [f"{n} launches under {code(profiler)}" for profiler, n in workload.launches.items() if n]
+        return [f"**No case has a time{'; ' + listed(counted) + ', of unknown duration' if counted else ''}.**"]
+    if not _compared(workload):
+        return [_plain_times(workload)]
+    judged = [shape for shape in workload.shapes if shape.win]
+    said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
+    return [f"**{said}**", *_paradoxes(workload, largest, alone)]
+
+
+def _compared(workload: WorkloadFindings) -> bool:
+    several = any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes)
+    return several and bool(workload.compare)
+
+
+# --- nothing to compare ----------------------------------------------------------------------------------------------
+
+
+def _plain_times(workload: WorkloadFindings) -> str:
+    points = [point for shape in workload.shapes for point in shape.timed]
+    only = points[0]
+    if (
+        len(points) == 1
+        and only.split
+        and only.split.iterations is None
+        and workload.basis
+        and not workload.basis.timed
+    ):
+        noun = "call of a CPU operator" if only.split.kind == "cpu_op" else "kernel launch"
+        return f"**{_several(only.split.total.calls, noun)}, {duration(only.split.total.ns)} in all.**"
+    if len(points) <= 4:
+        return f"**{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}.**"
+    ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
+    return f"**{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}.**"
+
+
+def _named_time(point: Point) -> str:
+    return (
+        f"{axes(point.shape) or code(point.variant) or 'one call'}: {duration(point.time.ns if point.time else None)}"
+    )
+
+
+def _time_of(point: Point) -> str:
+    return f"{duration(point.time.ns if point.time else None)} ({axes(point.shape) or code(point.variant)})"
+
+
+def _several(n: float, noun: str) -> str:
+    first, _, rest = noun.partition(" of ")
+    plural = first + ("es" if first.endswith("ch") else "s") if round(n) != 1 else first
+    return f"{count(n)} {plural}" + (f" of {rest}s" if rest else "")
+
+
+# --- one shape -------------------------------------------------------------------------------------------------------
+
+
+def _one_shape(workload: WorkloadFindings, shape: Shape) -> str:
+    win = shape.win
+    assert win is not None and win.best.time is not None
+    comma = "," if len(shape.axes) > 1 else ""
+    name, place = code(win.best.variant), f"At {axes(shape.axes)}{comma} " if shape.axes else ""
+    time = f"{duration(win.best.time.ns)} {of_what(workload.basis)}"
+    if win.second is None:
+        return f"{place}only {name} has a time: {time}."
+    if win.verdict == "void":
+        return f"{place}{name} has the lowest time, {time}, but is not called the fastest: {win.why}."
+    if win.verdict == "level":
+        both = f"{name} and {code(win.second.variant)} are level"
+        return f"{place}{both}: {time}, {_lead(win, shape)}; their 95 % intervals overlap."
+    return f"{place}{name} is fastest: {time}, {_lead(win, shape)}."
+
+
+def _lead(win: Win, shape: Shape) -> str:
+    """By how much, over which baseline; a winning baseline is compared with the next."""
+    best, second = win.best, win.second
+    assert best.time is not None and second is not None and second.time is not None
+    ahead = f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}"
+    if best.is_baseline:
+        return f"the baseline itself, {ahead}"
+    if best.speedup is None:
+        return f"{ahead}; the baseline has no time here" if shape.baseline else ahead
+    base = f"{code(shape.baseline.variant)} (baseline)" if shape.baseline else "its baseline"
+    return f"{ratio(best.speedup)} over {base}"
+
+
+# --- several shapes --------------------------------------------------------------------------------------------------
+
+
+def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Shape) -> str:
+    clear = _by_variant(shapes, "clear")
+    if len(clear) == 1 and sum(map(len, clear.values())) == len(shapes):
+        return _everywhere(workload, next(iter(clear.values())), largest)
+    said = []
+    if clear:
+        told = [f"{code(name)} {_where(own, len(shapes))} ({_leads(own)})" for name, own in clear.items()]
+        said.append(f"Fastest: {listed(told)}.")
+    said += [_level_in(shape) for shape in shapes if shape.win and shape.win.verdict == "level"][:_NAMED]
+    said += list(_voided(shapes))
+    if only := _by_variant(shapes, "only"):
+        alone = [f"only {code(name)} has a time {_where(own, len(shapes))}" for name, own in only.items()]
+        said.append(f"{listed(alone)}.".replace("only", "Only", 1))
+    return " ".join(said)
+
+
+def _by_variant(shapes: Iterable[Shape], verdict: str) -> dict[str, list[Shape]]:
+    """The shapes with that verdict by who is first in them, the one with most first."""
+    found: dict[str, list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == verdict:
+            found.setdefault(shape.win.best.variant, []).append(shape)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Shape) -> str:
+    win = shapes[0].win
+    assert win is not None
+    name = code(win.best.variant)
+    who = f"The baseline, {name}," if win.best.is_baseline else name
+    every = "both shapes" if len(shapes) == 2 else f"all {len(shapes)} shapes"
+    at = next((shape for shape in shapes if shape is largest), shapes[-1])
+    assert at.win is not None and at.win.best.time is not None
+    there = f"{duration(at.win.best.time.ns)} {of_what(workload.basis)} at {axes(at.axes)}"
+    return f"{who} is fastest in {every}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+
+
+def _leads(shapes: Sequence[Shape]) -> str:
+    """``1.34x to 1.61x over `sdpa_flash` (baseline)``, else over the next."""
+    low, high = min(map(_over, shapes)), max(map(_over, shapes))
+    span = ratio(low) if ratio(low) == ratio(high) else f"{ratio(low)} to {ratio(high)}"
+    base = shapes[0].baseline
+    bases = {shape.baseline.variant if shape.baseline and _has_speedup(shape) else None for shape in shapes}
+    over_one = base is not None and len(bases) == 1 and None not in bases
+    return f"{span} over {code(base.variant)} (baseline)" if base and over_one else f"{span} over the next"
+
+
+def _has_speedup(shape: Shape) -> bool:
+    return bool(shape.win and shape.win.best.speedup is not None and not shape.win.best.is_baseline)
+
+
+def _over(shape: Shape) -> float:
+    """The winner's lead over the baseline; over the next where it is the baseline or there is none."""
+    win = shape.win
+    assert win is not None and win.best.time is not None
+    if _has_speedup(shape) and win.best.speedup is not None:
+        return win.best.speedup
+    return win.second.time.ns / win.best.time.ns if win.second and win.second.time else 1.0
+
+
+def _where(shapes: Sequence[Shape], total: int) -> str:
+    if len(shapes) <= _NAMED:
+        return "at " + listed(axes(shape.axes) for shape in shapes)
+    return f"in {len(shapes)} of {total} shapes"
+
+
+def _level_in(shape: Shape) -> str:
+    win = shape.win
+    assert win is not None and win.second is not None
+    return f"{code(win.best.variant)} and {code(win.second.variant)} are level at {axes(shape.axes)}."
+
+
+def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == "void":
+            groups.setdefault((shape.win.best.variant, shape.win.why), []).append(shape)
+    for (name, why), own in groups.items():
+        place = _where(own, len(shapes))
+        yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."
+
+
+# --- what a swap eats ------------------------------------------------------------------------------------------------
+
+
+def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterator[str]:
+    """A faster attention kernel in a slower call, and what ate the difference."""
+    anchor = slug(heading(SWAP_HEADING, workload, alone))
+    for swap in [swap for swap in shape.swaps if swap.faster_kernel_slower_call][:3]:
+        call = swap.measured_call if swap.measured_call is not None else swap.call
+        yield (
+            f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)})"
+            f" and yet a slower call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
+        )
+
+
+def _eaten(swap: Swap) -> str:
+    costs = [f"{PARTS_SAID[part]} ({duration(ns)} more)" for part, ns, _ in swap.changes if ns > 0]
+    if swap.call > 1 or not costs:
+        return "its kernels together are no slower, the time goes between them"
+    return f"{listed(costs)} cost what the kernel saves"

@@ -1,0 +1,196 @@
+"""Findings of one workload -> what the template shows of it: sentences, tables, and which of them are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profpipe import agreement_sheets, answers, kernel_sheets, limit_sheets, marks, sheets, wording
+from profpipe.canvas import Plot
+from profpipe.findings import Findings, Point, Shape, WorkloadFindings
+from profpipe.markdown import Sheet, escape, listed
+from profpipe.points import shown
+
+#: Tables longer than this are folded.
+_LONG = 24
+
+#: Kernels of a case on the open page, and in the folded table of all cases; the tables on disk have every one.
+_FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 3, 3, 0.1
+
+
+#: Cases whose classes stand side by side.
+_ABREAST = 6
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table and where it goes: folded ones open at a click on their title."""
+
+    title: str
+    sheet: Sheet
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One workload, ready for the template."""
+
+    workload: WorkloadFindings
+    suffix: str
+    answer: list[str]
+    answers: Sheet
+    samples: str
+    marks: list[str]
+    shares: list[Block]
+    swaps: list[Block]
+    limits: list[Block]
+    limits_said: str
+    limited: str
+    agreement: list[Block]
+    overheads: Sheet
+    cases: list[Block]
+    kernels: list[Block]
+    targets: str
+    ncu: list[Block]
+    phases: list[Block]
+    plots: Sequence[Plot]
+    largest: str
+    fixed: str
+    quantity: str
+    cpu: bool
+
+
+def chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]]) -> Chapter:
+    """Everything that the page says of ``workload``."""
+    alone = len(findings.workloads) < 2
+    return Chapter(
+        workload=workload,
+        suffix="" if alone else f": {escape(workload.name)}",
+        answer=answers.answer(workload, alone),
+        answers=sheets.answers(workload) if workload.compare else Sheet([], []),
+        samples=sheets.samples(workload),
+        marks=marks.explained(workload),
+        shares=list(_shares(workload)),
+        swaps=_by_shape(workload, sheets.swaps),
+        limits=list(_limits(workload)),
+        limits_said=limit_sheets.explained(workload),
+        limited=limit_sheets.in_words(workload) if workload.compare else "",
+        agreement=list(_agreement(workload)),
+        overheads=agreement_sheets.overheads(workload),
+        cases=list(_cases(workload)),
+        kernels=list(_kernels(workload)),
+        targets=", ".join(f"{escape(name)} {target:g} %" for name, target in workload.targets.items()),
+        ncu=list(_ncu(workload)),
+        phases=list(_phases(workload)),
+        plots=drawn.get(workload.name, ()),
+        largest=wording.axes(workload.largest.axes) if workload.largest else "",
+        fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
+        quantity=wording.quantity(workload.basis),
+        cpu=any(point.split and point.split.kind == "cpu_op" for point in workload.points),
+    )
+
+
+def _by_shape(workload: WorkloadFindings, sheet_of: Callable[[Shape], Sheet]) -> list[Block]:
+    """A table a shape: the largest open, the others folded."""
+    ordered = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
+    made = [(shape, sheet_of(shape)) for shape in ordered]
+    made = [(shape, sheet) for shape, sheet in made if sheet]
+    return [Block(wording.axes(shape.axes), sheet, folded=i > 0) for i, (shape, sheet) in enumerate(made)]
+
+
+def _cases(workload: WorkloadFindings) -> Iterator[Block]:
+    """Times and TFLOP/s by shape, those of the largest group open; then every number of every case."""
+    pivots = sheets.pivots(workload)
+    opened = 2 if len(pivots) > 1 and pivots[1][0].startswith("TFLOP/s") else 1
+    for i, (title, sheet) in enumerate(pivots):
+        yield Block(title, sheet, folded=i >= opened)
+    timed = [point for shape in workload.shapes for point in shape.timed]
+    if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
+        yield Block("every number by case", sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
+
+
+def _shares(workload: WorkloadFindings) -> Iterator[Block]:
+    if workload.compare:
+        yield from _by_shape(workload, lambda shape: sheets.kernel_share(shape, workload.iterated))
+        return
+    points = [point for shape in workload.shapes for point in shape.points if point.split]
+    for i in range(0, len(points), _ABREAST):
+        group = points[i : i + _ABREAST]
+        title = "" if i == 0 else listed((wording.case_label(p) for p in group), most=2)
+        yield Block(title, sheets.classes(group), folded=i > 0)
+
+
+def _open_points(workload: WorkloadFindings) -> tuple[list[Point], list[Point]]:
+    """(cases of the largest shape, all others), both as shapes are ordered."""
+    largest = list(workload.largest.points) if workload.largest else []
+    if not workload.compare and len(workload.points) <= _LONG:
+        largest = [point for shape in workload.shapes for point in shape.points]
+    return largest, [point for shape in workload.shapes for point in shape.points if point not in largest]
+
+
+def _limits(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = limit_sheets.limits(workload, largest, one_shape=len({point.shape for point in largest}) == 1)
+    if opened:
+        yield Block("", opened)
+    if rest := limit_sheets.limits(workload, others, one_shape=False):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _agreement(workload: WorkloadFindings) -> Iterator[Block]:
+    if not workload.agreements:
+        return
+    yield Block("", agreement_sheets.in_sum(workload))
+    apart = agreement_sheets.apart(workload)
+    if apart:
+        one = len(apart.rows) == 1
+        title = "the difference above 3 %" if one else f"the {len(apart.rows)} differences above 3 %"
+        yield Block(f"{title}, each with its reason", apart, folded=len(apart.rows) > 4)
+    yield Block("every figure", agreement_sheets.everything(workload), folded=True)
+
+
+def _phases(workload: WorkloadFindings) -> Iterator[Block]:
+    """The largest shape that has several phases open, the others folded; without a comparison all in one."""
+    if not workload.compare:
+        sheet = kernel_sheets.phases(workload, [p for shape in workload.shapes for p in shape.points])
+        if sheet:
+            yield Block("by case", sheet, len(sheet.rows) > _LONG)
+        return
+    told = [shape for shape in workload.shapes if kernel_sheets.phases(workload, shape.points)]
+    largest = max(told, key=lambda shape: shape.size, default=None)
+    others = [point for shape in told if shape is not largest for point in shape.points]
+    for title, points in (("", largest.points if largest else ()), ("the other cases", others)):
+        if sheet := kernel_sheets.phases(workload, points):
+            yield Block(title, sheet, folded=bool(title))
+
+
+def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS)
+    rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, least=_LEAST_SHARE)
+    if opened:
+        yield Block("", opened)
+    if rest:
+        yield Block("the other cases, kernels with 10 % or more", rest, folded=True)
+    if names := kernel_sheets.full_names(workload, [opened, rest]):
+        yield Block("full names", names, folded=True)
+
+
+def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
+    """ncu's memory and compute figures and its rules, for the first kernels of the largest cases."""
+    largest, _ = _open_points(workload)
+    shown_kernels = {
+        (point.id, row.kernel)
+        for point in largest
+        for row in [r for r in workload.top if r.case == point.id][:_FIRST_KERNELS]
+    }
+    place = {point.id: i for i, point in enumerate(largest)}
+    rows = sorted(
+        (row for row in workload.counters if (row.case, row.kernel) in shown_kernels), key=lambda r: place[r.case]
+    )
+    for title, figures in (("memory", kernel_sheets.MEMORY_FIGURES), ("compute", kernel_sheets.COMPUTE_FIGURES)):
+        sheet = kernel_sheets.counters(rows, largest, figures)
+        if len(sheet.head) > 3:
+            yield Block(f"{title} figures", sheet, folded=True)
+    if sheet := kernel_sheets.rules(rows, largest):
+        yield Block("what ncu's own rules say", sheet, folded=True)

@@ -1,0 +1,80 @@
+"""What casts doubt on a run, as plain values; ``findings`` holds what was found in it.
+
+Times are nanoseconds, shares between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Cases that share a fate: what became of them and why. ``logs`` are where to read more, relative to the run."""
+
+    workload: str
+    status: str
+    reason: str
+    profilers: tuple[str, ...]
+    cases: tuple[str, ...]
+    #: True where these are all cases of the workload.
+    whole_job: bool = False
+    logs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The kernel family a case asked for, and those that ran, most time first. ``own_copy``: PyTorch's build of it."""
+
+    workload: str
+    case: str
+    asked: str
+    found: tuple[str, ...]
+    met: bool
+    own_copy: bool = False
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The share of kernel time that some rule classified, and the largest names that none did: (name, share)."""
+
+    workload: str
+    profiler: str
+    kind: str
+    total_ns: float
+    classified: float
+    largest: tuple[tuple[str, float], ...] = ()
+    minimum: float | None = None
+
+    @property
+    def too_low(self) -> bool:
+        return self.minimum is not None and self.classified < self.minimum
+
+
+@dataclass(frozen=True)
+class Unattributed:
+    """Kernel time of a profiler that lies outside every case; ``flush_ns`` of it is the harness's own cache flush."""
+
+    workload: str
+    profiler: str
+    ns: float
+    share: float
+    flush_ns: float = 0.0
+    #: Of a harness's own run, whose set-up and warm-up of the cases lie there.
+    own_run: bool = False
+
+    @property
+    def unexplained(self) -> float:
+        """The share of all kernel time that is outside every case and neither set-up nor flush of a run of our own."""
+        if self.own_run:
+            return 0.0
+        return self.share * (1 - self.flush_ns / self.ns) if self.ns else 0.0
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Cases that ran well under a profiler which yet shows no kernel of them, while it does of others."""
+
+    workload: str
+    profiler: str
+    cases: tuple[str, ...]

@@ -1,0 +1,135 @@
+"""Findings -> a line for each reason why cases were not run, with the cases named by what they have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from profpipe.concerns import NotRun
+from profpipe.findings import Findings, Point, WorkloadFindings
+from profpipe.markdown import code, escape, listed
+from profpipe.points import in_words, is_number, shown
+
+#: ``flash-attn is not installed. Install it.``: who, what of it, and what to do.
+_STATED = re.compile(
+    r"(\S+) (?=(?:is|has|needs|does|takes|refuses|cannot)\b)(?:is )?([^.]*(?:\.\d[^.]*)*)(?:\.\s+(.*)|\.?)$", re.S
+)
+
+
+@dataclass(frozen=True)
+class _Skip:
+    """Cases of one implementation: ``who`` in words, and the reason in its parts."""
+
+    who: str
+    cases: int
+    about: str
+    what: str
+    remedy: str
+    under: tuple[str, ...]
+
+
+def skipped(findings: Findings, alone: bool) -> list[str]:
+    """One line for each reason; implementations that were skipped for like reasons share it."""
+    lines: dict[tuple[str, str, tuple[str, ...]], list[_Skip]] = {}
+    whole = []
+    for group in findings.not_run:
+        if group.status != "skipped":
+            continue
+        if group.whole_job:
+            whole.append(_whole(group, alone))
+            continue
+        for skip in _by_variant(group, findings):
+            lines.setdefault((group.workload, skip.what, skip.under), []).append(skip)
+    return list(dict.fromkeys(whole)) + [_line(skips, workload, alone) for (workload, _, _), skips in lines.items()]
+
+
+def _whole(group: NotRun, alone: bool) -> str:
+    where = "" if alone else f" of {code(group.workload)}"
+    why = _ended(escape(group.reason or "no reason was recorded"))
+    return f"Not run{where} under {listed(map(code, group.profilers))}: {why}"
+
+
+def _line(skips: Sequence[_Skip], workload: str, alone: bool) -> str:
+    who = listed(skip.who for skip in skips)
+    count = sum(skip.cases for skip in skips)
+    where = "" if alone else f" of {code(workload)}"
+    under = f" under {listed(map(code, skips[0].under))}" if skips[0].under else ""
+    about = listed(dict.fromkeys(code(skip.about) for skip in skips if skip.about))
+    remedies = " ".join(dict.fromkeys(_ended(escape(skip.remedy)) for skip in skips if skip.remedy))
+    what = escape(skips[0].what) + (f" ({about})" if about else "")
+    return f"Not run{where}: {who}{under} ({count} case{'s' if count != 1 else ''}): {_ended(what)} {remedies}".rstrip()
+
+
+def _by_variant(group: NotRun, findings: Findings) -> Iterable[_Skip]:
+    workload = next((w for w in findings.workloads if w.name == group.workload), None)
+    by_variant: dict[str, list[str]] = {}
+    variants = {point.id: point.variant for point in workload.points} if workload else {}
+    for case in group.cases:
+        by_variant.setdefault(variants.get(case, ""), []).append(case)
+    under = _only_under(group, findings)
+    for variant, cases in by_variant.items():
+        about, what, remedy = _taken_apart(group.reason, variant)
+        yield _Skip(_named(workload, variant, cases), len(cases), about, what, remedy, under)
+
+
+def _only_under(group: NotRun, findings: Findings) -> tuple[str, ...]:
+    """The profilers of a group, where others did run its cases."""
+    workload = next((w for w in findings.workloads if w.name == group.workload), None)
+    cases = set(group.cases)
+    ran = workload is not None and any(p.id in cases and (p.time or p.split) for p in workload.points)
+    return group.profilers if ran else ()
+
+
+def _taken_apart(reason: str, variant: str) -> tuple[str, str, str]:
+    """(whom the reason is about, where that is not the implementation itself; what is wrong; what to do)."""
+    flat = " ".join(reason.split()) or "no reason was recorded"
+    stated = _STATED.match(flat)
+    if stated is None:
+        return "", flat, ""
+    return "" if stated[1] == variant else stated[1], stated[2].strip(), (stated[3] or "").strip()
+
+
+def _ended(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+# --- what cases have in common ---------------------------------------------------------------------------------------
+
+
+def subject(group: NotRun, findings: Findings) -> str:
+    """The cases of a group in words; empty for a whole workload."""
+    if group.whole_job:
+        return ""
+    workload = next((w for w in findings.workloads if w.name == group.workload), None)
+    variants = {point.id: point.variant for point in workload.points} if workload else {}
+    by_variant: dict[str, list[str]] = {}
+    for case in group.cases:
+        by_variant.setdefault(variants.get(case, ""), []).append(case)
+    return listed((_named(workload, variant, cases) for variant, cases in by_variant.items()), most=6)
+
+
+def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]) -> str:
+    """```sage` in mode fwd_bwd``: an implementation and the axes that single these cases out among its own."""
+    own = [point for point in workload.points if point.variant == variant] if workload else []
+    chosen = [point for point in own if point.id in set(cases)]
+    if not chosen or len(chosen) < len(cases):
+        return listed(map(code, cases), most=3)
+    name = code(variant)
+    if len(chosen) == len(own):
+        return name or "every case"
+    common = _common(chosen)
+    if common and len([p for p in own if set(common) <= set(p.shape)]) == len(chosen):
+        at = "at" if all(is_number(value) for _, value in common) else "in"
+        return f"{name} {at} {escape(in_words(common))}" if name else escape(in_words(common))
+    at = listed((escape(in_words(point.shape)) for point in chosen), most=3)
+    return f"{name} at {at}" if name else at
+
+
+def _common(points: Sequence[Point]) -> tuple[tuple[str, object], ...]:
+    first = points[0].shape
+    return tuple(pair for pair in first if all(_has(point, pair) for point in points))
+
+
+def _has(point: Point, pair: tuple[str, object]) -> bool:
+    return any(axis == pair[0] and shown(value) == shown(pair[1]) for axis, value in point.shape)

@@ -1,0 +1,68 @@
+"""Who wins a shape, and which marks take a win away: those that could have made it.
+
+* ``other_process`` and ``above_peak`` always do: nobody knows by how much they moved the time.
+* ``throttled`` and ``clock_spread`` do unless the SM clocks of the two cases lie closer together than their times.
+* ``noisy`` does where there is no interval to tell the two apart by.
+* ``host_bound`` takes nothing from a comparison of calls. It voids what one would conclude about kernels from it, which
+  is why those are compared by their own times. ``too_few_samples``, ``synchronises`` and ``unchecked`` say what else to
+  think of a time, not that it is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from profpipe.findings import Point, Win
+
+_CLOCKS = ("throttled", "clock_spread")
+
+
+def judge(points: Sequence[Point], doubted: Collection[str]) -> Win | None:
+    """The win among ``points`` of one shape; ``doubted`` are cases that ran other kernels than they were asked for."""
+    timed = sorted((p for p in points if p.time), key=lambda p: p.time.ns if p.time else 0.0)
+    if not timed:
+        return None
+    best, second = timed[0], timed[1] if len(timed) > 1 else None
+    if second is None:
+        return Win(best, None, "only")
+    if why := _void(best, second, doubted):
+        return Win(best, second, "void", why)
+    return Win(best, second, "level" if _level(best, second) else "clear")
+
+
+def _void(best: Point, second: Point, doubted: Collection[str]) -> str:
+    if best.id in doubted:
+        return "it did not run the kernels that were asked for"
+    for point, fatal in ((best, ("other_process", "above_peak")), (second, ("other_process",))):
+        if found := [mark for mark in fatal if mark in point.marks]:
+            return _marked(point is best, found)
+    for point in (best, second):
+        if (found := [mark for mark in _CLOCKS if mark in point.marks]) and not _beyond_clocks(best, second):
+            return f"{_marked(point is best, found)}, and the lead may be one of clocks"
+        if "noisy" in point.marks and _interval(point) is None:
+            return _marked(point is best, ["noisy"])
+    return ""
+
+
+def _marked(is_best: bool, marks: list[str]) -> str:
+    return f"{'its measurement' if is_best else 'that of the next'} is marked {' and '.join(marks)}"
+
+
+def _beyond_clocks(best: Point, second: Point) -> bool:
+    """Whether the lead is larger than what the clocks can account for: a time is at most as 1 / clock."""
+    spread = any("clock_spread" in point.marks for point in (best, second))
+    high = best.values.get("sm_clock_max" if spread else "sm_clock")
+    low = second.values.get("sm_clock_min" if spread else "sm_clock")
+    if not high or not low or best.time is None or second.time is None:
+        return False
+    return second.time.ns / best.time.ns > max(high / low, 1.0)
+
+
+def _interval(point: Point) -> tuple[float, float] | None:
+    time = point.time
+    return (time.ci_low, time.ci_high) if time and time.ci_low is not None and time.ci_high is not None else None
+
+
+def _level(best: Point, second: Point) -> bool:
+    one, other = _interval(best), _interval(second)
+    return one is not None and other is not None and one[1] >= other[0]

@@ -1,0 +1,179 @@
+"""Who wins and what takes a win away; what limits a call; what profilers add; what ncu says. Numbers are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range_row, tables
+
+from profpipe.analyze import analyze
+from profpipe.findings import Limit, Win, WorkloadFindings
+from profpipe.limit_sheets import in_words
+from profpipe.tables import Tables
+
+
+def only(data: Tables, run: dict[str, Any] | None = None) -> WorkloadFindings:
+    (workload,) = analyze(data, run or {}).workloads
+    return workload
+
+
+# --- wins ------------------------------------------------------------------------------------------------------------
+
+
+def win(a_marks: list[str], b_marks: list[str], *more: dict[str, Any], **run: Any) -> Win:
+    """Of ``a`` with 100 ns over ``b`` with 150."""
+    cases = [case_row("impl=a", flags=a_marks), case_row("impl=b", flags=b_marks)]
+    times = [metric_row("impl=a", "time", 100.0, ci_low=99.0, ci_high=101.0),
+             metric_row("impl=b", "time", 150.0, ci_low=149.0, ci_high=151.0)]  # fmt: skip
+    (shape,) = only(tables(cases, metrics=[*times, *more]), run).shapes
+    assert shape.win is not None
+    return shape.win
+
+
+def clocks(case: str, **hz: float) -> list[dict[str, Any]]:
+    return [metric_row(case, name, value, "Hz") for name, value in hz.items()]
+
+
+@pytest.mark.parametrize(
+    "mark", ["host_bound", "too_few_samples", "synchronises", "unchecked", "profiler_overhead", "noisy"]
+)
+def test_a_mark_that_cannot_have_made_the_win_leaves_it(mark: str) -> None:
+    assert win([mark], [mark]).verdict == "clear"
+
+
+@pytest.mark.parametrize("mark", ["other_process", "above_peak", "throttled", "clock_spread"])
+def test_a_mark_that_may_have_made_the_win_takes_it_away(mark: str) -> None:
+    found = win([mark], [])
+    assert found.verdict == "void" and mark in found.why
+
+
+def test_another_process_beside_the_next_takes_the_win_away_too() -> None:
+    assert win([], ["other_process"]).why == "that of the next is marked other_process"
+    assert win([], ["above_peak"]).verdict == "clear"
+
+
+def test_a_lead_beyond_what_the_clocks_differ_by_is_a_win() -> None:
+    near = [*clocks("impl=a", sm_clock=1.9e9), *clocks("impl=b", sm_clock=1.7e9)]
+    assert win(["throttled"], ["throttled"], *near).verdict == "clear"
+    far = [*clocks("impl=a", sm_clock=1.9e9), *clocks("impl=b", sm_clock=1.2e9)]
+    assert win([], ["throttled"], *far).why == "that of the next is marked throttled, and the lead may be one of clocks"
+
+
+def test_where_clocks_moved_their_ends_count() -> None:
+    ends = {"sm_clock": 1.7e9, "sm_clock_min": 1.1e9, "sm_clock_max": 1.9e9}
+    assert win(["clock_spread"], [], *clocks("impl=a", **ends), *clocks("impl=b", **ends)).verdict == "void"
+
+
+def test_noise_without_an_interval_takes_a_win_away() -> None:
+    rows = [metric_row("impl=a", "time", 1.0), metric_row("impl=b", "time", 9.0)]
+    (shape,) = only(tables([case_row("impl=a", flags=["noisy"])], metrics=rows)).shapes
+    assert shape.win is not None and shape.win.why == "its measurement is marked noisy"
+
+
+def test_a_mark_of_an_older_run_is_spelled_as_today() -> None:
+    assert win(["other-process"], []).verdict == "void"
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+MACHINE = {"peaks": {"flops": {"fp16": 1e15}, "bytes_per_s": 4e12, "source": "a rule"}}
+
+
+def limit(flops: float, moved: float, *more: dict[str, Any], machine: dict[str, Any] = MACHINE, **ncu: float) -> Limit:
+    """Of a call of 100 us in one kernel."""
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6)]
+    kernels += [kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")] if ncu else []
+    numbers = [metric_row("impl=a", "time", 1e5), metric_row("impl=a", "flops", flops, "flop"),
+               metric_row("impl=a", "bytes_moved", moved, "byte"), *more]  # fmt: skip
+    numbers += [metric_row("impl=a", name, value, "byte/s", profiler="ncu", subject=ATTENTION)
+                for name, value in ncu.items()]  # fmt: skip
+    data = tables(cases, kernels, [range_row("impl=a", 10)], numbers)
+    return only(data, {"machine": machine}).points[0].limit
+
+
+def test_the_side_of_the_ridge_says_what_limits() -> None:
+    busy = limit(flops=5e10, moved=1e6)
+    assert (busy.binds, busy.of_flops, busy.intensity) == ("compute", 0.5, 5e4)
+    streaming = limit(flops=1e9, moved=2e8)
+    assert (streaming.binds, streaming.of_bandwidth, streaming.intensity) == ("memory", 0.5, 5.0)
+
+
+def test_bytes_that_ncu_saw_come_before_those_that_a_call_must_move() -> None:
+    found = limit(5e10, 1e6, **{"dram__bytes.sum.per_second": 2e12})
+    assert (found.binds, found.traffic, found.of_bandwidth) == ("memory", 2e8, 0.5)
+
+
+def test_measured_ceilings_come_before_the_rule() -> None:
+    ceilings = {"flops": {"fp16": 7e14}, "bytes_per_s": 4e12, "source": "measured"}
+    assert limit(flops=4.2e10, moved=1e6, machine={**MACHINE, "ceilings": ceilings}).of_flops == pytest.approx(0.6)
+
+
+def test_a_host_that_is_slower_than_the_gpu_is_the_limit() -> None:
+    found = limit(5e10, 1e6, metric_row("impl=a", "issue", 3e5))
+    assert (found.binds, found.issue_ns, found.gpu_ns) == ("host", 3e5, 1e5)
+    assert limit(5e10, 1e6, metric_row("impl=a", "issue", 3e4)).binds == "compute"
+
+
+def test_without_peaks_nothing_is_said_to_bind() -> None:
+    assert limit(5e10, 1e6, machine={}).binds == ""
+
+
+def test_the_limit_of_the_winner_is_said_in_words() -> None:
+    rows = [metric_row(f"impl={i}", name, value) for i in "ab"
+            for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 1e6))]  # fmt: skip
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
+    assert in_words(only(tables(cases, metrics=rows), {"machine": MACHINE})) == (
+        "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; arithmetic limits it, not memory."
+    )
+
+
+# --- profilers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_under_a_profiler_against_the_loop_alone_is_its_overhead() -> None:
+    walls = {"plain": 100.0, "torch": 104.0, "nsys": 130.0}
+    rows = [metric_row("impl=a", "loop_wall", ns, profiler=profiler) for profiler, ns in walls.items()]
+    found = only(tables([case_row("impl=a")], metrics=rows)).overheads
+    assert {o.profiler: (round(o.share, 2), o.marked) for o in found} == {"torch": (0.04, False), "nsys": (0.3, True)}
+
+
+def test_kernel_times_of_a_profiler_that_slowed_the_case_carry_the_mark() -> None:
+    walls = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1.0), ("nsys", 2.0))]
+    data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 9.0)], ranges=[range_row("impl=a", 1)], metrics=walls)
+    assert only(data).points[0].marks == ("profiler_overhead",)
+
+
+def test_numbers_of_a_profilers_process_are_not_taken_for_the_cases_own() -> None:
+    rows = [metric_row("impl=a", name, 7.0, profiler="torch") for name in ("issue", "loop_wall", "sm_clock", "flops")]
+    assert only(tables(metrics=rows)).points[0].values == {"flops": 7.0}
+
+
+# --- ncu -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    memory, sm = "gpu__compute_memory_throughput", "sm__throughput"
+    rows = [metric_row("impl=a", f"{name}.avg.pct_of_peak_sustained_elapsed", value, "%", **ncu)
+            for name, value in ((memory, 85.0), (sm, 40.0))]  # fmt: skip
+    rows += [metric_row("impl=a", "rule:Occupancy", 12.5, "% local", **ncu)]
+    rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
+    run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
+    (found,) = only(tables(metrics=rows), run).counters
+    assert found.missed == ("sm",) and found.rules == {"Occupancy": 12.5, "SOLBottleneck": None}
+    assert "rule:Occupancy" not in found.values
+
+
+# --- phases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 2, 60.0, phase="forward"),
+               kernel_row("impl=a", ADD, 4, 20.0, phase="forward > loss"),
+               kernel_row("impl=a", ADD, 2, 20.0, phase="backward")]  # fmt: skip
+    phases = only(tables(kernels=kernels, ranges=[range_row("impl=a", 2)])).phases
+    assert {p.phase: (p.calls, p.ns, p.share) for p in phases} == {
+        "forward": (3.0, 40.0, 0.8), "forward > loss": (2.0, 10.0, 0.2), "backward": (1.0, 10.0, 0.2),
+    }  # fmt: skip
