@@ -1,0 +1,131 @@
+"""What profpipe itself costs: a sweep by `profpipe run`, beside the bare commands that it starts, in turns.
+
+    python benchmarks/orchestration.py [PIPELINE] [-p PROFILER]... [--set KEY=VALUE]... [--rounds 3]
+
+The bare commands are those of run.json, one after the other, in the same environment: the profilers with their
+harness and nsys's export, and nothing before, between and after them. What profpipe adds is its own start, planning,
+reading, storing and reporting. It is to stay below 3 s and 2 % of the bare time. `added` is the difference of the two;
+`own` is what profpipe took outside its processes, which does not waver with their times. Without PIPELINE the sweep is
+made up: matrix products on a CPU or GPU under plain, torch and, where it is on PATH, nsys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ALLOWED_S, ALLOWED_SHARE = 3.0, 0.02
+
+WORKLOAD = """
+import torch
+
+PARAMS = {"n": 256, "dtype": "float32"}
+
+def build(params):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a = torch.rand(params["n"], params["n"], dtype=getattr(torch, params["dtype"]), device=device)
+    return lambda: a @ a
+
+def flops(params):
+    return 2 * params["n"] ** 3
+"""
+PIPELINE = """
+version: 1
+name: orchestration
+defaults: {{profilers: [{profilers}], timing: {{budget_s: 0.2}}}}
+workloads:
+  matmul:
+    script: matmul.py
+    matrix: {{n: [64, 128, 192, 256, 320, 384, 448, 512, 640, 768], dtype: [float32, bfloat16]}}
+"""
+
+
+def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory(prefix="profpipe-orchestration-") as scratch:
+        pipeline = args.pipeline or made_up(Path(scratch))
+        options = [word for name in args.profiler for word in ("-p", name)]
+        options += [word for pair in args.set for word in ("--set", pair)]
+        out = pipeline.resolve().parent / "out" / "orchestration"
+        shutil.rmtree(out, ignore_errors=True)
+        print("round commands   bare s profpipe s  added s  own s  allowed s")
+        added, own = [], []
+        for number in range(1, args.rounds + 1):
+            whole = timed_profpipe(pipeline, options, out)
+            jobs = jobs_of(out)
+            bare, commands = timed_bare(jobs, pipeline, out)
+            added.append(whole - bare)
+            own.append(whole - sum(job["seconds"] for job in jobs))
+            allowed = ALLOWED_S + ALLOWED_SHARE * bare
+            times = f"{bare:8.2f} {whole:10.2f} {added[-1]:8.2f} {own[-1]:6.2f} {allowed:10.2f}"
+            print(f"{number:5} {commands:8} {times}", flush=True)
+        print(f"medians of {args.rounds}: added {statistics.median(added):.2f} s, own {statistics.median(own):.2f} s")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pipeline", nargs="?", type=Path)
+    parser.add_argument("-p", "--profiler", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def made_up(folder: Path) -> Path:
+    (folder / "matmul.py").write_text(WORKLOAD, encoding="utf-8")
+    names = ["plain", "torch", *(["nsys"] if shutil.which("nsys") else [])]
+    path = folder / "pipeline.yaml"
+    path.write_text(PIPELINE.format(profilers=", ".join(names)), encoding="utf-8")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """What lets a bare command find the harness, as profpipe lets its own."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def timed_profpipe(pipeline: Path, options: Sequence[str], out: Path) -> float:
+    command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out), *options]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=pipeline.resolve().parent, env=environment(), capture_output=True, check=False)
+    seconds = time.monotonic() - began
+    if done.returncode not in (0, 1):  # 1: some case failed, which costs its time in both
+        sys.exit(done.stderr.decode(errors="replace"))
+    return seconds
+
+
+def jobs_of(out: Path) -> list[dict[str, Any]]:
+    """What the latest run's record says of its jobs."""
+    return list(json.loads((out / "latest" / "run.json").read_text(encoding="utf-8"))["jobs"])
+
+
+def timed_bare(jobs: Sequence[dict[str, Any]], pipeline: Path, out: Path) -> tuple[float, int]:
+    """Seconds and number of the latest run's commands, with what they write in folders of their own beside it."""
+    run, here = (out / "latest").resolve(), pipeline.resolve().parent
+    bare = run.with_name(f"{run.name}.bare")
+    for job in jobs:
+        (bare / job["folder"]).mkdir(parents=True)
+        for spec in (run / job["folder"]).glob("cases*.json"):
+            shutil.copy(spec, bare / job["folder"])
+    commands = [[word.replace(run.name, bare.name) for word in argv] for job in jobs for argv in job["argv"]]
+    began = time.monotonic()
+    for command in commands:
+        subprocess.run(command, cwd=here, env=environment(), capture_output=True, check=False)
+    return time.monotonic() - began, len(commands)
+
+
+if __name__ == "__main__":
+    main()
