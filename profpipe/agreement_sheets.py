@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from profpipe.findings import Agreement, Figure, Point, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape, listed
-from profpipe.quantities import MISSING, percent, signed_percent, time_unit
+from profpipe.quantities import MISSING, percent, ratio, signed_percent, time_unit
 from profpipe.wording import case_label
 
 #: Differences up to this need no reason, as in ``agreement``.
@@ -65,12 +65,20 @@ def everything(workload: WorkloadFindings) -> Sheet:
     others = list(_by_profiler(found))
     columns: list[tuple[str, Callable[[Agreement], str]]] = [
         (f"{found[0].reference if found else ''}: {unit.name}/call", lambda a: unit.of(a.figures[0].ns)),
-        ("some kernel runs", lambda a: unit.of(a.point.split.busy_ns if a.point.split else None)),
+        ("some kernel runs", lambda a: unit.of(_busy(a))),
         ("host in its range", lambda a: unit.of(a.point.split.range_ns if a.point.split else None)),
         *((_called(name, found[0].point), _difference(name)) for name in others),
     ]
     rows = [[case_label(a.point), *(cell(a) for _, cell in columns)] for a in found]
     return Sheet(["case", *(title for title, _ in columns)], rows).without_empty()
+
+
+def _busy(agreement: Agreement) -> float | None:
+    """The time in which some kernel ran, where that is not the sum of them all."""
+    split = agreement.point.split
+    if split is None or split.busy_ns is None or abs(split.busy_ns / split.total.ns - 1) < 0.001:
+        return None
+    return split.busy_ns
 
 
 def overheads(workload: WorkloadFindings) -> Sheet:
@@ -82,10 +90,14 @@ def overheads(workload: WorkloadFindings) -> Sheet:
         most = max(own, key=lambda o: o.share)
         marked = sum(o.marked for o in own)
         where = labels.get(most.case, code(most.case))
-        rows.append([code(profiler), signed_percent(statistics.median(o.share for o in own)),
-                     f"{signed_percent(most.share)} ({where})", f"{marked} of {len(own)}"])  # fmt: skip
+        rows.append([code(profiler), _added(statistics.median(o.share for o in own)),
+                     f"{_added(most.share)} ({where})", f"{marked} of {len(own)}"])  # fmt: skip
     head = ["profiler", "median", "most", "cases marked profiler_overhead"]
     return Sheet(head, rows, words=frozenset({"most"}))
+
+
+def _added(share: float) -> str:
+    return signed_percent(share) if share < 9.995 else f"{ratio(share + 1)} the time"
 
 
 def _by_profiler(agreements: Iterable[Agreement]) -> dict[str, list[tuple[Agreement, Figure]]]:

@@ -111,7 +111,7 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: S
     if clear:
         told = [f"{code(name)} {_where(own, len(shapes))} ({_leads(own)})" for name, own in clear.items()]
         said.append(f"Fastest: {listed(told)}.")
-    said += [_level_in(shape) for shape in shapes if shape.win and shape.win.verdict == "level"][:_NAMED]
+    said += list(_levels(shapes))
     said += list(_voided(shapes))
     if only := _by_variant(shapes, "only"):
         alone = [f"only {code(name)} has a time {_where(own, len(shapes))}" for name, own in only.items()]
@@ -164,15 +164,20 @@ def _over(shape: Shape) -> float:
 
 
 def _where(shapes: Sequence[Shape], total: int) -> str:
+    if len(shapes) == total > 1:
+        return f"in all {total} shapes"
     if len(shapes) <= _NAMED:
         return "at " + listed(axes(shape.axes) for shape in shapes)
     return f"in {len(shapes)} of {total} shapes"
 
 
-def _level_in(shape: Shape) -> str:
-    win = shape.win
-    assert win is not None and win.second is not None
-    return f"{code(win.best.variant)} and {code(win.second.variant)} are level at {axes(shape.axes)}."
+def _levels(shapes: Sequence[Shape]) -> Iterator[str]:
+    pairs: dict[tuple[str, ...], list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == "level" and shape.win.second:
+            pairs.setdefault(tuple(sorted((shape.win.best.variant, shape.win.second.variant))), []).append(shape)
+    for pair, own in pairs.items():
+        yield f"{listed(map(code, pair))} are level {_where(own, len(shapes))}."
 
 
 def _voided(shapes: Sequence[Shape]) -> Iterator[str]:

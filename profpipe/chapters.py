@@ -15,7 +15,7 @@ from profpipe.points import shown
 _LONG = 24
 
 #: Kernels of a case on the open page, and in the folded table of all cases; the tables on disk have every one.
-_FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 3, 3, 0.1
+_FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 3, 2, 0.1
 
 
 #: Cases whose classes stand side by side.
@@ -79,7 +79,7 @@ def chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, 
         overheads=agreement_sheets.overheads(workload),
         cases=list(_cases(workload)),
         kernels=list(_kernels(workload)),
-        targets=", ".join(f"{escape(name)} {target:g} %" for name, target in workload.targets.items()),
+        targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
         ncu=list(_ncu(workload)),
         phases=list(_phases(workload)),
         plots=drawn.get(workload.name, ()),
@@ -168,16 +168,17 @@ def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     largest, others = _open_points(workload)
     opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS)
     rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, least=_LEAST_SHARE)
+    rest = rest.without("top stall", "misses")
     if opened:
         yield Block("", opened)
     if rest:
-        yield Block("the other cases, kernels with 10 % or more", rest, folded=True)
+        yield Block("the first kernels of the other cases, from 10 % on", rest, folded=True)
     if names := kernel_sheets.full_names(workload, [opened, rest]):
         yield Block("full names", names, folded=True)
 
 
 def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
-    """ncu's memory and compute figures and its rules, for the first kernels of the largest cases."""
+    """ncu's further figures and its rules, for the first kernels of the largest cases."""
     largest, _ = _open_points(workload)
     shown_kernels = {
         (point.id, row.kernel)
@@ -188,9 +189,8 @@ def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
     rows = sorted(
         (row for row in workload.counters if (row.case, row.kernel) in shown_kernels), key=lambda r: place[r.case]
     )
-    for title, figures in (("memory", kernel_sheets.MEMORY_FIGURES), ("compute", kernel_sheets.COMPUTE_FIGURES)):
-        sheet = kernel_sheets.counters(rows, largest, figures)
-        if len(sheet.head) > 3:
-            yield Block(f"{title} figures", sheet, folded=True)
+    further = kernel_sheets.counters(rows, largest, kernel_sheets.FURTHER_FIGURES)
+    if len(further.head) > 3:
+        yield Block("further figures of ncu", further, folded=True)
     if sheet := kernel_sheets.rules(rows, largest):
         yield Block("what ncu's own rules say", sheet, folded=True)

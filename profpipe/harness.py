@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from profpipe import load, ranges, sizes, sweep, timing
+from profpipe import load, ranges, sizes, timing
 
 #: Exit code of a process that could not go on after a CUDA error.
 CONTEXT_LOST = 70
@@ -53,14 +53,13 @@ def main(argv: list[str]) -> int:
     """Runs the specification ``argv[0]``; 0 when every case was tried, whatever became of it."""
     spec_path = Path(argv[0])
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
-    log = spec_path.parent / "events.jsonl"
-    earlier = sweep.inherited(log, {case["id"] for case in spec["cases"]})
-    with log.open("a", encoding="utf-8") as stream:
+    with (spec_path.parent / "events.jsonl").open("a", encoding="utf-8") as stream:
         events = Events(stream)
         events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **_process())
         desk = _Desk(load.module(Path(spec["script"])), spec, events, _device())
         if spec["profiler"] == "plain":
-            _time_cases(desk, earlier)
+            for case in spec["cases"]:
+                _run_case(desk, case, functools.partial(_time, desk, case["id"]))
         else:
             _profile_cases(desk, spec_path.parent)
         events.write("finished", time=time.time())
@@ -98,19 +97,18 @@ def _process() -> dict[str, Any]:
     return seen
 
 
-# --- one visit to a case ---------------------------------------------------------------------------------------------
+# --- one case --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Desk:
-    """What every visit needs, and what earlier ones left: which parameters ran out of memory, and the time spent."""
+    """What every case needs, and what earlier ones left: the parameters that ran out of memory."""
 
     workload: Any
     spec: Mapping[str, Any]
     events: Events
     device: str
     out_of_memory: list[Mapping[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,8 @@ class _End:
     flags: Sequence[str] = ()
 
 
-def _visit(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], _End | None]) -> bool:
-    """Turns to ``case`` once; True when that was its end. A case that fails does not end those after it."""
+def _run_case(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], _End]) -> None:
+    """Tries one case and writes down what became of it. A case that fails does not end those after it."""
     name, params, begin = case["id"], _complete(desk.workload, case["params"]), time.time()
     desk.events.write("case_started", case=name, params=params, time=begin)
     try:
@@ -131,18 +129,15 @@ def _visit(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], 
     except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
         end = _End("oom" if _out_of_memory(error) else "failed", _one_line(error))
         desk.events.write("error", case=name, traceback=traceback.format_exc())
-    if end is not None and end.status == "oom":
+    if end.status == "oom":
         desk.out_of_memory.append(params)
     lost = _clean_up()
     if lost:
-        end = _End("crashed", f"{end.reason if end else 'CUDA error'}; the CUDA context is lost")
-    desk.seconds[name] = desk.seconds.get(name, 0.0) + time.time() - begin
-    if end is not None:
-        desk.events.write("case_ended", case=name, **vars(end), seconds=desk.seconds[name])
+        end = _End("crashed", f"{end.reason or 'CUDA error'}; the CUDA context is lost")
+    desk.events.write("case_ended", case=name, **vars(end), seconds=time.time() - begin)
     if lost:
         # Every later call would fail in this process; the runner goes on with the next case in a new one.
         sys.exit(CONTEXT_LOST)
-    return end is not None
 
 
 def _complete(workload: Any, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +151,7 @@ def _optional(workload: Any, name: str, params: Mapping[str, Any]) -> Any:
 
 
 def _unwanted(desk: _Desk, name: str, params: Mapping[str, Any]) -> _End | None:
-    """Why the case is not tried; and, on its first visit, the kernels that it should run."""
-    if name in desk.seconds:
-        return None
+    """Why the case is not tried, if there is a reason; writes the kernels that it should run."""
     desk.events.write("expects", case=name, family=_optional(desk.workload, "expects", params) or "")
     if desk.spec["options"].get("skip_larger_after_oom", True):
         for smaller in desk.out_of_memory:
@@ -193,32 +186,22 @@ def _clean_up() -> bool:
 # --- without a profiler ----------------------------------------------------------------------------------------------
 
 
-def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
-    """Times the cases in rounds; ``earlier`` is what a process before this one had measured of them."""
-    plan, cases = sweep.Plan.of(desk.spec), desk.spec["cases"]
-    clock = "cuda_event" if desk.device == "cuda" else "perf_counter"
-    desk.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
-    timed = {
-        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name))
-        for name in (case["id"] for case in cases)
-    }
-    for name, samples in earlier.items():
-        timed[name].inherit(samples)
-    over: set[str] = set()
-    for number, case in plan.visits(cases):
-        name = case["id"]
-        if name in over or number <= timed[name].rounds < plan.rounds:
-            continue
-        if _visit(desk, case, functools.partial(_time, desk, name, timed[name])):
-            over.add(name)
-
-
-def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _End | None:
-    fn = desk.workload.build(params)
-    if not case.visit(fn):
-        return None
-    marks = case.facts(fn)
-    return _End("ok", flags=[*marks, *_facts(desk, name, params)])
+def _time(desk: _Desk, name: str, params: dict[str, Any]) -> _End:
+    """Times the case by CUDA events, or by the host's clock on a CPU."""
+    samples = timing.measure(
+        desk.workload.build(params),
+        device=desk.device,
+        warmup=desk.spec["warmup"],
+        repeats=desk.spec["repeats"],
+        range_name=CASE_PREFIX + name,
+        annotate=ranges.annotate,
+    )
+    desk.events.write("samples", case=name, unit="ns", clock=samples.clock, values=samples.values_ns)
+    for note in samples.notes:
+        desk.events.write("note", case=name, text=note)
+    desk.events.metric(name, "peak_allocated", samples.peak_allocated, "byte")
+    desk.events.metric(name, "peak_reserved", samples.peak_reserved, "byte")
+    return _End("ok", flags=[*samples.flags, *_facts(desk, name, params)])
 
 
 def _facts(desk: _Desk, name: str, params: Mapping[str, Any]) -> list[str]:
@@ -247,13 +230,11 @@ Region = Callable[[], AbstractContextManager[None]]
 def _profile_cases(desk: _Desk, folder: Path) -> None:
     with _captured(desk.spec, folder) as region:
         for case in desk.spec["cases"]:
-            _visit(desk, case, functools.partial(_profile, desk, case["id"], region))
+            _run_case(desk, case, functools.partial(_profile, desk, case["id"], region))
 
 
 def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> _End:
     fn, repeats, range_name = desk.workload.build(params), desk.spec["repeats"], CASE_PREFIX + name
-    if desk.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
-        fn = timing.graphed(fn)
     timing.warm_up(fn, desk.spec["warmup"], device=desk.device)
     if desk.spec["profiler"] == "ncu":
         repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
@@ -261,8 +242,7 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
             fn()
     else:
         with region():
-            wall = timing.loop_wall_ns(fn, repeats, device=desk.device, range_name=range_name, annotate=ranges.annotate)
-        desk.events.metric(name, "loop_wall", wall, "ns")
+            timing.repeat(fn, repeats, device=desk.device, range_name=range_name, annotate=ranges.annotate)
     desk.events.metric(name, "iterations", repeats, "1")
     return _End("ok")
 

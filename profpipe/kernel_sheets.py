@@ -44,8 +44,9 @@ COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("SM GHz", ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")),
 )  # fmt: skip
 
-#: What joins the row of a kernel among the others.
+#: What joins the row of a kernel among the others, and the rest of it.
 ROW_FIGURES = (MEMORY_FIGURES[0], *COMPUTE_FIGURES[:3])
+FURTHER_FIGURES = (*MEMORY_FIGURES[1:], *COMPUTE_FIGURES[3:])
 
 _SCALE = {"DRAM GB/s": 1e9, "DRAM MB": 1e6, "SM GHz": 1e9}
 
@@ -89,7 +90,12 @@ def _joined(row: Counters | None) -> list[str]:
     if row is None:
         return [""] * (len(ROW_FIGURES) + 2)
     figures = [_figure(row, title, names) for title, names in ROW_FIGURES]
-    return [*figures, _top_stall(row), escape(", ".join(row.missed))]
+    return [*figures, _top_stall(row), escape(", ".join(map(target_named, row.missed)))]
+
+
+def target_named(target: str) -> str:
+    """As the columns call it."""
+    return {"sm": "SM"}.get(target, target)
 
 
 def _top_stall(row: Counters) -> str:

@@ -52,6 +52,12 @@ class Sheet:
             [self.head[i] for i in kept], [[row[i] for i in kept] for row in self.rows], self.labels, self.words
         )
 
+    def without(self, *titles: str) -> Sheet:
+        """The same without the columns of these titles."""
+        kept = [i for i, title in enumerate(self.head) if title not in titles]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return Sheet([self.head[i] for i in kept], rows, self.labels, self.words)
+
     def __str__(self) -> str:
         align = ["---" if i < self.labels or title in self.words else "---:" for i, title in enumerate(self.head)]
         return "\n".join("| " + " | ".join(row) + " |" for row in [self.head, align, *self.rows])

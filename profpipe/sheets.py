@@ -49,7 +49,8 @@ def _half_width(point: Point) -> str:
     time = point.time
     if time is None or time.ci_low is None or time.ci_high is None or not time.ns:
         return MISSING
-    return f"±{percent((time.ci_high - time.ci_low) / 2 / time.ns)} %"
+    half = (time.ci_high - time.ci_low) / 2 / time.ns
+    return f"±{percent(half) if half < 1 else number(100 * half)} %"
 
 
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
@@ -272,7 +273,9 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     head = [escape(label) for label in labels] + [title for title, _ in columns]
     rows = [_labels(point, workload) + [cell(point) for _, cell in columns] for point in timed]
-    return Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
+    sheet = Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
+    # How many samples they are, where they are all as many, is said once.
+    return sheet.without("n") if len(rows) > 1 and len({p.time.n for p in timed if p.time}) == 1 else sheet
 
 
 def _clock(point: Point) -> str:

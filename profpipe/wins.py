@@ -2,10 +2,10 @@
 
 * ``other_process`` and ``above_peak`` always do: nobody knows by how much they moved the time.
 * ``throttled`` and ``clock_spread`` do unless the SM clocks of the two cases lie closer together than their times.
-* ``noisy`` does where there is no interval to tell the two apart by.
+* ``noisy`` and ``too_few_samples`` do where a timed call has no interval to tell the two apart by.
 * ``host_bound`` takes nothing from a comparison of calls. It voids what one would conclude about kernels from it, which
-  is why those are compared by their own times. ``too_few_samples``, ``synchronises`` and ``unchecked`` say what else to
-  think of a time, not that it is wrong.
+  is why those are compared by their own times. ``synchronises`` and ``unchecked`` say what else to think of a time, not
+  that it is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 from profpipe.findings import Point, Win
 
-_CLOCKS = ("throttled", "clock_spread")
+_CLOCKS, _UNSURE = ("throttled", "clock_spread"), ("noisy", "too_few_samples")
 
 
 def judge(points: Sequence[Point], doubted: Collection[str]) -> Win | None:
@@ -39,8 +39,8 @@ def _void(best: Point, second: Point, doubted: Collection[str]) -> str:
     for point in (best, second):
         if (found := [mark for mark in _CLOCKS if mark in point.marks]) and not _beyond_clocks(best, second):
             return f"{_marked(point is best, found)}, and the lead may be one of clocks"
-        if "noisy" in point.marks and _interval(point) is None:
-            return _marked(point is best, ["noisy"])
+        if (found := [mark for mark in _UNSURE if mark in point.marks]) and _has_no_interval(point):
+            return f"{_marked(point is best, found)}, and has no interval to tell the two apart by"
     return ""
 
 
@@ -61,6 +61,11 @@ def _beyond_clocks(best: Point, second: Point) -> bool:
 def _interval(point: Point) -> tuple[float, float] | None:
     time = point.time
     return (time.ci_low, time.ci_high) if time and time.ci_low is not None and time.ci_high is not None else None
+
+
+def _has_no_interval(point: Point) -> bool:
+    """Of a timed call; sums of kernels never have one."""
+    return "time" in point.values and _interval(point) is None
 
 
 def _level(best: Point, second: Point) -> bool:

@@ -19,7 +19,6 @@ WORDS = {"concerns", "errors", "findings", "job", "kernel_findings", "load", "ta
 MEANS = {
     "attribution": {"attribution", "recording"},
     "columns": {"columns"},
-    "conditions": {"conditions"},
     "config": {"config", "document"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
@@ -30,7 +29,7 @@ MEANS = {
     "points": {"points"},
     "ranges": {"ranges"},
     "sizes": {"sizes"},
-    "timing": {"timing", "watches"},
+    "timing": {"timing"},
 }
 
 #: One stage a line: likewise.
@@ -46,11 +45,10 @@ STAGES = {
         "tallies",
         "wins",
     },
-    "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
     "guide": {"guide"},
-    "harness": {"harness", "sweep"},
+    "harness": {"harness"},
     "history": {"history"},
     "ingest": {"ingest"},
     "plan": {"plan"},
@@ -89,7 +87,7 @@ TOP = {"__main__", "cli", "order", "privacy", "workflow"}
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
-HARNESS = {"conditions", "device", "errors", "job", "load", "ranges", "sizes", "timing"}
+HARNESS = {"device", "errors", "job", "load", "ranges", "sizes", "timing"}
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
 WORKLOADS = {"errors", "ranges"}

@@ -118,6 +118,12 @@ def test_two_times_whose_intervals_overlap_are_level(tmp_path: Path) -> None:
     assert "**`a` and `b` are level: 1.00 us per call" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
 
 
+def test_shapes_in_which_two_are_level_are_told_together(tmp_path: Path) -> None:
+    names = [f"impl={i},seqlen={n}" for i in "ab" for n in (1, 2, 3)]
+    rows = [metric_row(name, "time", 1000.0, ci_low=990.0, ci_high=1010.0) for name in names]
+    assert "**`a` and `b` are level in all 3 shapes.**" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
+
+
 def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
     data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
     top = first_screen(page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path))
