@@ -47,6 +47,17 @@ def test_tables_come_back_as_they_were_saved(tmp_path):
     assert read["jobs"] == []
 
 
+def test_csv_files_are_those_that_pandas_writes(tmp_path):
+    name = "k<'a, \"b\">, é\n2"
+    rows = [
+        {"kernel": name, "calls": 3, "total_ns": 1e22, "mean_ns": 0.1},
+        {"kernel": "", "workload": "a,b", "process": 7},
+    ]
+    frame = tables.frame(KERNELS, rows)
+    store.save(tmp_path, Tables(kernels=frame), record())
+    assert (tmp_path / "kernels.csv").read_bytes() == frame.to_csv(index=False).encode()
+
+
 def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):
     odd = tables.frame(
         KERNELS, [{"kernel": name, "workload": "1", "calls": 1} for name in ("nan", "NA", "007", "null")]
