@@ -133,11 +133,14 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Sh
     assert win is not None
     name = code(win.best.variant)
     who = f"The baseline, {name}," if win.best.is_baseline else name
-    every = "both shapes" if len(shapes) == 2 else f"all {len(shapes)} shapes"
     at = next((shape for shape in shapes if shape is largest), shapes[-1])
     assert at.win is not None and at.win.best.time is not None
     there = f"{duration(at.win.best.time.ns)} {of_what(workload.basis)} at {axes(at.axes)}"
-    return f"{who} is fastest in {every}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+    return f"{who} is fastest in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+
+
+def _every(shapes: int) -> str:
+    return "both shapes" if shapes == 2 else f"all {shapes} shapes"
 
 
 def _leads(shapes: Sequence[Shape]) -> str:
@@ -165,7 +168,7 @@ def _over(shape: Shape) -> float:
 
 def _where(shapes: Sequence[Shape], total: int) -> str:
     if len(shapes) == total > 1:
-        return f"in all {total} shapes"
+        return f"in {_every(total)}"
     if len(shapes) <= _NAMED:
         return "at " + listed(axes(shape.axes) for shape in shapes)
     return f"in {len(shapes)} of {total} shapes"

@@ -14,8 +14,8 @@ from profpipe.points import shown
 #: Tables longer than this are folded.
 _LONG = 24
 
-#: Kernels of a case on the open page, and in the folded table of all cases; the tables on disk have every one.
-_FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 3, 2, 0.1
+#: Kernels of a lone case, of each case on the open page, and in the folded table; the tables on disk have every one.
+_ALL_KERNELS, _FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 8, 3, 2, 0.1
 
 
 #: Cases whose classes stand side by side.
@@ -166,7 +166,7 @@ def _phases(workload: WorkloadFindings) -> Iterator[Block]:
 
 def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     largest, others = _open_points(workload)
-    opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS)
+    opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS if len(workload.points) > 1 else _ALL_KERNELS)
     rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, least=_LEAST_SHARE)
     rest = rest.without("top stall", "misses")
     if opened:

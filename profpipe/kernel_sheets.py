@@ -120,7 +120,8 @@ _PHASES = 6
 def phases(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
     """Kernel time of the user's own ranges: cases as rows, phases as columns; deeper ones where they fit.
 
-    A case that is one phase from end to end is left out: its time stands elsewhere.
+    A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
+    more than fit side by side, are listed.
     """
     own: dict[str, dict[str, Phase]] = {}
     for phase in workload.phases:
@@ -129,9 +130,17 @@ def phases(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
     points = [point for point in among if point.id in told]
     names = list(dict.fromkeys(name for point in points for name in told[point.id]))
     if len(names) > _PHASES:
-        names = [name for name in names if PATH_SEPARATOR not in name][:_PHASES]
+        names = [name for name in names if PATH_SEPARATOR not in name]
     unit = time_unit(phase.ns for point in points for phase in told[point.id].values())
     per = "/call" if workload.iterated else ""
+    if len(workload.points) == 1 or len(names) > _PHASES:
+        listed = [
+            [case_label(point), escape(p.phase), count(p.calls), unit.of(p.ns), percent(p.share)]
+            for point in points
+            for p in told[point.id].values()
+        ]
+        head = ["case", "phase", f"launches{per}", f"{unit.name}{per}", "%"]
+        return _without_only_case(Sheet(head, listed, labels=2), workload.points)
     rows = []
     for point in points:
         cells = [told[point.id].get(name) for name in names]

@@ -108,6 +108,9 @@ _WRAPPER = re.compile(r"(?:Reduce|[AB]?(?:Unary|Binary))(?:Ops?|Functor)|gpu_ind
 #: A kernel made for a lambda carries the function that the lambda was written in.
 _LAMBDA_OF = re.compile(r"(\w+)\([^()]*\)(?:::|[ ]?const)*\{lambda")
 
+#: What generated names say the same of all of them: cuBLAS's between the tile and the end, cuDNN's maker.
+_GENERATED = re.compile(r"_stage\d+_warpsize\w*?_(?=cublas|cudnn|cutlass|$)|_generated_fort_native_")
+
 #: Kernels whose own name says nothing of what they do.
 _GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply_kernel|device_kernel|Kernel2?$|kentry")
 
@@ -120,7 +123,7 @@ def shorten(name: str, width: int = 72) -> str:
     """
     base, arguments = _taken_apart(" ".join(name.split()).replace("(anonymous namespace)::", ""))
     if not arguments:
-        return _cut(base, width)
+        return _cut(base if len(base) <= width else _GENERATED.sub("…", base), width)
     whole = f"{base}<{arguments}>"
     if len(whole) <= width:
         return whole

@@ -241,6 +241,12 @@ def test_sums_over_all_iterations_are_said_to_be_that(tmp_path: Path) -> None:
     assert "/call" not in text
 
 
+def test_the_ranges_of_a_single_capture_are_all_listed(tmp_path: Path) -> None:
+    kernels = [kernel_row("", ADD, 1, 1000.0 * (i + 1), phase=f"step {i}") for i in range(9)]
+    rows = [line for line in page(tables(kernels=kernels), {}, tmp_path).splitlines() if line.startswith("| step ")]
+    assert rows[0] == "| step 0 | 1 | 1.00 | 2.2 |" and len(rows) == 9
+
+
 def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "gemm"}
     data = tables(
@@ -326,6 +332,10 @@ def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
          "cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>"),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)", "ncclDevKernel_SendRecv"),
         ("_attn_fwd", "_attn_fwd"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_execute_kerne"
+         "l__5x_cublas", "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8…cublas"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
+         "cudnn…sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64…4x1x1_cga1x1x1_kernel0_0"),
         ("[CUDA memcpy Host-to-Device]", "[CUDA memcpy Host-to-Device]"),
     ],
 )  # fmt: skip
