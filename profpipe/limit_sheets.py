@@ -67,7 +67,10 @@ def explained(workload: WorkloadFindings) -> str:
             + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
         )
     if any(one.traffic for one in known):
-        said.append("What ncu saw a call move at the DRAM decides; where it did not look, what a call must move.")
+        said.append(
+            "What ncu saw a call move at the DRAM decides; where it did not look, what a call must move, "
+            "and nothing where that would leave it below a tenth of either peak."
+        )
     if any(one.binds == "host" for one in known):
         said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
     if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):

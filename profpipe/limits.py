@@ -47,11 +47,15 @@ class Rates:
         return {name: rate / self.bytes_per_s for name, rate in self.flops.items()} if self.bytes_per_s else {}
 
 
+#: A call that reaches less than this share of either peak does something other than its workload declares.
+_FAR_BELOW = 0.1
+
+
 def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | None) -> Limit:
     """What limits ``point``; ``traffic`` (bytes a call) and ``bandwidth`` (bytes/s) are those that ncu saw at the DRAM.
 
     The bytes that a call must move, which its workload declares, are less than what an unfused one does move. Where ncu
-    measured what it moves, that decides.
+    measured what it moves, that decides. Where it did not, and the call stays far below both peaks, nothing is said.
     """
     issue, gpu_ns = point.values.get("issue"), _gpu_ns(point)
     flops, least = point.values.get("flops"), point.values.get("bytes_moved")
@@ -63,7 +67,7 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     binds = ""
     if _host_binds(point, issue, gpu_ns):
         binds = "host"
-    elif intensity and peak and memory:
+    elif intensity and peak and memory and (traffic or max(of_flops or 0.0, of_bandwidth or 0.0) >= _FAR_BELOW):
         binds = "compute" if intensity > peak / memory else "memory"
     return Limit(binds, of_flops, issue, gpu_ns, intensity, traffic, of_bandwidth)
 

@@ -177,3 +177,8 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
     assert {p.phase: (p.calls, p.ns, p.share) for p in phases} == {
         "forward": (3.0, 40.0, 0.8), "forward > loss": (2.0, 10.0, 0.2), "backward": (1.0, 10.0, 0.2),
     }  # fmt: skip
+
+
+def test_a_call_far_below_both_peaks_is_not_said_to_be_limited_by_what_it_must_do() -> None:
+    assert limit(flops=5e8, moved=1e4).binds == ""
+    assert limit(5e8, 1e4, **{"dram__bytes.sum.per_second": 2e12}).binds == "memory"
