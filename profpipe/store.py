@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
-import csv
 import functools
 import json
 import os
@@ -140,7 +140,9 @@ def save_record(folder: Path, record: Mapping[str, Any]) -> None:
 def _write_csv(frame: pd.DataFrame, path: Path) -> None:
     """The bytes that ``frame.to_csv(path, index=False)`` writes, in two thirds of its time."""
     columns = (
-        frame[name].tolist() if frame[name].dtype == object else frame[name].to_numpy(dtype=object, na_value="").tolist()
+        frame[name].tolist()
+        if frame[name].dtype == object
+        else frame[name].to_numpy(dtype=object, na_value="").tolist()
         for name in frame.columns
     )
     with path.open("w", encoding="utf-8", newline="") as stream:

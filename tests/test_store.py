@@ -48,7 +48,7 @@ def test_tables_come_back_as_they_were_saved(tmp_path):
 
 
 def test_csv_files_are_those_that_pandas_writes(tmp_path):
-    name = "k<'a, \"b\">, é\n2"
+    name = 'k<\'a, "b">, é\n2'
     rows = [
         {"kernel": name, "calls": 3, "total_ns": 1e22, "mean_ns": 0.1},
         {"kernel": "", "workload": "a,b", "process": 7},
