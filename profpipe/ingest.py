@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from profpipe import kernels, load, tables
+from profpipe import kernels, parsing, tables
 from profpipe.errors import Refused
 from profpipe.job import Job, Outcome
 from profpipe.tables import CASES, METRICS, Tables
-
-_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -64,40 +61,15 @@ def ingest(sources: Iterable[Source], beside: Path | None = None, rules: Any = N
     ``beside`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's own
     kernel classes.
     """
-    known = parsers(beside)
+    known = parsing.parsers(beside)
     for source in sources:
         try:
-            parser = choose(source.path, known)
-            yield Read(source, name_of(parser), _placed(parser.parse(source.path), source, rules))
+            parser = parsing.choose(source.path, known)
+            result = Read(source, parsing.name_of(parser), _placed(parsing.parse(parser, source.path), source, rules))
         except Refused as refused:
             yield Refusal(source, refused.what, refused.remedy)
-
-
-def parsers(beside: Path | None = None) -> list[ModuleType]:
-    """All parsers, of which those in the folder ``beside`` come before ours of the same name."""
-    return [load.module(path) for path in load.files("parsers", "*.py", beside)]
-
-
-def name_of(parser: ModuleType) -> str:
-    return Path(str(parser.__file__)).stem
-
-
-def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
-    """The parser that knows the content of ``path``; raises Refused with the reason where none does."""
-    if not path.exists():
-        raise Refused(path, "there is no such file", "Check the path.")
-    if path.is_file():
-        with path.open("rb") as stream:
-            head = stream.read(len(_LFS))
-        if not head:
-            raise Refused(path, "is empty", "The tool that should have written it failed: read its log.")
-        if head == _LFS:
-            raise Refused(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
-    for parser in parsers:
-        if parser.sniff(path):
-            return parser
-    known = "; ".join(text for parser in parsers for text in parser.FORMATS)
-    raise Refused(path, "is in no format that profpipe reads", f"It reads: {known}.")
+        else:
+            yield result
 
 
 def _placed(parsed: Tables, source: Source, rules: Any) -> Tables:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from profpipe import errors, exports, ingest, scrub
+from profpipe import errors, exports, parsing, scrub
 from profpipe.errors import Refused
 
 #: Reports of nsys, the recordings that they are made of, and reports of ncu: nothing can be taken out of them.
@@ -15,10 +15,10 @@ _REPORTS = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
 
 def scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
     """Scrubs the exports among ``files``; says of each whether it is, for one that is damaged stays as it was."""
-    known, done = ingest.parsers(beside), {}
+    known, done = parsing.parsers(beside), {}
     for path in files:
         try:
-            parser = ingest.name_of(ingest.choose(path, known))
+            parser = parsing.name_of(parsing.choose(path, known))
             if parser in scrub.PARSERS:
                 done[path] = False
                 if not scrub.is_scrubbed(path):
@@ -41,12 +41,12 @@ def private_files(run_folder: Path) -> list[str]:
 
 def scrub_files(paths: Sequence[Path]) -> int:
     """Scrubs exports in place, and says how much was removed from each, never what."""
-    known, code = ingest.parsers(), errors.OK
+    known, code = parsing.parsers(), errors.OK
     for path in paths:
         try:
             if exports.is_report(path) or exports.is_recording(path):
                 raise Refused(path, "is nsys's own report, which cannot be changed", "Share an export of it instead.")
-            removed = scrub.scrub(path, ingest.name_of(ingest.choose(path, known)))
+            removed = scrub.scrub(path, parsing.name_of(parsing.choose(path, known)))
         except (Refused, OSError) as refused:
             print(f"profpipe: {refused}", file=sys.stderr)
             code = errors.SOME_FAILED

@@ -32,6 +32,7 @@ from profpipe import (
     ingest,
     kernels,
     load,
+    parsing,
     plan,
     privacy,
     profilers,
@@ -69,7 +70,9 @@ def show(order: Order) -> None:
 
 def start(order: Order, command: Sequence[str]) -> int:
     """A new run of ``order``; returns the exit code."""
-    _rules(order.pipeline)  # a wrong one is refused before anything runs
+    # A wrong rule or parser of the user's is refused before anything runs.
+    _rules(order.pipeline)
+    parsing.parsers(order.beside)
     machine, now = Machine.examine(order), record.utc_now()
     _check_something_to_run(_jobs(order, machine, order.out))
     begun = record.begun(

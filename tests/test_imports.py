@@ -50,7 +50,7 @@ STAGES = {
     "guide": {"guide"},
     "harness": {"harness"},
     "history": {"history"},
-    "ingest": {"ingest"},
+    "ingest": {"ingest", "parsing"},
     "plan": {"plan"},
     "profilers": {"profilers"},
     "progress": {"progress"},

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from nsys_exports import Export, pid_id, thread_id
 
-from profpipe import ingest, privacy, scrub, store, tables
+from profpipe import ingest, parsing, privacy, scrub, store, tables
 from profpipe.errors import Refused
 
 DATA = Path(__file__).parent / "data"
@@ -37,7 +37,7 @@ def parsed(path: Path) -> tables.Tables:
 
 
 def scrubbed(path: Path) -> dict[str, int]:
-    return scrub.scrub(path, ingest.name_of(ingest.choose(path, ingest.parsers())))
+    return scrub.scrub(path, parsing.name_of(parsing.choose(path, parsing.parsers())))
 
 
 def check_same_tables(before: tables.Tables, after: tables.Tables) -> None:

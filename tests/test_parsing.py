@@ -1,0 +1,137 @@
+"""A parser is believed only as far as its rows and its sums agree, and one that fails takes no other file with it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe import ingest, parsing
+from profpipe.errors import ConfigError
+from profpipe.ingest import Read, Refusal, Source
+
+ROOT = Path(__file__).parents[1]
+
+#: A parser of the user's own for a made-up format: launches as JSON, and what the file says of itself beside them.
+PARSER = """
+import json
+from profpipe import kernels, tables
+
+FORMATS = ("mine",)
+
+def sniff(path):
+    return path.read_bytes().startswith(b'{"mine"')
+
+def parse(path):
+    mine = json.loads(path.read_text())["mine"]
+    rows = kernels.annotate(tables.frame(tables.KERNELS, mine["rows"]))
+    return tables.Tables(kernels=rows, origin=tables.Origin(format="mine", tool="mine", **mine["origin"]))
+"""
+
+ROWS = [
+    {"case": "n=1", "kind": "kernel", "kernel": "a", "calls": 2, "total_ns": 20.0},
+    {"case": "", "kind": "kernel", "kernel": "b", "calls": 1, "total_ns": 5.0},
+    {"case": "n=1", "kind": "memcpy", "kernel": "[CUDA memcpy Host-to-Device]", "calls": 7, "total_ns": 70.0},
+]
+ORIGIN = {"launches": 3, "total_ns": 25.0, "attributed_ns": 20.0, "unattributed_ns": 5.0}
+
+
+@pytest.fixture
+def beside(tmp_path):
+    (tmp_path / "parsers").mkdir()
+    (tmp_path / "parsers" / "mine.py").write_text(PARSER)
+    return tmp_path
+
+
+def read(beside, rows=ROWS, **origin):
+    path = beside / "x.mine"
+    path.write_text(json.dumps({"mine": {"rows": rows, "origin": {**ORIGIN, **origin}}}))
+    (result,) = ingest.ingest([Source(path, path.name)], beside=beside)
+    return result
+
+
+def test_rows_that_add_up_to_the_files_sums_are_read_and_copies_are_no_part_of_them(beside):
+    assert isinstance(read(beside), Read)
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"launches": 4}, "its rows hold 3 launches, the file 4"),
+        ({"total_ns": 30.0}, "its rows hold 25 ns in all, the file 30 ns"),
+        ({"total_ns": float("nan")}, "its rows hold 25 ns in all, the file nan ns"),
+        ({"attributed_ns": 25.0, "unattributed_ns": 0.0}, "its rows hold 20 ns inside cases, the file 25 ns"),
+        ({"unattributed_ns": 0.0}, "its rows hold 5 ns outside every case, the file 0 ns"),
+    ],
+)
+def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(beside, said, what):
+    result = read(beside, **said)
+    assert isinstance(result, Refusal)
+    assert str(result) == (
+        f"x.mine: cannot be trusted: the parser mine.py contradicts itself: {what}. "
+        "Mend mine.py, or report this with the file."
+    )
+
+
+def test_a_launch_that_a_join_doubled_is_seen(beside):
+    result = read(beside, rows=[*ROWS, ROWS[0]])
+    assert isinstance(result, Refusal) and "its rows hold 5 launches, the file 3" in result.what
+
+
+def test_the_order_of_a_sum_is_no_contradiction(beside):
+    rows = [{**ROWS[0], "calls": 1, "total_ns": 1e9 / 3} for _ in range(1000)]
+    sums = {"launches": 1000, "total_ns": 1e12 / 3, "attributed_ns": 1e12 / 3, "unattributed_ns": 0.0}
+    assert isinstance(read(beside, rows, **sums), Read)
+
+
+def test_a_file_that_does_not_tell_its_times_is_held_to_its_launches_alone(beside):
+    untold = {"total_ns": None, "attributed_ns": None, "unattributed_ns": None}
+    rows = [{**row, "total_ns": None} for row in ROWS]
+    assert isinstance(read(beside, rows, **untold), Read)
+    assert isinstance(read(beside, rows, launches=1, **untold), Refusal)
+
+
+def test_a_parser_that_fails_is_named_with_the_line_and_the_other_files_are_read(beside):
+    broken, whole = beside / "broken.mine", beside / "x.mine"
+    broken.write_text('{"mine": {"rows": []}}')
+    read(beside)
+    refusal, result = ingest.ingest([Source(broken, "broken.mine"), Source(whole, "x.mine")], beside=beside)
+    assert isinstance(result, Read) and isinstance(refusal, Refusal)
+    line = PARSER.splitlines().index(next(line for line in PARSER.splitlines() if "Origin(" in line)) + 1
+    assert f"the parser mine.py fails on it: KeyError: 'origin' (line {line})" in refusal.what
+
+
+def test_a_parser_that_fails_to_sniff_is_named_too(beside):
+    (beside / "parsers" / "mine.py").write_text(PARSER.replace("return path.read", "return path.no_such"))
+    refusal = read(beside)
+    assert isinstance(refusal, Refusal) and "the parser mine.py fails on it: AttributeError" in refusal.what
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def sniff(:", "cannot be loaded: SyntaxError"),
+        ("import no_such_package", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_package' (line 1)"),
+        ("FORMATS = ()", "is no parser: it has no sniff"),
+    ],
+)
+def test_a_file_among_the_users_parsers_that_is_none_is_named(tmp_path, text, what):
+    (tmp_path / "parsers").mkdir()
+    (tmp_path / "parsers" / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.py: ") as caught:
+        parsing.parsers(tmp_path)
+    assert what in str(caught.value)
+
+
+def test_a_broken_parser_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "parsers").mkdir()
+    (tmp_path / "parsers" / "mine.py").write_text("1 / 0")
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [touch, ran], profilers: [plain]}}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2 and "parsers/mine.py: cannot be loaded: ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "out").exists() and not (tmp_path / "ran").exists()
