@@ -94,12 +94,14 @@ class Job:
 class Command:
     """One process to start: ``argv`` (never a shell string), the environment added to the filtered one, what it makes.
 
-    ``makes`` are the files without which the command failed, whatever its exit code says; ``runs_workload`` is false
+    ``makes`` are the files without which the command failed, whatever its exit code says. Where the tool chooses their
+    names, ``makes_like`` is a glob that finds one at least, anywhere below the job's folder. ``runs_workload`` is false
     for an export after the process that runs the workload.
     """
 
     argv: tuple[str, ...]
     makes: tuple[Path, ...] = ()
+    makes_like: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
 

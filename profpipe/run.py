@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from profpipe import ending, environment, events, journal, oomkiller, sizes, verdict
+from profpipe import ending, environment, events, journal, made, oomkiller, sizes, verdict
 from profpipe.ending import Interrupts, Patience
 from profpipe.errors import Interrupted
 from profpipe.events import Events
@@ -32,8 +32,6 @@ from profpipe.verdict import End, Fate, Part
 _Look = Callable[[], "Fate | None"]
 
 _LOOK_EVERY_S = 0.2
-#: How much of a process's output is searched for the reason of a failure, from its end.
-_LOG_TAIL_BYTES = 1 << 20
 
 
 def run(
@@ -205,7 +203,7 @@ def _run_commands(job: Job, profiler: Profiler, seen: Events, ends: list[Process
 
 def _end(job: Job, command: Command, end: ProcessEnd) -> End:
     missing = tuple(job.folder / name for name in end.missing)
-    log = _output(job.folder / "log.txt", end.log)
+    log = made.output(job.folder / "log.txt", end.log)
     return End(command, end.returncode, end.seconds, end.cause, missing, log)
 
 
@@ -251,7 +249,7 @@ def _spec(job: Job) -> dict[str, object]:
 
 
 def _run_process(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessEnd:
-    before = {path: _stamp(path) for path in command.makes}
+    before = made.stamps(command, job)
     env = {**environment.passed_on(os.environ), **job.env, **command.env, ending.MARK: str(job.folder)}
     began, returncode, oom_kills = time.monotonic(), None, oomkiller.kills()
     cause: Fate | None
@@ -273,8 +271,7 @@ def _run_process(command: Command, job: Job, seen: Events, desk: _Desk) -> Proce
                 cause = oomkiller.fate(returncode, oom_kills) if seen.inside or job.script is None else None
         output_end = log.seek(0, os.SEEK_END)
     seconds = time.monotonic() - began
-    missing = tuple(path.name for path, stamp in before.items() if _stamp(path) in (None, stamp))
-    return ProcessEnd(returncode, seconds, cause, missing, (output_begin, output_end))
+    return ProcessEnd(returncode, seconds, cause, made.missing(command, job, before), (output_begin, output_end))
 
 
 def _start(
@@ -336,23 +333,3 @@ def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:
         return None
 
     return look
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is made anew; None while there is nothing in it.
-
-    No clock is compared with a file's: file systems round their times, and a server's clock is another one.
-    """
-    try:
-        stat = path.stat()
-        empty = not any(path.iterdir()) if path.is_dir() else not stat.st_size
-    except OSError:
-        return None
-    return None if empty else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
-
-def _output(path: Path, span: tuple[int, int]) -> str:
-    begin, end = span
-    with path.open("rb") as stream:
-        stream.seek(max(begin, end - _LOG_TAIL_BYTES))
-        return stream.read(end - stream.tell()).decode(errors="replace")

@@ -77,7 +77,7 @@ STAGES = {
     },
     "reuse": {"reuse"},
     "scrub": {"scrub"},
-    "run": {"ending", "environment", "events", "journal", "oomkiller", "reasons", "run", "verdict"},
+    "run": {"ending", "environment", "events", "journal", "made", "oomkiller", "reasons", "run", "verdict"},
     "store": {"store"},
 }
 

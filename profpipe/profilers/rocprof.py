@@ -39,7 +39,8 @@ def _version(ask: Ask, path: str, variant: str) -> str:
 
 def commands(job: Job) -> list[Command]:
     assert isinstance(job.tool, Tool)
-    return [Command(tuple(_ARGV[job.tool.variant](job)))]
+    variant = job.tool.variant
+    return [Command(tuple(_ARGV[variant](job)), makes_like=_MAKES[variant].format(job.stem))]
 
 
 def _v3(job: Job) -> list[str]:
@@ -66,22 +67,27 @@ def _v1(job: Job) -> list[str]:
 
 _ARGV = {"rocprofv3": _v3, "rocprofv2": _v2, "rocprof": _v1}
 
+#: The names are the tool's to choose, so the runner is told what they are like.
+_MAKES = {"rocprofv3": "{}*_kernel_trace.csv", "rocprofv2": "*{}*.csv", "rocprof": "{}*"}
+
+#: The forms in which a recording is left, of which one is read: the others are its sums, or the same launches again.
+_FULLEST_FIRST = (
+    r"_kernel_trace\.csv$",
+    r"\.db$",
+    r"^[^._]*\.csv$|^results_",
+    r"\.json$",
+    r"[._](kernel_)?stats\.csv$",
+    r"_marker_api_trace\.csv$",
+)
+
 
 def artifacts(job: Job) -> list[Path]:
-    """What the tool left, wherever below the folder: host name and process id are part of its paths."""
-    found = [path for pattern in ("*.csv", "*.db", "*.json") for path in sorted(job.folder.rglob(pattern))]
-    ours = [path for path in found if re.match(rf"{job.stem}(?!-\d)", path.name)]
-    kept = [path for path in ours if not _supporting(path, ours)]
-    return [*kept, job.folder / "events.jsonl"]
-
-
-def _supporting(path: Path, found: list[Path]) -> bool:
-    """Sums and side traces of a recording whose single launches are read already."""
-    traced = any(other.name.endswith("_kernel_trace.csv") for other in found)
-    database = any(other.suffix == ".db" for other in found)
-    if traced:
-        return not path.name.endswith("_kernel_trace.csv")
-    return database and path.suffix != ".db"
+    """The fullest form of what the tool left, wherever below the folder: its path may hold host name and process id."""
+    # rocprofv2 puts the name behind its own: results_capture.csv.
+    ours = re.compile(rf"(results_)?{job.stem}(?!-\d)")
+    left = [path for path in sorted(job.folder.rglob("*")) if ours.match(path.name)]
+    forms = ([path for path in left if re.search(form, path.name)] for form in _FULLEST_FIRST)
+    return [*next(filter(None, forms), []), job.folder / "events.jsonl"]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:
