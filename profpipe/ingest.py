@@ -114,6 +114,27 @@ def _without_cases(placed: Tables, cases: frozenset[str]) -> Tables:
     )
 
 
+def given(paths: Iterable[Path]) -> list[Source]:
+    """Files that a user names, each once. What would be one workload by its name alone is told apart by its folders.
+
+    Exports of several runs often have one name, and the kernels of two files must not be added up as those of one.
+    """
+    once = {path.resolve(): path for path in paths}.values()
+    # Not resolved: a link's own name is the one that its user knows.
+    places = [path.absolute() for path in once]
+    return [
+        Source(path, str(path), workload=_told_apart(place, places)) for path, place in zip(once, places, strict=True)
+    ]
+
+
+def _told_apart(path: Path, among: Iterable[Path]) -> str:
+    """The last parts of ``path``, as many as no other of the paths ends with."""
+    others = [other.parts for other in among if other != path]
+    depths = range(1, len(path.parts))
+    depth = next((d for d in depths if all(other[-d:] != path.parts[-d:] for other in others)), len(path.parts))
+    return str(Path(*path.parts[-depth:]))
+
+
 # --- a job's outcome -------------------------------------------------------------------------------------------------
 
 

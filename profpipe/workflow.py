@@ -291,9 +291,11 @@ def _render(folder: Path, data: Tables, begun: Mapping[str, Any], beside: Path |
 
 def read_files(paths: Sequence[Path], out: Path | None) -> int:
     """Reads any profiler's files into one set of tables; with ``out``, writes them and their report there."""
+    if out is not None and (out / "run.json").is_file() and "jobs" in store.read_record(out):
+        raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
     read: list[Tables] = []
     begun: dict[str, Any] = {"schema_version": tables.SCHEMA_VERSION, "files": [], "refused": []}
-    for result in (result for path in paths for result in _read(path)):
+    for result in (result for source in ingest.given(paths) for result in _read(source)):
         if isinstance(result, ingest.Refusal):
             print(f"profpipe: {result}", file=sys.stderr)
             begun["refused"].append(_refused(result))
@@ -310,9 +312,9 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     return errors.SOME_FAILED if begun["refused"] else errors.OK
 
 
-def _read(path: Path) -> Iterator[ingest.Read | ingest.Refusal]:
+def _read(source: ingest.Source) -> Iterator[ingest.Read | ingest.Refusal]:
     """What the file holds; nsys's own report is exported first, where that is possible."""
-    source = ingest.Source(path, str(path))
+    path = source.path
     if not (exports.is_report(path) or exports.is_recording(path)):
         yield from ingest.ingest([source])
         return
@@ -324,7 +326,7 @@ def _read(path: Path) -> Iterator[ingest.Read | ingest.Refusal]:
         except Refused as refused:
             yield ingest.Refusal(source, refused.what, refused.remedy)
         else:
-            yield from ingest.ingest([replace(source, path=target, workload=path.name)])
+            yield from ingest.ingest([replace(source, path=target)])
 
 
 def _lines(result: ingest.Read) -> Iterator[str]:

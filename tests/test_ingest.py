@@ -80,6 +80,14 @@ def test_a_parser_of_the_users_own_comes_before_ours(tmp_path):
     assert result.tables.origin.format == "mine"
 
 
+def test_files_of_one_name_are_workloads_of_their_own_and_a_file_given_twice_is_read_once(tmp_path):
+    places = [tmp_path / "a" / "x" / "capture.sqlite", tmp_path / "b" / "x" / "capture.sqlite", tmp_path / "other.csv"]
+    again = tmp_path / "b" / ".." / "a" / "x" / "capture.sqlite"
+    (tmp_path / "b").mkdir()
+    names = [source.workload for source in ingest.given([*places, again])]
+    assert names == ["a/x/capture.sqlite", "b/x/capture.sqlite", "other.csv"]
+
+
 def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), profiler="plain", command=()):
     cases = (Case("n=1", {"n": 1}), Case("n=2", {"n": 2}), Case("n=3", {"n": 3}))
     job = Job(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -260,6 +261,26 @@ def test_files_are_read_without_a_run_and_a_bad_one_does_not_stop_the_others(pro
     assert "bad.csv: is in no format" in done.stderr and "380 kernel launches, 18.238 ms" in done.stdout
     assert pd.read_csv(project / "read" / "kernels.csv")["calls"].sum() >= 380
     assert (project / "read" / "SUMMARY.md").is_file()
+
+
+def test_ingest_takes_no_runs_folder_for_its_own(project):
+    assert profpipe(project, "run").returncode == 0
+    done = profpipe(project, "ingest", str(project / "pipeline.yaml"), "--out", "out/latest")
+    assert done.returncode == 2 and "is a run's folder" in done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=work,n=2": "ok", "do=work,n=3": "ok"}
+
+
+def test_exports_of_one_name_are_not_added_up(project):
+    recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    for folder in ("a", "b"):
+        (project / folder).mkdir()
+        shutil.copy(recorded, project / folder / "capture.sqlite")
+    done = profpipe(project, "ingest", "a/capture.sqlite", "b/capture.sqlite", "--out", "read")
+    assert done.returncode == 0, done.stderr
+    launches = (
+        pd.read_csv(project / "read" / "kernels.csv").query("kind == 'kernel'").groupby("workload")["calls"].sum()
+    )
+    assert list(launches) == [380, 380]
 
 
 def test_list_schema_and_doctor_answer(project):
