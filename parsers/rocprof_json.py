@@ -1,4 +1,4 @@
-"""JSON of rocprof: results.json of v1 (a Chrome trace) and _results.json of rocprofv3.
+"""JSON of rocprof, plain or gzipped: results.json of v1 (a Chrome trace) and _results.json of rocprofv3.
 
 v1 draws sections as processes (``GPU0``, ``COPY``, ``Markers and Ranges``), writes all numbers as text, and leaves the
 ids of calls out: its kernels are placed by the time of their dispatch where it is given, else by the time at which they
@@ -8,8 +8,10 @@ rocprofv3 has one object a process, whose records say everything by id.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import kernels, recording, tables
+from profpipe import jsonstream, kernels, recording, tables
 from profpipe.errors import Refused
 
 FORMATS = ("results.json of rocprof v1", "_results.json of rocprofv3")
@@ -35,8 +37,7 @@ Record = Mapping[str, Any]
 def sniff(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
+    head = jsonstream.head(path)
     if head.startswith(b"{") and f'"{_TOP}"'.encode() in head[:4096]:
         return True
     is_trace = head.startswith(b"{") and b'"traceEvents"' in head[:4096]
@@ -48,9 +49,9 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> tables.Tables:
     """Kernels, copies, ranges and counters. Raises ``Refused`` where the text is cut or holds none of them."""
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with jsonstream.opened(path) as file:
             given = json.load(file)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         size = f"{path.stat().st_size:,} bytes"
         raise Refused(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -50,30 +50,11 @@ def sniff(path: Path) -> bool:
     """True for JSON that begins as a Chrome trace does and is none of rocprof's."""
     if not path.is_file():
         return False
-    head = _head(path)
+    head = jsonstream.head(path)
     if not head.startswith((b"{", b"[")) or any(mark in head for mark in (b'"BeginNs"', b'"rocprofiler-sdk-tool"')):
         return False
     kineto = b'"schemaVersion"' in head or b'"deviceProperties"' in head
     return b'"traceEvents"' in head or kineto or (head.startswith(b"[") and b'"ph"' in head)
-
-
-def _head(path: Path) -> bytes:
-    """The first bytes, unzipped; as many as there are where the zip is cut."""
-    with path.open("rb") as file:
-        head = file.read(1 << 18)
-    if head.startswith(b"\x1f\x8b"):
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, 1 << 20)
-        except zlib.error:
-            return b""
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()
-
-
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    opener: Any = gzip.open if zipped else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
 
 
 # --- collecting ------------------------------------------------------------------------------------------------------
@@ -168,7 +149,7 @@ def _read(path: Path) -> Trace:
     """The whole trace. Raises ``Refused`` where the text or the zip ends early, or is no trace."""
     trace = Trace()
     try:
-        with _open(path) as stream:
+        with jsonstream.opened(path) as stream:
             for key, value in jsonstream.items(stream, unroll="traceEvents"):
                 if key != "traceEvents":
                     trace.top[key] = value

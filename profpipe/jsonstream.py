@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 _CHUNK = 8 << 20
 #: Longer than any event or metadata value: whoever finds no end to one by then reads a damaged text.
 _LONGEST_VALUE = 4 * _CHUNK
+
+_ZIPPED = b"\x1f\x8b"
+
+
+def head(path: Path) -> bytes:
+    """The first bytes of a JSON file, unzipped; as many as there are where the zip is cut."""
+    with path.open("rb") as file:
+        begin = file.read(1 << 18)
+    if begin.startswith(_ZIPPED):
+        try:
+            begin = zlib.decompressobj(wbits=31).decompress(begin, 1 << 20)
+        except zlib.error:
+            return b""
+    return begin.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def opened(path: Path) -> TextIO:
+    """The text of a JSON file, plain or gzipped. Reading raises EOFError or zlib.error where the zip is damaged."""
+    with path.open("rb") as file:
+        zipped = file.read(len(_ZIPPED)) == _ZIPPED
+    opener: Any = gzip.open if zipped else open
+    text: TextIO = opener(path, "rt", encoding="utf-8-sig", errors="replace")
+    return text
+
+
 _BLANK = " \t\r\n"
 
 

@@ -100,6 +100,17 @@ def test_kernels_are_placed_by_the_call_of_their_correlation_id(parser: ModuleTy
     assert list(found.kernels["stream"]) == [3]
 
 
+def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+    plain = v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(300, 340)]))
+    zipped, cut = tmp_path / "x.json.gz", tmp_path / "cut.json.gz"
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    cut.write_bytes(zipped.read_bytes()[:-40])
+    assert parser.sniff(zipped) and parser.sniff(cut)
+    assert placed(parser.parse(zipped)) == placed(parser.parse(plain))
+    with pytest.raises(Refused, match="cut or damaged"):
+        parser.parse(cut)
+
+
 def test_without_calls_kernels_are_placed_by_time_and_that_is_said(parser: ModuleType, tmp_path: Path) -> None:
     dispatches = [dispatch(110, 120, 5), dispatch(300, 310, 6, 2)]
     given = process(messages={1: CASE}, kernel_dispatch=dispatches, marker_api=[marker(100, 200, 1)])
