@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Sheet:
         return (f"{self.damaged} row{'s' * (self.damaged > 1)} cut or torn, left out",) if self.damaged else ()
 
     def numbers(self, *names: str) -> Any:
-        """That column as an array of whole numbers, NA where there is none; ``Agent 4`` is 4."""
+        """That column as an array of whole numbers, NA where there is none; ``Agent 4`` is 4, ``17.54`` is 18."""
         texts = self.first(*names)
         if texts is None:
             return pd.array([pd.NA] * len(self), dtype="Int64")
@@ -47,8 +48,15 @@ class Sheet:
             return pd.array([_whole(text) for text in texts], dtype="Int64")
 
 
+#: rocprof-compute averages the time stamps of its passes: ``41551790928449.54``.
+_FRACTION = re.compile(r"(\d+)\.(\d)\d*", re.ASCII)
+
+
 def _whole(text: str) -> Any:
     text = text.removeprefix("Agent ")
+    if parts := _FRACTION.fullmatch(text):
+        # Not through float, which has no room for the ns of an epoch.
+        return _whole(str(int(parts[1][:20]) + (parts[2] >= "5")))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _TOO_LARGE
     return number if number < _TOO_LARGE else pd.NA
 

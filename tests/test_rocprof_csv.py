@@ -272,6 +272,15 @@ def test_counters_without_time_stamps_count_launches_and_leave_times_missing(
     assert int(v1.metrics.loc[v1.metrics["metric"] == "LDSInsts", "n"].sum()) == 1024
 
 
+def test_time_stamps_with_a_fraction_are_times_to_the_ns(parser: ModuleType, write: Write) -> None:
+    columns = ["Dispatch_ID", "GPU_ID", "Kernel_Name", "SQ_WAVES", "Start_Timestamp", "End_Timestamp"]
+    averaged = ("1700000000000000100.4", "1700000000000007100.6")
+    rows: list[Row] = [dict(zip(columns, (0, 2, "copy(float*)", 64.0, *averaged), strict=True))]
+    found = parser.parse(write("pmc_perf.csv", columns, *rows))
+    assert (found.origin.launches, found.origin.total_ns) == (1, 7001)
+    assert list(found.metrics["value"]) == [64]
+
+
 def test_statistics_of_calls_are_refused_as_no_gpu_time(parsers: list[ModuleType], shared_data: Path) -> None:
     path = shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "hip_stats.csv"
     with pytest.raises(Refused, match="statistics of API calls or whole domains"):
