@@ -58,8 +58,8 @@ def normalise(name: str) -> str:
 
 def _one_alphabet(text: str) -> str:
     """Anonymous namespaces and lambdas in GNU's spelling."""
-    # One ncu (2024) cuts the bracket of a leading `<unnamed>`.
-    text = re.sub(r"^unnamed>::", f"{_ANONYMOUS}::", text)
+    # ncu 2024 and 2025 lose the bracket of an `<unnamed>` that begins a name or an argument.
+    text = re.sub(r"(?<![\w<])unnamed>::", f"{_ANONYMOUS}::", text)
     text = text.replace("<unnamed>", _ANONYMOUS).replace("_GLOBAL__N_1::", f"{_ANONYMOUS}::")
     while (changed := _EDG_LOCAL.sub(r"{\1#\2}", text)) != text:
         text = changed
@@ -153,6 +153,9 @@ class _Parser:
         while self.at < len(self.tokens) and not (self._peek() in closers and closers):
             kind, token = self.tokens[self.at]
             self.at += 1
+            if not closers and token in (">", ")", "]", "}"):
+                # ncu 2025 loses brackets and what stands before them.
+                raise _Unbalanced
             if kind == "space":
                 written.space = True
             elif token == "<" and written.takes_arguments():

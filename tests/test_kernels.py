@@ -191,6 +191,18 @@ def test_a_name_cut_in_the_middle_is_left_as_it_is() -> None:
     assert classify(cut)[0] in ("elementwise", "other")
 
 
+def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning() -> None:
+    """As the text page of ncu 2025 prints it."""
+    torn = (
+        "void vectorized_elementwise_kernel<4, unnamed>::silu_kernel(TensorIteratorBase &)::[lambda() (instance 1)]"
+        "::operator ()() lambda() (instance 2)]::operator ()() lambda(float) (instance 1)], std::array<char *, 2>>(int)"
+    )
+    assert normalise(torn).startswith("vectorized_elementwise_kernel<4, (anonymous namespace)::silu_kernel(")
+    assert classify(torn)[0] == "elementwise"
+    closed_twice = "void k<4, f>::g(int)], std::array<char *, 2>>(int)"
+    assert normalise(closed_twice) == closed_twice
+
+
 def test_text_made_of_brackets_never_breaks_the_parser() -> None:
     dice = random.Random(7)
     for _ in range(3000):
