@@ -55,8 +55,12 @@ class Order:
         }
         target = folder / ORDER
         target.parent.mkdir(parents=True, exist_ok=True)
-        store.write(target, lambda beside: beside.write_text(json.dumps(document), encoding="utf-8"))
-        target.chmod(0o600)
+
+        def fill(beside: Path) -> None:
+            beside.touch(mode=0o600)  # before there is anything to read
+            beside.write_text(json.dumps(document), encoding="utf-8")
+
+        store.write(target, fill)
 
     @classmethod
     def load(cls, folder: Path) -> Order:

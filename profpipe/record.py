@@ -5,6 +5,7 @@ Values of environment variables are not in it, and paths below the pipeline's fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -14,6 +15,9 @@ from typing import Any
 from profpipe.config import Pipeline
 from profpipe.job import Ask, Command, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
+
+#: ``--set workloads.training.env.HF_TOKEN=...``: its value is as private as one in the file.
+_SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)
 
 
 def utc_now() -> datetime:
@@ -36,7 +40,7 @@ def begun(
         "name": pipeline.name,
         "started": now.isoformat(timespec="seconds"),
         "ended": None,
-        "command": list(command),
+        "command": [_SET_ENV.sub(r"\1...", word) for word in command],
         "pipeline": published(pipeline),
         "machine": dict(machine),
         "packages": dict(packages),
