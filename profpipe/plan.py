@@ -48,7 +48,7 @@ def plan(
         every = cases(workload)
         if not every:
             raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude takes away the whole matrix.")
-        for profiler in profilers or workload.profilers:
+        for profiler in dict.fromkeys(profilers or workload.profilers):
             tool = _usable(tools[profiler], workload)
             for number, group in enumerate(_groups(workload, every), start=1):
                 folder = out / "raw" / name / profiler
@@ -77,15 +77,18 @@ def plan(
 
 
 def cases(workload: Workload) -> list[Case]:
-    """The points of the matrix, less those excluded, and those included. The last axis varies fastest."""
+    """The points of the matrix, less those excluded, and those included, each once. The last axis varies fastest."""
     axes = list(workload.matrix)
     product = (dict(zip(axes, values, strict=True)) for values in itertools.product(*workload.matrix.values()))
     points = [point for point in product if not any(_matches(point, region) for region in workload.exclude)]
     for point in workload.include:
         # An axis comes first in the name even where an entry writes it last, so that names stay comparable.
-        ordered = {axis: point[axis] for axis in axes if axis in point} | dict(point)
-        points += [ordered] if ordered not in points else []
-    return [Case(case_id(point), {**workload.params, **point}) for point in points]
+        points.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
+    # Two cases of one name (SEQLEN=512,512) would be added up as one with twice the iterations.
+    named: dict[str, Mapping[str, Scalar]] = {}
+    for point in points:
+        named.setdefault(case_id(point), point)
+    return [Case(name, {**workload.params, **point}) for name, point in named.items()]
 
 
 def case_id(point: Mapping[str, Scalar]) -> str:

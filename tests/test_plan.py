@@ -40,6 +40,12 @@ def test_an_included_case_is_named_in_the_order_of_the_axes_and_counted_once():
     assert ids(workload) == ["impl=a,n=1", "impl=b,n=9"]
 
 
+def test_what_is_named_twice_runs_once():
+    assert ids({"script": "w", "matrix": {"n": "512,1024,512"}}) == ["n=512", "n=1024"]
+    assert len(jobs({"script": "w", "profilers": ["plain", "torch", "plain"]})) == 2
+    assert len(jobs({"script": "w"}, profilers=["plain", "plain"])) == 1
+
+
 def test_a_workload_without_matrix_has_one_case_with_a_name():
     assert ids({"script": "w", "params": {"n": 1}}) == ["default"]
 
