@@ -84,6 +84,12 @@ def test_ncu_keeps_the_clock_and_takes_its_set_and_sections_from_the_pipeline():
     assert "--kernel-name regex:^(?!.*(?:nccl)).*(?:flash)" in text
 
 
+def test_ncu_embeds_sources_only_where_they_are_asked_for():
+    job = replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"))
+    with_sources, without = (ncu.commands(replace(job, options={"ncu": {"source": s}}))[0].argv for s in (True, False))
+    assert "--import-source yes" in " ".join(with_sources) and "--import-source" not in without
+
+
 def test_ncu_without_filters_names_none():
     options = {"kernels": "all", "exclude": ""}
     argv = ncu.commands(replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"), options={"ncu": options}))[0].argv

@@ -48,6 +48,7 @@ def commands(job: Job) -> list[Command]:
         "--set", options.get("set", "basic"),
         *(word for section in options.get("sections", ()) for word in ("--section", section)),
         "--clock-control", "none",
+        *(["--import-source", "yes"] if options.get("source") else []),
         *_kernels(options),
         # The harness calls cudaProfilerStart around the measured iteration; a command of the user's need not.
         *(["--profile-from-start", "off"] if job.script else []),
