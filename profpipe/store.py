@@ -214,17 +214,22 @@ def unfinished(out: Path) -> Path:
 
 def remember(out: Path, folder: Path, data: Tables, record: Mapping[str, Any]) -> None:
     """Puts the run's tables into ``out/profpipe.db``, in place of an earlier state of the same run."""
+    with _database(out / DATABASE) as database, database.conn:
+        summary = {key: record.get(key) for key in ("name", "started", "ended")}
+        database["runs"].upsert({"run": folder.name, **summary}, pk="run")
+        for table in tables.ALL:
+            _replace(database, table, folder.name, getattr(data, table.name))
+
+
+@contextmanager
+def _database(path: Path) -> Iterator[Any]:
     import sqlite_utils
 
-    database = sqlite_utils.Database(out / DATABASE)
+    database = sqlite_utils.Database(path)
     try:
-        with database.conn:
-            summary = {key: record.get(key) for key in ("name", "started", "ended")}
-            database["runs"].upsert({"run": folder.name, **summary}, pk="run")
-            for table in tables.ALL:
-                _replace(database, table, folder.name, getattr(data, table.name))
-    except sqlite3.OperationalError as error:
-        raise ConfigError(str(out / DATABASE), f"cannot be written: {error}.", "Move it away.") from None
+        yield database
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(str(path), f"cannot be used: {error}.", "Move it away.") from None
     finally:
         database.close()
 
@@ -246,13 +251,10 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
 
     A time is the median in ns without a profiler; runs without one are not among the times.
     """
-    import sqlite_utils
-
     path = out / DATABASE
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "It is made by the first `profpipe run`.")
-    database = sqlite_utils.Database(path)
-    try:
+    with _database(path) as database:
         runs = list(database.query("select * from runs order by started desc limit ?", [last]))
         marks = ",".join("?" * len(runs))
         times = list(
@@ -265,6 +267,4 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
         )
         counted = database.query("select run, count(*) cases, sum(status = 'ok') ok from cases group by run")
         counts = {row["run"]: row for row in counted}
-    finally:
-        database.close()
     return [{**row, **{k: counts.get(row["run"], {}).get(k) for k in ("cases", "ok")}} for row in runs], times

@@ -215,6 +215,13 @@ def test_unchanged_jobs_are_taken_over_and_changed_and_failed_ones_are_done_agai
     assert not any(entry["key"] for entry in record["jobs"] if entry["workload"] == "broken")
 
 
+def test_an_earlier_run_that_is_damaged_offers_nothing_and_stops_nothing(project: Path) -> None:
+    assert profpipe(project, "run").returncode == 1
+    ((project / "out" / "latest").resolve() / "run.json").write_text("{")
+    again = profpipe(project, "run", "--reuse")
+    assert again.returncode == 1 and "Traceback" not in again.stderr and "is not JSON" not in again.stderr
+
+
 def test_without_being_asked_nothing_is_taken_over(project: Path) -> None:
     for _ in range(2):
         profpipe(project, "run", "-w", "first")

@@ -191,6 +191,14 @@ def test_history_without_a_database_says_how_one_is_made(tmp_path):
         store.history(tmp_path)
 
 
+def test_a_database_that_is_none_is_named(tmp_path):
+    (tmp_path / store.DATABASE).write_text("no database, but longer than the header of one" * 10)
+    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: file is not a database"):
+        store.history(tmp_path)
+    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used"):
+        store.remember(tmp_path, tmp_path / "run", Tables(), {})
+
+
 def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
     import sqlite3
 
