@@ -29,4 +29,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
     What a pipeline file sets under ``env`` is added later and not filtered: there the user has named it.
     """
-    return {name: value for name, value in environment.items() if _NEEDED.match(name) and not _SECRET.search(name)}
+    return {name: value for name, value in environment.items() if _NEEDED.match(name) and not is_secret(name)}
+
+
+def is_secret(name: str) -> bool:
+    """Whether the variable of that name may hold what nobody else must see."""
+    return bool(_SECRET.search(name))

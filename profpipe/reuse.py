@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from profpipe.environment import is_secret
 from profpipe.job import Command, Job, Tool
 
 #: In the folder of a job that was taken over: the run that measured it.
@@ -77,9 +78,8 @@ def _argv(command: Command, job: Job) -> list[str]:
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Of what looks like a secret only the name: it changes no time, and a hash of it could be guessed at."""
-    secret = ("TOKEN", "SECRET", "KEY", "PASSW", "CREDENTIAL")
     return {
-        name: "" if any(word in name.upper() for word in secret) else value
+        name: "" if is_secret(name) else value
         for name, value in variables.items()
         if name not in _IRRELEVANT and not name.startswith("LC_")
     }

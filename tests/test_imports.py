@@ -23,6 +23,7 @@ MEANS = {
     "csvfile": {"csvfile"},
     "counters": {"counters"},
     "device": {"device"},
+    "environment": {"environment"},
     "exports": {"exports"},
     "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
@@ -77,7 +78,7 @@ STAGES = {
     },
     "reuse": {"reuse"},
     "scrub": {"scrub"},
-    "run": {"ending", "environment", "events", "journal", "made", "oomkiller", "reasons", "run", "verdict"},
+    "run": {"ending", "events", "journal", "made", "oomkiller", "reasons", "run", "verdict"},
     "store": {"store"},
 }
 
