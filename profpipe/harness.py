@@ -219,7 +219,25 @@ def _facts(desk: _Desk, name: str, params: Mapping[str, Any]) -> list[str]:
         return ["unchecked"]
     for metric, value in checked.items():
         desk.events.metric(name, metric, value, "1")
+    _keep_snapshot(desk, name, params)
     return []
+
+
+def _keep_snapshot(desk: _Desk, name: str, params: Mapping[str, Any]) -> None:
+    """Files that the workload wants kept of the case (``snapshot``), in ``snapshots/<case id>`` beside the record."""
+    snapshot = getattr(desk.workload, "snapshot", None)
+    if snapshot is None:
+        return
+    folder = Path(desk.spec["folder"], "snapshots", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in snapshot(params, folder):
+            desk.events.write("note", case=name, text=f"kept: snapshots/{name}/{file.name}")
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    except Exception as error:  # as for the check: the times stand
+        what = {"during": "snapshot", "reason": _one_line(error), "traceback": traceback.format_exc()}
+        desk.events.write("error", case=name, **what)
 
 
 # --- under a profiler ------------------------------------------------------------------------------------------------

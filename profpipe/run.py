@@ -242,6 +242,7 @@ def _spec(job: Job) -> dict[str, object]:
         "options": dict(job.options),
         "stem": job.stem,
         "part": job.part,
+        "folder": str(job.folder),
     }
 
 

@@ -44,6 +44,13 @@ def check(params):
     if params["do"] == "uncheckable":
         raise MemoryError("the reference does not fit")
     return {"error_max": 0.5}
+
+def snapshot(params, folder):
+    if params["do"] == "again":
+        raise OSError("no space left")
+    if params["do"] == "keep":
+        (folder / "memory.json").write_text("{}")
+    return sorted(folder.iterdir())
 """
 
 
@@ -52,7 +59,7 @@ def carry_out(folder, cases, profiler="plain", **spec):
     (folder / "workload.py").write_text(WORKLOAD)
     document = {
         "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
-        "options": {}, "stem": "capture", "part": 1,
+        "options": {}, "stem": "capture", "part": 1, "folder": str(folder),
         "cases": [{"id": case, "params": params} for case, params in cases.items()], **spec,
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(document))
@@ -72,6 +79,16 @@ def of(events, kind, case=None):
 def plain(tmp_path_factory):
     cases = {do: {"do": do} for do in ("work", "refuse", "skip", "oom", "uncheckable", "again")}
     return carry_out(tmp_path_factory.mktemp("plain"), cases)
+
+
+def test_what_a_workload_keeps_of_a_case_lies_in_a_folder_of_its_own(tmp_path):
+    events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
+    assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
+    assert "kept: snapshots/do=keep/memory.json" in [event["text"] for event in of(events, "note", "do=keep")]
+    assert not (tmp_path / "snapshots" / "do=work").exists()
+    (error,) = of(events, "error")
+    assert (error["during"], error["reason"]) == ("snapshot", "OSError: no space left")
+    assert {event["status"] for event in of(events, "case_ended")} == {"ok"}
 
 
 def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
