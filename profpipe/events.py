@@ -49,7 +49,7 @@ class Events:
         elif event.get("event") == "case_ended":
             self.ended[case] = event["status"]
             self.inside = None if self.inside == case else self.inside
-            self._watch.case_ended(case, event["status"])
+            self._watch.case_ended(case, event["status"], str(event.get("reason") or ""))
 
 
 def statuses(path: Path) -> dict[str, str]:

@@ -168,8 +168,8 @@ class Watch(Protocol):
     def case_started(self, case: str) -> None:
         """A case of the current job began."""
 
-    def case_ended(self, case: str, status: str) -> None:
-        """The workload's process wrote down what became of a case."""
+    def case_ended(self, case: str, status: str, reason: str = "") -> None:
+        """The workload's process wrote down what became of a case, and why."""
 
     def job_ended(self, outcome: Outcome) -> None:
         """The current job is over, well or not."""

@@ -27,7 +27,7 @@ class Display:
         self._job: Job | None = None
         self._index = self._total = 0
         self._case = ""
-        self._cases_begun = self._cases_ended = 0
+        self._cases_begun = self._cases_ended = self._cases_bad = 0
         self._seconds_of_jobs: list[float] = []
 
     def __enter__(self) -> Display:
@@ -52,7 +52,7 @@ class Display:
     def job_started(self, job: Job, index: int, total: int) -> None:
         self._job, self._index, self._total = job, index, total
         self._job_began, self._case = time.monotonic(), ""
-        self._cases_begun = self._cases_ended = 0
+        self._cases_begun = self._cases_ended = self._cases_bad = 0
         if not self._live:
             self._print(f"{self._position()}: {_count(len(job.cases), 'case')}")
 
@@ -60,16 +60,22 @@ class Display:
         self._case = case
         self._cases_begun += 1
 
-    def case_ended(self, case: str, status: str) -> None:
+    def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self._cases_ended += 1
-        if not self._live and self._job:
-            self._print(f"  case {self._cases_ended} of {len(self._job.cases)}: {case}: {status}")
+        bad = status not in ("ok", "skipped")
+        self._cases_bad += bad
+        # Of a skip the report gives the reason once for all cases that share it; a failure is told at once.
+        if self._job and (bad or not self._live):
+            why = f" ({_brief(reason)})" if bad and reason else ""
+            self._print(f"  case {self._cases_ended} of {len(self._job.cases)}: {case}: {status}{why}")
 
     def job_ended(self, outcome: Outcome) -> None:
         seconds = time.monotonic() - self._job_began
         if outcome.status != "skipped":
             self._seconds_of_jobs.append(seconds)
-        self._print(f"{self._position()}: {_result(outcome)}, {duration(seconds)}")
+        cases = f"{self._cases_bad} of {_count(len(outcome.job.cases), 'case')} not ok"
+        result = cases if outcome.status == "ok" and self._cases_bad else _result(outcome)
+        self._print(f"{self._position()}: {result}, {duration(seconds)}")
 
     def message(self, text: str) -> None:
         self._print(f"  {text}")
@@ -136,6 +142,11 @@ def duration(seconds: float) -> str:
 
 def _result(outcome: Outcome) -> str:
     return f"{outcome.status} ({outcome.reason})" if outcome.reason else outcome.status
+
+
+def _brief(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= 200 else f"{line[:197]}..."
 
 
 def _count(number: int, noun: str) -> str:

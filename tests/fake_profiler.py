@@ -93,7 +93,7 @@ class Notes:
     def case_started(self, case: str) -> None:
         self.told.append(("case_started", case))
 
-    def case_ended(self, case: str, status: str) -> None:
+    def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self.told.append(("case_ended", case, status))
 
     def job_ended(self, outcome: Outcome) -> None:

@@ -34,6 +34,20 @@ def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None
     ]
 
 
+def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path: Path) -> None:
+    stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
+    with Display(stream) as display:
+        display.job_started(job, 1, 1)
+        display.case_ended("case=1", "failed", "ValueError: unknown impl 'fa3'.\nDid you mean 'fa2'?")
+        display.case_ended("case=2", "skipped", "needs a GPU")
+        display.job_ended(Outcome(job, "ok"))
+    assert stream.getvalue().splitlines()[1:] == [
+        "  case 1 of 2: case=1: failed (ValueError: unknown impl 'fa3'. Did you mean 'fa2'?)",
+        "  case 2 of 2: case=2: skipped",
+        "[1/1] attention under fake: 1 of 2 cases not ok, 0 s",
+    ]
+
+
 def test_the_live_line_says_job_case_and_time(tmp_path: Path) -> None:
     display = Display(io.StringIO())
     assert display.line() == "starting"
