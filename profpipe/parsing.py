@@ -55,6 +55,8 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
                 return parser
         except Exception as error:  # as in parse
             raise _wrong(parser, path, f"fails on it: {_place(error, Path(str(parser.__file__)))}") from error
+    if path.is_dir():
+        raise Refused(path, "is a folder, and not one that a profiler wrote", "Name the files in it.")
     known = "; ".join(text for parser in parsers for text in parser.FORMATS)
     raise Refused(path, "is in no format that profpipe reads", f"It reads: {known}.")
 
@@ -62,8 +64,10 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
 def _check_content(path: Path) -> None:
     if not path.exists():
         raise Refused(path, "there is no such file", "Check the path.")
-    if not path.is_file():
+    if path.is_dir():
         return
+    if not path.is_file():  # reading a pipe that nobody writes into would wait for ever
+        raise Refused(path, "is neither a file nor a folder", "Name the file that a profiler wrote.")
     try:
         with path.open("rb") as stream:
             head = stream.read(len(_LFS))

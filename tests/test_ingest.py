@@ -1,6 +1,7 @@
 """Which parser reads a file, what is refused, and whose rows a job's files become."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_a_missing_file_is_refused_and_the_others_are_still_read(tmp_path):
     path = written(tmp_path)
     results = list(ingest.ingest([Source(tmp_path / "gone", "gone"), Source(path, path.name)]))
     assert isinstance(results[0], Refusal) and isinstance(results[1], Read)
+
+
+def test_a_pipe_is_not_waited_for_and_a_folder_is_called_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    pipe, folder = (
+        str(result) for result in ingest.ingest(Source(tmp_path / name, name) for name in ("pipe", "folder"))
+    )
+    assert "is neither a file nor a folder" in pipe and "Name the files in it" in folder
 
 
 def test_rows_carry_the_run_the_workload_and_the_file(tmp_path):
