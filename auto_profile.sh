@@ -10,11 +10,12 @@ pipeline=${PIPELINE:-$here/pipeline.yaml}
 out=${OUT:-out}
 
 # These reach the pipeline file through its ${NAME:-default}; PROFILERS, WORKLOADS, OUT and PIPELINE are options of the program.
-placeholders=(BATCH SEQLEN NHEADS KVHEADS HEADDIM DTYPE CAUSAL IMPLS WARMUP REPEATS)
+placeholders=(BATCH SEQLEN NHEADS KVHEADS HEADDIM DTYPE CAUSAL MODE IMPLS WARMUP REPEATS)
 
 declare -A meaning=(
   [BATCH]="batch sizes" [SEQLEN]="sequence lengths" [NHEADS]="query heads" [KVHEADS]="key and value heads"
-  [HEADDIM]="head dimensions" [DTYPE]="data types" [CAUSAL]="causal mask" [IMPLS]="attention implementations"
+  [HEADDIM]="head dimensions" [DTYPE]="data types" [CAUSAL]="causal mask"
+  [MODE]="fwd, fwd_bwd" [IMPLS]="attention implementations"
   [WARMUP]="iterations before the timed ones" [REPEATS]="timed iterations"
 )
 
@@ -157,10 +158,12 @@ repeat() {
   for word in "${words[@]}"; do options+=("$1" "$word"); done
 }
 
+# Which report is the latest, and of what moment: a dry run, or one that was refused, leaves that of an earlier run.
+stamp_summary() { stat -L -c '%i %y' "$out/latest/SUMMARY.md" 2>/dev/null || true; }
+
 show_summary() {
   local summary=$out/latest/SUMMARY.md
-  # A dry run, or one that was refused, leaves the report of an earlier run in place.
-  [ -f "$summary" ] && [ "$(stat -c %Y "$summary")" -ge "$1" ] || return 0
+  [ -f "$summary" ] && [ "$(stamp_summary)" != "$1" ] || return 0
   echo
   grep -m 1 '^\*\*' "$summary" | sed 's/\*\*//g' || true
   echo "Report: $(readlink -f "$summary")"
@@ -189,8 +192,8 @@ if [ -n "${OUT:-}" ]; then options+=(--out "$OUT"); fi
 
 # Ctrl-C is the program's to answer: it stops cleanly and still writes the report, which is then shown here.
 trap : INT
-started=$(date +%s)
+earlier=$(stamp_summary)
 code=0
 "$venv/bin/profpipe" run "${options[@]}" "$@" || code=$?
-show_summary "$started"
+show_summary "$earlier"
 exit "$code"

@@ -18,7 +18,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "auto_profile.sh"
-PLACEHOLDERS = ("BATCH", "SEQLEN", "NHEADS", "KVHEADS", "HEADDIM", "DTYPE", "CAUSAL", "IMPLS", "WARMUP", "REPEATS")
+PLACEHOLDERS = (
+    "BATCH",
+    "SEQLEN",
+    "NHEADS",
+    "KVHEADS",
+    "HEADDIM",
+    "DTYPE",
+    "CAUSAL",
+    "MODE",
+    "IMPLS",
+    "WARMUP",
+    "REPEATS",
+)
 VARIABLES = (*PLACEHOLDERS, "PROFILERS", "WORKLOADS", "OUT", "PIPELINE")
 
 STUDY = """
@@ -140,6 +152,14 @@ def test_a_dry_run_does_not_show_the_report_of_an_earlier_run(script: Path, tmp_
     report.write_text("**old**\n")
     os.utime(report, (0, 0))
     assert "old" not in call(script, "study.yaml", "--dry-run", OUT=str(tmp_path)).stdout
+
+
+def test_a_run_that_is_refused_does_not_show_the_report_of_the_moment_before(script: Path, tmp_path: Path) -> None:
+    report = tmp_path / "latest" / "SUMMARY.md"
+    report.parent.mkdir()
+    report.write_text("**old**\n")
+    done = call(script, PIPELINE="nowhere.yaml", OUT=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_the_shipped_pipeline_takes_every_variable(script: Path) -> None:
