@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone; Python would complain again while it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.OK
+    except OSError as error:
+        if args.debug:
+            raise
+        print(f"profpipe: {errors.of_the_system(error)}", file=sys.stderr)
+        return errors.SOME_FAILED
     except Exception as error:
         if args.debug:
             raise
@@ -75,16 +80,31 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "compare the times of two runs")
     compare.add_argument("a", metavar="A", help="the run to compare with")
     compare.add_argument("b", metavar="B", help="the run to judge")
-    compare.add_argument("--gate", type=float, metavar="PERCENT", help="exit with 4 if a case of B is slower by more")
+    compare.add_argument(
+        "--gate", type=_percent, metavar="PERCENT", help="exit with 4 if a case of B is slower by more"
+    )
     _out(compare)
     history = command("history", _history, "list the last runs and how each case's time moved")
-    history.add_argument("-n", type=int, default=10, help="how many runs (default: 10)")
+    history.add_argument("-n", type=_count, default=10, help="how many runs (default: 10)")
     _out(history)
     command("doctor", _doctor, "say what works on this machine, what does not, and how to mend it")
     lists = command("list", _list, "list the pipeline's workloads and their cases")
     lists.add_argument("pipeline", nargs="?", default="pipeline.yaml")
     command("schema", _schema, "print the JSON schema of a pipeline file")
     return parser
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):  # nothing is slower by more than nan, so that gate would stop nobody
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage of at least 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
+    return value
 
 
 def _out(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +115,7 @@ def _out(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from profpipe import config, workflow
+    from profpipe import config, environment, workflow
 
     path = Path(args.pipeline)
     pipeline = config.load_pipeline(path, args.set)
@@ -103,7 +123,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         workflow.show(order)
         return errors.OK
-    return workflow.start(order, command=["profpipe", *(sys.argv[1:] or ["run"])])
+    named = (name for name in config.variables(path) if os.environ.get(name) and not environment.is_secret(name))
+    given = [f"{name}={os.environ[name]}" for name in named]
+    return workflow.start(order, command=[*(["env", *given] if given else []), "profpipe", *(sys.argv[1:] or ["run"])])
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -134,11 +156,16 @@ def _compare(args: argparse.Namespace) -> int:
     from profpipe import compare, store
 
     a, b = (store.load(store.resolve(name, args.out))[0] for name in (args.a, args.b))
-    changes = compare.compare(a, b)
-    print(compare.text(changes))
-    if args.gate is not None and (slower := compare.slower(changes, args.gate)):
-        names = ", ".join(f"{change.workload}/{change.case}" for change in slower)
-        raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
+    changes, lost = compare.compare(a, b), compare.lost(a, b)
+    print(compare.text(changes, lost))
+    if args.gate is not None:
+        if slower := compare.slower(changes, args.gate):
+            names = ", ".join(f"{change.workload}/{change.case}" for change in slower)
+            raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
+        if lost:
+            raise errors.GateFailed(f"{len(lost)} cases had a time in A and did not end well in B: {', '.join(lost)}")
+        if not changes:
+            raise errors.GateFailed("there is nothing to judge. Name two runs of the same cases, both under plain.")
     return errors.OK
 
 

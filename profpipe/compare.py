@@ -38,6 +38,13 @@ def compare(a: Tables, b: Tables) -> list[Change]:
     ]
 
 
+def lost(a: Tables, b: Tables) -> list[str]:
+    """The cases that have a time in ``a``, that ``b`` tried, and that failed there."""
+    tried = b.cases[(b.cases["profiler"] == "plain") & ~b.cases["status"].isin(["ok", "skipped"])]
+    bad = tried[_KEY].drop_duplicates().merge(_times(a)[_KEY], on=_KEY)
+    return [f"{row['workload']}/{row['case']}" for _, row in bad.iterrows()]
+
+
 def _times(data: Tables) -> pd.DataFrame:
     metrics = data.metrics
     plain = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
@@ -57,10 +64,11 @@ def slower(changes: Iterable[Change], percent: float) -> list[Change]:
     return [change for change in changes if change.percent > percent and change.distinct is not False]
 
 
-def text(changes: Sequence[Change]) -> str:
+def text(changes: Sequence[Change], lost: Sequence[str] = ()) -> str:
     """One line a case."""
+    failed = [f"{name}: has a time in A and failed in B" for name in lost]
     if not changes:
-        return "No case has a time in both runs."
+        return "\n".join(["No case has a time in both runs.", *failed])
     width = max(len(f"{change.workload}/{change.case}") for change in changes)
     lines = [f"{'case':{width}}  {'A us':>12}  {'B us':>12}  {'B vs A':>8}"]
     for change in changes:
@@ -68,4 +76,4 @@ def text(changes: Sequence[Change]) -> str:
         doubt = {True: "", False: "  within the noise", None: "  no interval kept"}[change.distinct]
         times = f"{change.before_ns / 1e3:12.2f}  {change.after_ns / 1e3:12.2f}"
         lines.append(f"{name:{width}}  {times}  {change.percent:+7.1f}%{doubt}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *failed])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from profpipe import load
-from profpipe.document import as_list, read, scalar, shown, substituted, without_environment
+from profpipe.document import as_list, placeholders, read, scalar, shown, substituted, without_environment
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Scalar
 
@@ -100,7 +101,7 @@ class Workload(Settings):
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Workload:
-        if (self.script is None) == (self.command is None):
+        if (self.script is None) == (self.command is None) or self.command == ():
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
         return self
 
@@ -136,9 +137,14 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
     try:
         pipeline = Pipeline.model_validate(document)
     except ValidationError as error:
-        raise _config_error(where, list(_explained(error))) from None
+        raise _config_error(where, _told_once(list(_explained(error)))) from None
     _reject(where, [mistake for name, w in pipeline.workloads.items() for mistake in _mistakes(name, w, path)])
     return pipeline
+
+
+def variables(path: Path) -> list[str]:
+    """The environment variables that the file takes values from; not those below ``env``, which may be secrets."""
+    return list(dict.fromkeys(placeholders(read(path, shown(path)))))
 
 
 def script_path(script: str, pipeline_path: Path) -> Path | None:
@@ -249,6 +255,21 @@ def _known_names(workload: Any, path: Path) -> set[str]:
     return names | set((declared_params(script) if script else None) or {})
 
 
+#: pydantic speaks of Python's types; the user wrote YAML.
+_PLAIN_WORDS: Final = {
+    "dict_type": ("is not a mapping", "Write it as {name: value}."),
+    "model_type": ("is not a mapping", "Write it as {name: value}."),
+    "list_type": ("is not a list", "Write it as [a, b]."),
+    "tuple_type": ("is not a list", "Write it as [a, b]."),
+    "string_type": ("is not text", "Put it in quotes."),
+    "too_short": ("is empty", ""),
+    "string_pattern_mismatch": (
+        "is no name",
+        "A name has letters, digits, '.', '_' and '-', and begins with one of the first two.",
+    ),
+}
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -277,8 +298,21 @@ def _explained(error: ValidationError) -> Iterator[tuple[str, str, str]]:
         elif entry["type"] == "literal_error":
             known = [str(value) for value in _literals_at(location)]
             yield at, f"{entry['input']!r} is not known.", did_you_mean(str(entry["input"]), known)
+        elif len(location) > 1 and location[-1] in ("str", "int", "float", "bool"):
+            # pydantic names each type that a single value could have been.
+            yield at.rpartition(".")[0], f"is not a single value (got {_brief(entry['input'])}).", ""
+        elif entry["type"] in _PLAIN_WORDS:
+            what, remedy = _PLAIN_WORDS[entry["type"]]
+            yield at, f"{what} (got {_brief(entry['input'])}).", remedy
         else:
             yield at, f"{entry['msg'].removeprefix('Value error, ')} (got {_brief(entry['input'])}).", ""
+
+
+def _told_once(mistakes: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Without what a workload only has from `defaults`, where it is told already."""
+    shared = {(at.removeprefix("defaults."), what) for at, what, _ in mistakes if at.startswith("defaults.")}
+    kept = [m for m in mistakes if (re.sub(r"^workloads\.[^.]+\.", "", m[0]), m[1]) not in shared]
+    return list(dict.fromkeys(m for m in mistakes if m in kept or m[0].startswith("defaults.")))
 
 
 def _brief(value: object) -> str:

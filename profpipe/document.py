@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,19 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
 
     text = _PLACEHOLDER.sub(value, node)
     return scalar(text) if _PLACEHOLDER.fullmatch(node) else text
+
+
+def placeholders(node: Any) -> Iterator[str]:
+    """The names of the environment variables in ``node``, in order; not those below a key ``env``."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key != "env":
+                yield from placeholders(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from placeholders(item)
+    elif isinstance(node, str):
+        yield from (match[1] for match in _PLACEHOLDER.finditer(node))
 
 
 def without_environment(node: Any) -> Any:

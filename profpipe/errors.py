@@ -6,6 +6,8 @@ An error says where, what, and what to do next; ``cli.py`` is the only place tha
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +64,23 @@ class Interrupted(ProfpipeError):
     """The user stopped the run. What was done until then is stored, and the report is still written."""
 
     exit_code = INTERRUPTED
+
+
+def of_the_system(error: OSError) -> str:
+    """What the operating system refused, where, and what to do about it."""
+    # A library's own words for a full disk have no strerror.
+    what = (os.strerror(error.errno) if error.errno else "") or str(error) or type(error).__name__
+    remedies = {
+        errno.ENOSPC: "Free some space; `profpipe resume` then goes on with a run that had begun.",
+        errno.EDQUOT: "Free some space; `profpipe resume` then goes on with a run that had begun.",
+        errno.EFBIG: "Raise the limit (ulimit -f); `profpipe resume` then goes on with a run that had begun.",
+        errno.EACCES: "Choose a folder that you may write to: --out DIR.",
+        errno.EROFS: "Choose a folder that you may write to: --out DIR.",
+        errno.EEXIST: "Choose another name: --out DIR.",
+        errno.ENOTDIR: "Choose a folder: --out DIR.",
+    }
+    where = f"{os.fspath(error.filename)!s}: " if isinstance(error.filename, (str, os.PathLike)) else ""
+    return f"{where}{what}. {remedies.get(error.errno or 0, '--debug shows where.')}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

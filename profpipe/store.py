@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,10 +39,15 @@ def new_folder(out: Path, name: str, now: datetime, fill: Callable[[Path], objec
     The folder appears with its content or not at all, so that each one that is there can be resumed.
     """
     stem = folder_name(name, now)
-    out.mkdir(parents=True, exist_ok=True)
     beside = out / f".{stem}-{os.getpid()}"
-    beside.mkdir()
-    fill(beside)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        fill(beside)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        why = error.strerror or str(error)
+        raise ConfigError(str(out), f"cannot hold results: {why}.", "Nothing was run. Choose another --out.") from None
     for number in range(1, 1000):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -255,13 +261,13 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "It is made by the first `profpipe run`.")
     with _database(path) as database:
-        runs = list(database.query("select * from runs order by started desc limit ?", [last]))
+        runs = list(database.query("select * from runs order by started desc, run desc limit ?", [last]))
         marks = ",".join("?" * len(runs))
         times = list(
             database.query(
                 'select m.workload, m."case", r.run, r.started, m.value from metrics m join runs r using (run)'
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
-                ' order by m.workload, m."case", r.started',
+                ' order by m.workload, m."case", r.started, r.run',
                 [row["run"] for row in runs],
             )
         )

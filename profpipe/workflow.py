@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ class _Run:
                 interrupted = stop
         if interrupted is not None:
             self._show(self.record)
-            raise Interrupted(f"{interrupted} `profpipe resume` goes on with {self.folder.name}.")
+            raise Interrupted(f"{interrupted} To go on: {_resume_command(self.folder)}")
         ended = {**self.record, "ended": record.utc_now().isoformat(timespec="seconds")}
         failed = self._show(ended)
         store.save_record(self.folder, ended)
@@ -237,6 +238,12 @@ def _record_or_none(folder: Path) -> Mapping[str, Any]:
         return store.read_record(folder)
     except ConfigError:
         return {}
+
+
+def _resume_command(folder: Path) -> str:
+    """As the user can type it where they are: also from auto_profile.sh, which leaves profpipe off PATH."""
+    program = ["profpipe"] if shutil.which("profpipe") else [sys.executable, "-m", "profpipe"]
+    return shlex.join([*program, "resume", config.shown(folder)])
 
 
 def _key(job: Job, machine: Machine) -> str:

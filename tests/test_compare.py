@@ -3,7 +3,7 @@
 import pytest
 
 from profpipe import compare, tables
-from profpipe.tables import METRICS, Tables
+from profpipe.tables import CASES, METRICS, Tables
 
 
 def run_with(**times):
@@ -52,3 +52,11 @@ def test_times_under_a_profiler_are_not_compared():
 @pytest.mark.parametrize("subject", ["some_kernel"])
 def test_times_of_single_kernels_are_not_cases(subject):
     assert compare.compare(Tables(metrics=BEFORE.metrics.assign(subject=subject)), AFTER) == []
+
+
+def test_a_case_that_failed_in_the_second_run_is_named():
+    failed = tables.frame(CASES, [{"workload": "w", "case": case, "profiler": "plain", "status": "crashed"}
+                                  for case in ("gone", "never_timed")])  # fmt: skip
+    after = Tables(cases=failed, metrics=AFTER.metrics)
+    assert compare.lost(BEFORE, after) == ["w/gone"] and compare.lost(BEFORE, AFTER) == []
+    assert "w/gone: has a time in A and failed in B" in compare.text([], ["w/gone"])

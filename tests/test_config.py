@@ -209,3 +209,31 @@ def test_the_pipeline_survives_its_own_dump(tmp_path):
     pipeline = load(tmp_path, MINIMAL + "kernel_classes: [{pattern: mine, class: attention}]\n")
     dumped = yaml.safe_load(yaml.safe_dump(pipeline.model_dump(mode="json", by_alias=True)))
     assert config.Pipeline.model_validate(dumped) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        ("{script: attention, matrix: [seqlen]}", "workloads.a.matrix: is not a mapping (got ['seqlen'])."),
+        ("{script: attention, matrix: {seqlen: []}}", "workloads.a.matrix.seqlen: is empty (got [])."),
+        ("{script: attention, matrix: {seqlen: [[1, 2]]}}", "matrix.seqlen.0: is not a single value (got [1, 2])."),
+        ("{command: sleep 1}", "workloads.a.command: is not a list (got 'sleep 1'). Write it as [a, b]."),
+        ("{command: [sleep, 1]}", "workloads.a.command.1: is not text (got 1). Put it in quotes."),
+        ("{command: []}", "workloads.a: needs either 'script'"),
+        ("", "workloads.a: is not a mapping (got None)."),
+    ],
+)
+def test_a_wrong_type_is_told_once_and_in_words_of_yaml(tmp_path, workload, expected):
+    told = refusal(tmp_path, f"version: 1\nworkloads:\n  a: {workload}\n")
+    assert expected in told and len(told.splitlines()) == 1
+
+
+def test_a_mistake_in_defaults_is_not_told_again_for_each_workload(tmp_path):
+    told = refusal(tmp_path, MINIMAL + "  other: {script: attention, repeats: 0}\ndefaults: {warmup: -1}\n")
+    assert [line.split(": ")[1] for line in told.splitlines()] == ["defaults.warmup", "workloads.other.repeats"]
+
+
+def test_variables_are_those_of_the_file_less_those_that_may_be_secret(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(MINIMAL.replace("[512]", "'${SEQLEN:-512}'") + "    env: {TOKEN: '${TOKEN}'}\n")
+    assert config.variables(path) == ["SEQLEN"]

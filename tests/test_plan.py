@@ -109,9 +109,3 @@ def test_a_matrix_that_is_excluded_whole_is_refused():
 def test_an_unknown_name_on_the_command_line_is_refused(narrowed):
     with pytest.raises(ConfigError, match="unknown name"):
         jobs({"script": "w"}, **narrowed)
-
-
-def test_a_value_or_a_profiler_given_twice_counts_once():
-    assert ids({"script": "w", "matrix": {"n": [64, 128, 64]}}) == ["n=64", "n=128"]
-    assert len(jobs({"script": "w", "profilers": ["plain", "plain"]})) == 1
-    assert len(jobs({"script": "w"}, profilers=["plain", "plain"])) == 1

@@ -1,5 +1,6 @@
 """What a run leaves on disk."""
 
+import errno
 import json
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -205,3 +206,16 @@ def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
     store.remember(tmp_path, tmp_path / "r", some_tables(), record())
     row = sqlite3.connect(tmp_path / store.DATABASE).execute("select device, process from kernels").fetchone()
     assert row == (None, 7)
+
+
+def test_a_folder_that_takes_no_results_is_refused_and_nothing_is_left_in_it(tmp_path):
+    def full(folder):
+        (folder / "half").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ConfigError, match=r"cannot hold results: No space left on device\. Nothing was run"):
+        store.new_folder(tmp_path, "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot hold results"):
+        store.new_folder(tmp_path / "file", "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profpipe import store
+from profpipe import store, workflow
 
 ROOT = Path(__file__).parents[1]
 #: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
@@ -337,3 +337,35 @@ def test_a_workload_that_cannot_be_imported_fails_its_cases_with_the_reason(proj
     cases = latest(project)[0].cases
     assert set(cases["status"]) <= {"failed", "crashed"} and cases["reason"].str.contains("no_such_package").all()
     assert latest(project)[1]["refused"] == []
+
+
+def test_the_command_that_is_kept_has_the_variables_that_decided_what_ran(project):
+    assert profpipe(project, "run", "-p", "plain", env={"N": "7"}).returncode == 0
+    assert latest(project)[1]["command"] == ["env", "N=7", "profpipe", "run", "-p", "plain"]
+
+
+def test_a_gate_that_had_nothing_to_judge_is_not_passed(project):
+    for n in ("1", "2"):
+        assert profpipe(project, "run", env={"N": n}).returncode == 0
+    first, second = sorted(path.name for path in (project / "out").glob("2*"))
+    assert profpipe(project, "compare", first, second).returncode == 0
+    done = profpipe(project, "compare", first, second, "--gate", "5")
+    assert done.returncode == 4 and "nothing to judge" in done.stderr
+    assert profpipe(project, "compare", first, first, "--gate", "nan").returncode == 2
+
+
+def test_what_the_system_refuses_is_no_internal_error(project):
+    (project / "file").write_text("")
+    done = profpipe(project, "run", "--out", "file")
+    assert done.returncode == 2 and "cannot hold results: File exists" in done.stderr
+    good = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    done = profpipe(project, "ingest", str(good), "--out", "file")
+    assert done.returncode == 1 and "profpipe: file: File exists. Choose another name" in done.stderr
+
+
+def test_the_way_on_after_an_interrupt_can_be_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert workflow._resume_command(tmp_path / "o ut" / "run") == "profpipe resume 'o ut/run'"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert workflow._resume_command(tmp_path / "run") == f"{sys.executable} -m profpipe resume run"
