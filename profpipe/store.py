@@ -207,10 +207,20 @@ def newest_first(out: Path) -> list[Path]:
     return sorted(_runs(out), key=_age, reverse=True)
 
 
+def records(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The runs below ``out`` with their records, the newest first, but for those whose record is damaged."""
+    for folder in newest_first(out):
+        try:
+            record = read_record(folder)
+        except ConfigError:
+            continue
+        yield folder, record
+
+
 def unfinished(out: Path) -> Path:
     """The latest run below ``out`` that has not ended."""
-    for folder in newest_first(out):
-        if not read_record(folder).get("ended"):
+    for folder, record in records(out):
+        if not record.get("ended"):
             return folder.resolve()
     raise ConfigError(str(out), "holds no unfinished run.", "`profpipe history` lists the runs.")
 

@@ -201,8 +201,7 @@ class _Run:
 
     def _take_over(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Puts the files of those jobs that an earlier run has done in their place, where ``run`` finds them done."""
-        earlier = (folder for folder in store.newest_first(self.order.out) if folder != self.folder)
-        offered = reuse.offers((folder, _record_or_none(folder)) for folder in earlier)
+        offered = reuse.offers(run for run in store.records(self.order.out) if run[0] != self.folder)
         for job in jobs:
             if (offer := offered.get(keys[job.folder])) and not job.folder.exists():
                 reuse.take(offer, job.folder)
@@ -230,14 +229,6 @@ class _Run:
         self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
-
-
-def _record_or_none(folder: Path) -> Mapping[str, Any]:
-    """What an earlier run recorded; nothing where that is damaged, which is no matter of the run that looks for it."""
-    try:
-        return store.read_record(folder)
-    except ConfigError:
-        return {}
 
 
 def _resume_command(folder: Path) -> str:
