@@ -21,6 +21,8 @@ _VERSION: Final = re.compile(rb"(20\d\d)[.@](\d+)[.@](\d+)")
 #: In a report of 2022 the version stands among some hundred bytes about the recording, which are the last.
 _TAIL_BYTES: Final = 1 << 16
 _TOO_OLD: Final = re.compile(r"newer than your current|Version number is invalid|Version not supported", re.IGNORECASE)
+#: An nsys that fails half-way leaves what it had written until then: 2022.4 the names of a report of 2023, no kernel.
+_FAILED: Final = re.compile(r"Exportation error|ParseException", re.IGNORECASE)
 
 
 def is_report(path: Path) -> bool:
@@ -50,6 +52,10 @@ def version(path: Path) -> str:
     return b".".join(found.groups()).decode() if found else ""
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 def argv(nsys: str, report: str, target: str) -> Sequence[str]:
     return [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", target, report]
 
@@ -67,12 +73,13 @@ def export(report: Path, target: Path, nsys: Tool | Missing, ask: Ask) -> None:
         what = f"is a report of {writer}, which only nsys can read, and {nsys.reason}"
         raise Refused(report, what, _elsewhere(report))
     output = ask(argv(nsys.path, str(report), str(target)))
-    if target.is_file():
+    if target.is_file() and output is not None and not _FAILED.search(output):
         return
+    target.unlink(missing_ok=True)
     ours = f"nsys {nsys.version}, which is here,"
     if output is None:
         raise Refused(report, f"{ours} did not start or did not end its export in time", _elsewhere(report))
-    if _TOO_OLD.search(output):
+    if _TOO_OLD.search(output) or _numbers(version(report)) > _numbers(nsys.version):
         raise Refused(report, f"was written by {writer}; {ours} is too old to read it", _elsewhere(report))
     said = (output.strip().splitlines() or ["it said nothing"])[-1]
     remedy = "It is cut or damaged: copy it anew, or record it again."

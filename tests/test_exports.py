@@ -65,9 +65,23 @@ def test_an_nsys_that_is_too_old_is_said_to_be(newer: Path, says: str) -> None:
 
 
 def test_a_cut_report_and_an_export_that_does_not_end_are_told_apart(newer: Path) -> None:
+    newer.write_bytes(NEWER.replace(b"2026@4@1", b"2022@4@1"))
     text = refusal(newer, HERE, "Exportation error: Section Table Reference magic number mismatch.")
     assert "magic number mismatch" in text and "cut or damaged" in text
     assert "did not end its export in time" in refusal(newer, HERE, None)
+
+
+@pytest.mark.parametrize("says", ["Exportation error: boost\nstd::exception::what: ProtobufParseException\n\n", None])
+def test_what_a_failed_export_leaves_behind_is_not_read(tmp_path: Path, says: str | None) -> None:
+    report, left = tmp_path / "x.nsys-rep", tmp_path / "x.sqlite"
+    report.write_bytes(NEWER.replace(b"2026@4@1", b"2022@4@1"))
+    left.write_bytes(b"SQLite format 3\0")
+    assert "nsys 2022.4.2, which is here," in refusal(report, HERE, says)
+    assert not left.exists()
+
+
+def test_a_failure_at_a_newer_report_is_put_down_to_its_version(newer: Path) -> None:
+    assert "is too old to read it" in refusal(newer, HERE, "Exportation error: boost\nProtobufParseException\n")
 
 
 def test_a_recording_that_never_became_a_report_is_said_to_be_one(tmp_path: Path) -> None:
