@@ -22,6 +22,8 @@ from profpipe.errors import Refused
 FORMATS = ("ncu --csv, raw and details page (.csv, .csv.gz)", "ncu's text page")
 
 _HEADER = re.compile(r'^"?ID"?[,;].*\bKernel Name\b')
+#: The table of `--print-summary`, in CSV and on the text page.
+_SUMMARY = re.compile(r"Kernel Name.*Invocations|Metric Name +Metric Unit +Minimum +Maximum +Average")
 _MESSAGE = re.compile(r"^==(?:PROF|ERROR|WARNING)==", re.MULTILINE)
 _RUN_AGAIN = "Profile again; the rest of ncu's output is missing."
 _PERMISSION = (
@@ -61,7 +63,7 @@ def parse(path: Path) -> tables.Tables:
             tool="ncu",
             device=sheet.device,
             attribution=counters.attribution(launches, "NVTX ranges that ncu printed beside them"),
-            notes=tuple(_notes(sheet)),
+            notes=(*_notes(sheet), *(f"ncu ended with '{said}'" for said in _errors(text)[:1])),
         ),
     )
     return replace(parsed, kernels=kernels.annotate(parsed.kernels))
@@ -93,13 +95,16 @@ def _refusal(path: Path, text: str) -> Refused:
     """Why there is no kernel in what ncu printed, in its own words where it has some."""
     if "ERR_NVGPUCTRPERM" in text:
         return Refused(path, "ncu was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)", _PERMISSION)
-    if any("Kernel Name" in line and "Invocations" in line for line in text.splitlines()):
+    if any(_SUMMARY.search(line) for line in text.splitlines()):
         return Refused(path, "ncu's sums over launches, not the launches", "Print them without --print-summary.")
-    said = [line.removeprefix("==ERROR==").strip() for line in text.splitlines() if line.startswith("==ERROR==")]
-    if said:
+    if said := _errors(text):
         return Refused(path, f"no kernel in it: ncu ended with '{said[0]}'", "Mend that, then profile again.")
     what = "ncu's messages without a kernel" if _MESSAGE.search(text) else "no row of a kernel in it"
     return Refused(path, what, "Check that the program ran on the GPU, and that ncu's filters match a kernel.")
+
+
+def _errors(text: str) -> list[str]:
+    return [line.removeprefix("==ERROR==").strip() for line in text.splitlines() if line.startswith("==ERROR==")]
 
 
 @dataclass

@@ -224,6 +224,11 @@ def test_byte_order_marks_and_windows_line_ends_are_no_part_of_the_text(
     assert parser.sniff(path) and parser.parse(path).origin.total_ns == 10
 
 
+def test_an_error_of_ncu_beside_kernels_is_told(parser: ModuleType, printed: Write) -> None:
+    parsed = parser.parse(printed(f"==ERROR== LaunchFailed\n{LONG}\n{duration(0, 'ns', '10')}"))
+    assert parsed.origin.launches == 1 and parsed.origin.notes == ("ncu ended with 'LaunchFailed'",)
+
+
 def test_several_captures_in_one_file_are_not_mixed_up(parser: ModuleType, printed: Write) -> None:
     one = f"{LONG}\n{duration(0, 'ns', '10')}"
     assert parser.parse(printed(f"{one}\n{one}\n")).origin.launches == 2
@@ -294,6 +299,7 @@ def test_a_launch_whose_time_was_not_measured_leaves_the_sum_missing(parser: Mod
         ("==WARNING== No kernels were profiled.\n", "filters"),
         (LONG + "\n", "no row of a kernel"),
         (f'{LONG.replace("Metric Value", "Minimum")},"Invocations"\n', "print-summary"),
+        ("==PROF== Disconnected\n    Metric Name   Metric Unit  Minimum  Maximum  Average\n", "print-summary"),
     ],
 )  # fmt: skip
 def test_output_without_a_kernel_is_refused_in_ncus_own_words(
