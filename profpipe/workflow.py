@@ -301,7 +301,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
     read: list[Tables] = []
     begun: dict[str, Any] = {"schema_version": tables.SCHEMA_VERSION, "files": [], "refused": []}
-    for result in (result for source in ingest.given(paths) for result in _read(source)):
+    for result in (_checked(result) for source in ingest.given(paths) for result in _read(source)):
         if isinstance(result, ingest.Refusal):
             print(f"profpipe: {result}", file=sys.stderr)
             begun["refused"].append(_refused(result))
@@ -333,6 +333,15 @@ def _read(source: ingest.Source) -> Iterator[ingest.Read | ingest.Refusal]:
             yield ingest.Refusal(source, refused.what, refused.remedy)
         else:
             yield from ingest.ingest([replace(source, path=target)])
+
+
+def _checked(result: ingest.Read | ingest.Refusal) -> ingest.Read | ingest.Refusal:
+    """A file in which nothing at all was recorded is no result, though it is whole."""
+    if isinstance(result, ingest.Refusal) or any(len(getattr(result.tables, table.name)) for table in tables.ALL):
+        return result
+    said = next((note for note in result.tables.origin.notes if note.startswith(f"{result.tables.origin.tool}: ")), "")
+    what = "holds no kernels, copies or ranges" + (f" ({said.rstrip('.')})" if said else "")
+    return ingest.Refusal(result.source, what, "Record again, with the program using the GPU while it is recorded.")
 
 
 def _lines(result: ingest.Read) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from nsys_exports import Export
 
 from profpipe import store, workflow
 
@@ -262,6 +263,16 @@ def test_files_are_read_without_a_run_and_a_bad_one_does_not_stop_the_others(pro
     assert "bad.csv: is in no format" in done.stderr and "380 kernel launches, 18.238 ms" in done.stdout
     assert pd.read_csv(project / "read" / "kernels.csv")["calls"].sum() >= 380
     assert (project / "read" / "SUMMARY.md").is_file()
+
+
+def test_an_export_in_which_nothing_was_recorded_is_refused_in_the_words_of_its_tool(project):
+    nothing = Export()
+    nothing.string("anything")
+    nothing.add("DIAGNOSTIC_EVENT", severity=3, text="No CUDA events collected. Does the process use CUDA?")
+    path = nothing.write_sqlite(project / "nothing.sqlite")
+    done = profpipe(project, "ingest", str(path), "--out", "read")
+    assert done.returncode == 1 and not (project / "read").exists()
+    assert "holds no kernels, copies or ranges (nsys: No CUDA events collected. Does the process" in done.stderr
 
 
 def test_ingest_takes_no_runs_folder_for_its_own(project):
