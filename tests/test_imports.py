@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,6 +158,28 @@ def test_no_two_modules_import_each_other() -> None:
     while leaves := {name for name, needs in graph.items() if not needs & graph.keys()}:
         graph = {name: needs for name, needs in graph.items() if name not in leaves}
     assert not graph, f"a circle among {sorted(graph)}"
+
+
+#: What starts a process, by dotted name.
+STARTS = re.compile(
+    r"subprocess\.(run|call|check_\w+|Popen|get\w+)|os\.(system|popen|fork\w*|exec\w+|spawn\w+|posix_spawn\w*)"
+)
+
+
+def started(path: Path) -> Iterator[str]:
+    """The calls in ``path`` that start a process; annotations such as ``subprocess.Popen[bytes]`` are none."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Call) and STARTS.fullmatch(ast.unparse(node.func)):
+            yield f"{label(path)}:{node.lineno}: {ast.unparse(node.func)}"
+
+
+def test_one_module_starts_processes_and_never_through_a_shell() -> None:
+    everywhere = [path for folder in ("profpipe", "parsers", "workloads") for path in files(folder)]
+    assert {call.split(":")[0] for path in everywhere for call in started(path)} == {"profpipe/run.py"}
+    names = {name for path in everywhere if path.name != "run.py" for name in imported(path)}
+    # Under another name a call would not be found above.
+    assert not {name for name in names if re.match(r"subprocess\.|multiprocessing|pty|os\.", name)}
+    assert "shell=" not in (ROOT / "profpipe" / "run.py").read_text(encoding="utf-8")
 
 
 def loaded_by(statement: str) -> set[str]:
