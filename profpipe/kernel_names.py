@@ -213,7 +213,7 @@ class _Item:
             self._add(token)
 
     def takes_arguments(self) -> bool:
-        return bool(self.pieces) and not self.space and bool(re.search(r"[\w$}]$", self.pieces[-1]))
+        return bool(self.pieces) and not self.space and bool(re.search(r"[\w$}]$|^operator\(\)$", self.pieces[-1]))
 
     def callable(self) -> bool:
         return bool(self.pieces) and not self.space and bool(re.search(r"[\w$>}]$|operator\(\)$", self.pieces[-1]))

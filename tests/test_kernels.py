@@ -130,6 +130,10 @@ def test_a_name_reads_well_when_normalised() -> None:
         ("_Z5saxpyPfS_f", "saxpy(float *, float *, float)"),
         ("void k<(int)64, (bool)1, (unsigned long)3>(T1)", "void k<64, true, 3ul>(float)"),
         ("void k<(int)-1>(T1)", "k<-1>(int)"),
+        (
+            "void k<4, F<(bool)1>::operator ()<at::native::Add>(at::Tensor &)::[lambda(int) (instance 1)]>(int, T2)",
+            "void k<4, F<true>::operator()<at::native::Add>(at::Tensor&)::{lambda(int)#1}>(int, F<true>)",
+        ),
         ("void <unnamed>::k<A<B<int>>>(int)", "void (anonymous namespace)::k<A<B<int> > >(int)"),
         ("unnamed>::saxpy_kernel(float, const float *)", "(anonymous namespace)::saxpy_kernel(float, float const*)"),
         ("attn_fwd.kd", "attn_fwd"),
@@ -201,6 +205,22 @@ def test_a_name_that_lost_brackets_in_the_middle_keeps_its_beginning() -> None:
     assert classify(torn)[0] == "elementwise"
     closed_twice = "void k<4, f>::g(int)], std::array<char *, 2>>(int)"
     assert normalise(closed_twice) == closed_twice
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel_class"),
+    [
+        (
+            "void moe::dev::routing::routingIndicesHistogramKernel<routingRenormalize::KernelParams<float>>(int)",
+            "index",
+        ),
+        ("void fbgemm_gpu::permute_pooled_embs_kernel<float>(float const*)", "copy"),
+        ("matrixMulKernel(float*, float*, float*, int)", "gemm"),
+        ("main_53_gpu__red", "reduction"),
+    ],
+)
+def test_a_word_inside_another_word_does_not_decide(name: str, kernel_class: str) -> None:
+    assert classify(name)[0] == kernel_class
 
 
 def test_text_made_of_brackets_never_breaks_the_parser() -> None:
