@@ -190,7 +190,8 @@ class _Codes:
         both = pd.concat([launches[["process", "thread"]], ranges[["process", "thread"]]], ignore_index=True)
         self._process, self.pids = pd.factorize(both["process"], use_na_sentinel=False)
         # NA, a launch whose thread is not known, is a thread of its own: one without ranges.
-        self._thread, _ = pd.factorize(pd.MultiIndex.from_frame(both), use_na_sentinel=False)
+        thread, _ = pd.factorize(both["thread"], use_na_sentinel=False)
+        self._thread, _ = attribution.combine(self._process, thread)
 
     def launches(self, launches: pd.DataFrame) -> attribution.Launches:
         part = slice(0, self._launches)

@@ -185,7 +185,9 @@ def _read(path: Path, table: tables.Table) -> pd.DataFrame:
     if not path.is_file():
         return tables.empty(table)
     # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
-    types = {column.name: "object" if column.dtype == "str" else column.dtype for column in table.columns}
+    # float64 and not Float64, which pandas 2 reads by way of text, with an error in the last digit.
+    as_read = {"str": "object", "Float64": "float64"}
+    types = {column.name: as_read.get(column.dtype, column.dtype) for column in table.columns}
     missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
     try:
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
