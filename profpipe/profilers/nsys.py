@@ -81,5 +81,10 @@ def diagnose(log: str) -> tuple[str, str] | None:
     if "Failed to create" in log and "File exists" in log:
         return "failed", "nsys could not overwrite an older report. Remove the run's folder and start again."
     if re.search(r"Generated:\s*\Z", log):
-        return "failed", "the capture range was never entered, so nsys recorded nothing."
+        # cudaProfilerStart is called through torch.
+        return (
+            "failed",
+            "the capture range was never entered, so nsys recorded nothing: in the workload's process torch is missing "
+            "or sees no GPU. `profpipe doctor` says why.",
+        )
     return None
