@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from profpipe import load
 from profpipe.document import as_list, placeholders, read, scalar, shown, substituted, without_environment
@@ -30,6 +30,17 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
 Point = Mapping[str, Scalar]
 Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_regex)]
 
 
 class _Model(BaseModel):
@@ -51,11 +62,11 @@ class Ncu(_Model):
         ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"),
         description="further ncu --section names; these two fill ncu_memory_metrics.txt and ncu_compute_metrics.txt",
     )
-    kernels: str = Field("all", description="'all', 'guided' (those with the largest share), or a regular expression")
+    kernels: Regex = Field("all", description="'all', 'guided' (those with the largest share), or a regular expression")
     top: int = Field(3, ge=1, description="how many kernels of a case 'guided' takes")
     source: bool = Field(False, description="embed the kernels' sources in the report")
     targets: NcuTargets = NcuTargets()
-    exclude: str = Field("nccl", description="kernels never replayed: those that wait for another process would hang")
+    exclude: Regex = Field("nccl", description="kernels never replayed: those that wait for another process would hang")
 
 
 class Coverage(_Model):
@@ -67,7 +78,7 @@ class Coverage(_Model):
 class KernelRule(_Model):
     """A rule of the user's own for the class of a kernel; it goes before those of parsers/kernel_classes.yaml."""
 
-    pattern: str = Field(description="regular expression, searched in the kernel's name")
+    pattern: Regex = Field(description="regular expression, searched in the kernel's name")
     kernel_class: str = Field(alias="class", description="attention, gemm, copy, add, ...")
     family: str = ""
 
@@ -353,6 +364,11 @@ def _mistakes(name: str, workload: Workload, path: Path) -> Iterator[tuple[str, 
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
     axes = set(workload.matrix)
+    for word in re.findall(r"\{([A-Za-z_]\w*)\}", " ".join(workload.command or ())):
+        known = axes | set(workload.params)
+        # Braces that resemble no parameter are the command's own: an argument may be JSON.
+        if word not in known and (remedy := did_you_mean(word, known)).startswith("Did you mean"):
+            yield f"{at}.command", f"there is no parameter '{word}'.", remedy
     baseline = (workload.baseline or {},)
     for part, points in (("exclude", workload.exclude), ("include", workload.include), ("baseline", baseline)):
         known = axes | set(workload.params) if part == "include" else axes

@@ -57,9 +57,12 @@ _EXPORT_S = 3600.0
 
 def show(order: Order) -> None:
     """Prints every job with its exact commands; starts and writes nothing."""
+    _rules(order.pipeline)
     folder = order.out / store.folder_name(order.pipeline.name, record.utc_now())
     for job in _jobs(order, Machine.examine(order), folder):
-        print(f"# {job.workload} under {job.profiler}: {len(job.cases)} cases, in {job.cwd}")
+        print(
+            f"# {job.workload} under {job.profiler}: {len(job.cases)} case{'s' * (len(job.cases) != 1)}, in {job.cwd}"
+        )
         for case in job.cases:
             print(f"#   {case.id}")
         if isinstance(job.tool, Missing):

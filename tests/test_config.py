@@ -123,6 +123,18 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         (MINIMAL.replace("version: 1", "version: 2"), "pipeline.yaml: version: 2 is not known."),
         (MINIMAL.replace("version: 1\n", ""), "pipeline.yaml: version: is missing."),
         (MINIMAL.replace("attention:", "../attention:", 1), "pipeline.yaml: workloads."),
+        (
+            MINIMAL + "    ncu: {kernels: '('}\n",
+            "pipeline.yaml: workloads.attention.ncu.kernels: is no regular expression: missing )",
+        ),
+        (
+            MINIMAL + "kernel_classes: [{pattern: '*', class: attention}]\n",
+            "pipeline.yaml: kernel_classes.0.pattern: is no regular expression: nothing to repeat",
+        ),
+        (
+            "version: 1\nworkloads: {w: {command: [x, '{bach}', '{\"a\": 1}'], matrix: {batch: [1]}}}\n",
+            "pipeline.yaml: workloads.w.command: there is no parameter 'bach'. Did you mean 'batch'?",
+        ),
         (MINIMAL + "    timeout_s: 0\n", "workloads.attention.timeout_s: Input should be greater than 0"),
         (MINIMAL + "    script: attention\n", "pipeline.yaml:7: is not YAML: the key 'script' is given twice"),
         ("a: [1", "pipeline.yaml:1: is not YAML"),
