@@ -191,7 +191,8 @@ def _list(args: argparse.Namespace) -> int:
     for name, workload in pipeline.workloads.items():
         cases = plan.cases(workload)
         what = workload.script or " ".join(workload.command or ())
-        print(f"{name}: {what}, {len(cases)} cases under {', '.join(workload.profilers)}")
+        count = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
+        print(f"{name}: {what}, {count} under {', '.join(workload.profilers)}")
         for case in cases:
             print(f"  {case.id}")
     return errors.OK

@@ -60,9 +60,8 @@ def show(order: Order) -> None:
     _rules(order.pipeline)
     folder = order.out / store.folder_name(order.pipeline.name, record.utc_now())
     for job in _jobs(order, Machine.examine(order), folder):
-        print(
-            f"# {job.workload} under {job.profiler}: {len(job.cases)} case{'s' * (len(job.cases) != 1)}, in {job.cwd}"
-        )
+        cases = "1 case" if len(job.cases) == 1 else f"{len(job.cases)} cases"
+        print(f"# {job.workload} under {job.profiler}: {cases}, in {job.cwd}")
         for case in job.cases:
             print(f"#   {case.id}")
         if isinstance(job.tool, Missing):
