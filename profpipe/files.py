@@ -98,8 +98,8 @@ def remarks(run: Run) -> Iterator[str]:
 
 def _private(run: Run) -> Iterator[str]:
     """As run.json names them, else those that are known by their endings."""
-    if run.get("private") is not None:
-        yield from map(str, run["private"])
+    if run.get("private_files") is not None:
+        yield from map(str, run["private_files"])
         return
     kept = [f for job in run.get("jobs") or () for f in job.get("files") or ()]
     names = [str(f.get("path", "")) if isinstance(f, Mapping) else str(f) for f in kept]

@@ -47,3 +47,7 @@ def test_the_record_names_the_tool_and_the_files_that_it_left(run_under_nsys):
     assert [Path(file["path"]).name for file in job["files"]] == ["capture.sqlite", "events.jsonl"]
     assert (run_under_nsys / "raw" / "attention" / "nsys" / "capture.nsys-rep").stat().st_size > 0
     assert record["private_files"] and all(name.endswith(".nsys-rep") for name in record["private_files"])
+
+
+def test_the_summary_says_which_files_still_hold_the_environment(run_under_nsys):
+    assert "`.nsys-rep` files hold the environment" in (run_under_nsys / "SUMMARY.md").read_text()

@@ -262,7 +262,7 @@ def test_reports_that_are_kept_come_with_a_warning(tmp_path: Path) -> None:
     run["jobs"][0]["files"] = [{"path": "raw/attention/nsys/capture.nsys-rep", "bytes": 1}]
     text = page(data, run, tmp_path)
     assert "- `.nsys-rep` files hold the environment and the command lines of the profiled process" in text
-    run["private"] = ["raw/x.ncu-rep"]
+    run["private_files"] = ["raw/x.ncu-rep"]
     assert "- `.ncu-rep` files hold the environment" in page(data, run, tmp_path)
 
 
