@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profpipe.concerns import NotRun
-from profpipe.findings import Findings, Point, WorkloadFindings
+from profpipe.findings import Axes, Findings, Point, WorkloadFindings
 from profpipe.markdown import code, escape, listed
 from profpipe.points import in_words, is_number, shown
 
@@ -110,7 +110,7 @@ def subject(group: NotRun, findings: Findings) -> str:
 
 
 def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]) -> str:
-    """```sage` in mode fwd_bwd``: an implementation and the axes that single these cases out among its own."""
+    """```sage` with `mode=fwd_bwd` ``: an implementation and the axes that single these cases out among its own."""
     own = [point for point in workload.points if point.variant == variant] if workload else []
     chosen = [point for point in own if point.id in set(cases)]
     if not chosen or len(chosen) < len(cases):
@@ -120,13 +120,20 @@ def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]
         return name or "every case"
     common = _common(chosen)
     if common and len([p for p in own if set(common) <= set(p.shape)]) == len(chosen):
-        at = "at" if all(is_number(value) for _, value in common) else "in"
-        return f"{name} {at} {escape(in_words(common))}" if name else escape(in_words(common))
-    at = listed((escape(in_words(point.shape)) for point in chosen), most=3)
-    return f"{name} at {at}" if name else at
+        return f"{name} {_at(common)}" if name else escape(in_words(common))
+    if not name:
+        return listed((escape(in_words(point.shape)) for point in chosen), most=3)
+    return f"{name} {listed((_at(point.shape) for point in chosen), most=3)}"
 
 
-def _common(points: Sequence[Point]) -> tuple[tuple[str, object], ...]:
+def _at(axes: Axes) -> str:
+    """``with `mode=fwd` at seqlen 512``: only numbers read as words beside the name of their axis."""
+    words = listed(code(f"{axis}={shown(value)}") for axis, value in axes if not is_number(value))
+    numbers = escape(in_words(tuple(pair for pair in axes if is_number(pair[1]))))
+    return " ".join(part for part in (words and f"with {words}", numbers and f"at {numbers}") if part)
+
+
+def _common(points: Sequence[Point]) -> Axes:
     first = points[0].shape
     return tuple(pair for pair in first if all(_has(point, pair) for point in points))
 

@@ -19,7 +19,7 @@ def sweep(*impls: str) -> list[str]:
 def test_cases_are_named_by_the_axis_that_explains_them() -> None:
     why = "sage has no backward pass. Use mode: fwd."
     rows = [case_row(c, "plain", *(("skipped", why) if "fwd_bwd" in c else ())) for c in sweep("sage")]
-    assert lines(rows) == ["Not run: `sage` in mode fwd_bwd (2 cases): has no backward pass. Use mode: fwd."]
+    assert lines(rows) == ["Not run: `sage` with `mode=fwd_bwd` (2 cases): has no backward pass. Use mode: fwd."]
 
 
 def test_implementations_that_are_missing_alike_share_a_line() -> None:
@@ -47,4 +47,6 @@ def test_single_cases_are_named_by_their_shape() -> None:
         case_row(c, "plain", *(("skipped", "why not") if c.endswith("fwd,seqlen=2048") else ()))
         for c in sweep("a", "b")
     ]
-    assert lines(rows) == ["Not run: `a` in mode fwd, seqlen 2048 and `b` in mode fwd, seqlen 2048 (2 cases): why not."]
+    assert lines(rows) == [
+        "Not run: `a` with `mode=fwd` at seqlen 2048 and `b` with `mode=fwd` at seqlen 2048 (2 cases): why not."
+    ]
