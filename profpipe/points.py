@@ -92,12 +92,28 @@ def _params(tables: Tables, workload: str, planned: Iterable[str]) -> dict[str, 
     cases = tables.cases[tables.cases["workload"] == workload]
     recorded: dict[str, dict[str, Any]] = {}
     for case, text in zip(cases["case"], cases["params"], strict=True):
-        recorded.setdefault(case, {})
-        recorded[case] = recorded[case] or (json.loads(text) if text else {})
+        recorded.setdefault(case, {}).update(json.loads(text) if text else {})
     mentioned = dict.fromkeys([*recorded, *_mentioned(tables, workload)])
     every = list(dict.fromkeys([*(case for case in planned if case in mentioned), *mentioned]))
     named = [case for case in every if case] or every
-    return {case: _ordered(parse_id(case), recorded.get(case, {})) for case in named}
+    return _with_defaults({case: _ordered(parse_id(case), recorded.get(case, {})) for case in named})
+
+
+def _with_defaults(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the workload fills in and no case's name has, also for cases whose process never wrote it down.
+
+    That of a case which crashed, or was not begun, knows only what the pipeline file says of it.
+    """
+    named = {case: parse_id(case) for case in params}
+    if not all(named.values()):
+        return params
+    mentioned = {axis for point in named.values() for axis in point}
+    values: dict[str, dict[str, Any]] = {}
+    for point in params.values():
+        for axis in point.keys() - mentioned:
+            values.setdefault(axis, {})[_key(point[axis])] = point[axis]
+    alike = {axis: next(iter(seen.values())) for axis, seen in values.items() if len(seen) == 1}
+    return {case: point | {axis: alike[axis] for axis in alike if axis not in point} for case, point in params.items()}
 
 
 def _mentioned(tables: Tables, workload: str) -> Iterable[str]:
