@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
 from profpipe.markdown import code, listed, slug
-from profpipe.quantities import count, duration, ratio
+from profpipe.quantities import count, duration, plus_minus, ratio, time_unit
 from profpipe.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
 
 #: Shapes or cases that a sentence names; more are counted.
 _NAMED = 2
+
+#: A median of which less is known is told with its interval, and one without an interval with its samples, where these
+#: spread further. Leads of a tenth are common.
+_WIDE, _SCATTERED = 0.05, 0.10
 
 
 def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
@@ -20,10 +24,14 @@ def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
         counted = [f"{n} launches under {code(profiler)}" for profiler, n in workload.launches.items() if n]
         return [f"**No case has a time{'; ' + listed(counted) + ', of unknown duration' if counted else ''}.**"]
     if not _compared(workload):
-        return [_plain_times(workload)]
+        return [f"**{_capitalised(_plain_times(workload))}**"]
     judged = [shape for shape in workload.shapes if shape.win]
     said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
-    return [f"**{said}**", *_paradoxes(workload, largest, alone)]
+    return [f"**{_capitalised(said)}**", *_spread(judged), *_paradoxes(workload, largest, alone)]
+
+
+def _capitalised(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _compared(workload: WorkloadFindings) -> bool:
@@ -45,11 +53,11 @@ def _plain_times(workload: WorkloadFindings) -> str:
         and not workload.basis.timed
     ):
         noun = "call of a CPU operator" if only.split.kind == "cpu_op" else "kernel launch"
-        return f"**{_several(only.split.total.calls, noun)}, {duration(only.split.total.ns)} in all.**"
+        return f"{_several(only.split.total.calls, noun)}, {duration(only.split.total.ns)} in all."
     if len(points) <= 4:
-        return f"**{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}.**"
+        return f"{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}."
     ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
-    return f"**{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}.**"
+    return f"{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}."
 
 
 def _named_time(point: Point) -> str:
@@ -191,6 +199,52 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
     for (name, why), own in groups.items():
         place = _where(own, len(shapes))
         yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."
+
+
+# --- how well the times are known ------------------------------------------------------------------------------------
+
+
+def _spread(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Whether the winner's or the next one's median is poorly known: the worst of them, and in how many shapes."""
+    first = [(s, p) for s in shapes if s.win for p in (s.win.best, s.win.second) if p is not None]
+    poor = [(shape, point) for shape, point in first if _uncertainty(point)]
+    if not poor:
+        return
+    shape, worst = max(poor, key=lambda pair: _uncertainty(pair[1]))
+    place = f" at {axes(shape.axes)}" if len(shapes) > 1 else ""
+    touched = len({shape.axes for shape, _ in poor})
+    among = f" in {_every(touched) if touched == len(shapes) else f'{touched} of {len(shapes)} shapes'}, most of all"
+    others = [point for _, point in poor if point is not worst] if len(shapes) == 1 else []
+    told = listed(
+        [f"{code(worst.variant)}{place} {_known(worst)}", *(f"{code(p.variant)} {_known(p)}" for p in others)]
+    )
+    yield f"Mind the spread{among if touched > 1 else ''}: {told}."
+
+
+def _uncertainty(point: Point) -> float:
+    """Half the width of what its median may be, or of its samples, as a share of it; 0 where that is no worry."""
+    time = point.time
+    if time is None:
+        return 0.0
+    if time.half_width is not None:
+        return time.half_width if time.half_width > _WIDE else 0.0
+    if time.p10 is None or time.p90 is None or not time.ns:
+        return 0.0
+    half = (time.p90 - time.p10) / 2 / time.ns
+    return half if half > _SCATTERED else 0.0
+
+
+def _known(point: Point) -> str:
+    time = point.time
+    assert time is not None
+    unit = time_unit([time.ns])
+    samples = ""
+    if time.p10 is not None and time.p90 is not None:
+        samples = f"p10 to p90 {unit.of(time.p10)} to {unit.with_name(time.p90)}"
+    if time.half_width is None:
+        return f"has too few samples for a 95 % interval ({samples})"
+    interval = f"has a 95 % interval of {plus_minus(time.half_width)}"
+    return f"{interval} ({samples})" if samples else interval
 
 
 # --- what a swap eats ------------------------------------------------------------------------------------------------

@@ -33,6 +33,13 @@ class Measure:
     p90: float | None = None
     cv_percent: float | None = None
 
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval as a share of the time: 0.02 for +-2 %."""
+        if self.ci_low is None or self.ci_high is None or not self.ns:
+            return None
+        return (self.ci_high - self.ci_low) / 2 / self.ns
+
 
 @dataclass(frozen=True)
 class Part:

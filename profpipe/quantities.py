@@ -96,6 +96,11 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.1f}" if share >= 0.0005 else "< 0.1"
 
 
+def plus_minus(share: float) -> str:
+    """Half an interval as a percentage: ``±2.3 %``."""
+    return f"±{percent(share) if share < 1 else number(100 * share)} %"
+
+
 def signed_percent(difference: float | None) -> str:
     if difference is None:
         return MISSING

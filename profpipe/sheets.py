@@ -15,6 +15,7 @@ from profpipe.quantities import (
     duration,
     number,
     percent,
+    plus_minus,
     ratio,
     size_unit,
     time_unit,
@@ -46,11 +47,8 @@ def _first(win: Win) -> str:
 
 
 def _half_width(point: Point) -> str:
-    time = point.time
-    if time is None or time.ci_low is None or time.ci_high is None or not time.ns:
-        return MISSING
-    half = (time.ci_high - time.ci_low) / 2 / time.ns
-    return f"±{percent(half) if half < 1 else number(100 * half)} %"
+    half = point.time.half_width if point.time else None
+    return MISSING if half is None else plus_minus(half)
 
 
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
@@ -251,11 +249,14 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     timed = [point for point in points if point.time]
     unit = time_unit(point.time.ns for point in timed if point.time)
     allocated = size_unit(point.values.get("peak_allocated") for point in timed)
+    # How many samples they are, where they are all as many, is said once.
+    as_many = len(timed) > 1 and len({point.time.n for point in timed if point.time}) == 1
+    counted = "samples" if workload.basis is None or workload.basis.timed else "iterations"
     columns: list[tuple[str, Callable[[Point], str]]] = [
         (f"time {unit.name}", lambda p: unit.of(p.time.ns) if p.time else MISSING),
         ("95 % interval", lambda p: _between(unit, p.time.ci_low, p.time.ci_high) if p.time else MISSING),
         ("p10 to p90", lambda p: _between(unit, p.time.p10, p.time.p90) if p.time else MISSING),
-        ("n", lambda p: str(p.time.n) if p.time and p.time.n is not None else MISSING),
+        (counted, lambda p: str(p.time.n) if p.time and p.time.n is not None and not as_many else MISSING),
         ("over baseline", lambda p: ratio(p.speedup)),
         ("TFLOP/s", lambda p: number(p.tflops)),
         ("% of peak", lambda p: _of_peak(p.of_peak_flops)),
@@ -273,9 +274,7 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     head = [escape(label) for label in labels] + [title for title, _ in columns]
     rows = [_labels(point, workload) + [cell(point) for _, cell in columns] for point in timed]
-    sheet = Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
-    # How many samples they are, where they are all as many, is said once.
-    return sheet.without("n") if len(rows) > 1 and len({p.time.n for p in timed if p.time}) == 1 else sheet
+    return Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
 
 
 def _clock(point: Point) -> str:
