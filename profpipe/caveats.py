@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.files import NO_KERNELS
 from profpipe.findings import Agreement, Findings, WorkloadFindings
 from profpipe.markdown import code, escape, listed, short_names
 from profpipe.quantities import duration, percent, signed_percent
 from profpipe.skips import subject
-from profpipe.wording import case_label
+from profpipe.wording import case_label, cases
 
 #: A classified share below this is told among the doubts.
 ENOUGH = 0.99
@@ -22,7 +23,8 @@ _HARMLESS = re.compile(r"might (not )?have |events were lost\? no|bytes written 
 
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
     """Every reason to be careful, most serious first, a sentence each."""
-    lines = [_not_run(group, findings, alone) for group in findings.not_run if group.status != "skipped"]
+    lines = _interrupted(findings, alone)
+    lines += [_not_run(g, findings, alone) for g in findings.not_run if g.status not in ("skipped", "interrupted")]
     lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
     lines += [_refused(refusal) for refusal in run.get("refused") or ()]
     lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < ENOUGH or c.too_low]
@@ -50,13 +52,22 @@ def _told(run: Mapping[str, Any]) -> list[tuple[str, bool]]:
     sources: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for file in run.get("files") or ():
         for harmless in (False, True):
-            own = tuple(str(note) for note in file.get("notes") or () if bool(_HARMLESS.search(str(note))) is harmless)
+            own = tuple(note for note in map(str, file.get("notes") or ()) if _is_harmless(note, run) is harmless)
             if own:
                 sources.setdefault((harmless, own), []).append(code(file.get("source", "")))
     return [
         (f"{listed(files, most=3)}: {' '.join(map(sentence, own))}", harmless)
         for (harmless, own), files in sources.items()
     ]
+
+
+def _is_harmless(note: str, run: Mapping[str, Any]) -> bool:
+    return bool(_HARMLESS.search(note) or (without_gpu(run) and NO_KERNELS.match(note)))
+
+
+def without_gpu(run: Mapping[str, Any]) -> bool:
+    """Whether the run was made on a machine that has no GPU; of files from elsewhere nobody knows."""
+    return (run.get("machine") or {}).get("gpus") == []
 
 
 def sentence(text: object) -> str:
@@ -75,7 +86,23 @@ def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
     return f"**{fate(group)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
 
 
+def _interrupted(findings: Findings, alone: bool) -> list[str]:
+    """One sentence for a run that the user stopped: how to go on, and what is missing until then."""
+    missing = []
+    for group in findings.not_run:
+        if group.status != "interrupted":
+            continue
+        what = subject(group, findings) or "everything"
+        number = f" ({cases(len(group.cases))})" if len(group.cases) > 1 else ""
+        where = "" if alone else f" of {code(group.workload)}"
+        missing.append(f"{fate(group).lower()} under {listed(map(code, group.profilers))}: {what}{where}{number}")
+    go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
+    return [f"{go_on} Until then it lacks what was {'; '.join(missing)}."] if missing else []
+
+
 def fate(group: NotRun) -> str:
+    if group.status == "interrupted" and group.reason.endswith("before it started"):
+        return "Not begun"
     return {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(
         group.status, group.status.capitalize()
     )
@@ -92,8 +119,8 @@ def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
     for e in expectations:
         groups.setdefault((e.workload, e.asked, e.found, e.met, e.own_copy), []).append(e.case)
     return [
-        Expectation(workload, listed((code(case) for case in cases), most=4), asked, found, met, own)  # type: ignore[arg-type]
-        for (workload, asked, found, met, own), cases in groups.items()
+        Expectation(workload, listed((code(case) for case in alike), most=4), asked, found, met, own)  # type: ignore[arg-type]
+        for (workload, asked, found, met, own), alike in groups.items()
     ]
 
 
@@ -109,9 +136,10 @@ def expectations_met(findings: Findings) -> str:
         return ""
     total = len(findings.expectations)
     every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
+    every = "The one case" if total == 1 else every
     own = sorted({e.asked for e in met if e.own_copy})
     note = f" ({listed(code(f) for f in own)} from PyTorch's own copy)" if own else ""
-    return f"{every} that name a kernel family ran kernels of that family{note}."
+    return f"{every} that name{'s' if total == 1 else ''} a kernel family ran kernels of that family{note}."
 
 
 def outside(u: Unattributed, alone: bool) -> str:
@@ -138,8 +166,8 @@ def set_up(findings: Findings, alone: bool) -> list[str]:
 def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
     where = "" if alone else f" of {code(u.workload)}"
     points = {point.id: point for w in findings.workloads if w.name == u.workload for point in w.points}
-    cases = listed((case_label(points[case]) if case in points else code(case) for case in u.cases), most=3)
-    return f"{code(u.profiler)} shows no kernel of {len(u.cases)} cases{where} that ran well: {cases}."
+    named = listed((case_label(points[case]) if case in points else code(case) for case in u.cases), most=3)
+    return f"{code(u.profiler)} shows no kernel of {cases(len(u.cases))}{where} that ran well: {named}."
 
 
 def coverage(findings: Findings) -> list[str]:
@@ -173,7 +201,7 @@ def _disagreements(workload: WorkloadFindings, alone: bool) -> list[str]:
     where = "" if alone else f" of {code(workload.name)}"
     return [
         f"{profiler_named(profiler)} and {code(own[0][0].reference)} differ without a known reason in {len(own)} of"
-        f" {len(workload.agreements)} cases{where}: "
+        f" {cases(len(workload.agreements))}{where}: "
         + listed((f"{case_label(a.point)} ({signed_percent(d)})" for a, d in own), most=3)
         + "."
         for profiler, own in flagged.items()

@@ -57,11 +57,15 @@ class Chapter:
     largest: str
     fixed: str
     quantity: str
+    #: Whether shares are of CPU operators, and whether its calls were timed where there is no GPU.
     cpu: bool
+    timed_on_cpu: bool
 
 
-def chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]]) -> Chapter:
-    """Everything that the page says of ``workload``."""
+def chapter(
+    workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]], without_gpu: bool
+) -> Chapter:
+    """Everything that the page says of ``workload``; ``without_gpu``: the run's machine has none."""
     alone = len(findings.workloads) < 2
     return Chapter(
         workload=workload,
@@ -86,8 +90,13 @@ def chapter(workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, 
         largest=wording.axes(workload.largest.axes) if workload.largest else "",
         fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
         quantity=wording.quantity(workload.basis),
-        cpu=any(point.split and point.split.kind == "cpu_op" for point in workload.points),
+        cpu=_of_operators(workload),
+        timed_on_cpu=without_gpu and workload.basis is not None and workload.basis.timed,
     )
+
+
+def _of_operators(workload: WorkloadFindings) -> bool:
+    return any(point.split and point.split.kind == "cpu_op" for point in workload.points)
 
 
 def _by_shape(workload: WorkloadFindings, sheet_of: Callable[[Shape], Sheet]) -> list[Block]:
@@ -172,7 +181,8 @@ def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     if opened:
         yield Block("", opened)
     if rest:
-        yield Block("the first kernels of the other cases, from 10 % on", rest, folded=True)
+        noun = "operators" if _of_operators(workload) else "kernels"
+        yield Block(f"the first {noun} of the other cases, from 10 % on", rest, folded=True)
     if names := kernel_sheets.full_names(workload, [opened, rest]):
         yield Block("full names", names, folded=True)
 

@@ -5,7 +5,16 @@ Times are nanoseconds, shares between 0 and 1.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+#: What the runner writes of cases that a Ctrl-C stopped, or kept from beginning.
+_STOPPED = re.compile(r"(no profile: )?interrupted( before it started)?")
+
+
+def status_told(status: str, reason: str) -> str:
+    """The status of a case as the report has it: who is stopped by the user has neither failed nor been skipped."""
+    return "interrupted" if status != "ok" and _STOPPED.fullmatch(reason) else status
 
 
 @dataclass(frozen=True)

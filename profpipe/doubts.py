@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen, status_told
 from profpipe.shares import PREFERENCE, device_rows, unclassified
 from profpipe.tables import Tables
 
@@ -17,10 +18,18 @@ _UNFUSED = ("unfused", "math", "none")
 #: The kernel of ``timing``'s cache flush, ``zero_`` of an int32 buffer: it runs between the samples of every case.
 _FLUSH = "FillFunctor<int>"
 
+#: How the runner ends a reason: with the log's path as one sees it from where the run was started.
+_NAMED_LOG = re.compile(r"\s*\(log: (.+)\)$")
+
 
 def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
     """Cases that did not end well, gathered by their fate; jobs whose fate no case tells."""
     bad = tables.cases[~tables.cases["status"].isin(["ok", ""])]
+    logs = [str(job["log"]) for job in run.get("jobs") or () if job.get("log")]
+    bad = bad.assign(
+        status=[status_told(*pair) for pair in zip(bad["status"], bad["reason"], strict=True)],
+        reason=[_without_log(reason, logs) for reason in bad["reason"]],
+    )
     groups = [_group(rows, tables, run) for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)]
     told = set(zip(bad["workload"], bad["profiler"], strict=True))
     return tuple(groups + list(_jobs(run, told)))
@@ -30,9 +39,15 @@ def _group(rows: pd.DataFrame, tables: Tables, run: Mapping[str, Any]) -> NotRun
     workload, status, reason = (str(rows[key].iloc[0]) for key in ("workload", "status", "reason"))
     profilers, cases = tuple(rows["profiler"].drop_duplicates()), tuple(rows["case"].drop_duplicates())
     every = set(tables.cases.loc[tables.cases["workload"] == workload, "case"])
-    logs = tuple(job["log"] for job in run.get("jobs") or () if job.get("log")
-                 and job.get("workload") == workload and job.get("profiler") in profilers)  # fmt: skip
+    logs = tuple(job["log"] for job in run.get("jobs") or () if job.get("log") and job.get("workload") == workload
+                 and job.get("profiler") in profilers and set(job.get("cases") or cases) & set(cases))  # fmt: skip
     return NotRun(workload, status, reason, profilers, cases, set(cases) == every, tuple(dict.fromkeys(logs)))
+
+
+def _without_log(reason: str, logs: Collection[str]) -> str:
+    """``reason`` without the path of a log that is linked beside it."""
+    named = _NAMED_LOG.search(reason)
+    return reason[: named.start()] if named and any(named[1].endswith(log) for log in logs) else reason
 
 
 def _jobs(run: Mapping[str, Any], told: set[tuple[str, str]]) -> Iterator[NotRun]:
@@ -40,7 +55,9 @@ def _jobs(run: Mapping[str, Any], told: set[tuple[str, str]]) -> Iterator[NotRun
         workload, profiler = str(job.get("workload", "")), str(job.get("profiler", ""))
         if job.get("status", "ok") != "ok" and (workload, profiler) not in told:
             logs = (str(job["log"]),) if job.get("log") else ()
-            yield NotRun(workload, str(job["status"]), str(job.get("reason") or ""), (profiler,), (), True, logs)
+            reason = str(job.get("reason") or "")
+            status = status_told(str(job["status"]), reason)
+            yield NotRun(workload, status, _without_log(reason, logs), (profiler,), (), True, logs)
 
 
 def preferred(kernels: pd.DataFrame) -> str | None:

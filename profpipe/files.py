@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from profpipe.markdown import Sheet, code, escape
-from profpipe.quantities import duration, size_unit
+from profpipe.quantities import MISSING, duration, size_unit
 
 Run = Mapping[str, Any]
 
@@ -16,17 +16,26 @@ Run = Mapping[str, Any]
 _PRIVATE = (".nsys-rep", ".qdrep", ".ncu-rep")
 
 
+#: What the parsers note of a file without kernels: nsys's of a machine without a GPU, torch's with CPU operators.
+NO_KERNELS = re.compile(r"no (kernels in this file|GPU events)")
+
+
 def held(run: Run) -> Sheet:
     """What the files with kernels hold, and the two sums that prove nothing was lost; files of one job in a row."""
     sizes = _sizes(run)
     rows = []
     for place, files in _grouped(run):
+        launches, placed = str(sum(f.get("launches") or 0 for f in files)), _attribution(files)
         sums = [duration(_sum(files, key)) for key in ("total_ns", "attributed_ns", "unattributed_ns")]
+        if all(_has_no_kernels(f) for f in files):
+            launches, sums = MISSING, [MISSING] * len(sums)
+            placed = re.sub(r"^(\d+) (?=by |in )", r"\1 CPU operators ", placed)
         first = files[0]
         tool = " ".join(str(first[key]) for key in ("tool", "tool_version") if first.get(key))
         size = sum(sizes.get(str(f.get("source")), 0) for f in files)
-        rows.append([place, escape(first.get("format", "")), escape(tool), _size(size),
-                     str(sum(f.get("launches") or 0 for f in files)), *sums, escape(_attribution(files))])  # fmt: skip
+        rows.append(
+            [place, escape(first.get("format", "")), escape(tool), _size(size), launches, *sums, escape(placed)]
+        )
     head = [
         "file",
         "format",
@@ -51,6 +60,10 @@ def _grouped(run: Run) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     for (folder, _, _), files in groups.items():
         alone = len(files) == 1
         yield (code(files[0].get("source", "")) if alone else f"{code(folder + '/')}, {len(files)} files"), files
+
+
+def _has_no_kernels(file: Mapping[str, Any]) -> bool:
+    return not file.get("launches") and any(NO_KERNELS.match(str(note)) for note in file.get("notes") or ())
 
 
 def _sum(files: Iterable[Mapping[str, Any]], key: str) -> float | None:

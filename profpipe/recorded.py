@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from profpipe.concerns import status_told
 from profpipe.findings import Split
 from profpipe.shares import split
 from profpipe.tables import Tables
@@ -47,8 +48,8 @@ class Recorded:
             numbers.setdefault((case, profiler, subject), {})[metric] = Number(*row)
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
-        for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
-            statuses.setdefault(case, {})[profiler] = status
+        for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):
+            statuses.setdefault(case, {})[profiler] = status_told(status, reason)
             # Runs of before 0.2 wrote host-bound, later ones host_bound.
             flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
         return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, statuses, flags)

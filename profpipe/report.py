@@ -26,7 +26,8 @@ from profpipe.tables import Tables
 def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
     """Writes plots, text files and last SUMMARY.md into ``folder``, each whole or not at all; returns its path."""
     drawn = plots.draw(findings, folder)
-    chapters, alone = [chapter(w, findings, drawn) for w in findings.workloads], len(findings.workloads) < 2
+    without_gpu, alone = caveats.without_gpu(run), len(findings.workloads) < 2
+    chapters = [chapter(w, findings, drawn, without_gpu) for w in findings.workloads]
     for name, text in companions.texts(findings, tables, run).items():
         _write(folder / name, text)
     environment = jinja2.Environment(
@@ -104,7 +105,8 @@ def _date(run: Mapping[str, Any]) -> str:
 
 def _unclassified(findings: Findings) -> Sheet:
     rows = [[code(name), percent(share)] for c in findings.coverage for name, share in c.largest]
-    return Sheet(["kernel that no rule classifies", "% of its workload's time"], rows)
+    noun = "operator" if caveats.on_cpu(findings) else "kernel"
+    return Sheet([f"{noun} that no rule classifies", "% of its workload's time"], rows)
 
 
 def _failures(findings: Findings) -> Iterator[str]:

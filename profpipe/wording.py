@@ -33,6 +33,11 @@ def case_label(point: Point) -> str:
     return ", ".join(words) or code(point.id) or "whole capture"
 
 
+def cases(number: int) -> str:
+    """``1 case``, ``3 cases``."""
+    return f"{number} case{'' if number == 1 else 's'}"
+
+
 def quantity(basis: Basis | None) -> str:
     """What the times of a workload are, in words."""
     if basis is None:

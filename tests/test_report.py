@@ -170,7 +170,7 @@ def test_cases_without_anything_to_compare_are_headlined_by_their_times(tmp_path
     names = [f"what={what},precision={p}" for what in ("forward", "train_step") for p in ("fp32", "bf16")]
     rows = [metric_row(name, "time", 1e6 * (i + 1), n=5) for i, name in enumerate(names)]
     top = first_screen(page(tables(metrics=rows), {}, tmp_path))
-    assert "**what forward, precision fp32: 1000 us; what forward, precision bf16: 2000 us;" in top
+    assert "**What forward, precision fp32: 1000 us; what forward, precision bf16: 2000 us;" in top
     rows += [metric_row("what=forward,precision=fp16", "time", 9e6, n=5)]
     assert (
         "**5 cases, from 1000 us (what forward, precision fp32) to 9000 us (what forward, precision fp16) per call.**"
@@ -185,6 +185,116 @@ def test_a_failed_coverage_and_a_failed_expectation_stand_on_the_first_screen(tm
     assert findings.failed
     assert "Classified: 90.0 % of kernel time (nsys), **below the 95.0 % asked for**; largest unclassified:" in top
     assert "**Failed expectation**: `impl=a` asked for `cudnn` kernels; what ran is `fa2`." in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_headline_begins_with_a_capital(tmp_path: Path) -> None:
+    cases = [case_row("impl=a"), case_row("impl=b", status="failed", reason="why not")]
+    text = page(tables(cases, metrics=times(a=1000.0)), with_baseline("a"), tmp_path)
+    assert "**Only `a` has a time: 1.00 us per call.**" in text
+
+
+def spread(impl: str, ns: float, half: float, shape: str = "") -> list[dict[str, Any]]:
+    case = f"impl={impl}{shape}"
+    wide = metric_row(case, "time", ns, n=30, ci_low=(1 - half) * ns, ci_high=(1 + half) * ns)
+    return [wide, metric_row(case, "time_p10", 0.6 * ns), metric_row(case, "time_p90", 1.3 * ns)]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_poorly_known_time_of_the_first_two_is_told_beside_the_win(tmp_path: Path) -> None:
+    rows = [*spread("a", 1e8, 0.245), *spread("b", 5e8, 0.04), *spread("c", 9e8, 0.5)]
+    top = first_screen(page(tables(metrics=rows), with_baseline("b"), tmp_path))
+    assert (
+        "`a` is fastest: 100.0 ms per call, 5.00x over `b` (baseline).**\n\n"
+        "Mind the spread: `a` has a 95 % interval of ±24.5 % (p10 to p90 60.0 to 130.0 ms).\n"
+    ) in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_of_many_shapes_the_worst_spread_is_told(tmp_path: Path) -> None:
+    rows = [r for n in (1, 2, 3) for i, ns in (("a", 1e8), ("b", 5e8)) for r in spread(i, ns, 0.03 * n, f",seqlen={n}")]
+    top = first_screen(page(tables(metrics=rows), with_baseline("b"), tmp_path))
+    assert "Mind the spread in 2 of 3 shapes, most of all: `a` at seqlen 3 has a 95 % interval of ±9.0 %" in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_samples_too_few_for_an_interval_are_told_where_they_spread(tmp_path: Path) -> None:
+    rows = [*times(a=1000.0, b=2000.0), metric_row("impl=b", "time_p10", 500.0), metric_row("impl=b", "time_p90", 3e3)]
+    top = first_screen(page(tables(metrics=rows), with_baseline("a"), tmp_path))
+    assert "Mind the spread: `b` has too few samples for a 95 % interval (p10 to p90 0.5 to 3.00 us)." in top
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
+    full = {"impl": "a", "seqlen": 1, "seed": 0}
+    rows = [
+        case_row("impl=a,seqlen=1", params=full),
+        case_row("impl=a,seqlen=2", "plain", "failed", "interrupted", params={"impl": "a", "seqlen": 2}),
+        case_row("impl=b,seqlen=1", "plain", "skipped", "interrupted before it started", params={"impl": "b"}),
+        case_row("impl=b,seqlen=2", "plain", "skipped", "interrupted before it started", params={"impl": "b"}),
+    ]
+    text = page(tables(rows, metrics=[metric_row("impl=a,seqlen=1", "time", 5.0)]), with_baseline("a"), tmp_path)
+    assert (
+        "- **Interrupted**: this run is not complete. `profpipe resume` with its folder goes on. Until then it lacks"
+        " what was interrupted under `plain`: `a` at seqlen 2; not begun under `plain`: `b` (2 cases).\n"
+    ) in text
+    assert "seed=0" not in text and "Failed" not in text and "Not run" not in text
+    assert "| `a` (baseline) | **5.00** | interrupted |" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_failure_links_its_own_log_once(tmp_path: Path) -> None:
+    ids = [f"how={how},n={n}" for how in ("none", "x") for n in (1, 2)]
+    why = "killed by SIGABRT (log: out/run/raw/w/plain/1/log.txt)"
+    rows = [case_row(ids[0], "plain", "crashed", why), *map(case_row, ids[1:])]
+    jobs = [
+        {"workload": "w", "profiler": "plain", "cases": [case], "log": f"raw/w/plain/{i}/log.txt"}
+        for i, case in enumerate(ids, 1)
+    ]
+    run = {"jobs": jobs, "pipeline": {"workloads": {"w": {"baseline": {"n": 1}}}}}
+    text = page(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids[1:]]), run, tmp_path)
+    log = "[raw/w/plain/1/log.txt](raw/w/plain/1/log.txt)"
+    assert f"- **Crashed** under `plain`, `n=1` with `how=none`: killed by SIGABRT. Log: {log}.\n" in text
+    assert text.count("log.txt") == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: Path) -> None:
+    rows = [metric_row(f"n={n}", "time", 5.0, n=30 + n) for n in (1, 2)]
+    assert "| n | time ns | samples |" in page(tables(metrics=rows), {}, tmp_path)
+    same = [metric_row(f"n={n}", "time", 5.0, n=30) for n in (1, 2)]
+    assert "| n | time ns |\n" in page(tables(metrics=same), {}, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_times_of_a_machine_without_a_gpu_are_said_to_be_that(tmp_path: Path) -> None:
+    text = page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a", machine={"gpus": []}), tmp_path)
+    assert "\nThese are times on a CPU.\n" in first_screen(text)
+    assert "on a CPU" not in page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a"), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_files_without_kernels_are_no_doubt_where_there_is_no_gpu(tmp_path: Path) -> None:
+    sums = {"launches": 0, "total_ns": 0.0, "attributed_ns": 0.0, "unattributed_ns": 0.0}
+    nsys = {"source": "a.sqlite", "format": "nsys", "notes": ["no kernels in this file"], **sums}
+    operators = {"notes": ["no GPU events: CPU operators, each with its self time"], **sums}
+    torch = {"source": "b.json", "format": "torch", "attribution": "80 by the launching thread's ranges", **operators}
+    run = with_baseline("a", machine={"gpus": []}, files=[nsys, torch])
+    data = tables(metrics=times(a=1.0, b=2.0))
+    text = page(data, run, tmp_path)
+    assert "- `a.sqlite`: no kernels in this file." in text.partition("## Files")[2]
+    assert "What casts doubt" not in text
+    assert "| `b.json` | torch |  | 80 CPU operators by the launching thread's ranges |" in text
+    with_gpu = page(data, run | {"machine": {"gpus": [{"name": "Made-up GPU"}]}}, tmp_path)
+    assert "- `a.sqlite`: no kernels in this file." in first_screen(with_gpu)
+
+
+def test_one_case_is_counted_as_one(tmp_path: Path) -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 1, 5.0)]
+    data = tables([case_row("impl=a", "nsys"), case_row("impl=b", "nsys")], kernels)
+    text = page(data, {"expects": {"w": {"impl=a": "fa2"}}}, tmp_path)
+    assert "`nsys` shows no kernel of 1 case that ran well: `b`." in text
+    assert "The one case that names a kernel family ran kernels of that family." in text
 
 
 # --- what must hold of every page ------------------------------------------------------------------------------------
@@ -254,6 +364,15 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
     )
     text = page(data, {"machine": {"gpus": [], "cpu": "Some CPU"}}, tmp_path)
     assert "Some CPU, no GPU" in text and "self time of CPU operators" in text and "## Top CPU operators" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
+    rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]
+    text = page(tables(kernels=rows), with_baseline("a"), tmp_path)
+    assert "<summary>the first operators of the other cases, from 10 % on</summary>" in text
+    assert "| operator that no rule classifies |" in text
 
 
 @pytest.mark.usefixtures("no_pictures")
