@@ -141,9 +141,9 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _ingest(args: argparse.Namespace) -> int:
-    from profpipe import workflow
+    from profpipe import reading
 
-    return workflow.read_files(args.files, args.out)
+    return reading.read_files(args.files, args.out)
 
 
 def _scrub(args: argparse.Namespace) -> int:

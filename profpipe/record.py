@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from profpipe.config import Pipeline
 from profpipe.job import Ask, Command, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
+
+if TYPE_CHECKING:
+    from profpipe.config import Pipeline
 
 #: ``--set workloads.training.env.HF_TOKEN=...``: its value is as private as one in the file.
 _SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)

@@ -12,6 +12,10 @@ import pandas as pd
 Key = tuple[str, str]
 
 
+#: Kinds that are no kernels.
+_COPIES = ("memcpy", "memset")
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel as the tables name it, and what the recording tool took it for (kernel, graph or cpu_op)."""
@@ -80,17 +84,20 @@ def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
     """The rows of `kernels` by case and profiler; those without a time are no zeros, and are left out."""
     found: dict[Key, Tally] = {}
     timed = kernels[kernels["total_ns"].notna()]
-    whose, which = ("case", "profiler"), ("kernel", "kernel_class", "kernel_family", "kind")
-    for case, profiler, name, cls, family, kind, phase, stream, calls, ns in rows(
-        timed, *whose, *which, "phase", "stream", "calls", "total_ns"
-    ):
+    key = ["case", "profiler", "kernel", "kernel_class", "kernel_family", "kind", "phase"]
+    # Summed over processes, devices and streams first: of a large capture that leaves a fraction of the rows.
+    sums = timed.groupby(key, sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
+    for case, profiler, name, cls, family, kind, phase, calls, ns in rows(sums, *key, "calls", "total_ns"):
         own = found.setdefault((case, profiler), Tally())
-        if kind in ("memcpy", "memset"):
+        if kind in _COPIES:
             own.copies_ns += ns
-            continue
-        own.add(Kernel(name, cls, family, kind), phase, 0.0 if pd.isna(calls) else calls, ns)
-        if not pd.isna(stream):
-            own.streams.add(int(stream))
+        else:
+            own.add(Kernel(name, cls, family, kind), phase, calls, ns)
+    streams = timed[timed["stream"].notna() & ~timed["kind"].isin(_COPIES)]
+    for case, profiler, stream in rows(
+        streams.drop_duplicates(["case", "profiler", "stream"]), "case", "profiler", "stream"
+    ):
+        found[case, profiler].streams.add(int(stream))
     return found
 
 

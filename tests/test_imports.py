@@ -84,7 +84,7 @@ STAGES = {
 }
 
 #: The program itself, which calls the stages in order.
-TOP = {"__main__", "cli", "order", "privacy", "workflow"}
+TOP = {"__main__", "cli", "order", "privacy", "reading", "workflow"}
 
 ALL_MEANS = set().union(*MEANS.values())
 
