@@ -509,12 +509,18 @@ def _notes_of_calls(work: _Work, calls: _Calls) -> list[str]:
 
 
 def _diagnostics(export: Source, work: _Work) -> list[str]:
-    """Warnings and errors of nsys about CUDA and NVTX; those about CPU sampling say nothing of kernels."""
+    """Warnings and errors of nsys about CUDA and NVTX; those about CPU sampling say nothing of kernels.
+
+    Each helper process without CUDA gives copies of its own ("No CUDA events collected", "CUDA profiling might have not
+    been started correctly"): beside a process that did work they say nothing.
+    """
     texts: Counter[str] = Counter()
-    for severity, text in read_rows(export, "DIAGNOSTIC_EVENT", "severity", "text"):
-        line = " ".join(text.split())
-        # Each helper process without CUDA or NVTX gives a copy of "No CUDA events collected".
-        idle = line.startswith("No ") and len(work.start)
+    at_work = {str(process) for process in np.unique(work.process)}
+    whose = [name for name in ("globalPid",) if name in export.columns("DIAGNOSTIC_EVENT")]
+    for severity, text, *of in read_rows(export, "DIAGNOSTIC_EVENT", "severity", "text", *whose):
+        line, process = " ".join(text.split()), "".join(of)
+        helper = process.isdigit() and process != "0" and process not in at_work
+        idle = bool(at_work) and (helper or line.startswith("No "))
         if severity in ("2", "3") and re.search(r"CUDA|CUPTI|NVTX|GPU|lost|dropped", line) and not idle:
             texts[line[:200]] += 1
     return [f"nsys: {text}" + (f" ({count}x)" if count > 1 else "") for text, count in texts.items()]

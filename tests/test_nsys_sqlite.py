@@ -398,6 +398,8 @@ def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser: ModuleType, 
     ]
     for severity, text in diagnostics:
         export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=severity, text=text, globalPid=0)
+    helper = "CUDA profiling might have not been started correctly."
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=helper, globalPid=pid_id(99))
     notes = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).origin.notes
     assert notes == (
         "1 CUDA calls failed: cudaLaunchKernel returned 700 (1x)",
