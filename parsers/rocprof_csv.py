@@ -87,24 +87,25 @@ def _only_other(sheet: Sheet) -> tables.Tables:
 # --- launches one by one ---------------------------------------------------------------------------------------------
 
 
-def _dispatches_v3(sheet: Sheet) -> tables.Tables:
+def _kernels(sheet: Sheet, **place: Any) -> pd.DataFrame:
+    """The launches of rocprofv2 and v3, which name and time them alike; ``place`` is where they ran, by column."""
     if not len(sheet):
         raise _refused(sheet, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
+    named = {"name": sheet.columns["Kernel_Name"], "kind": "kernel"}
+    times = {"start": sheet.numbers("Start_Timestamp"), "end": sheet.numbers("End_Timestamp")}
+    return recording.records(recording.LAUNCH, {**named, **times, **place})
+
+
+def _dispatches_v3(sheet: Sheet) -> tables.Tables:
     siblings = _Siblings(sheet.path)
     process = siblings.process()
-    launches = recording.records(
-        recording.LAUNCH,
-        {
-            "name": sheet.columns["Kernel_Name"],
-            "kind": "kernel",
-            "start": sheet.numbers("Start_Timestamp"),
-            "end": sheet.numbers("End_Timestamp"),
-            "process": process,
-            "thread": sheet.numbers("Thread_Id"),
-            "device": siblings.ordinals(sheet.numbers("Agent_Id")),
-            "stream": sheet.numbers("Stream_Id"),
-            "correlation": sheet.numbers("Correlation_Id"),
-        },
+    launches = _kernels(
+        sheet,
+        process=process,
+        thread=sheet.numbers("Thread_Id"),
+        device=siblings.ordinals(sheet.numbers("Agent_Id")),
+        stream=sheet.numbers("Stream_Id"),
+        correlation=sheet.numbers("Correlation_Id"),
     )
     launches = pd.concat([launches, siblings.copies(process)], ignore_index=True)
     placed = recording.place(
@@ -204,19 +205,11 @@ def _times(sheet: Sheet) -> dict[str, Any]:
 
 
 def _dispatches_v2(sheet: Sheet) -> tables.Tables:
-    if not len(sheet):
-        raise _refused(sheet, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
-    launches = recording.records(
-        recording.LAUNCH,
-        {
-            "name": sheet.columns["Kernel_Name"],
-            "kind": "kernel",
-            "start": sheet.numbers("Start_Timestamp"),
-            "end": sheet.numbers("End_Timestamp"),
-            "process": sheet.numbers("PID"),
-            "thread": sheet.numbers("TID"),
-            "device": sheet.numbers("GPU_ID"),
-        },
+    launches = _kernels(
+        sheet,
+        process=sheet.numbers("PID"),
+        thread=sheet.numbers("TID"),
+        device=sheet.numbers("GPU_ID"),
     )
     origin = tables.Origin(
         format="rocprofv2 CSV",

@@ -39,7 +39,6 @@ _SORTS: Final = {
 }  # fmt: skip
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
-_AUTOGRAD = "autograd::engine::evaluate_function"
 _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,25 +98,6 @@ def repeat(fn: Callable[[], object], n: int, *, device: str, range_name: str, an
     with _WATCHES[device](timed=False) as watch:
         _iterate(fn, range(n), watch, range_name, annotate)
         watch.values_ns()
-
-
-def median_ci(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median by order statistics; None for fewer than 6 values, which have none.
-
-    The number of values below the true median is binomial(n, 1/2), whatever their distribution. The interval runs
-    from the k-th smallest to the k-th largest value, with the greatest k for which P(at most k - 1 below) is at most
-    2.5 % (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2). It assumes independent samples.
-    """
-    n, k = len(values), 0
-    combinations = at_most_k = 1
-    while at_most_k * 40 <= 2**n:
-        k += 1
-        combinations = combinations * (n - k + 1) // k
-        at_most_k += combinations
-    if k == 0:
-        return None
-    ordered = sorted(values)
-    return ordered[k - 1], ordered[n - k]
 
 
 def _iterate(

@@ -6,7 +6,6 @@ clock and its allocator do exactly what they are told.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -302,43 +301,3 @@ def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: FakeGpu) -> None
     with pytest.raises(RuntimeError, match="illegal memory access"):
         _measure(gpu, fail)
     assert gpu.allocated == 0
-
-
-# --- the interval of the median --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("n", "ranks"),
-    # The table of Conover's method that textbooks print: k-th smallest and largest for 95 %.
-    [
-        (6, (1, 6)),
-        (8, (1, 8)),
-        (9, (2, 8)),
-        (10, (2, 9)),
-        (20, (6, 15)),
-        (30, (10, 21)),
-        (50, (18, 33)),
-        (100, (40, 61)),
-    ],
-)
-def test_the_interval_of_the_median_has_the_ranks_of_the_published_table(n: int, ranks: tuple[int, int]) -> None:
-    values = [float(value) for value in range(n, 0, -1)]
-    assert timing.median_ci(values) == ranks
-
-
-@pytest.mark.parametrize("n", range(6))
-def test_fewer_than_six_values_have_no_interval(n: int) -> None:
-    assert timing.median_ci([1.0] * n) is None
-
-
-@pytest.mark.parametrize("n", [6, 17, 101, 1500])
-def test_the_interval_covers_at_least_95_percent_and_one_rank_narrower_would_not(n: int) -> None:
-    interval = timing.median_ci([float(value) for value in range(1, n + 1)])
-    assert interval is not None
-    k = int(interval[0])
-    assert interval == (k, n + 1 - k)
-
-    def outside(rank: int) -> float:
-        return 2 * sum(math.comb(n, i) for i in range(rank)) / 2**n
-
-    assert outside(k) <= 0.05 < outside(k + 1)
