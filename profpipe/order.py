@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import device, profilers, run, store
-from profpipe.config import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
+from profpipe.pipeline import Pipeline
 
 #: What a resumed run needs and nobody else may see: the pipeline with the values of its environment variables.
 ORDER = Path("raw") / "order.json"

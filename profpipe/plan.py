@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from profpipe.config import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool
+from profpipe.pipeline import Pipeline, Workload
 
 #: The case of a workload without a matrix. It needs a name: an empty case means "outside every case range".
 ONLY_CASE = "default"

@@ -16,7 +16,7 @@ from profpipe.job import Ask, Command, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
 
 if TYPE_CHECKING:
-    from profpipe.config import Pipeline
+    from profpipe.pipeline import Pipeline
 
 #: ``--set workloads.training.env.HF_TOKEN=...``: its value is as private as one in the file.
 _SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)

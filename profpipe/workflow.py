@@ -22,7 +22,6 @@ from typing import Any
 
 from profpipe import (
     analyze,
-    config,
     device,
     environment,
     errors,
@@ -41,10 +40,12 @@ from profpipe import (
     store,
     tables,
 )
-from profpipe.config import Pipeline
+from profpipe.document import shown
 from profpipe.errors import ConfigError, Interrupted, ToolMissing
 from profpipe.job import Case, Job, Missing, Outcome, Watch
 from profpipe.order import ORDER, Machine, Order
+from profpipe.pipeline import Pipeline
+from profpipe.scripts import script_path
 from profpipe.tables import Tables
 
 
@@ -124,7 +125,7 @@ def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
     scripts = {
         name: found
         for name, workload in order.pipeline.workloads.items()
-        if workload.script and (found := config.script_path(workload.script, order.path))
+        if workload.script and (found := script_path(workload.script, order.path))
     }
     return plan.plan(
         order.pipeline,
@@ -229,7 +230,7 @@ class _Run:
 def _resume_command(folder: Path) -> str:
     """As the user can type it where they are: also from auto_profile.sh, which leaves profpipe off PATH."""
     program = ["profpipe"] if shutil.which("profpipe") else [sys.executable, "-m", "profpipe"]
-    return shlex.join([*program, "resume", config.shown(folder)])
+    return shlex.join([*program, "resume", shown(folder)])
 
 
 def _key(job: Job, machine: Machine) -> str:

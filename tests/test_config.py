@@ -9,6 +9,7 @@ import yaml
 
 from profpipe import config
 from profpipe.errors import ConfigError
+from profpipe.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[1]
 
@@ -220,7 +221,7 @@ def test_a_script_cannot_be_taken_from_above_the_workloads_folder(tmp_path):
 def test_the_pipeline_survives_its_own_dump(tmp_path):
     pipeline = load(tmp_path, MINIMAL + "kernel_classes: [{pattern: mine, class: attention}]\n")
     dumped = yaml.safe_load(yaml.safe_dump(pipeline.model_dump(mode="json", by_alias=True)))
-    assert config.Pipeline.model_validate(dumped) == pipeline
+    assert Pipeline.model_validate(dumped) == pipeline
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ WORDS = {"concerns", "errors", "findings", "job", "kernel_findings", "load", "ta
 MEANS = {
     "attribution": {"attribution", "recording"},
     "columns": {"columns"},
-    "config": {"config", "document"},
+    "config": {"config", "document", "mistakes", "pipeline", "scripts"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
     "device": {"device"},
@@ -92,7 +92,7 @@ ALL_MEANS = set().union(*MEANS.values())
 HARNESS = {"device", "errors", "job", "load", "ranges", "sizes", "timing"}
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
-WORKLOADS = {"errors", "ranges"}
+WORKLOADS = {"errors", "load", "ranges"}
 
 
 def room_of(name: str) -> tuple[set[str], set[str]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from profpipe import plan
-from profpipe.config import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
+from profpipe.pipeline import Pipeline
 
 TOOLS = {"plain": Tool("plain", ""), "torch": Tool("torch", "2"), "nsys": Missing("nsys", "not here", "Install it.")}
 

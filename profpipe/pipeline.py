@@ -1,0 +1,118 @@
+"""What a pipeline file may hold: one pydantic model a mapping of it, frozen once checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from profpipe.document import as_list
+from profpipe.job import Scalar
+
+ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
+PROFILERS: Final = get_args(ProfilerName)
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
+Point = Mapping[str, Scalar]
+Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_regex)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NcuTargets(_Model):
+    """What a good kernel reaches, in % of the hardware's peak; kernels below are named in the report."""
+
+    memory: float = Field(80, ge=0, le=100, description="memory throughput")
+    sm: float = Field(90, ge=0, le=100, description="SM throughput")
+
+
+class Ncu(_Model):
+    """What Nsight Compute collects."""
+
+    set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
+    sections: tuple[str, ...] = Field(
+        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"),
+        description="further ncu --section names; these two fill ncu_memory_metrics.txt and ncu_compute_metrics.txt",
+    )
+    kernels: Regex = Field("all", description="'all', 'guided' (those with the largest share), or a regular expression")
+    top: int = Field(3, ge=1, description="how many kernels of a case 'guided' takes")
+    source: bool = Field(False, description="embed the kernels' sources in the report")
+    targets: NcuTargets = NcuTargets()
+    exclude: Regex = Field("nccl", description="kernels never replayed: those that wait for another process would hang")
+
+
+class Coverage(_Model):
+    """What share of the GPU time must be understood for the report to pass."""
+
+    min_classified: float | None = Field(None, ge=0, le=1, description="smallest classified share of kernel time")
+
+
+class KernelRule(_Model):
+    """A rule of the user's own for the class of a kernel; it goes before those of parsers/kernel_classes.yaml."""
+
+    pattern: Regex = Field(description="regular expression, searched in the kernel's name")
+    kernel_class: str = Field(alias="class", description="attention, gemm, copy, add, ...")
+    family: str = ""
+
+
+class Settings(_Model):
+    """What `defaults` may set for all workloads and each workload for itself."""
+
+    profilers: Annotated[list[ProfilerName], BeforeValidator(as_list), Field(min_length=1)] = Field(
+        ["plain", "torch", "nsys", "ncu"], description="each is one process a workload"
+    )
+    warmup: int = Field(10, ge=0, description="iterations before the measured ones")
+    repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
+    timeout_s: float = Field(900, gt=0, description="seconds after which a process and all its children are ended")
+    case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up")
+    isolate: bool = Field(False, description="one process for each case instead of one for all")
+    env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
+    ncu: Ncu = Ncu()
+    skip_larger_after_oom: bool = Field(True, description="after an OOM, skip cases that are larger in every dimension")
+
+
+class Workload(Settings):
+    """One entry under `workloads`: a script with `build`, or any command."""
+
+    script: str | None = Field(None, description="a file with build(params), here or in workloads/")
+    command: tuple[str, ...] | None = Field(None, description="any argv; {name} becomes the parameter of that name")
+    params: Mapping[str, Scalar] = Field({}, description="parameters that are the same in every case")
+    matrix: Mapping[str, Values] = Field({}, description="parameters that vary: the cases are the product of the lists")
+    exclude: tuple[Region, ...] = Field((), description="cases left out: those that match every value of an entry")
+    include: tuple[Point, ...] = Field((), description="cases added to the product")
+    baseline: Point | None = Field(None, description="what the others are compared with: {impl: sdpa_flash}")
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> Workload:
+        if (self.script is None) == (self.command is None) or self.command == ():
+            raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
+        return self
+
+
+class Pipeline(_Model):
+    """A pipeline file."""
+
+    version: Literal[1] = Field(description="of this format")
+    name: str = Field("profpipe", pattern=_NAME, description="part of the name of the results' folder")
+    defaults: Settings = Settings()
+    workloads: Mapping[Annotated[str, Field(pattern=_NAME)], Workload] = Field(min_length=1)
+    coverage: Coverage = Coverage()
+    kernel_classes: tuple[KernelRule, ...] = ()
