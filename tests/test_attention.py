@@ -17,11 +17,16 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import load, reuse
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "attention.py"
 attention = load.module(SCRIPT)
+implementations = load.module(SCRIPT.with_name("_implementations.py"))
+packages = load.module(SCRIPT.with_name("_packages.py"))
+reference = load.module(SCRIPT.with_name("_reference.py"))
+sdpa = load.module(SCRIPT.with_name("_sdpa.py"))
+setting = load.module(SCRIPT.with_name("_setting.py"))
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash")
@@ -31,18 +36,18 @@ NEED_A_GPU = ("sdpa_efficient", "sdpa_cudnn", "fa2", "sage", "xformers")
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(attention, "_device", lambda: "cpu")
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
 
 
 def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **changes: Any) -> None:
     """Puts ``mine`` into the table, an implementation that runs anywhere."""
-    row = attention.Implementation(prepare, lambda setting: "", on_cpu=True, **changes)
-    monkeypatch.setitem(attention.IMPLEMENTATIONS, "mine", row)
+    row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True, **changes)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
 
 
 def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
     """A mock of the device alone: no kernel can run behind it."""
-    monkeypatch.setattr(attention, "_device", lambda: "cuda")
+    monkeypatch.setattr(setting, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
@@ -89,6 +94,12 @@ def test_parameters_can_be_read_without_importing_torch() -> None:
     assert ast.literal_eval(literal) == attention.PARAMS
 
 
+def test_the_parts_count_as_the_workloads_source_where_a_run_is_reused() -> None:
+    parts = {"_implementations", "_packages", "_reference", "_sdpa", "_setting"}
+    found = {path.stem for path in reuse.imported(SCRIPT, [SCRIPT.parent])}
+    assert parts | {"attention"} <= found
+
+
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
@@ -107,17 +118,17 @@ def _plain_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
 def test_the_reference_in_blocks_equals_autograd_in_fp64(
     monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int
 ) -> None:
-    setting = attention._setting({**SMALL, "kv_heads": kv_heads, "causal": causal, "mode": "fwd_bwd"})
-    monkeypatch.setattr(attention, "_SCORES_BYTES", 4 * setting.heads * setting.seqlen * 7)  # 7 rows: 6 blocks of 40
-    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._inputs(setting))
+    case = attention._case({**SMALL, "kv_heads": kv_heads, "causal": causal, "mode": "fwd_bwd"})
+    monkeypatch.setattr(reference, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._inputs(case))
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)
-    for item in range(setting.batch):
-        for name, rows, values in attention._reference(setting, *(t[item].detach() for t in (q, k, v, g))):
+    for item in range(case.batch):
+        for name, rows, values in reference.reference(case, *(t[item].detach() for t in (q, k, v, g))):
             torch.testing.assert_close(values.double(), expected[name][item, rows].detach(), rtol=1e-4, atol=1e-5)
             rows_seen[name] += len(values)
-    assert rows_seen == dict.fromkeys(expected, setting.batch * setting.seqlen)
+    assert rows_seen == dict.fromkeys(expected, case.batch * case.seqlen)
 
 
 @pytest.mark.parametrize("impl", ON_CPU)
@@ -147,7 +158,7 @@ def test_an_implementation_that_writes_into_k_is_still_checked_against_what_it_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prepare(setting: Any) -> Any:
-        exact = attention._sdpa("math")(setting)
+        exact = sdpa.sdpa("math")(setting)
         # As SageAttention 1 does; attention does not change when a constant is taken from all keys.
         return lambda q, k, v: exact(q, k.sub_(k.mean(2, keepdim=True)), v) + 1
 
@@ -229,13 +240,13 @@ def test_inputs_need_a_gradient_only_for_the_backward_pass_and_gather_none() -> 
 
 def test_sdpa_can_choose_one_backend_during_the_call_and_any_after_it() -> None:
     def enabled() -> dict[str, bool]:
-        return {name: is_enabled() for name, (is_enabled, _) in attention._switches().items()}
+        return {name: is_enabled() for name, (is_enabled, _) in sdpa.switches().items()}
 
     before = enabled()
-    with attention._OnlyBackend("math"):
+    with sdpa.OnlyBackend("math"):
         assert [name for name, on in enabled().items() if on] == ["math"]
     assert enabled() == before
-    with pytest.raises(KeyError), attention._OnlyBackend("cudnn"):
+    with pytest.raises(KeyError), sdpa.OnlyBackend("cudnn"):
         raise KeyError
     assert enabled() == before
 
@@ -272,7 +283,7 @@ def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any],
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(implementations.importlib.util, "find_spec", lambda name: None)
     assert attention.available({"impl": "fa2"}) == (
         "flash_attn is not installed. pip install flash-attn --no-build-isolation."
     )
@@ -346,7 +357,7 @@ def test_memory_that_runs_out_in_the_small_call_leaves_the_answer_to_the_case(mo
 
 
 def test_no_family_is_expected_on_a_cpu() -> None:
-    assert {attention.expects({"impl": impl}) for impl in attention.IMPLEMENTATIONS} == {""}
+    assert {attention.expects({"impl": impl}) for impl in implementations.IMPLEMENTATIONS} == {""}
 
 
 def test_each_implementation_expects_its_family_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +375,7 @@ def test_sage_expects_the_generation_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, version: str, capability: tuple[int, int], family: str
 ) -> None:
     _pretend_cuda(monkeypatch, capability)
-    monkeypatch.setattr(attention.metadata, "version", lambda name: version)
+    monkeypatch.setattr(packages.metadata, "version", lambda name: version)
     assert attention.expects({"impl": "sage"}) == family
 
 
@@ -394,9 +405,9 @@ def test_xformers_is_asked_which_operators_it_takes(
         f"_dispatch_bw = lambda inputs, packed: SimpleNamespace(NAME={operators[1]!r})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    setting = attention._setting({**SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
+    case = attention._case({**SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
     try:
-        assert attention._xformers_family(setting) == family
+        assert packages.xformers_family(case) == family
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
             del sys.modules[name]
@@ -406,8 +417,8 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(attention.importlib, "import_module", missing)
-    assert attention._xformers_family(attention._setting(SMALL)) == "cutlass_fmha|fa2|fa3"
+    monkeypatch.setattr(packages.importlib, "import_module", missing)
+    assert packages.xformers_family(attention._case(SMALL)) == "cutlass_fmha|fa2|fa3"
 
 
 # --- parameters that are wrong everywhere ----------------------------------------------------------------------------
