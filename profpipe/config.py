@@ -35,6 +35,8 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
     document = substituted(written, env, where)
     for override in overrides:
         _override(document, override, path)
+    for node in (document, written):
+        _keep_commas(node, path)
     _narrow_baselines(document, written)
     _merge_defaults(document)
     try:
@@ -95,6 +97,21 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
         _assign(document, ["workloads", name, "matrix", keys[0]], scalar(text))
 
 
+def _keep_commas(document: dict[str, Any], path: Path) -> None:
+    """Makes one value of a text for a parameter whose default in PARAMS is text with commas: ``seqlens: 128,128``.
+
+    Only ``;`` separates the values of such a parameter, which ``as_list`` does.
+    """
+    for workload in _mapping(document, "workloads").values():
+        declared = _declared(workload, path)
+        whole = [name for name, default in declared.items() if isinstance(default, str) and "," in default]
+        exclude = workload.get("exclude") if whole else None
+        for point in (_mapping(workload, "matrix"), *(exclude if isinstance(exclude, list) else ())):
+            for name in whole if isinstance(point, dict) else ():
+                if isinstance(point.get(name), str) and ";" not in point[name]:
+                    point[name] = [point[name]]
+
+
 def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None:
     """A baseline that the environment or ``--set`` took out of the matrix gives way to the axis's first value.
 
@@ -129,6 +146,14 @@ def _assign(document: dict[str, Any], keys: list[str], value: Any) -> None:
 def _known_names(workload: Any, path: Path) -> set[str]:
     if not isinstance(workload, dict):
         return set()
-    names = {k for part in ("params", "matrix") if isinstance(workload.get(part), dict) for k in workload[part]}
-    script = script_path(str(workload["script"]), path) if workload.get("script") else None
-    return names | set((declared_params(script) if script else None) or {})
+    return {*_mapping(workload, "params"), *_mapping(workload, "matrix"), *_declared(workload, path)}
+
+
+def _declared(workload: Any, path: Path) -> dict[str, Any]:
+    """The PARAMS of the workload's file; empty where there are none that can be read, which ``mistakes`` tells."""
+    script = workload.get("script") if isinstance(workload, dict) else None
+    found = script_path(str(script), path) if script else None
+    try:
+        return (declared_params(found) if found else None) or {}
+    except (SyntaxError, ValueError):
+        return {}

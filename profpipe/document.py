@@ -15,9 +15,13 @@ _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 def as_list(value: object) -> object:
-    """``1024,4096`` (as an environment variable gives it) and a single value are lists too."""
-    if isinstance(value, str) and "," in value:
-        return [scalar(item.strip()) for item in value.split(",") if item.strip()]
+    """``1024,4096`` (as an environment variable gives it) and a single value are lists too.
+
+    Values that hold commas themselves are separated by ``;``: ``128;128,128`` is 128 and 128,128.
+    """
+    if isinstance(value, str) and ("," in value or ";" in value):
+        items = value.split(";" if ";" in value else ",")
+        return [scalar(item.strip()) for item in items if item.strip()]
     return [value] if isinstance(value, (str, int, float, bool)) else value
 
 

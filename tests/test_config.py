@@ -195,6 +195,58 @@ def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_firs
     assert load(tmp_path, text, ["impl=sage"]).workloads["attention"].baseline == {"impl": "sage"}
 
 
+LISTED = """
+version: 1
+workloads:
+  packed:
+    script: mine.py
+    matrix: {seqlens: "${SEQLENS:-128;128,128}", heads: "${HEADS:-4,8}"}
+"""
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A pipeline of a workload with a parameter that is itself a list, as its default shows."""
+    (tmp_path / "mine.py").write_text("PARAMS = {'seqlens': '128,128', 'heads': 8}\n")
+
+    def loaded(text=LISTED, overrides=(), **env):
+        return load(tmp_path, text, overrides, env).workloads["packed"]
+
+    return loaded
+
+
+def test_a_parameter_that_is_a_list_keeps_its_commas_and_semicolons_separate_its_values(listed):
+    assert listed().matrix == {"seqlens": [128, "128,128"], "heads": [4, 8]}
+    assert listed(SEQLENS="128,128").matrix["seqlens"] == ["128,128"]
+    assert listed(SEQLENS="128; 128,128;2x64 ;").matrix["seqlens"] == [128, "128,128", "2x64"]
+    assert listed(SEQLENS="128", HEADS="2,4").matrix == {"seqlens": [128], "heads": [2, 4]}
+
+
+def test_set_and_lists_of_yaml_keep_the_commas_too(listed):
+    assert listed(overrides=["seqlens=128,128"]).matrix["seqlens"] == ["128,128"]
+    assert listed(overrides=["workloads.packed.matrix.seqlens=64;64,32"]).matrix["seqlens"] == [64, "64,32"]
+    written = LISTED.replace('"${SEQLENS:-128;128,128}"', '["64,64", 128]')
+    assert listed(written).matrix["seqlens"] == ["64,64", 128]
+    fixed = "version: 1\nworkloads: {packed: {script: mine.py, params: {seqlens: '64,64'}}}\n"
+    assert listed(fixed).params == {"seqlens": "64,64"}
+
+
+def test_an_exclusion_and_a_baseline_name_a_value_that_is_a_list(listed):
+    text = LISTED + "    exclude: [{seqlens: '128,128', heads: 4}]\n    baseline: {seqlens: '128,128'}\n"
+    assert listed(text).exclude == ({"seqlens": ["128,128"], "heads": [4]},)
+    assert listed(text).baseline == {"seqlens": "128,128"}
+    assert listed(text, SEQLENS="64;32,32").baseline == {"seqlens": 64}
+    alone = text.replace("128;128,128", "128,128")
+    assert listed(alone, SEQLENS="32,32").baseline == {"seqlens": "32,32"}
+
+
+def test_semicolons_separate_values_with_commas_of_a_command_too(tmp_path):
+    text = "version: 1\nworkloads: {w: {command: [x, '{lens}'], matrix: {lens: '${LENS:-a}', n: '1,2'}}}\n"
+    matrix = load(tmp_path, text, env={"LENS": "8;8,8"}).workloads["w"].matrix
+    assert matrix == {"lens": [8, "8,8"], "n": [1, 2]}
+    assert load(tmp_path, text, env={"LENS": "8,8;"}).workloads["w"].matrix["lens"] == ["8,8"]
+
+
 def test_a_workload_beside_the_pipeline_comes_before_the_shipped_one(tmp_path):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "attention.py").write_text("PARAMS = {'own': 1}\n\ndef build(params): ...\n")
