@@ -44,7 +44,7 @@ def flops(params):
 PIPELINE = """
 version: 1
 name: orchestration
-defaults: {{profilers: [{profilers}]}}
+defaults: {{profilers: [{profilers}], timing: {{budget_s: 0.2}}}}
 workloads:
   matmul:
     script: matmul.py

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from profpipe import tables
+from profpipe import intervals, tables
 from profpipe.errors import Refused
 
 FORMATS = ("profpipe events.jsonl",)
@@ -51,6 +51,8 @@ class Record:
     torch: str = ""
     device: str = ""
     notes: list[str] = field(default_factory=list)
+    #: By what the workload was asked for and why it could not say: the cases.
+    unanswered: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def attempt(self, event: dict[str, Any]) -> Attempt:
         """This process's attempt at the event's case; what an earlier process wrote of the case is forgotten.
@@ -162,6 +164,13 @@ def _on_metric(record: Record, event: dict[str, Any]) -> None:
     attempt.metrics[str(event.get("subject") or ""), name] = row
 
 
+def _on_error(record: Record, event: dict[str, Any]) -> None:
+    """Of a case that failed, ``case_ended`` tells the reason; here is what else the workload could not say."""
+    if during := event.get("during"):
+        cases = record.unanswered.setdefault((str(during), str(event.get("reason") or "")), [])
+        cases.append(str(event["case"]))
+
+
 def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
     attempt = record.attempt(event)
     if event["status"] not in tables.STATUSES:
@@ -178,6 +187,7 @@ _HANDLERS = {
     "case_started": _on_case_started,
     "samples": _on_samples,
     "metric": _on_metric,
+    "error": _on_error,
     "case_ended": _on_case_ended,
 }
 
@@ -194,6 +204,9 @@ def _tables(record: Record) -> tables.Tables:
                 notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
             metrics += [{**key, "subject": "", **row} for row in _summary(name, finite)]
         metrics += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
+    for (during, reason), named in record.unanswered.items():
+        also = f" and {len(named) - 1} more cases" if len(named) > 2 else f" and {named[-1]}" if named[1:] else ""
+        notes.append(f"{named[0]}{also}: the workload's {during} failed: {reason}")
     origin = tables.Origin(
         format=FORMATS[0], tool=record.profiler, tool_version=record.torch and f"torch {record.torch}",
         device=record.device, notes=tuple(notes),
@@ -209,7 +222,7 @@ def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
     if not n:
         return
     ordered = np.sort(samples_ns)
-    low, high = median_interval(ordered)
+    low, high = intervals.of_median(ordered.tolist()) or (None, None)
     time = {"unit": "ns", "n": n}
     yield {"metric": name, "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
     yield {"metric": f"{name}_p10", "value": float(np.percentile(ordered, 10)), **time}
@@ -218,20 +231,3 @@ def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
         yield {"metric": f"{name}_cv", "value": float(ordered.std(ddof=1) / ordered.mean() * 100), "unit": "%", "n": n}
     if name == "time":
         yield {"metric": "iterations", "value": float(n), "unit": "1", "n": n}
-
-
-def median_interval(ordered: np.ndarray, confidence: float = 0.95) -> tuple[float | None, float | None]:
-    """Ends of a confidence interval for the median of ``ordered`` (ascending), or ``(None, None)`` below six samples.
-
-    The number of samples below the true median is binomial(n, 1/2) whatever their distribution, so the order
-    statistics l and n + 1 - l enclose it with probability 1 - 2 P(B < l); l is the largest with at least
-    ``confidence`` (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2; Hahn and Meeker, Statistical
-    Intervals, section 5.2). Five samples reach only 94 %.
-    """
-    n, rank, below = len(ordered), 0, 0.0
-    while rank < n:
-        below += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) - n * math.log(2))
-        if below > (1 - confidence) / 2:
-            break
-        rank += 1
-    return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else (None, None)

@@ -90,3 +90,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         return f"Did you mean '{close[0]}'?"
     # Short words ("b") are below any cutoff, so the whole choice is shown.
     return f"Known: {', '.join(known)}." if known else ""
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in a line of a report."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -59,6 +59,18 @@ class Ncu(_Model):
     exclude: Regex = Field("nccl", description="kernels never replayed: those that wait for another process would hang")
 
 
+class Timing(_Model):
+    """How cases are timed without a profiler."""
+
+    target: float = Field(0.005, gt=0, lt=1, description="stop at a 95 % interval within this share of the median")
+    budget_s: float = Field(2.0, gt=0, description="seconds of measuring for a case, all rounds together")
+    most: int = Field(10_000, ge=1, description="samples after which a case is done in any event")
+    mode: Literal["eager", "cuda_graph", "both"] = Field("eager", description="as launched, as a CUDA graph, or both")
+    order: Literal["interleaved", "sequential"] = Field("interleaved", description="in rounds, or one after the other")
+    rounds: int = Field(3, ge=1, description="visits to each case when interleaved, so that drift hits all alike")
+    seed: int = Field(0, description="of the order within each round")
+
+
 class Coverage(_Model):
     """What share of the GPU time must be understood for the report to pass."""
 
@@ -86,6 +98,7 @@ class Settings(_Model):
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
     ncu: Ncu = Ncu()
+    timing: Timing = Timing()
     skip_larger_after_oom: bool = Field(True, description="after an OOM, skip cases that are larger in every dimension")
 
 

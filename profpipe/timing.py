@@ -1,90 +1,187 @@
-"""How a callable is timed: warm-up, cache flush, one sample an iteration, memory, and whether the host was the brake.
+"""How a callable is timed: warm-up until it settles, cache flush, one sample an iteration, and when there are enough.
 
-``measure`` times; ``repeat`` runs the same iterations without a clock, for profilers that bring their own. Both drop
-what the callable returns at once. Neither needs numpy, and torch only for ``device="cuda"``.
+``settle`` warms up, ``sample`` times, ``graphed`` gives the same call as a CUDA graph, and ``loop_wall_ns`` runs the
+same iterations without events, for profilers that bring their own clock. What the callable returns is dropped at once.
+None of them needs numpy, and torch only for ``device="cuda"``.
 
 The caches are flushed before each sample, outside the range and the clock. Without that a tensor that fits the L2 is
-read from it, and memory-bound kernels have been seen to come out 1.6 times too fast. On a GPU the flush also gives the
-host time to queue the sample's kernels, so that their launch is not part of the time.
+read from it, and memory-bound kernels have been seen to come out 1.6 times too fast. On a GPU the whole call is queued
+before the GPU begins it, so that its launches are not part of the time (``watches``).
 """
 
 from __future__ import annotations
 
-import ctypes
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final
 
-MIB: Final = 2**20
+from profpipe.intervals import of_median
+from profpipe.watches import WATCHES, Watch, calls_that_synchronise
 
-#: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s, in which a sample is queued.
-_LEAST_GPU_FLUSH_BYTES: Final = 256 * MIB
-_CPU_FLUSH_BYTES: Final = 64 * MIB
-_CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+#: By how much the budget may be exceeded for the least number of samples or warm-up calls.
+_PATIENCE: Final = 5
+#: Events of more samples than this are not kept waiting for one synchronisation.
+_LARGEST_BATCH: Final = 1000
 
-#: Warm-up calls that are issued into an idle GPU, to learn what issuing one costs the host.
-_ISSUES: Final = 5
+#: The time has settled when this many groups of calls in a row agree within the tolerance; each lasts this long.
+_GROUPS: Final = 3
+_GROUP_S: Final = 0.02
+_SETTLED: Final = 0.02
+
+#: Half the width of a median's interval, relative to it, from which on a case is called noisy.
+_NOISY: Final = 0.02
+
+#: Calls on the stream of the capture before it, as torch's documentation asks for; Triton tunes itself in the first.
+_CALLS_BEFORE_CAPTURE: Final = 3
 
 Annotate = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When there are enough samples.
+
+    Enough is: at least ``least``, and the 95 % confidence interval of their median reaches no further to either side
+    than ``target`` of the median (0.005: half a percent; half the interval's width, by order statistics). Sampling also
+    ends at ``most`` samples, or when another one would take more than ``budget_s`` of wall time; for samples up to
+    ``least``, five times ``budget_s``, so that a call of a minute is not made thirty times. One sample is always taken.
+    """
+
+    least: int = 30
+    target: float = 0.005
+    budget_s: float = 2.0
+    most: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"need 1 <= least <= most, not least {self.least} and most {self.most}")
+
+    def of_round(self, number: int, rounds: int) -> Rule:
+        """The rule for round ``number`` (from 1) of a case that is visited in ``rounds``: its part of samples and time.
+
+        The numbers of samples add up over the rounds, as ``sample`` judges earlier ones and its own together; the time
+        is that of one round. So each round has a like part, and a drift of the machine hits all cases alike.
+        """
+        least, most = (math.ceil(count * number / rounds) for count in (self.least, self.most))
+        return replace(self, least=least, most=most, budget_s=self.budget_s / rounds)
+
+    def met(self, values: Sequence[float]) -> bool:
+        """Whether the interval of the median of ``values`` is as narrow as asked for."""
+        width = half_width(values)
+        return width is not None and width <= self.target
+
+    def batch(self, values: Sequence[float], taken: int, spent_s: float) -> int:
+        """How many samples to take next, 0 when done, after ``taken`` of ``values`` took ``spent_s``.
+
+        The first is taken alone, as it tells what one costs; then those up to ``least``; then half as many again each
+        time.
+        """
+        if taken == 0:
+            return 1
+        few = len(values) < self.least
+        if not few and self.met(values):
+            return 0
+        limit_s = self.budget_s * (_PATIENCE if few else 1)
+        affordable = (limit_s - spent_s) * taken / max(spent_s, 1e-9)
+        wanted = self.least - len(values) if few else len(values) // 2 + 1
+        return max(0, int(min(wanted, affordable, self.most - len(values), _LARGEST_BATCH)))
 
 
 @dataclass(frozen=True)
 class Samples:
     """One time an iteration, in order, and what is known about them.
 
-    ``clock`` is ``cuda_event`` or ``perf_counter``. The peaks are bytes of torch's GPU allocator, inputs included and
-    the flush buffer not; None on a CPU. ``host_bound`` is None where it was not looked for.
+    ``clock`` is ``cuda_event`` or ``perf_counter``. ``earlier_ns`` are those of earlier rounds, with which ``rule`` was
+    judged. ``issue_ns`` is what issuing one call into an idle GPU takes the host (median); None on a CPU.
+    ``synchronises``: the host waits for the GPU inside the call. The peaks are bytes of torch's GPU allocator during
+    the samples, inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs is not
+    in its allocated peak, for the allocator does not see it; its reserved one has it.
     """
 
     values_ns: list[float]
     clock: str
+    rule: Rule
+    earlier_ns: tuple[float, ...] = ()
+    issue_ns: float | None = None
+    synchronises: bool = False
     peak_allocated: int | None = None
     peak_reserved: int | None = None
-    host_bound: bool | None = None
-    notes: tuple[str, ...] = ()
+    queue_notes: tuple[str, ...] = ()
+
+    @property
+    def host_bound(self) -> bool | None:
+        """The host takes longer to issue a call than the GPU to run it: outside this loop the GPU waits for launches.
+
+        None where that is no question (a CPU) or cannot be told, for the host waits for the GPU inside the call.
+        """
+        if self.issue_ns is None or self.synchronises:
+            return None
+        return self.issue_ns > statistics.median(self.values_ns)
 
     @property
     def flags(self) -> list[str]:
-        """The validity marks of a case measured so."""
-        return ["host_bound"] if self.host_bound else []
+        """The validity marks of a case measured so.
+
+        ``too_few_samples``: fewer than ``rule.least``, or so few that their median has no interval. ``noisy``: enough
+        of them, and still the interval is wider than 2 % to a side, or than ``rule.target`` where that asks for less.
+        Short of a finer target alone is no mark: the interval stands beside the time. Both speak of all rounds so far.
+        """
+        values = [*self.earlier_ns, *self.values_ns]
+        width = half_width(values)
+        few = len(values) < self.rule.least or width is None
+        marks = {
+            "host_bound": bool(self.host_bound),
+            "synchronises": self.synchronises,
+            "too_few_samples": few,
+            "noisy": width is not None and not few and width > max(_NOISY, self.rule.target),
+        }
+        return [mark for mark, holds in marks.items() if holds]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.host_bound:
+            return self.queue_notes
+        median_ns = statistics.median(self.values_ns)
+        said = f"issuing a call takes the host {self.issue_ns:.0f} ns, running it takes the GPU {median_ns:.0f} ns"
+        return (*self.queue_notes, said)
 
 
-def measure(
-    fn: Callable[[], object], *, device: str, warmup: int, repeats: int, range_name: str, annotate: Annotate
-) -> Samples:
-    """``repeats`` samples of ``fn`` after ``warmup`` calls that are not measured and stand in no range.
+def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float) -> int:
+    """Calls ``fn`` until its time no longer changes; returns how many calls that took.
 
-    On ``device="cuda"``: a pair of events around each call, all recorded before the one synchronisation at the end, on
-    the current stream, so work on other streams counts only as far as that stream waits for it.
+    Compilation, autotuning, the allocator's growth and the rise of the clocks all show as calls that get faster, heat
+    as calls that get slower. So calls are timed in groups of 20 ms, by the host's clock and back to back, and the time
+    has settled when three groups in a row lie within 2 %. The first call stands alone and is not among them.
 
-    Host-bound means that the host takes longer to issue a call (median of the last warm-up calls, up to 5 and never the
-    first, each into an idle GPU) than the GPU takes for it (median of the samples): outside this loop, where no flush
-    keeps the GPU busy meanwhile, it waits for launches. With fewer than 2 warm-up calls it is not known.
+    At least ``least`` calls are made and at most ``budget_s`` is spent, or five times that where there are fewer than
+    ``least`` calls by then. ``least=0`` makes no call.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, not {repeats}")
-    issues = min(_ISSUES, max(0, warmup - 1))
-    with _WATCHES[device]() as watch:
-        warm_up(fn, warmup - issues, device=device)
-        issue_ns = watch.issue_ns(fn, issues)
-        watch.forget_peaks()
-        _iterate(fn, range(repeats), watch, range_name, annotate)
-        values_ns = watch.values_ns()
-        allocated, reserved = watch.peaks()
-        notes = [f"{watch.flush_bytes} bytes written between samples to flush the caches"]
-    median_ns = statistics.median(values_ns)
-    host_bound = None if issue_ns is None else issue_ns > median_ns
-    if host_bound:
-        notes.append(f"issuing a call takes the host {issue_ns:.0f} ns, running it takes the GPU {median_ns:.0f} ns")
-    return Samples(values_ns, watch.clock, allocated, reserved, host_bound, tuple(notes))
+    begin, calls, size = time.perf_counter(), 0, 1
+    groups: list[float] = []
+    while least:
+        each_s = _wall_s(fn, size, device) / size
+        groups = [*groups[1 - _GROUPS :], each_s] if calls else []
+        calls += size
+        enough = calls >= least
+        settled = len(groups) == _GROUPS and max(groups) <= (1 + _SETTLED) * min(groups)
+        if (enough and settled) or time.perf_counter() - begin >= budget_s * (1 if enough else _PATIENCE):
+            break
+        size = max(1, min(int(_GROUP_S / max(each_s, 1e-9)), _LARGEST_BATCH))
+    return calls
+
+
+def _wall_s(fn: Callable[[], object], n: int, device: str) -> float:
+    begin = time.perf_counter()
+    warm_up(fn, n, device=device)
+    return time.perf_counter() - begin
 
 
 def warm_up(fn: Callable[[], object], n: int, *, device: str) -> None:
-    """Calls ``fn`` ``n`` times and waits for the device: compilation, autotuning, the allocator, clocks."""
+    """Calls ``fn`` ``n`` times and waits for the device."""
     for _ in range(n):
         fn()
     if device == "cuda":
@@ -93,162 +190,112 @@ def warm_up(fn: Callable[[], object], n: int, *, device: str) -> None:
         torch.cuda.synchronize()
 
 
-def repeat(fn: Callable[[], object], n: int, *, device: str, range_name: str, annotate: Annotate) -> None:
-    """The iterations of ``measure``, flush and range included, without its clock, and waits for the device."""
-    with _WATCHES[device](timed=False) as watch:
-        _iterate(fn, range(n), watch, range_name, annotate)
-        watch.values_ns()
+def sample(
+    fn: Callable[[], object],
+    *,
+    device: str,
+    rule: Rule,
+    earlier: Sequence[float] = (),
+    range_name: str,
+    annotate: Annotate,
+) -> Samples:
+    """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
+
+    On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
+    as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
+    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, twice over 0.5 s.
+    A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
+    """
+    values: list[float] = []
+    with WATCHES[device]() as watch:
+        issue = watch.learn(fn)
+        watch.forget_peaks()
+        begin = time.perf_counter()
+        while size := rule.batch([*earlier, *values], len(values), time.perf_counter() - begin):
+            batch = _take(fn, size, watch, range_name, annotate)
+            if not watch.hold_longer():
+                values += batch
+        allocated, reserved = watch.peaks()
+        notes = [f"{watch.flush_bytes} bytes written between samples to flush the caches", *watch.notes()]
+    return Samples(
+        values,
+        watch.clock,
+        rule,
+        tuple(earlier),
+        issue_ns=issue.ns if issue else None,
+        synchronises=bool(issue and issue.synchronises),
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        queue_notes=tuple(notes),
+    )
 
 
-def _iterate(
-    fn: Callable[[], object], iterations: Iterable[int], watch: _Watch, range_name: str, annotate: Annotate
-) -> None:
-    for _ in iterations:
+def loop_wall_ns(fn: Callable[[], object], n: int, *, device: str, range_name: str, annotate: Annotate) -> float:
+    """The iterations of ``sample``, flush and range included, without its events; the wall time of one.
+
+    By the host's clock, from an idle device to an idle device. The flush is in it and a hold of the GPU is not, so what
+    a profiler adds is its time less that of the same loop without one.
+    """
+    with WATCHES[device](timed=False) as watch:
+        watch.wait()
+        begin = time.perf_counter_ns()
+        _take(fn, n, watch, range_name, annotate)
+        return (time.perf_counter_ns() - begin) / n
+
+
+def _take(fn: Callable[[], object], n: int, watch: Watch, range_name: str, annotate: Annotate) -> list[float]:
+    for _ in range(n):
         watch.flush()
         with annotate(range_name):
             watch.start()
             fn()
             watch.stop()
+    return watch.values_ns()
 
 
-class _Watch(Protocol):
-    """A device's clock, caches and memory, for the time of one measurement."""
-
-    clock: str
-    flush_bytes: int
-
-    def __enter__(self) -> _Watch: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def values_ns(self) -> list[float]:
-        """Waits until everything is done; the samples, in order."""
-
-    def issue_ns(self, fn: Callable[[], object], n: int) -> float | None:
-        """What it costs the host to issue ``fn``, from ``n`` calls; None where that is not known."""
-
-    def forget_peaks(self) -> None: ...
-
-    def peaks(self) -> tuple[int | None, int | None]:
-        """(allocated, reserved) since ``forget_peaks``, in bytes."""
+class NotCapturable(RuntimeError):
+    """The call cannot become a CUDA graph, with the reason."""
 
 
-class _Gpu:
-    """CUDA events (on ROCm, HIP's under the same name), and torch's caching allocator.
+def graphed(fn: Callable[[], object]) -> Callable[[], None]:
+    """``fn`` captured once as a CUDA graph; calling the result replays it.
 
-    The flush buffer lives from before the warm-up until after the last sample, in a segment of its own because the
-    cache is emptied first. So it adds the same number of bytes to the allocator's counters at every moment between,
-    and taking that number off the peaks is exact. What it cannot give back is the room: the callable has that much
-    less memory to grow into.
+    Ranges that ``fn`` opens are passed at capture, not at replay. The graph and its memory live as long as the result:
+    once that is dropped, ``torch.cuda.empty_cache`` gives the memory back. Raises NotCapturable, before it tries where
+    torch already sees ``fn`` synchronise: an attempt that fails leaves the random number generator of some releases in
+    the state of a capture.
     """
+    import torch
 
-    clock = "cuda_event"
+    if not torch.cuda.is_available():
+        raise NotCapturable("CUDA graphs need a GPU, and torch sees none. Use mode: eager.")
+    # One stream for both: on ROCm, hipBLASLt makes its handle at the first use of a stream, which a capture forbids.
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_CALLS_BEFORE_CAPTURE):
+            waits = calls_that_synchronise(fn)
+        if waits:
+            raise NotCapturable(f"the call synchronises ({waits} operations, as item() and cpu() do). Use mode: eager.")
+        try:
+            with torch.cuda.graph(graph, stream=side):
+                fn()
+        except Exception as error:  # whatever the driver, torch or the workload raises: this call has no graph
+            # The end of a capture that failed raises too, and only says that something came before it.
+            said = " ".join(str(error.__context__ or error).split())[:300]
+            raise NotCapturable(f"the call cannot be captured as a CUDA graph: {said}. Use mode: eager.") from error
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
 
-    def __init__(self, timed: bool = True) -> None:
-        import torch
+    def replay() -> None:
+        graph.replay()
 
-        self._torch, self._timed = torch, timed
-        self._events: list[tuple[Any, Any]] = []
-        l2_bytes = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
-        self.flush_bytes = max(2 * l2_bytes, _LEAST_GPU_FLUSH_BYTES)
-
-    def __enter__(self) -> _Gpu:
-        cuda = self._torch.cuda
-        cuda.empty_cache()
-        before = cuda.memory_allocated(), cuda.memory_reserved()
-        self._buffer: Any = self._torch.empty(self.flush_bytes // 4, dtype=self._torch.int32, device="cuda")
-        self._own_bytes = cuda.memory_allocated() - before[0], cuda.memory_reserved() - before[1]
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._buffer = None
-        if kind is None:  # after a CUDA error this call fails too, and would hide the error
-            self._torch.cuda.empty_cache()
-
-    def flush(self) -> None:
-        self._buffer.zero_()
-
-    def start(self) -> None:
-        if self._timed:
-            begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._events.append((begin, end))
-            begin.record()
-
-    def stop(self) -> None:
-        if self._timed:
-            self._events[-1][1].record()
-
-    def values_ns(self) -> list[float]:
-        self._torch.cuda.synchronize()
-        return [begin.elapsed_time(end) * 1e6 for begin, end in self._events]
-
-    def issue_ns(self, fn: Callable[[], object], n: int) -> float | None:
-        issued = []
-        for _ in range(n):
-            begin = time.perf_counter_ns()
-            fn()
-            issued.append(time.perf_counter_ns() - begin)
-            self._torch.cuda.synchronize()
-        return statistics.median(issued) if issued else None
-
-    def forget_peaks(self) -> None:
-        self._torch.cuda.reset_peak_memory_stats()
-
-    def peaks(self) -> tuple[int, int]:
-        cuda, (allocated, reserved) = self._torch.cuda, self._own_bytes
-        return cuda.max_memory_allocated() - allocated, cuda.max_memory_reserved() - reserved
+    return replay
 
 
-class _Cpu:
-    """``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep what they hold."""
-
-    clock = "perf_counter"
-
-    def __init__(self, timed: bool = True) -> None:
-        self._begin_ns = 0
-        self._values_ns: list[float] = []
-        self.flush_bytes = 2 * (last_level_cache_bytes() or 0) or _CPU_FLUSH_BYTES
-
-    def __enter__(self) -> _Cpu:
-        self._buffer = ctypes.create_string_buffer(self.flush_bytes)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        del self._buffer
-
-    def flush(self) -> None:
-        ctypes.memset(self._buffer, 0, self.flush_bytes)
-
-    def start(self) -> None:
-        self._begin_ns = time.perf_counter_ns()
-
-    def stop(self) -> None:
-        self._values_ns.append(float(time.perf_counter_ns() - self._begin_ns))
-
-    def values_ns(self) -> list[float]:
-        return self._values_ns
-
-    def issue_ns(self, fn: Callable[[], object], n: int) -> None:
-        warm_up(fn, n, device="cpu")
-
-    def forget_peaks(self) -> None:
+def half_width(values: Sequence[float]) -> float | None:
+    """Half the width of the interval of the median, relative to the median; None where there is no interval."""
+    if (interval := of_median(sorted(values))) is None:
         return None
-
-    def peaks(self) -> tuple[None, None]:
-        return None, None
-
-
-_WATCHES: Final[dict[str, Callable[..., _Watch]]] = {"cuda": _Gpu, "cpu": _Cpu}
-
-
-def last_level_cache_bytes(caches: Path = _CPU_CACHES) -> int | None:
-    """Size of the largest cache that Linux reports for the first core (``32768K``); None where it reports none."""
-    units = {"K": 2**10, "M": MIB, "G": 2**30}
-    sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
-    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)
+    width, median = interval[1] - interval[0], statistics.median(values)
+    return width / 2 / median if median > 0 else float(width > 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -92,25 +91,9 @@ def test_samples_in_other_units_and_in_several_events_are_joined_in_nanoseconds(
     assert values(parser.parse(events(STARTED, started, *more, ended)))["time"] == (2e3 + 4e6) / 2
 
 
-def test_the_interval_of_the_median_has_the_coverage_that_it_claims(parser: ModuleType) -> None:
-    """Ranks against the binomial distribution itself, summed exactly; 30 and 100 are in the tables of textbooks."""
-    for n in (6, 7, 9, 20, 30, 100, 301):
-        low, high = parser.median_interval(np.arange(1.0, n + 1))
-
-        def missed(rank: float, n: int = n) -> float:
-            return 2 * sum(math.comb(n, k) for k in range(int(rank))) / 2**n
-
-        assert missed(low) <= 0.05 < missed(low + 1)
-        assert high == n + 1 - low
-    # The table of Conover's method that textbooks print: k-th smallest and largest for 95 %.
-    printed = {6: (1, 6), 8: (1, 8), 9: (2, 8), 10: (2, 9), 20: (6, 15), 30: (10, 21), 50: (18, 33), 100: (40, 61)}
-    assert {n: parser.median_interval(np.arange(1.0, n + 1)) for n in printed} == printed
-
-
 def test_too_few_samples_have_no_interval_rather_than_a_wrong_one(parser: ModuleType, events: Write) -> None:
     metrics = parser.parse(events(STARTED, *case("a", 1, 2, 3, 4, 5))).metrics
     assert metrics[["ci_low", "ci_high"]].isna().all(axis=None)
-    assert parser.median_interval(np.arange(5.0)) == (None, None)
 
 
 def test_other_metrics_are_kept_as_given_and_the_last_one_counts(parser: ModuleType, events: Write) -> None:

@@ -14,12 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What every part may speak of; these modules import one another only.
-WORDS = {"concerns", "errors", "findings", "job", "kernel_findings", "load", "tables"}
+WORDS = {"concerns", "errors", "findings", "intervals", "job", "kernel_findings", "load", "tables"}
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
     "attribution": {"attribution", "recording"},
     "columns": {"columns"},
+    "conditions": {"conditions"},
     "config": {"config", "document", "mistakes", "pipeline", "scripts"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
@@ -31,7 +32,8 @@ MEANS = {
     "points": {"points"},
     "ranges": {"ranges"},
     "sizes": {"sizes"},
-    "timing": {"timing"},
+    "process": {"process"},
+    "timing": {"timing", "watches"},
 }
 
 #: One stage a line: likewise.
@@ -47,10 +49,11 @@ STAGES = {
         "tallies",
         "wins",
     },
+    "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
     "guide": {"guide"},
-    "harness": {"harness"},
+    "harness": {"captures", "facts", "harness", "sweep"},
     "history": {"history"},
     "ingest": {"ingest", "parsing"},
     "plan": {"plan"},
@@ -89,9 +92,12 @@ TOP = {"__main__", "cli", "order", "privacy", "reading", "workflow"}
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
-HARNESS = {"device", "errors", "job", "load", "ranges", "sizes", "timing"}
+HARNESS = {"conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "sizes", "timing"}
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
-PARSERS = {"attribution", "columns", "counters", "csvfile", "errors", "jsonstream", "kernels", "recording", "tables"}
+PARSERS = {
+    "attribution", "columns", "counters", "csvfile", "errors", "intervals", "jsonstream", "kernels", "recording",
+    "tables",
+}  # fmt: skip
 WORKLOADS = {"errors", "load", "ranges"}
 
 

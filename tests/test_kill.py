@@ -30,7 +30,7 @@ def build(params):
 PIPELINE = """
 version: 1
 name: small
-defaults: {warmup: 0, repeats: 3, timeout_s: 60}
+defaults: {warmup: 0, repeats: 3, timeout_s: 60, timing: {order: sequential, budget_s: 0.01}}
 workloads:
   sums:
     script: sums.py

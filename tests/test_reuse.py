@@ -173,7 +173,7 @@ def test_big_files_are_linked_and_those_that_grow_are_copied(tmp_path: Path) -> 
 
 PIPELINE = """
 version: 1
-defaults: {profilers: [plain], warmup: 0, repeats: 3}
+defaults: {profilers: [plain], warmup: 0, repeats: 3, timing: {order: sequential, budget_s: 0.01}}
 workloads:
   first: {script: first.py, matrix: {n: [1, 2]}}
   second: {script: second.py, matrix: {n: [1, 2]}}

@@ -1,11 +1,13 @@
-"""How samples are taken: what is called, in which order, and what is counted.
+"""How samples are taken: what is called, in which order, how often, and what is counted.
 
 No test asserts how fast anything is. The GPU's side runs against a stand-in for torch, a mock for want of a GPU: its
-clock and its allocator do exactly what they are told.
+clocks and its allocator do exactly what they are told.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -15,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_in_gpu import MIB, StandInGpu, kernels
 
-from profpipe import timing
-
-MIB = 2**20
+from profpipe import timing, watches
+from profpipe.timing import Rule
 
 
 class Log:
@@ -41,16 +43,144 @@ class Log:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A log that also sees the flush of the CPU's caches."""
     log = Log()
-    monkeypatch.setattr(timing.ctypes, "memset", lambda *_: log.seen.append("flush"))
+    monkeypatch.setattr(watches.ctypes, "memset", lambda *_: log.seen.append("flush"))
     return log
+
+
+def exactly(n: int) -> Rule:
+    return Rule(least=n, most=n, target=math.inf, budget_s=math.inf)
+
+
+# --- when there are enough -------------------------------------------------------------------------------------------
+
+STEADY = [100.0] * 30
+NOISY = [100.0, 200.0] * 15
+
+
+def test_the_first_sample_is_taken_alone_then_those_up_to_the_least_then_half_as_many_again() -> None:
+    rule = Rule(least=30, budget_s=1000.0)
+    assert rule.batch([], 0, 0.0) == 1
+    assert rule.batch([100.0], 1, 0.01) == 29
+    assert rule.batch(NOISY, 30, 0.3) == 16
+    assert rule.batch(NOISY * 2, 60, 0.6) == 31
+
+
+def test_enough_samples_with_a_narrow_interval_end_it_and_a_wide_one_does_not() -> None:
+    assert Rule(least=30).batch(STEADY, 30, 0.1) == 0
+    assert Rule(least=31).batch(STEADY, 30, 0.1) == 1
+    assert Rule(least=30).batch(NOISY, 30, 0.1) > 0
+
+
+def test_no_more_is_taken_than_the_budget_and_the_most_allow() -> None:
+    assert Rule(budget_s=2.0).batch(NOISY, 30, 1.8) == 3
+    assert Rule(budget_s=2.0).batch(NOISY, 30, 2.0) == 0
+    assert Rule(most=32).batch(NOISY, 30, 0.1) == 2
+    assert Rule(most=30).batch(NOISY, 30, 0.1) == 0
+    assert Rule(most=10**6, budget_s=1e9).batch([100.0, 200.0] * 5000, 10_000, 1.0) == 1000
+
+
+def test_up_to_the_least_five_times_the_budget_may_be_spent_but_a_call_of_a_minute_is_made_once() -> None:
+    rule = Rule(least=30, budget_s=2.0)
+    assert rule.batch([1.0], 1, 1.0) == 9
+    assert rule.batch([1.0] * 10, 10, 10.0) == 0
+    assert rule.batch([60.0], 1, 60.0) == 0
+
+
+def test_earlier_samples_count_and_one_is_taken_all_the_same() -> None:
+    assert Rule().batch(STEADY, 0, 0.0) == 1
+    assert Rule().batch([*STEADY, 100.0], 1, 0.01) == 0
+
+
+def test_rounds_have_a_like_part_of_the_samples_and_the_time() -> None:
+    rounds = [Rule(least=30, most=100, budget_s=3.0).of_round(number, 3) for number in (1, 2, 3)]
+    assert [(rule.least, rule.most, rule.budget_s) for rule in rounds] == [(10, 34, 1.0), (20, 67, 1.0), (30, 100, 1.0)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sampling_ends_when_the_interval_is_as_narrow_as_asked_and_not_much_later(seed: int) -> None:
+    draw, rule, values = random.Random(seed), Rule(target=0.005, budget_s=1e9), []
+    while size := rule.batch(values, len(values), 1.0):
+        before, values = values, values + [draw.gauss(100.0, 3.0) for _ in range(size)]
+    assert rule.met(values) and not (len(before) >= rule.least and rule.met(before))
+    assert len(values) < 3000
+
+
+def test_a_rule_that_makes_no_sense_is_refused() -> None:
+    for wrong in ({"least": 0}, {"least": 5, "most": 4}):
+        with pytest.raises(ValueError, match="need 1 <= least <= most"):
+            Rule(**wrong)
+
+
+def marks(values: list[float], earlier: tuple[float, ...] = (), **known: Any) -> list[str]:
+    return timing.Samples(values, "cuda_event", Rule(), earlier, **known).flags
+
+
+def test_marks_say_what_is_wrong_with_the_samples() -> None:
+    assert marks(STEADY) == []
+    assert marks(STEADY[:10]) == ["too_few_samples"]
+    assert marks(STEADY[:10], earlier=tuple(STEADY[:20])) == []
+    assert marks(NOISY) == ["noisy"]
+    assert marks(STEADY, issue_ns=99.0) == []
+    assert marks(STEADY, issue_ns=101.0) == ["host_bound"]
+    assert marks(STEADY, issue_ns=101.0, synchronises=True) == ["synchronises"]
+    few = timing.Samples([100.0] * 5, "cuda_event", Rule(least=5))
+    assert few.flags == ["too_few_samples"], "five values have no interval, however many were asked for"
+
+
+def test_an_interval_is_relative_to_the_median() -> None:
+    assert timing.half_width([1.0] * 5) is None
+    assert timing.half_width([float(value) for value in range(1, 7)]) == pytest.approx(2.5 / 3.5)
+    assert timing.half_width([0.0] * 6) == 0.0
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, seconds: Any, least: int, budget_s: float) -> tuple[int, int]:
+    """(calls that settle counted, calls made) for calls that last as ``seconds`` says, one after the other."""
+    clock, made = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+
+    def call() -> None:
+        clock.now += seconds(len(made))
+        made.append(1)
+
+    return timing.settle(call, device="cpu", least=least, budget_s=budget_s), len(made)
+
+
+def test_a_steady_call_settles_after_the_first_and_three_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, lambda _: 0.02, least=1, budget_s=10.0) == (4, 4)
+    # Groups of 20 ms, of which the first lasts as long as the first call lets one guess.
+    assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, least=1, budget_s=10.0) == (46, 46)
+
+
+def test_a_call_that_still_gets_faster_is_called_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, made = settled(monkeypatch, lambda number: 0.02 + max(0, 20 - number) * 0.01, least=1, budget_s=1e9)
+    assert counted == made == 23
+
+
+def test_warm_up_makes_the_least_calls_and_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, lambda _: 0.02, least=12, budget_s=10.0)[0] >= 12
+    assert settled(monkeypatch, lambda number: 1.0 + number, least=1, budget_s=5.0)[1] == 3
+    assert settled(monkeypatch, lambda _: 60.0, least=10, budget_s=1.0) == (1, 1)
+    assert settled(monkeypatch, lambda _: 1.0, least=0, budget_s=1.0) == (0, 0)
+
+
+def test_warming_up_calls_as_often_as_told(log: Log) -> None:
+    timing.warm_up(log.call, 4, device="cpu")
+    assert log.seen == ["call"] * 4
 
 
 # --- on a CPU --------------------------------------------------------------------------------------------------------
 
 
-def test_each_sample_is_flush_then_range_and_the_warm_up_has_neither(log: Log) -> None:
-    samples = timing.measure(log.call, device="cpu", warmup=3, repeats=2, range_name="r", annotate=log.annotate)
-    assert log.seen == ["call"] * 3 + ["flush", "push r", "call", "pop"] * 2
+def on_cpu(fn: Any, n: int, annotate: Any) -> timing.Samples:
+    return timing.sample(fn, device="cpu", rule=exactly(n), range_name="r", annotate=annotate)
+
+
+def test_each_sample_is_flush_then_range(log: Log) -> None:
+    samples = on_cpu(log.call, 2, log.annotate)
+    assert log.seen == ["flush", "push r", "call", "pop"] * 2
     assert len(samples.values_ns) == 2
 
 
@@ -66,45 +196,32 @@ def test_a_sample_is_the_time_of_the_callable_alone(monkeypatch: pytest.MonkeyPa
         yield
         advance(1)
 
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: clock.now)
-    monkeypatch.setattr(timing.ctypes, "memset", lambda *_: advance(1_000_000))
-    durations = iter([7, 500, 20, 30])
-    samples = timing.measure(
-        lambda: advance(next(durations)), device="cpu", warmup=1, repeats=3, range_name="r", annotate=annotate
-    )
-    assert samples.values_ns == [500.0, 20.0, 30.0]
+    monkeypatch.setattr(watches.time, "perf_counter_ns", lambda: clock.now)
+    monkeypatch.setattr(watches.ctypes, "memset", lambda *_: advance(1_000_000))
+    durations = iter([500, 20, 30])
+    assert on_cpu(lambda: advance(next(durations)), 3, annotate).values_ns == [500.0, 20.0, 30.0]
 
 
 def test_a_callable_of_known_duration_takes_at_least_that_long() -> None:
-    samples = timing.measure(
-        lambda: time.sleep(0.002), device="cpu", warmup=1, repeats=3, range_name="r", annotate=Log().annotate
-    )
+    samples = on_cpu(lambda: time.sleep(0.002), 3, Log().annotate)
     assert samples.clock == "perf_counter"
     assert all(value >= 2_000_000 for value in samples.values_ns)
 
 
 def test_a_cpu_has_no_gpu_memory_and_is_never_host_bound(log: Log) -> None:
-    samples = timing.measure(log.call, device="cpu", warmup=0, repeats=1, range_name="r", annotate=log.annotate)
+    samples = on_cpu(log.call, 6, log.annotate)
     assert (samples.peak_allocated, samples.peak_reserved, samples.host_bound) == (None, None, None)
     assert samples.flags == []
     (note,) = samples.notes
     assert "to flush the caches" in note
 
 
-def test_under_a_profiler_the_same_iterations_run_without_a_clock(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    timing.repeat(log.call, 2, device="cpu", range_name="profpipe:a=1", annotate=log.annotate)
+def test_under_a_profiler_the_same_iterations_run_and_their_wall_time_is_known(log: Log) -> None:
+    wall_ns = timing.loop_wall_ns(
+        lambda: (log.call(), time.sleep(0.001)), 2, device="cpu", range_name="profpipe:a=1", annotate=log.annotate
+    )
     assert log.seen == ["flush", "push profpipe:a=1", "call", "pop"] * 2
-
-
-def test_warming_up_calls_as_often_as_told(log: Log) -> None:
-    timing.warm_up(log.call, 4, device="cpu")
-    assert log.seen == ["call"] * 4
-
-
-def test_no_sample_at_all_is_refused(log: Log) -> None:
-    with pytest.raises(ValueError, match="repeats must be at least 1, not 0"):
-        timing.measure(log.call, device="cpu", warmup=0, repeats=0, range_name="r", annotate=log.annotate)
-    assert log.seen == []
+    assert wall_ns >= 1_000_000
 
 
 def test_the_range_is_closed_and_the_error_goes_on_when_the_callable_fails() -> None:
@@ -122,175 +239,175 @@ def test_the_range_is_closed_and_the_error_goes_on_when_the_callable_fails() -> 
         raise KeyError("what the workload said")
 
     with pytest.raises(KeyError, match="what the workload said"):
-        timing.measure(fail, device="cpu", warmup=0, repeats=1, range_name="r", annotate=annotate)
+        on_cpu(fail, 1, annotate)
     assert open_ranges == []
 
 
 def test_the_largest_cache_that_linux_reports_is_flushed_twice_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert timing.last_level_cache_bytes(tmp_path) is None
+    assert watches.last_level_cache_bytes(tmp_path) is None
     for index, size in enumerate(("48K", "32K", "2048K", "105M")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    assert timing.last_level_cache_bytes(tmp_path) == 105 * MIB
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda: 105 * MIB)
-    assert timing._Cpu().flush_bytes == 210 * MIB
-    monkeypatch.setattr(timing, "last_level_cache_bytes", lambda: None)
-    assert timing._Cpu().flush_bytes == 64 * MIB
+    assert watches.last_level_cache_bytes(tmp_path) == 105 * MIB
+    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: 105 * MIB)
+    assert watches.Cpu().flush_bytes == 210 * MIB
+    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: None)
+    assert watches.Cpu().flush_bytes == 64 * MIB
 
 
 # --- on a GPU, against a stand-in for torch --------------------------------------------------------------------------
 
 
-class FakeGpu:
-    """Stands in for torch: an allocator with the counters of torch's, and events that read a clock we set."""
-
-    def __init__(self, log: Log, l2_bytes: int) -> None:
-        self.log, self.l2_bytes = log, l2_bytes
-        self.now_ms = 0.0
-        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        gpu = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                gpu.log.seen.append("event")
-                self.at_ms = gpu.now_ms
-
-            def elapsed_time(self, end: Event) -> float:
-                return end.at_ms - self.at_ms
-
-        class Buffer:
-            def zero_(self) -> None:
-                gpu.log.seen.append("flush")
-
-            def __del__(self) -> None:
-                gpu.allocate(-gpu.flush_bytes)
-
-        def empty(count: int, dtype: str, device: str) -> Buffer:
-            self.flush_bytes = 4 * count
-            self.allocate(self.flush_bytes)
-            return Buffer()
-
-        self.int32, self.empty = "int32", empty
-        self.cuda = SimpleNamespace(
-            Event=Event,
-            current_device=lambda: 0,
-            get_device_properties=lambda _: SimpleNamespace(L2_cache_size=l2_bytes),
-            synchronize=lambda: log.seen.append("synchronize"),
-            empty_cache=self.empty_cache,
-            memory_allocated=lambda: self.allocated,
-            memory_reserved=lambda: self.reserved,
-            reset_peak_memory_stats=self.reset_peaks,
-            max_memory_allocated=lambda: self.peak_allocated,
-            max_memory_reserved=lambda: self.peak_reserved,
-        )
-
-    def allocate(self, size: int) -> None:
-        self.allocated += size
-        self.reserved = max(self.reserved, self.allocated)
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def empty_cache(self) -> None:
-        self.reserved = self.allocated
-
-    def reset_peaks(self) -> None:
-        self.log.seen.append("reset")
-        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = FakeGpu(Log(), l2_bytes=50 * MIB)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
+    gpu = StandInGpu()
     monkeypatch.setitem(sys.modules, "torch", gpu)
+    monkeypatch.setattr(watches.time, "perf_counter_ns", lambda: gpu.now_ns)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: gpu.now_ns / 1e9)
     return gpu
 
 
-def _measure(gpu: FakeGpu, fn: Any, warmup: int = 2, repeats: int = 2) -> timing.Samples:
-    return timing.measure(fn, device="cuda", warmup=warmup, repeats=repeats, range_name="r", annotate=gpu.log.annotate)
+def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20) -> timing.Samples:
+    return timing.sample(fn, device="cuda", rule=exactly(n), range_name="r", annotate=gpu.annotate)
 
 
-def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_ends_all(gpu: FakeGpu) -> None:
-    _measure(gpu, gpu.log.call)
-    sample = ["flush", "push r", "event", "call", "event", "pop"]
-    assert gpu.log.seen == ["call", "synchronize", "call", "synchronize", "reset", *sample, *sample, "synchronize"]
+def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_ends_a_batch(gpu: StandInGpu) -> None:
+    on_gpu(gpu, gpu.call, n=3)
+    one = ["flush", "push r", "event", "call", "event", "pop"]
+    assert gpu.seen[gpu.seen.index("reset") + 1 :] == [*one, "synchronize", *one, *one, "synchronize"]
 
 
-def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: FakeGpu) -> None:
-    durations_ms = iter([9.0, 9.0, 0.25, 0.5])
+def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: StandInGpu) -> None:
+    samples = on_gpu(gpu, gpu.call)
+    assert samples.clock == "cuda_event"
+    assert samples.values_ns == [100_000.0] * 20
+    assert samples.flags == []
+
+
+def test_a_call_of_many_small_kernels_is_queued_whole_before_the_gpu_begins_it(gpu: StandInGpu) -> None:
+    samples = on_gpu(gpu, kernels(gpu, 200, 1_000))
+    # Each takes the host 5 us to launch and the GPU 1 us: unheld, the samples would come near 200 x 5 us.
+    assert samples.values_ns == [200_000.0] * 20
+    assert samples.flags == ["host_bound"]
+    assert samples.issue_ns == 1_000_000
+    assert any("the GPU is held for 1470 us" in note for note in samples.notes)
+    assert any("issuing a call takes the host 1000000 ns" in note for note in samples.notes)
+
+
+def test_without_a_kernel_that_spins_repeated_flushes_hold_the_gpu(gpu: StandInGpu) -> None:
+    del gpu.cuda._sleep
+    samples = on_gpu(gpu, kernels(gpu, 200, 1_000))
+    assert samples.values_ns == [200_000.0] * 20
+
+
+def test_a_call_that_is_issued_during_the_flush_is_not_held_back(gpu: StandInGpu) -> None:
+    samples = on_gpu(gpu, gpu.call)
+    before = len(gpu.held_ns)
+    assert samples.issue_ns == 5_000
+    assert not any("held" in note for note in samples.notes)
+    on_gpu(gpu, gpu.call, n=40)
+    assert len(gpu.held_ns) == 2 * before, "held only to calibrate and to learn, never before a sample"
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("tail", [0, 1])
+def test_a_call_that_reads_a_result_is_marked_and_not_held_back(gpu: StandInGpu, said: bool, tail: int) -> None:
+    def call() -> None:
+        kernels(gpu, 20, 1_000)()
+        gpu.item(said)
+        kernels(gpu, tail, 1_000)()
+
+    samples = on_gpu(gpu, call)
+    assert samples.flags == ["synchronises"]
+    assert samples.host_bound is None
+    assert any("the call synchronises" in note for note in samples.notes)
+    assert not any("held" in note for note in samples.notes)
+
+
+def test_a_long_call_that_synchronises_is_known_by_what_torch_says_and_is_not_called_host_bound(
+    gpu: StandInGpu,
+) -> None:
+    def call() -> None:
+        gpu.launch(60 * 10**9)
+        gpu.item()
+
+    calls = len(gpu.seen)
+    samples = timing.sample(call, device="cuda", rule=Rule(), range_name="r", annotate=gpu.annotate)
+    assert samples.flags == ["synchronises", "too_few_samples"]
+    assert len(samples.values_ns) == 1
+    assert calls == 0 and gpu.now_ns < 4 * 60 * 10**9, "twice to learn, once to measure"
+
+
+def test_a_call_with_more_launches_than_the_queue_holds_says_so(gpu: StandInGpu) -> None:
+    samples = on_gpu(gpu, kernels(gpu, 3000, 1_000))
+    assert samples.flags == ["host_bound"]
+    assert any("more than the launch queue holds (about 1024 launches)" in note for note in samples.notes)
+    # The part that was queued ran without gaps, the rest at the pace of the host.
+    assert all(3_000_000 < value < 15_000_000 for value in samples.values_ns)
+
+
+def test_a_long_call_whose_launches_come_before_the_gpu_needs_them_is_not_host_bound(gpu: StandInGpu) -> None:
+    samples = on_gpu(gpu, kernels(gpu, 500, 40_000))
+    assert samples.values_ns == [20_000_000.0] * 20
+    assert samples.flags == []
+
+
+def test_samples_that_were_not_queued_in_time_are_taken_again_with_a_longer_hold(gpu: StandInGpu) -> None:
+    issues = iter([1_000_000] * 11)  # while learning; then the host is three times slower
+
+    samples = on_gpu(gpu, lambda: gpu.launch(100_000, next(issues, 3_000_000)))
+    assert samples.values_ns == [100_000.0] * 20
+    assert gpu.seen.count("push r") > 20
+
+
+def test_what_began_too_early_now_and_then_is_kept_and_counted(gpu: StandInGpu) -> None:
+    calls = iter(range(10**6))
 
     def call() -> None:
-        gpu.now_ms += next(durations_ms)
+        gpu.launch(1_000, 1_000_000 if next(calls) == 20 else 5_000)
+        gpu.launch(1_000, 5_000)
 
-    samples = _measure(gpu, call)
-    assert samples.clock == "cuda_event"
-    assert samples.values_ns == [250_000.0, 500_000.0]
-
-
-def test_warm_up_calls_are_counted_once_however_many_are_timed_on_the_host(gpu: FakeGpu) -> None:
-    for warmup in (0, 1, 2, 5, 6, 20):
-        gpu.log.seen.clear()
-        _measure(gpu, gpu.log.call, warmup=warmup, repeats=1)
-        assert gpu.log.seen[: gpu.log.seen.index("reset")].count("call") == warmup
+    samples = on_gpu(gpu, call, n=30)
+    assert sorted(samples.values_ns)[-2] == 2_000.0 < max(samples.values_ns)
+    assert any(note == "1 samples began before the whole call was queued" for note in samples.notes)
 
 
-def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu: FakeGpu) -> None:
-    inputs, extra = 1000 * MIB, iter([5000 * MIB, 3000 * MIB, 300 * MIB, 200 * MIB])
+def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu: StandInGpu) -> None:
+    inputs, extra = 1000 * MIB, iter([5000 * MIB] * 11 + [300 * MIB, 200 * MIB])
     gpu.allocate(inputs)
     gpu.allocate(7000 * MIB)  # what making the inputs needed, free again before the first call
     gpu.allocate(-7000 * MIB)
 
     def call() -> None:
         size = next(extra)
+        gpu.launch(100_000)
         gpu.allocate(size)
         gpu.allocate(-size)
 
-    samples = _measure(gpu, call)
+    samples = on_gpu(gpu, call, n=2)
     assert samples.peak_allocated == inputs + 300 * MIB
-    # The allocator still holds what the warm-up needed, as it does in a real loop; nothing of what came before.
+    # The allocator still holds what the calls before needed, as it does in a real loop; nothing of what came before.
     assert samples.peak_reserved == inputs + 5000 * MIB
     assert gpu.allocated == gpu.reserved == inputs
 
 
 @pytest.mark.parametrize(("l2_bytes", "flush_bytes"), [(50 * MIB, 256 * MIB), (0, 256 * MIB), (200 * MIB, 400 * MIB)])
-def test_the_flush_is_at_least_twice_the_l2(gpu: FakeGpu, l2_bytes: int, flush_bytes: int) -> None:
+def test_the_flush_is_at_least_twice_the_l2(gpu: StandInGpu, l2_bytes: int, flush_bytes: int) -> None:
     gpu.cuda.get_device_properties = lambda _: SimpleNamespace(L2_cache_size=l2_bytes)
-    _measure(gpu, gpu.log.call)
+    on_gpu(gpu, gpu.call)
     assert gpu.flush_bytes == flush_bytes
 
 
-@pytest.mark.parametrize(("issue_ns", "host_bound"), [(40_000, True), (4_000, False)])
-def test_a_call_that_takes_longer_to_issue_than_to_run_is_host_bound(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, issue_ns: int, host_bound: bool
-) -> None:
-    clock = SimpleNamespace(now=0)
-    first_costs_more = iter([10_000_000])
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: clock.now)
-
-    def call() -> None:
-        clock.now += next(first_costs_more, issue_ns)
-        gpu.now_ms += 0.010
-
-    samples = _measure(gpu, call, warmup=2)
-    assert samples.host_bound is host_bound
-    assert samples.flags == (["host_bound"] if host_bound else [])
-    assert any("issuing a call takes the host 40000 ns" in note for note in samples.notes) is host_bound
+def test_under_a_profiler_no_event_is_recorded_and_nothing_is_held(gpu: StandInGpu) -> None:
+    wall_ns = timing.loop_wall_ns(gpu.call, 4, device="cuda", range_name="r", annotate=gpu.annotate)
+    assert gpu.seen == ["synchronize", *["flush", "push r", "call", "pop"] * 4, "synchronize"]
+    assert wall_ns == pytest.approx(160_000, rel=0.02)
+    assert gpu.held_ns == []
 
 
-def test_without_a_warm_up_nothing_is_known_of_the_host(gpu: FakeGpu) -> None:
-    assert _measure(gpu, gpu.log.call, warmup=1).host_bound is None
-
-
-def test_under_a_profiler_no_event_is_recorded_on_the_gpu(gpu: FakeGpu) -> None:
-    timing.repeat(gpu.log.call, 2, device="cuda", range_name="r", annotate=gpu.log.annotate)
-    assert gpu.log.seen == ["flush", "push r", "call", "pop"] * 2 + ["synchronize"]
-
-
-def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: FakeGpu) -> None:
+def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: StandInGpu) -> None:
     def fail() -> None:
         def broken() -> None:
             raise RuntimeError("CUDA error: and the context is lost")
@@ -299,5 +416,52 @@ def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: FakeGpu) -> None
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        _measure(gpu, fail)
+        on_gpu(gpu, fail)
     assert gpu.allocated == 0
+    assert gpu.sync_mode == 0
+
+
+# --- CUDA graphs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_replays_what_was_captured_after_calls_that_warm_up(gpu: StandInGpu) -> None:
+    replay = timing.graphed(gpu.call)
+    assert gpu.seen.count("call") == 4
+    assert on_gpu(gpu, replay).values_ns == [100_000.0] * 20
+    assert gpu.seen.count("call") == 4
+
+
+def test_a_call_that_synchronises_is_refused_before_a_capture_is_tried(gpu: StandInGpu) -> None:
+    gpu.cuda.graph = None
+
+    def call() -> None:
+        gpu.launch(1_000)
+        gpu.item()
+
+    with pytest.raises(timing.NotCapturable, match=r"synchronises \(1 operations.*Use mode: eager"):
+        timing.graphed(call)
+
+
+def test_a_failed_capture_says_what_came_first_and_not_that_something_did(gpu: StandInGpu) -> None:
+    @contextmanager
+    def capture(graph: object, stream: object) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
+
+    gpu.cuda.graph = capture
+    calls = iter(range(10))
+
+    def call() -> None:
+        if next(calls) == 3:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    with pytest.raises(timing.NotCapturable, match="not permitted when stream is capturing"):
+        timing.graphed(call)
+
+
+def test_without_a_gpu_there_is_no_graph(gpu: StandInGpu) -> None:
+    gpu.cuda.is_available = lambda: False
+    with pytest.raises(timing.NotCapturable, match="need a GPU"):
+        timing.graphed(gpu.call)

@@ -49,7 +49,7 @@ def flops(params):
 PIPELINE = """
 version: 1
 name: small
-defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60}
+defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60, timing: {order: sequential, budget_s: 0.05}}
 workloads:
   sums:
     script: sums.py

@@ -1,0 +1,163 @@
+"""The undisturbed times of many cases: visited in rounds, in an order that is drawn anew for each.
+
+A machine drifts: it heats up, its clocks and its neighbours change. Measured one after the other, the first case would
+get the cool machine and the last the hot one; visited in rounds, drift hits all alike. Each visit builds its case anew,
+so that only one case's tensors are in memory, and leaves its samples in ``events.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profpipe import conditions, ranges, timing
+from profpipe.conditions import Conditions
+
+#: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
+GRAPH_TIME = "time_cuda_graph"
+
+Write = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the cases of one process are timed; from the pipeline's ``timing``, ``warmup`` and ``repeats``."""
+
+    rule: timing.Rule
+    rounds: int
+    seed: int
+    mode: str
+    warmup: int
+    repeats: int
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Plan:
+        asked, repeats = spec["options"].get("timing", {}), spec["repeats"]
+        defaults = timing.Rule()
+        rule = timing.Rule(
+            least=repeats,
+            target=asked.get("target", defaults.target),
+            budget_s=asked.get("budget_s", defaults.budget_s),
+            most=max(repeats, asked.get("most", defaults.most)),
+        )
+        rounds = asked.get("rounds", 1) if asked.get("order") == "interleaved" else 1
+        # A round without a sample of its own would only warm up.
+        rounds = max(1, min(rounds, repeats))
+        return cls(rule, rounds, asked.get("seed", 0), asked.get("mode", "eager"), spec["warmup"], repeats)
+
+    def visits(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """(round from 1, case) in the order of measuring; one round keeps the order of the pipeline."""
+        for number in range(1, self.rounds + 1):
+            order = list(cases)
+            if self.rounds > 1:
+                random.Random(f"{self.seed}/{number}").shuffle(order)
+            yield from ((number, case) for case in order)
+
+    def warmup_of(self, number: int) -> int:
+        """Later visits find compiled kernels and tuned plans; they warm up caches, clocks and the allocator."""
+        return self.warmup if number == 1 else min(self.warmup, 3)
+
+
+@dataclass
+class Case:
+    """A case being timed: what its visits have given so far.
+
+    ``samples_ns`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event, **fields)`` appends to
+    events.jsonl.
+    """
+
+    plan: Plan
+    device: str
+    range_name: str
+    write: Write
+    samples_ns: dict[str, list[float]] = field(default_factory=dict)
+    rounds: int = 0
+    seen: list[Conditions] = field(default_factory=list)
+    last: timing.Samples | None = None
+
+    def inherit(self, earlier: Mapping[str, Mapping[int, list[float]]]) -> None:
+        """Takes over, and writes again as this process's own, what a process before it had measured."""
+        for metric, rounds in earlier.items():
+            for number, values in rounds.items():
+                self._add(metric, number, values)
+                self.rounds = max(self.rounds, number)
+
+    def visit(self, fn: Callable[[], object]) -> bool:
+        """Times ``fn`` for the next round; True after the last. In mode `both` the eager times are the case's."""
+        self.rounds += 1
+        self.last = self._sample(fn if self.plan.mode != "cuda_graph" else timing.graphed(fn), "time")
+        if self.plan.mode == "both":
+            self._sample(timing.graphed(fn), GRAPH_TIME)
+        return self.rounds >= self.plan.rounds
+
+    def _sample(self, fn: Callable[[], object], metric: str) -> timing.Samples:
+        number = min(self.rounds, self.plan.rounds)
+        rule = self.plan.rule.of_round(number, self.plan.rounds)
+        timing.settle(fn, device=self.device, least=self.plan.warmup_of(number), budget_s=rule.budget_s / 2)
+        earlier = self.samples_ns.get(metric, [])
+        with conditions.watching() as watched:
+            samples = timing.sample(
+                fn,
+                device=self.device,
+                rule=rule,
+                earlier=earlier,
+                range_name=self.range_name,
+                annotate=ranges.annotate,
+            )
+        self.seen.append(watched.summary())
+        self._add(metric, self.rounds, samples.values_ns)
+        for note in samples.notes:
+            self.write("note", text=note)
+        return samples
+
+    def _add(self, metric: str, number: int, values: list[float]) -> None:
+        self.samples_ns.setdefault(metric, []).extend(values)
+        self.write("samples", metric=metric, round=number, unit="ns", values=values)
+
+    def facts(self, fn: Callable[[], object]) -> list[str]:
+        """Writes what is known of the case after its last visit; returns its validity marks."""
+        assert self.last is not None
+        conditions_seen = conditions.combined(self.seen)
+        numbers = {
+            "peak_allocated": (self.last.peak_allocated, "byte"),
+            "peak_reserved": (self.last.peak_reserved, "byte"),
+            "issue": (self.last.issue_ns, "ns"),
+            "loop_wall": (self._loop_wall_ns(fn), "ns"),
+            **conditions.as_metrics(conditions_seen),
+        }
+        for metric, (value, unit) in numbers.items():
+            if value is not None:
+                self.write("metric", subject="", metric=metric, value=value, unit=unit, n=1)
+        for note in conditions.notes(conditions_seen):
+            self.write("note", text=note)
+        return list(dict.fromkeys([*self.last.flags, *conditions.marks(conditions_seen)]))
+
+    def _loop_wall_ns(self, fn: Callable[[], object]) -> float:
+        """The loop that profilers see, without one, so that what each of them adds to it can be told."""
+        affordable = int(self.plan.rule.budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0))
+        n = max(1, min(self.plan.repeats, affordable))
+        return timing.loop_wall_ns(fn, n, device=self.device, range_name=self.range_name, annotate=ranges.annotate)
+
+
+def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, list[float]]]]:
+    """By case, metric and round: the samples of cases that an earlier process could not end.
+
+    It was ended by another case, by its time limit or by a person; what it had measured of these is none the worse.
+    """
+    found: dict[str, dict[str, dict[int, list[float]]]] = {}
+    if not events.is_file():
+        return found
+    for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the last line of a process that was killed while it wrote
+        if event.get("event") == "samples" and event["case"] in names:
+            metrics = found.setdefault(event["case"], {})
+            metrics.setdefault(event.get("metric", "time"), {})[event.get("round", 1)] = event["values"]
+    return found

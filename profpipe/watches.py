@@ -1,0 +1,334 @@
+"""A device's clock, caches, memory and launch queue, for the time of one measurement: what ``timing`` measures with.
+
+On a GPU the whole call must be queued before the GPU begins it, or the time of its launches is in the sample. The flush
+of the caches keeps the GPU busy for some 60 us meanwhile; where issuing the call takes the host longer, a kernel that
+only spins holds the GPU back before the flush. nvbench holds it with a kernel that spins until the host allows it on
+(``measure_cold.cu``, ``blocking_kernel``) and deadlocks when the call synchronises; a kernel that spins for a given
+time cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+MIB: Final = 2**20
+
+#: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s.
+_LEAST_GPU_FLUSH_BYTES: Final = 256 * MIB
+_CPU_FLUSH_BYTES: Final = 64 * MIB
+_CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+
+#: Calls issued into an idle GPU, to learn what issuing one costs the host; fewer where they take long.
+_ISSUES: Final = 5
+_ISSUES_NS: Final = 0.2e9
+
+#: The GPU is held for half as long again as the call took to issue, and this much more for the flush and the events.
+_ROOM: Final = 1.5
+_ROOM_NS: Final = 30e3
+_LONGEST_HOLD_NS: Final = 100e6
+_LONGEST_TRIED_NS: Final = 500e6
+
+#: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
+_QUEUE: Final = 1024
+_LEAST_FULL_QUEUE_NS: Final = 1e6
+
+
+@dataclass(frozen=True)
+class Issue:
+    """The host's side of one call.
+
+    ``ns`` is what it takes to issue the call into an idle GPU. ``synchronises``: the host waits inside the call until
+    the GPU is done. ``overflows``: it waits for room in the launch queue.
+    """
+
+    ns: float
+    synchronises: bool = False
+    overflows: bool = False
+
+    @property
+    def waits(self) -> bool:
+        return self.synchronises or self.overflows
+
+
+class Watch(Protocol):
+    clock: str
+    flush_bytes: int
+
+    def __enter__(self) -> Watch: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def learn(self, fn: Callable[[], object]) -> Issue | None:
+        """Calls ``fn`` a few times to learn how the host issues it; None where that is not a question."""
+
+    def flush(self) -> None:
+        """Empties the caches, and on a GPU gives the host the time to queue what follows."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def values_ns(self) -> list[float]:
+        """Waits until everything is done; the samples since the last time, in order."""
+
+    def hold_longer(self) -> bool:
+        """True when the samples just taken were not all queued in time and the next will have more of it."""
+
+    def forget_peaks(self) -> None: ...
+
+    def peaks(self) -> tuple[int | None, int | None]:
+        """(allocated, reserved) since ``forget_peaks``, in bytes."""
+
+    def notes(self) -> list[str]: ...
+
+
+class Gpu:
+    """CUDA events (on ROCm, HIP's under the same name), and torch's caching allocator.
+
+    The flush buffer lives from before the first call until after the last sample, in a segment of its own because the
+    cache is emptied first. So it adds the same number of bytes to the allocator's counters at every moment between,
+    and taking that number off the peaks is exact. What it cannot give back is the room: the callable has that much
+    less memory to grow into.
+    """
+
+    clock = "cuda_event"
+
+    def __init__(self, timed: bool = True) -> None:
+        import torch
+
+        self._torch, self._timed = torch, timed
+        self._events: list[tuple[Any, Any]] = []
+        self._hold_ns = self._flush_ns = self._cycles_per_ns = 0.0
+        self._taken = self._late = self._late_in_all = 0
+        self._issue: Issue | None = None
+        l2_bytes = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
+        self.flush_bytes = max(2 * l2_bytes, _LEAST_GPU_FLUSH_BYTES)
+
+    def __enter__(self) -> Gpu:
+        cuda = self._torch.cuda
+        if self._timed:  # else no peaks are asked for, and an emptied cache would put cudaMalloc into a trace
+            cuda.empty_cache()
+        before = cuda.memory_allocated(), cuda.memory_reserved()
+        self._buffer: Any = self._torch.empty(self.flush_bytes // 4, dtype=self._torch.int32, device="cuda")
+        self._own_bytes = cuda.memory_allocated() - before[0], cuda.memory_reserved() - before[1]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._buffer = None
+        if kind is None:  # after a CUDA error this call fails too, and would hide the error
+            self._torch.cuda.empty_cache()
+
+    # --- what the host does -----------------------------------------------------------------------------------------
+
+    def learn(self, fn: Callable[[], object]) -> Issue:
+        """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
+
+        A call that synchronises shows in three ways, of which one is enough: torch says so; behind a held GPU it takes
+        the host longer by the time of the hold; the GPU is idle when it returns from behind the hold. A full launch
+        queue shows in the second way only, and not below a thousand launches. Behind a hold that is short beside the
+        call nothing can be seen, so of calls that take the host over half a second only what torch says is known.
+        """
+        synchronises = calls_that_synchronise(fn) > 0
+        self.wait()
+        self._flush_ns = self._duration_ns(self._clear)
+        if hasattr(self._torch.cuda, "_sleep"):
+            cycles = 1_000_000
+            self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
+        ns = statistics.median(issued for issued, _ in self._issues(fn, 0.0))
+        waits = idle = False
+        if ns <= _LONGEST_TRIED_NS:
+            behind_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
+            held = self._issues(fn, behind_ns)
+            waits, idle = min(held)[0] > ns + behind_ns / 2, all(idle for _, idle in held)
+        overflows = waits and not (synchronises or idle) and ns > _LEAST_FULL_QUEUE_NS
+        self._issue = Issue(ns, synchronises or (waits and not overflows), overflows)
+        if not self._issue.synchronises:
+            self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * ns + _ROOM_NS - self._flush_ns))
+        return self._issue
+
+    def _issues(self, fn: Callable[[], object], behind_ns: float) -> list[tuple[float, bool]]:
+        """(time to issue a call into a GPU that is busy for ``behind_ns``, whether the GPU was idle after it), each."""
+        seen: list[tuple[float, bool]] = []
+        first_ns = time.perf_counter_ns()
+        while len(seen) < _ISSUES and (not seen or time.perf_counter_ns() - first_ns < _ISSUES_NS):
+            self.wait()
+            self._hold(behind_ns)
+            begin = time.perf_counter_ns()
+            fn()
+            seen.append((time.perf_counter_ns() - begin, self._torch.cuda.current_stream().query()))
+        self.wait()
+        return seen
+
+    def _duration_ns(self, action: Callable[[], object]) -> float:
+        """What ``action`` takes the GPU, behind another one so that its launch is not in it."""
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        action()
+        begin.record()
+        action()
+        end.record()
+        self.wait()
+        return max(begin.elapsed_time(end) * 1e6, 1.0)
+
+    def _hold(self, ns: float) -> None:
+        if self._cycles_per_ns and ns > 0:
+            self._torch.cuda._sleep(int(ns * self._cycles_per_ns))
+        else:
+            for _ in range(math.ceil(ns / self._flush_ns) if ns > 0 else 0):
+                self._clear()
+
+    def hold_longer(self) -> bool:
+        """Where more than one sample in ten was late, the hold is doubled, and they are to be taken again."""
+        late, self._late = self._late, 0
+        if late * 10 <= self._taken or self._hold_ns >= _LONGEST_HOLD_NS:
+            self._late_in_all += late
+            return False
+        self._hold_ns = min(_LONGEST_HOLD_NS, 2 * self._hold_ns + _ROOM_NS)
+        return True
+
+    # --- one sample -------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._buffer.zero_()
+
+    def flush(self) -> None:
+        self._hold(self._hold_ns)
+        self._clear()
+
+    def start(self) -> None:
+        if self._timed:
+            begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._events.append((begin, end))
+            begin.record()
+
+    def stop(self) -> None:
+        if self._timed:
+            begin, end = self._events[-1]
+            end.record()
+            # Late: the GPU was at the call before all of it was queued. A call that waits for the GPU always is.
+            if self._issue and not self._issue.waits and begin.query():
+                self._late += 1
+
+    def wait(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def values_ns(self) -> list[float]:
+        self.wait()
+        events, self._events = self._events, []
+        self._taken = len(events)
+        return [begin.elapsed_time(end) * 1e6 for begin, end in events]
+
+    # --- memory, and what to know -----------------------------------------------------------------------------------
+
+    def forget_peaks(self) -> None:
+        self._torch.cuda.reset_peak_memory_stats()
+
+    def peaks(self) -> tuple[int, int]:
+        cuda, (allocated, reserved) = self._torch.cuda, self._own_bytes
+        return cuda.max_memory_allocated() - allocated, cuda.max_memory_reserved() - reserved
+
+    def notes(self) -> list[str]:
+        found, issue = [], self._issue
+        if issue and issue.synchronises:
+            found.append("the call synchronises: the host waits for the GPU inside it, and launch cost is in the time")
+        if issue and issue.overflows:
+            found.append(
+                "the host waits for the GPU inside the call: it issues more than the launch queue holds (about "
+                f"{_QUEUE} launches) or synchronises unseen by torch, so part of the launch cost is in the time"
+            )
+        if self._hold_ns:
+            found.append(f"the GPU is held for {self._hold_ns / 1e3:.0f} us before each sample to queue the call")
+        if issue and not issue.waits and _ROOM * issue.ns + _ROOM_NS > _LONGEST_HOLD_NS + self._flush_ns:
+            found.append(
+                f"issuing a call takes the host {issue.ns / 1e6:.0f} ms, longer than the GPU is held for it, so part "
+                "of the launch cost may be in the time"
+            )
+        if self._late_in_all:
+            found.append(f"{self._late_in_all} samples began before the whole call was queued")
+        return found
+
+
+def calls_that_synchronise(fn: Callable[[], object]) -> int:
+    """How many synchronising operations torch sees in one call of ``fn``: ``item()``, ``cpu()``, ``nonzero()``, ...
+
+    It knows its own operations and not ``torch.cuda.synchronize()`` or those of other packages (torch 2.13).
+    """
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            fn()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return sum("called a synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+
+class Cpu:
+    """``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep what they hold."""
+
+    clock = "perf_counter"
+
+    def __init__(self, timed: bool = True) -> None:
+        self._begin_ns = 0
+        self._values_ns: list[float] = []
+        self.flush_bytes = 2 * (last_level_cache_bytes() or 0) or _CPU_FLUSH_BYTES
+
+    def __enter__(self) -> Cpu:
+        self._buffer = ctypes.create_string_buffer(self.flush_bytes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        del self._buffer
+
+    def learn(self, fn: Callable[[], object]) -> None:
+        return None
+
+    def flush(self) -> None:
+        ctypes.memset(self._buffer, 0, self.flush_bytes)
+
+    def start(self) -> None:
+        self._begin_ns = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        self._values_ns.append(float(time.perf_counter_ns() - self._begin_ns))
+
+    def wait(self) -> None:
+        return None
+
+    def values_ns(self) -> list[float]:
+        values, self._values_ns = self._values_ns, []
+        return values
+
+    def hold_longer(self) -> bool:
+        return False
+
+    def forget_peaks(self) -> None:
+        return None
+
+    def peaks(self) -> tuple[None, None]:
+        return None, None
+
+    def notes(self) -> list[str]:
+        return []
+
+
+WATCHES: Final[dict[str, Callable[..., Watch]]] = {"cuda": Gpu, "cpu": Cpu}
+
+
+def last_level_cache_bytes(caches: Path = _CPU_CACHES) -> int | None:
+    """Size of the largest cache that Linux reports for the first core (``32768K``); None where it reports none."""
+    units = {"K": 2**10, "M": MIB, "G": 2**30}
+    sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

@@ -1,0 +1,177 @@
+"""Stands in for torch and a GPU where there is none: a mock, whose two clocks do exactly what they are told.
+
+The host's clock is what ``time.perf_counter`` reads. A launch costs the host time and gives the GPU work, which begins
+when the work before it is done. The launch queue holds so many launches; then the host waits, as CUDA's does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+MIB = 2**20
+
+
+class StandInGpu:
+    """``now_ns`` is the host's clock, ``free_ns`` when the GPU will have done what it was given."""
+
+    def __init__(self, l2_bytes: int = 50 * MIB, launch_ns: int = 5_000, queue: int = 1024) -> None:
+        self.seen: list[str] = []
+        self.now_ns, self.free_ns = 0, 0
+        self.launch_ns, self.queue = launch_ns, queue
+        self.flush_ns = 60_000
+        self.flush_bytes = 0
+        self.held_ns: list[int] = []
+        self._pending: deque[int] = deque()
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.sync_mode = 0
+        self.int32, self.empty = "int32", self._empty
+        self.cuda = SimpleNamespace(
+            Event=lambda enable_timing: _Event(self),
+            Stream=lambda: _Stream(self),
+            CUDAGraph=lambda: _Graph(self),
+            graph=self.capture,
+            stream=lambda stream: nullcontext(),
+            current_stream=lambda: _Stream(self),
+            current_device=lambda: 0,
+            is_available=lambda: True,
+            get_device_properties=lambda _: SimpleNamespace(L2_cache_size=l2_bytes),
+            synchronize=self.synchronize,
+            get_sync_debug_mode=lambda: self.sync_mode,
+            set_sync_debug_mode=self.set_sync_mode,
+            _sleep=self.sleep,
+            empty_cache=self.empty_cache,
+            memory_allocated=lambda: self.allocated,
+            memory_reserved=lambda: self.reserved,
+            reset_peak_memory_stats=self.reset_peaks,
+            max_memory_allocated=lambda: self.peak_allocated,
+            max_memory_reserved=lambda: self.peak_reserved,
+        )
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def launch(self, ns: int, cost_ns: int | None = None) -> None:
+        while self._pending and self._pending[0] <= self.now_ns:
+            self._pending.popleft()
+        if len(self._pending) >= self.queue:
+            self.now_ns = self._pending.popleft()
+        self.now_ns += self.launch_ns if cost_ns is None else cost_ns
+        self.free_ns = max(self.free_ns, self.now_ns) + ns
+        self._pending.append(self.free_ns)
+
+    def call(self) -> None:
+        """A call of one kernel of 100 us."""
+        self.seen.append("call")
+        self.launch(100_000)
+
+    def item(self, said: bool = True) -> None:
+        """The host reads a result; ``said``: torch notices."""
+        if said and self.sync_mode:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        self.now_ns = max(self.now_ns, self.free_ns)
+
+    def synchronize(self) -> None:
+        self.seen.append("synchronize")
+        self.now_ns = max(self.now_ns, self.free_ns)
+
+    def sleep(self, cycles: int) -> None:
+        self.held_ns.append(cycles // 2)
+        self.launch(cycles // 2)
+
+    def set_sync_mode(self, mode: int | str) -> None:
+        self.sync_mode = {"warn": 1}.get(mode, 0) if isinstance(mode, str) else mode
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def capture(self, graph: _Graph, stream: object) -> Iterator[None]:
+        before = self.free_ns
+        yield
+        graph.ns = self.free_ns - max(before, 0)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _empty(self, count: int, dtype: str, device: str) -> _Buffer:
+        self.flush_bytes = 4 * count
+        self.allocate(self.flush_bytes)
+        return _Buffer(self)
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        self.reserved = max(self.reserved, self.allocated)
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def empty_cache(self) -> None:
+        self.reserved = self.allocated
+
+    def reset_peaks(self) -> None:
+        self.seen.append("reset")
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    @contextmanager
+    def annotate(self, name: str) -> Iterator[None]:
+        self.seen.append(f"push {name}")
+        yield
+        self.seen.append("pop")
+
+
+class _Event:
+    def __init__(self, gpu: StandInGpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.gpu.seen.append("event")
+        self.at_ns = max(self.gpu.now_ns, self.gpu.free_ns)
+
+    def query(self) -> bool:
+        return self.at_ns <= self.gpu.now_ns
+
+    def elapsed_time(self, end: _Event) -> float:
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+class _Stream:
+    def __init__(self, gpu: StandInGpu) -> None:
+        self.gpu = gpu
+
+    def query(self) -> bool:
+        return self.gpu.free_ns <= self.gpu.now_ns
+
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+
+class _Graph:
+    def __init__(self, gpu: StandInGpu) -> None:
+        self.gpu, self.ns = gpu, 0
+
+    def replay(self) -> None:
+        self.gpu.seen.append("replay")
+        self.gpu.launch(self.ns)
+
+
+class _Buffer:
+    def __init__(self, gpu: StandInGpu) -> None:
+        self.gpu = gpu
+
+    def zero_(self) -> None:
+        self.gpu.seen.append("flush")
+        self.gpu.launch(self.gpu.flush_ns)
+
+    def __del__(self) -> None:
+        self.gpu.allocate(-self.gpu.flush_bytes)
+
+
+def kernels(gpu: StandInGpu, count: int, ns: int, launch_ns: int | None = None) -> Callable[[], Any]:
+    """A call of ``count`` kernels of ``ns`` each."""
+
+    def call() -> None:
+        for _ in range(count):
+            gpu.launch(ns, launch_ns)
+
+    return call

@@ -1,0 +1,90 @@
+"""Ceilings are measured on a GPU; on a CPU the same code runs on small operands, and what it writes is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import ceilings, errors
+from profpipe.timing import Rule
+
+H200 = {"name": "NVIDIA H200"}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    pytest.importorskip("torch")
+    return ceilings.measure("cpu", sizes=(16, 64), most_copied=2**20, rule=Rule(least=3, budget_s=0.02, most=10))
+
+
+def test_each_rate_follows_from_its_size_and_time(measured: dict[str, Any]) -> None:
+    copied = measured["copy"]
+    assert copied["bytes"] == 2**20
+    assert copied["bytes_per_s"] == pytest.approx(2 * 2**20 / copied["median_ns"] * 1e9)
+    assert {"fp16", "bf16", "fp32"} <= set(measured["matmul"])
+    for one in measured["matmul"].values():
+        assert one["n"] >= 3 and one["size"] in (16, 64)
+        assert one["flops"] == pytest.approx(2 * one["size"] ** 3 / one["median_ns"] * 1e9)
+
+
+def test_a_data_type_that_the_device_does_not_take_is_absent_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+
+    def refuse(torch: Any, kind: str, size: int) -> Any:
+        raise RuntimeError("torch._scaled_mm is only supported on\n  CUDA devices with compute capability >= 9.0")
+
+    monkeypatch.setitem(ceilings._PRODUCTS, "fp8", refuse)
+    found = ceilings.measure("cpu", sizes=(16,), most_copied=2**20, rule=Rule(least=1, budget_s=0.01, most=1))
+    assert found["absent"]["fp8"].endswith("supported on CUDA devices with compute capability >= 9.0")
+    assert "fp8" not in found["matmul"]
+
+
+def test_what_is_written_names_the_gpu_and_no_machine(measured: dict[str, Any]) -> None:
+    text = json.dumps(measured)
+    assert "uuid" not in text.lower()
+    assert set(measured) == {"device", "driver", "torch", "copy", "matmul", "absent", "conditions", "notes"}
+
+
+def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "ceilings.json"
+    path.write_text(json.dumps({**measured, "device": "NVIDIA H200", "driver": "580.1"}), encoding="utf-8")
+    found = ceilings.load(path, H200)
+    assert found is not None and set(found) == {"flops", "bytes_per_s", "source"}
+    assert found["flops"]["fp32"] == measured["matmul"]["fp32"]["flops"]
+    assert "measured" in found["source"] and "driver 580.1" in found["source"] and "copy of 1 MiB" in found["source"]
+    assert ceilings.load(path, {"name": "NVIDIA B200"}) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"device": "NVIDIA H200"}', '{"device": "NVIDIA H200", "matmul": 1}']
+)
+def test_a_file_without_ceilings_gives_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ceilings.json"
+    assert ceilings.load(path, H200) is None
+    path.write_text(text, encoding="utf-8")
+    assert ceilings.load(path, H200) is None
+
+
+def test_without_a_gpu_the_program_says_so_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ceilings.main([str(tmp_path / "out.json")]) == errors.TOOL_MISSING
+    assert "there is none here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ceilings, "measure", lambda: measured)
+    out = tmp_path / "out.json"
+    assert ceilings.main([str(out)]) == errors.OK
+    assert json.loads(out.read_text(encoding="utf-8")) == measured
+    assert list(tmp_path.iterdir()) == [out]

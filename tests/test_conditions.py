@@ -1,0 +1,286 @@
+"""What is read of a GPU while a case runs, and what is made of it.
+
+NVML is a mock here for want of a GPU: it answers what it is told. The rules behind the marks need none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profpipe import conditions
+from profpipe.conditions import Conditions, Reading
+
+MHZ = 1e6
+
+
+def running(clocks_mhz: list[float], reasons: int = 0, others: int | None = None) -> Conditions:
+    return Conditions(tuple(Reading(mhz * MHZ, 500.0, 60.0, reasons) for mhz in clocks_mhz), others)
+
+
+# --- marks -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_undisturbed_gpu_has_no_mark() -> None:
+    assert conditions.marks(running([1980, 1965, 1980], others=0)) == []
+    assert conditions.notes(running([1980, 1965, 1980], others=0)) == []
+
+
+def test_nothing_known_is_no_mark_and_no_metric() -> None:
+    assert conditions.marks(Conditions()) == []
+    assert conditions.as_metrics(Conditions()) == {}
+
+
+@pytest.mark.parametrize(
+    ("bit", "name"),
+    [
+        (0x4, "software power cap"),
+        (0x8, "hardware slowdown"),
+        (0x20, "software thermal slowdown"),
+        (0x40, "hardware thermal slowdown"),
+        (0x80, "hardware power brake"),
+    ],
+)
+def test_what_slows_the_gpu_down_is_marked_and_named(bit: int, name: str) -> None:
+    seen = running([1980] * 4, reasons=bit)
+    assert conditions.marks(seen) == ["throttled"]
+    assert conditions.notes(seen) == [f"throttled: {name} in 100 % of 4 readings"]
+
+
+@pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
+def test_clocks_that_someone_set_are_no_throttling(bit: int) -> None:
+    seen = running([1200] * 4, reasons=bit)
+    assert conditions.marks(seen) == []
+    assert len(seen.reasons) == 1
+
+
+def test_a_reason_seen_once_in_a_hundred_readings_is_no_mark() -> None:
+    once = conditions.combined([running([1980] * 99), running([1980], reasons=0x4)])
+    often = conditions.combined([running([1980] * 90), running([1980] * 10, reasons=0x4)])
+    assert conditions.marks(once) == []
+    assert conditions.notes(often) == ["throttled: software power cap in 10 % of 100 readings"]
+
+
+def test_clocks_more_than_five_percent_apart_are_marked() -> None:
+    assert conditions.marks(running([1980, 1890])) == []
+    assert conditions.marks(running([1980, 1870])) == ["clock_spread"]
+    assert conditions.notes(running([1980, 1500, 1980])) == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
+
+
+def test_other_processes_are_marked_and_counted() -> None:
+    assert conditions.marks(running([1980], others=2)) == ["other_process"]
+    assert conditions.notes(running([1980], others=2)) == ["other processes on the GPU: 2"]
+
+
+def test_metrics_carry_their_units() -> None:
+    seen = Conditions((Reading(1e9, 300.0, 50.0, 0), Reading(2e9, 500.0, 70.0, 0), Reading(1.8e9, None, None, 0)))
+    assert conditions.as_metrics(seen) == {
+        "sm_clock": (1.8e9, "Hz"),
+        "sm_clock_min": (1e9, "Hz"),
+        "sm_clock_max": (2e9, "Hz"),
+        "power": (400.0, "W"),
+        "power_max": (500.0, "W"),
+        "temperature": (70.0, "degC"),
+    }
+
+
+def test_visits_of_a_case_are_taken_together() -> None:
+    visits = [running([1980], others=None), running([1500], others=1), running([], others=0)]
+    together = conditions.combined(visits)
+    assert (together.sm_clock_min_hz, together.sm_clock_max_hz) == (1500 * MHZ, 1980 * MHZ)
+    assert together.other_processes == 1
+    assert conditions.combined([]) == Conditions()
+
+
+def test_idle_readings_and_those_beside_them_do_not_count() -> None:
+    watched = conditions.Watched(None)
+    clocks = [(345, 1), (345, 1), (900, 0), (1500, 0), *[(1980, 0)] * 5, (1980, 0), (1700, 0), (345, 1)]
+    watched.readings = [Reading(mhz * MHZ, reasons=bits) for mhz, bits in clocks]
+    seen = watched.summary()
+    assert len(seen.readings) == 5
+    assert seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1980 * MHZ
+    watched.readings = watched.readings[:1]
+    assert watched.summary() == Conditions(), "of a GPU that did nothing there is nothing to say"
+
+
+# --- reading NVML, a mock --------------------------------------------------------------------------------------------
+
+
+class Nvml:
+    """pynvml, a mock: two GPUs whose clocks tell them apart."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_FI_DEV_POWER_INSTANT = 1, 0, 186
+
+    def __init__(self) -> None:
+        self.uuids = ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
+        self.pids = [os.getpid()]
+        self.inits = 0
+
+    def nvmlInit(self) -> None:
+        self.inits += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self.uuids):
+            raise self.NVMLError("invalid argument")
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.uuids[handle]
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return 1000 * (handle + 1)
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[Any]:
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=650_000))]
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 600_000
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return 0x4
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
+    library = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    conditions._open.cache_clear()
+    yield library
+    conditions._open.cache_clear()
+
+
+def torch_that_sees(uuid: str, initialised: bool = True) -> Any:
+    return SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: initialised,
+            current_device=lambda: 0,
+            get_device_properties=lambda device: SimpleNamespace(uuid=uuid),
+        )
+    )
+
+
+def clock_of(device: int | str | None = None) -> float | None:
+    with conditions.watching(device) as watched:
+        pass
+    return watched.summary().sm_clock_hz
+
+
+def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
+    with conditions.watching() as watched:
+        deadline = time.monotonic() + 10
+        while len(watched.readings) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    count = len(watched.readings)
+    seen = watched.summary()
+    assert count >= 4 and len(seen.readings) == count
+    assert (seen.sm_clock_hz, seen.power_w, seen.temperature_c) == (1000 * MHZ, 650.0, None)
+    assert seen.reasons == {"software power cap": 1.0}
+    time.sleep(0.05)
+    assert len(watched.readings) == count
+
+
+def test_a_block_that_is_over_at_once_has_one_reading(nvml: Nvml) -> None:
+    assert clock_of() == 1000 * MHZ
+
+
+def test_nvml_is_opened_once_a_process(nvml: Nvml) -> None:
+    for _ in range(3):
+        clock_of()
+    assert nvml.inits == 1
+
+
+def test_the_device_of_this_process_is_found_by_its_uuid(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clock_of("GPU-bbbb2222-0000") == 2000 * MHZ
+    assert clock_of("cccc") is None
+    monkeypatch.setitem(sys.modules, "torch", torch_that_sees("bbbb2222-0000"))
+    assert clock_of() == 2000 * MHZ
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "clock"),
+    [
+        ("1", None, 2000 * MHZ),
+        ("1,0", 1, 1000 * MHZ),
+        ("GPU-bbbb", 0, 2000 * MHZ),
+        ("", None, None),
+        ("-1", 0, None),
+        ("MIG-aaaa1111", 0, None),
+        ("0", 1, None),
+        ("7", 0, None),
+    ],
+)
+def test_without_torch_the_environment_tells_which_device_is_meant(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, device: int | None, clock: float | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert clock_of(device) == clock
+
+
+def test_old_drivers_and_bindings_are_asked_by_their_old_names(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons")
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x40, raising=False)
+    monkeypatch.delattr(Nvml, "NVML_FI_DEV_POWER_INSTANT")
+    with conditions.watching() as watched:
+        pass
+    assert watched.summary().reasons == {"hardware thermal slowdown": 1.0}
+    assert watched.summary().power_w == 600.0
+
+
+@pytest.mark.parametrize(
+    ("pids", "has_context", "others"),
+    [
+        (["own"], True, 0),
+        (["own", 7, 8], True, 2),
+        ([4711], True, 0),  # a container: this process, under the host's number
+        ([4711, 4712], True, 1),
+        ([4711], False, 1),
+        ([], True, None),  # a container that shows no process at all
+        ([], False, 0),
+    ],
+)
+def test_processes_besides_this_one_are_counted_as_far_as_they_can_be_seen(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, pids: list[Any], has_context: bool, others: int | None
+) -> None:
+    nvml.pids = [os.getpid() if pid == "own" else pid for pid in pids]
+    monkeypatch.setitem(sys.modules, "torch", torch_that_sees("aaaa1111-0000", has_context))
+    with conditions.watching() as watched:
+        pass
+    assert watched.summary().other_processes == others
+
+
+def test_without_nvml_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    conditions._open.cache_clear()
+    with conditions.watching() as watched:
+        pass
+    assert watched.summary() == Conditions()
+    conditions._open.cache_clear()
+
+
+def test_an_error_in_the_block_goes_on_and_ends_the_reading(nvml: Nvml) -> None:
+    with pytest.raises(KeyError), conditions.watching() as watched:
+        raise KeyError
+    count = len(watched.readings)
+    time.sleep(0.05)
+    assert len(watched.readings) == count

@@ -1,0 +1,98 @@
+"""Cases timed in rounds: their order, what a round takes, and what outlives a process."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from profpipe import sweep
+
+CASES = [{"id": name, "params": {}} for name in "abcd"]
+
+
+def plan(**timing):
+    spec = {"warmup": 2, "repeats": timing.pop("repeats", 6), "options": {"timing": timing}}
+    return sweep.Plan.of(spec)
+
+
+def order(a_plan):
+    return [(number, case["id"]) for number, case in a_plan.visits(CASES)]
+
+
+def test_every_round_visits_each_case_once_in_an_order_of_its_own():
+    visited = order(plan(order="interleaved", rounds=3, seed=1))
+    by_round = [[case for number, case in visited if number == wanted] for wanted in (1, 2, 3)]
+    assert all(sorted(cases) == list("abcd") for cases in by_round)
+    assert len({tuple(cases) for cases in by_round}) > 1
+
+
+def test_the_order_follows_from_the_seed():
+    assert order(plan(order="interleaved", rounds=3, seed=1)) == order(plan(order="interleaved", rounds=3, seed=1))
+    assert order(plan(order="interleaved", rounds=3, seed=1)) != order(plan(order="interleaved", rounds=3, seed=2))
+
+
+def test_sequential_order_is_one_round_in_the_order_of_the_pipeline():
+    assert order(plan(order="sequential", rounds=3)) == [(1, name) for name in "abcd"]
+
+
+def test_there_are_no_more_rounds_than_samples():
+    assert plan(order="interleaved", rounds=3, repeats=2).rounds == 2
+
+
+def timed(a_plan, written):
+    return sweep.Case(a_plan, "cpu", "profpipe:a", lambda event, **fields: written.append({"event": event, **fields}))
+
+
+def test_the_visits_of_a_case_share_its_samples_and_end_with_the_last_round():
+    written, calls = [], []
+    case = timed(plan(order="interleaved", rounds=3, target=0.9), written)
+    assert [case.visit(lambda: calls.append(1)) for _ in range(3)] == [False, False, True]
+    samples = [event for event in written if event["event"] == "samples"]
+    assert [event["round"] for event in samples] == [1, 2, 3]
+    assert sum(len(event["values"]) for event in samples) == len(case.samples_ns["time"]) >= 6
+
+
+def test_the_facts_name_the_loop_that_profilers_see():
+    written = []
+    case = timed(plan(order="sequential", target=0.9), written)
+    assert case.visit(lambda: None)
+    case.facts(lambda: None)
+    metrics = {event["metric"]: event for event in written if event["event"] == "metric"}
+    assert metrics["loop_wall"]["value"] > 0 and metrics["loop_wall"]["unit"] == "ns"
+
+
+def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
+    log = tmp_path / "events.jsonl"
+    events = [
+        {"event": "samples", "case": "a", "metric": "time", "round": 1, "values": [1.0, 2.0]},
+        {"event": "samples", "case": "b", "metric": "time", "round": 1, "values": [9.0]},
+        {"event": "samples", "case": "a", "metric": "time", "round": 2, "values": [3.0]},
+    ]
+    log.write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "sam')
+    earlier = sweep.inherited(log, {"a"})
+    assert earlier == {"a": {"time": {1: [1.0, 2.0], 2: [3.0]}}}
+    written = []
+    case = timed(plan(order="interleaved", rounds=3, target=0.9), written)
+    case.inherit(earlier["a"])
+    assert case.rounds == 2 and [event["values"] for event in written] == [[1.0, 2.0], [3.0]]
+    assert case.visit(lambda: None)
+
+
+def test_nothing_is_inherited_where_nothing_was_written(tmp_path):
+    assert sweep.inherited(tmp_path / "none", {"a"}) == {}
+
+
+def test_mode_both_keeps_the_graphs_times_under_a_name_of_their_own(monkeypatch):
+    # A mock: graphs need a GPU. It shows only which callable is sampled as what.
+    monkeypatch.setattr(sweep.timing, "graphed", lambda fn: lambda: None)
+    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(sweep.conditions.Watched(None)))
+    written = []
+    case = timed(plan(order="sequential", mode="both", target=0.9), written)
+    case.visit(lambda: None)
+    assert [event["metric"] for event in written if event["event"] == "samples"] == ["time", "time_cuda_graph"]
+
+
+@pytest.mark.parametrize("mode", ["cuda_graph"])
+def test_a_graph_that_cannot_be_captured_fails_its_case_with_the_reason(mode):
+    with pytest.raises(Exception, match=r"(?i)cuda|gpu|captur"):
+        timed(plan(order="sequential", mode=mode), []).visit(lambda: None)
