@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from profpipe import conditions, device, errors, timing
+from profpipe.job import Ask
 
 #: Square matmuls; the faster of the two stands. 4096 gives each SM of the largest GPUs several tiles of 128 x 256.
 _SIZES: Final = (4096, 8192)
@@ -58,6 +60,37 @@ def measure(
         "conditions": {name: value for name, (value, _) in conditions.as_metrics(seen).items()},
         "notes": conditions.notes(seen),
     }
+
+
+#: The file in the results folder from which later runs take the ceilings.
+FILE: Final = "ceilings.json"
+LONGEST_S: Final = 300.0
+
+
+def renew(out: Path, ask: Ask) -> dict[str, Any]:
+    """Measures in a process of its own, started by ``ask``, and leaves the result in ``out``; returns it.
+
+    ``ask`` runs an argv for up to LONGEST_S and gives what it printed. Raises ToolMissing with the process's own
+    words where nothing was measured; an earlier file then stays.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".ceilings-") as folder:
+        made = Path(folder, FILE)
+        said = ask([sys.executable, "-m", "profpipe.ceilings", str(made)])
+        if not made.is_file():
+            last = (said or f"nothing came back within {LONGEST_S:.0f} s").strip().splitlines()[-1]
+            raise errors.ToolMissing(f"the ceilings were not measured: {last}")
+        found: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+        made.replace(out / FILE)
+    return found
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """What was measured, a line a rate."""
+    lines = [f"{'copy':8}{found['copy']['bytes_per_s'] / 1e12:8.2f} TB/s"]
+    lines += [f"{dtype:8}{one['flops'] / 1e12:8.1f} TFLOP/s" for dtype, one in found["matmul"].items()]
+    lines += [f"{dtype:8}{'':8} not measured: {reason}" for dtype, reason in found["absent"].items()]
+    return "\n".join([*lines, *found["notes"]])
 
 
 def load(path: Path, gpu: Mapping[str, Any]) -> dict[str, Any] | None:

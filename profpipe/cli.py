@@ -87,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     history = command("history", _history, "list the last runs and how each case's time moved")
     history.add_argument("-n", type=_count, default=10, help="how many runs (default: 10)")
     _out(history)
-    command("doctor", _doctor, "say what works on this machine, what does not, and how to mend it")
+    doctor = command("doctor", _doctor, "say what works on this machine, what does not, and how to mend it")
+    measures = "measure what this GPU reaches at best; later runs with the same --out hold their results against it"
+    doctor.add_argument("--measure-peaks", action="store_true", help=measures)
+    _out(doctor)
     lists = command("list", _list, "list the pipeline's workloads and their cases")
     lists.add_argument("pipeline", nargs="?", default="pipeline.yaml")
     command("schema", _schema, "print the JSON schema of a pipeline file")
@@ -179,8 +182,13 @@ def _history(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from profpipe import doctor, profilers, run
 
-    checks = doctor.examine(profilers.ALL, run.ask)
-    print(doctor.text(checks))
+    print(doctor.text(doctor.examine(profilers.ALL, run.ask)))
+    if args.measure_peaks:
+        from profpipe import ceilings, environment
+
+        own = {"PYTHONPATH": environment.python_path()}
+        found = ceilings.renew(args.out, lambda argv: run.ask(argv, ceilings.LONGEST_S, own))
+        print(f"\n{found['device']} at best, kept in {args.out / ceilings.FILE}:\n{ceilings.text(found)}")
     return errors.OK
 
 

@@ -6,8 +6,10 @@ So what is needed is let through by name, and nothing that looks like a secret, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 _NEEDED = re.compile(
     r"""
@@ -35,3 +37,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 def is_secret(name: str) -> bool:
     """Whether the variable of that name may hold what nobody else must see."""
     return bool(_SECRET.search(name))
+
+
+def python_path() -> str:
+    """So that ``python -m profpipe.harness`` is this profpipe, also in a checkout that was never installed."""
+    own = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])

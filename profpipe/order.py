@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profpipe import device, profilers, run, store
+from profpipe import ceilings, device, profilers, run, store
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
 from profpipe.pipeline import Pipeline
@@ -85,4 +85,7 @@ class Machine:
         named = [name for workload in order.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *order.profilers}
         tools = {name: module.find(run.ask) for name, module in profilers.ALL.items() if name in wanted}
-        return cls(tools, device.machine())
+        described = device.machine()
+        if described["gpus"] and (measured := ceilings.load(order.out / ceilings.FILE, described["gpus"][0])):
+            described["ceilings"] = measured
+        return cls(tools, described)

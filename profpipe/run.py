@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from profpipe import ending, environment, events, journal, made, oomkiller, sizes, verdict
@@ -60,12 +61,15 @@ def run(
                 raise Interrupted(f"Interrupted after {index} of {len(jobs)} jobs.")
 
 
-def ask(argv: Sequence[str], timeout_s: float = 20.0) -> str | None:
-    """What a short command prints (stdout and stderr), or None where it cannot be started or does not end in time."""
+def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    """What a short command prints (stdout and stderr), or None where it cannot be started or does not end in time.
+
+    ``env`` comes on top of the filtered environment.
+    """
     # A file and not a pipe: a grandchild that survives would hold the pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output:
         try:
-            process = _start(argv, environment.passed_on(os.environ), output)
+            process = _start(argv, {**environment.passed_on(os.environ), **env}, output)
         except OSError:
             return None
         try:

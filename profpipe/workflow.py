@@ -134,17 +134,11 @@ def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
         cwd=order.beside,
         out=folder,
         python=sys.executable,
-        env={"PYTHONPATH": _python_path()},
+        env={"PYTHONPATH": environment.python_path()},
         on_gpu=bool(machine.described["gpus"]),
         workloads=order.workloads,
         profilers=order.profilers,
     )
-
-
-def _python_path() -> str:
-    """So that ``python -m profpipe.harness`` is this profpipe, also in a checkout that was never installed."""
-    own = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from profpipe import ceilings, errors
+from profpipe import ceilings, cli, errors, order
+from profpipe.pipeline import Pipeline
 from profpipe.timing import Rule
 
 H200 = {"name": "NVIDIA H200"}
@@ -88,3 +89,46 @@ def test_the_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ceilings.main([str(out)]) == errors.OK
     assert json.loads(out.read_text(encoding="utf-8")) == measured
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, measured: dict[str, Any]) -> None:
+    def measuring(argv: Any) -> str:
+        Path(argv[-1]).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
+        return ""
+
+    found = ceilings.renew(tmp_path / "out", measuring)
+    loaded = ceilings.load(tmp_path / "out" / ceilings.FILE, H200)
+    assert loaded is not None and loaded["flops"]["fp16"] == found["matmul"]["fp16"]["flops"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [ceilings.FILE]
+    assert f"fp16    {found['matmul']['fp16']['flops'] / 1e12:8.1f} TFLOP/s" in ceilings.text(found)
+
+
+@pytest.mark.parametrize(("said", "told"), [("boom\nno GPU here\n", "no GPU here"), (None, "nothing came back")])
+def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(
+    tmp_path: Path, said: str | None, told: str
+) -> None:
+    (tmp_path / ceilings.FILE).write_text("{}")
+    with pytest.raises(errors.ToolMissing, match=told):
+        ceilings.renew(tmp_path, lambda argv: said)
+    assert [path.name for path in tmp_path.iterdir()] == [ceilings.FILE]
+
+
+def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here, and measuring takes half a minute")
+    assert cli.main(["doctor", "--measure-peaks", "--out", str(tmp_path)]) == errors.TOOL_MISSING
+    assert "there is none here" in capsys.readouterr().err
+
+
+def test_a_run_takes_the_ceilings_of_its_results_folder(
+    tmp_path: Path, measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is made up: there is none where these tests run."""
+    monkeypatch.setattr(order.device, "machine", lambda: {"gpus": [H200]})
+    (tmp_path / ceilings.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
+    pipeline = Pipeline.model_validate({"version": 1, "workloads": {"a": {"command": ["true"], "profilers": "plain"}}})
+    machine = order.Machine.examine(order.Order.of(pipeline, tmp_path / "p.yaml", tmp_path, [], []))
+    assert machine.described["ceilings"]["bytes_per_s"] == measured["copy"]["bytes_per_s"]
