@@ -1,0 +1,210 @@
+"""Attention written in PyTorch, plain, compiled and tiled: against autograd in fp64, on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+WORKLOADS = Path(__file__).parents[1] / "workloads"
+plain = load.module(WORKLOADS / "_plain.py")
+setting = load.module(WORKLOADS / "_setting.py")
+errors = load.module(WORKLOADS / "_errors.py")
+
+WAYS = {"plain": plain.plain, "tiled": plain.tiled}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers on a machine with a GPU; and tiles so small that 40 keys need three, the last one shorter."""
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(plain, "TILE", 16)
+
+
+def a_setting(**more: Any) -> Any:
+    return setting.Setting(**{"impl": "x", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 8, **more})
+
+
+def tensors(s: Any, dtype: Any) -> list[Any]:
+    """q, k, v and the gradient of the output, heads first."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (s.q_shape, s.kv_shape, s.kv_shape, s.q_shape)
+    return [torch.randn(s, generator=generator).transpose(1, 2).contiguous().to(dtype) for s in shapes]
+
+
+def with_gradients(forward: Callable[..., Any], given: list[Any]) -> list[Any]:
+    q, k, v = (tensor.clone().requires_grad_() for tensor in given[:3])
+    out = forward(q, k, v)
+    return [out, *torch.autograd.grad(out, (q, k, v), given[3])]
+
+
+def truth(s: Any, given: list[Any]) -> list[Any]:
+    """Written the long way round, in fp64, with every head of K and V repeated."""
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        k, v = (tensor.repeat_interleave(s.group, 1) for tensor in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(s.head_dim)
+        if s.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+        return scores.softmax(-1) @ v
+
+    return with_gradients(forward, [tensor.double() for tensor in given])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_output_and_gradients_in_fp64_are_those_of_autograd(way: str, causal: bool, kv_heads: int) -> None:
+    s = a_setting(causal=causal, kv_heads=kv_heads)
+    given = tensors(s, torch.float64)
+    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+#: Largest relative L1 of output and gradients; about three times what rounding to the dtype gives.
+LARGEST = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: Any, causal: bool) -> None:
+    s = a_setting(causal=causal, seqlen=130, head_dim=64, kv_heads=2)
+    given = tensors(s, dtype)
+    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+        seen = errors.Difference()
+        seen.add(got.detach(), expected.detach())
+        assert got.dtype == dtype
+        assert 0 < seen.measures()["error_rel_l1"] < LARGEST[dtype]
+
+
+def test_the_tiled_backward_pass_is_the_derivative_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "TILE", 4)
+    s = a_setting(batch=1, seqlen=6, heads=2, kv_heads=1, head_dim=2, causal=True)
+    given = [tensor.requires_grad_() for tensor in tensors(s, torch.float64)[:3]]
+    assert torch.autograd.gradcheck(plain.tiled(s), given)
+
+
+def test_scores_that_would_overflow_the_exponential_do_not() -> None:
+    s = a_setting(causal=True)
+    given = [30 * tensor for tensor in tensors(s, torch.float64)]
+    for got, expected in zip(with_gradients(plain.tiled(s), given), truth(s, given), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_tiles_keep_no_scores_for_the_backward_pass() -> None:
+    kept: dict[str, int] = {}
+    s = a_setting(seqlen=256)
+    for way, prepare in WAYS.items():
+        sizes: list[int] = []
+        q, k, v = (tensor.requires_grad_() for tensor in tensors(s, torch.float32)[:3])
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+            prepare(s)(q, k, v)
+        kept[way] = max(sizes)
+    assert kept == {"plain": 2 * 4 * 256 * 256, "tiled": 2 * 4 * 256 * 8}
+
+
+def test_no_tile_of_scores_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, scores = set(), plain._scores
+
+    def noting(*given: Any) -> Any:
+        found = scores(*given)
+        shapes.add(tuple(found.shape[2:]))
+        return found
+
+    monkeypatch.setattr(plain, "_scores", noting)
+    s = a_setting(causal=True)
+    with_gradients(plain.tiled(s), tensors(s, torch.float32))
+    assert shapes == {(16, 16), (8, 16), (8, 8)}
+
+
+def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, scores = [], plain._scores
+    monkeypatch.setattr(plain, "_scores", lambda q, k, r, c, causal: seen.append((r, c)) or scores(q, k, r, c, causal))
+    s = a_setting(causal=True)
+    with_gradients(plain.tiled(s), tensors(s, torch.float32))
+    assert len(seen) == 2 * 6 and all(columns.start < rows.stop for rows, columns in seen)
+
+
+def test_the_parts_of_plain_attention_stand_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def recording(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    monkeypatch.setattr(plain, "annotate", recording)
+    s = a_setting(causal=True)
+    plain.plain(s)(*tensors(s, torch.float32)[:3])
+    assert seen == ["attention scores", "softmax", "final matmul"]
+
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    """Compiled with another backend than the next test's."""
+    plain._compiled.cache_clear()
+    yield
+    plain._compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
+    monkeypatch: pytest.MonkeyPatch, causal: bool
+) -> None:
+    """Captured by dynamo and run as it is, so that no compiler is needed."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend="aot_eager", **given))
+    s = a_setting(causal=causal, kv_heads=2)
+    given = tensors(s, torch.float64)
+    for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[Any] = []
+    real = torch.compile
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend=count, **given))
+    for seqlen in range(8, 8 + 20):
+        s = a_setting(seqlen=seqlen)
+        for _ in range(2):  # as a case is built for its time, and again for its check
+            plain.compiled(s)(*tensors(s, torch.float32)[:3])
+    assert len(graphs) == 20
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
+    if reason := plain.no_compiler():
+        pytest.skip(reason)
+    s = a_setting(causal=True)
+    given = tensors(s, torch.float32)
+    for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++-17")
+    monkeypatch.setattr(plain.shutil, "which", lambda name: None)
+    assert plain.no_compiler() == (
+        "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain here."
+    )
+    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(plain.importlib.util, "find_spec", lambda name: None)
+    assert plain.no_compiler().startswith("torch.compile needs triton, which is not installed.")
