@@ -1,0 +1,173 @@
+"""The memory record of the language model: peaks by phase, allocations by place.
+
+It needs a GPU. Here the allocator's counters stand in for those of CUDA's, and the records are made up in the structure
+that torch.cuda.memory._snapshot documents and c10/cuda/CUDACachingAllocator.cpp fills: ``size`` is what was asked for,
+a release is a ``free_requested`` and later a ``free_completed``, and what has no Python frames has no key ``frames``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+SCRIPT = Path(__file__).parents[1] / "workloads" / "transformer_lm.py"
+lm = load.module(SCRIPT)
+memory = lm._lm_memory
+
+TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32", "memory_snapshot": True}
+
+
+def test_without_a_gpu_or_the_wish_there_is_no_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cpu")
+    assert lm.snapshot(TINY, tmp_path) == {}
+    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cuda")
+    assert lm.snapshot({**TINY, "memory_snapshot": False}, tmp_path) == {}
+    monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
+    assert lm.snapshot(TINY, tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- peaks -----------------------------------------------------------------------------------------------------------
+
+
+class _Allocator:
+    """The counters of CUDA's allocator, which a CPU build of torch does not have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.peak = 100
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+
+    def _reset(self) -> None:
+        self.peak = self.now
+
+    def add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = _Allocator(monkeypatch)
+    allocator.add(5)
+    phase = memory.Peaks(already=100)
+    with phase("forward"):
+        allocator.add(10)
+        for size in (30, 20):
+            with phase("softmax"):
+                allocator.add(size)
+                allocator.add(-size)
+            allocator.add(1)
+    with phase("backward"):
+        allocator.add(2)
+        allocator.add(-12)
+    assert phase.by_phase == {
+        "forward": {"allocated_at_start": 5, "peak_allocated": 45, "allocated_at_end": 17},
+        "forward > softmax": {"allocated_at_start": 15, "peak_allocated": 45, "allocated_at_end": 16},
+        "backward": {"allocated_at_start": 17, "peak_allocated": 19, "allocated_at_end": 7},
+    }
+
+
+# --- allocations -----------------------------------------------------------------------------------------------------
+
+_LINEAR = ("/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", 7, "linear")
+
+
+def _frames(*places: tuple[str, int, str]) -> list[dict[str, Any]]:
+    return [{"filename": filename, "line": line, "name": name} for filename, line, name in places]
+
+
+def _entry(action: str, address: int, size: int, line: int = 0, **more: Any) -> dict[str, Any]:
+    """An entry of a record; from ``line`` of this workload, or from outside Python for 0."""
+    stack = {"frames": _frames(_LINEAR, (str(memory.__file__), line, "plain"))} if line else {}
+    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, **stack, **more}
+
+
+def _freed(address: int, size: int) -> list[dict[str, Any]]:
+    return [_entry("free_requested", address, size), _entry("free_completed", address, size)]
+
+
+def _told(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {place: {name: (value, n) for name, (value, _, n) in own.items()} for place, own in
+            memory.largest(trace).items()}  # fmt: skip
+
+
+def test_allocations_of_one_size_and_place_are_one_row_largest_first() -> None:
+    trace = [
+        _entry("segment_alloc", 1, 2**21, 20),
+        _entry("alloc", 1, 512, 10),
+        *(_entry("alloc", 5000 * number, 4096, 20) for number in range(1, 13)),
+        _entry("alloc", 7, 1024),
+        *_freed(7, 1024),
+    ]
+    assert _told(trace) == {
+        "plain, _lm_memory.py:20": {"allocation:1": (4096, 12), "held:1": (12 * 4096, 12)},
+        "outside Python": {"allocation:2": (1024, 1), "held:2": (1024, 1)},
+        "plain, _lm_memory.py:10": {"allocation:3": (512, 1), "held:3": (512, 1)},
+    }
+
+
+def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
+    trace = [
+        _entry("alloc", 1, 100, 10),
+        _entry("alloc", 2, 50, 20),
+        *_freed(1, 100),
+        _entry("alloc", 1, 30, 30),  # the address is used again
+        *_freed(9, 500),  # from before the record
+        _entry("alloc", 3, 90, 10),
+    ]
+    # Sums: 100, 150, 50, 80, -420, -330: the peak is after the second.
+    assert _told(trace) == {
+        "plain, _lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:2": (90, 1)},
+        "plain, _lm_memory.py:20": {"allocation:3": (50, 1), "held:3": (50, 1)},
+        "plain, _lm_memory.py:30": {"allocation:4": (30, 1)},
+    }
+
+
+def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> None:
+    assert memory._place(_frames(_LINEAR, ("/home/me/transformer_lm.py", 3, "build"))) == "build, transformer_lm.py:3"
+    assert memory._place(_frames(_LINEAR, ("/home/me/train.py", 3, "main"))) == "linear, functional.py:7"
+    assert memory._place([]) == "outside Python"
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "passes"), [("forward", ["forward"]), ("train_step", ["forward", "backward", "optimizer"])]
+)
+def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, passes: list[str]
+) -> None:
+    """The model runs on the CPU; the allocator's counters and its record stand in for those of a GPU."""
+    _Allocator(monkeypatch)
+    recorded: list[Any] = []
+    block = {"size": 512, "requested_size": 8, "address": 1, "state": "active_allocated"}
+    seen = {
+        "segments": [{"address": 1, "total_size": 512, "blocks": [{**block, "frames": _frames(_LINEAR)}, dict(block)]}],
+        "device_traces": [[_entry("alloc", 1, 8, 1), _entry("oom", 2, 9, device_free=0)]],
+        "allocator_settings": {},
+    }
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: recorded.append(given))
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    # Asked once by snapshot itself; the model after it asks for the device that is really here.
+    answers = iter(["cuda"])
+    monkeypatch.setattr(lm._lm_setting, "device", lambda: next(answers, "cpu"))
+    numbers = lm.snapshot({**TINY, "what": what}, tmp_path)
+    assert recorded == [{"stacks": "python"}, {"enabled": None}]
+    inner = [f"forward > {name}" for name in ("attention scores", "softmax", "final matmul", "loss")]
+    assert list(numbers) == ["forward", *inner, *passes[1:], "plain, _lm_memory.py:1"]
+    assert numbers["forward"]["peak_allocated"] == (0.0, "byte", 1)
+    kept = pickle.loads((tmp_path / "memory.pickle").read_bytes())
+    assert kept["segments"][0]["blocks"][0]["frames"] == _frames(("torch/nn/functional.py", 7, "linear"))
+    assert kept["device_traces"][0][0]["frames"][1]["filename"] == "_lm_memory.py"
+    assert "/opt/" not in str(kept) and str(SCRIPT.parent) not in str(kept)

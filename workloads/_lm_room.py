@@ -1,0 +1,91 @@
+"""Why a case of the language model cannot run here, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from profpipe import load
+
+if TYPE_CHECKING:
+    import _lm_model
+    import _lm_setting
+    from _lm_setting import Setting
+else:
+    _lm_model = load.module(Path(__file__).with_name("_lm_model.py"))
+    _lm_setting = load.module(Path(__file__).with_name("_lm_setting.py"))
+
+
+def lacking(s: Setting) -> str | None:
+    """The first reason against it, or None."""
+    reasons = (look(s) for look in (_no_device, _no_precision, _no_compiler, _no_room))
+    return next((reason for reason in reasons if reason), None)
+
+
+def _no_device(s: Setting) -> str | None:
+    if s.size == "2.7B" and _lm_setting.device() == "cpu":
+        return "2.7B needs a GPU, and torch sees none. Run it where there is one, or use a smaller size here."
+    return None
+
+
+def _no_precision(s: Setting) -> str | None:
+    if s.precision == "bf16" and _lm_setting.device() == "cuda" and torch.version.cuda is not None:
+        capability = torch.cuda.get_device_capability()
+        if capability < (8, 0):
+            return "bf16 needs sm_80 or later; this GPU is sm_{}{}. Use precision: fp16 or fp32.".format(*capability)
+    return None
+
+
+def _no_compiler(s: Setting) -> str | None:
+    """What torch's inductor compiles with: Triton on a GPU, a C++ compiler on a CPU."""
+    if not s.compile:
+        return None
+    if _lm_setting.device() == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "torch.compile needs triton, which is not installed. Install it, or use compile: false."
+        return None
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None and shutil.which("clang++") is None:
+        return f"torch.compile needs a C++ compiler, and there is no {compiler}. Install g++, or use compile: false."
+    return None
+
+
+def _no_room(s: Setting) -> str | None:
+    least, have = least_bytes(s), memory_bytes()
+    if least <= have:
+        return None
+    place = "this GPU" if _lm_setting.device() == "cuda" else "this machine"
+    return (
+        f"{s.size} needs at least {least / 2**30:.0f} GiB for {s.what}, and {place} has {have / 2**30:.0f} GiB. "
+        f"Use a smaller size, batch or context{', or attention: sdpa' if s.attention == 'plain' else ''}."
+    )
+
+
+def memory_bytes() -> int:
+    if _lm_setting.device() == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def least_bytes(s: Setting) -> int:
+    """Memory without which the case cannot end: a lower bound, so that no case is kept from trying that would fit.
+
+    Weights, gradients and AdamW's two states take 4 bytes each a parameter. For the backward pass eager PyTorch keeps
+    at least the inputs of every product (plain attention: its weights too) and the logits, in the case's precision;
+    compiled code may compute them again.
+    """
+    element = s.dtype.itemsize
+    weights = 4 * _lm_model.parameter_count(s)
+    scores = s.score_elements * element if s.attention == "plain" else 0
+    logits = s.tokens * s.vocab * element
+    if s.what == "forward":
+        return weights + max(0 if s.compile else 2 * scores, logits)
+    a_token = (6 * s.d_model + (4 if s.modern else 2) * s.d_ff) * element
+    kept = 0 if s.compile else s.layers * (s.tokens * a_token + scores) + logits
+    states = 2 * weights if s.what == "train_step" else 0
+    return weights + states + max(kept, weights)
