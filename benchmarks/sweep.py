@@ -1,0 +1,96 @@
+"""What one process for a whole sweep saves: the same cases with and without `isolate: true`, in one command.
+
+    python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
+
+By default sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain and,
+where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. The
+times that the two ways measured are compared as well: a sweep is of no use if its cases disturb each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ON_GPU = {"impls": "sdpa_flash,sdpa_cudnn,sdpa_efficient,fa2,sage,xformers", "seqlens": "512,1024,2048,4096,8192"}
+ON_CPU = {"impls": "sdpa_math,sdpa_flash", "seqlens": "64,128,256,512"}
+
+
+def main() -> None:
+    args = arguments()
+    chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
+    print("profiler cases  one process s  isolated s  ratio  time isolated/swept: median, farthest")
+    for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
+        with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
+            swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
+            isolated_s, isolated = timed_run(Path(scratch, "isolated"), profiler, chosen, ["--set", "isolate=true"])
+        if swept.keys() != isolated.keys():
+            sys.exit(f"not the same cases ended well: {sorted(swept.keys() ^ isolated.keys())}")
+        ratios = [isolated[case] / swept[case] for case in swept]
+        farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
+        apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
+        print(
+            f"{profiler:8} {len(swept):5} {swept_s:14.1f} {isolated_s:11.1f} {isolated_s / swept_s:6.1f}  {apart}",
+            flush=True,
+        )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = ON_GPU if shutil.which("nvidia-smi") and importlib.util.find_spec("flash_attn") else ON_CPU
+    parser.add_argument("-p", "--profiler", action="append", default=[])
+    parser.add_argument("--impls", default=defaults["impls"])
+    parser.add_argument("--seqlens", default=defaults["seqlens"])
+    parser.add_argument("--batches", default="1,2")
+    return parser.parse_args()
+
+
+def timed_run(
+    out: Path, profiler: str, chosen: dict[str, str], options: Sequence[str]
+) -> tuple[float, dict[str, float]]:
+    """(wall seconds of the whole command, ns per call of each case that ended well)."""
+    sets = [word for name, values in chosen.items() for word in ("--set", f"{name}={values}")]
+    command = [sys.executable, "-m", "profpipe", "run", str(ROOT / "pipeline.yaml"), "-p", profiler, "--out", str(out)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *sets, *options], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    seconds = time.monotonic() - began
+    if done.returncode not in (0, 1):  # 1: some case failed, and its name is missed below
+        sys.exit(done.stderr.decode(errors="replace"))
+    return seconds, times(out / "latest")
+
+
+def times(run: Path) -> dict[str, float]:
+    """Of plain the median of the calls, of a profiler the kernels' time per call."""
+    with (run / "cases.csv").open(encoding="utf-8") as rows:
+        well = {row["case"] for row in csv.DictReader(rows) if row["status"] == "ok"}
+    with (run / "metrics.csv").open(encoding="utf-8") as rows:
+        metrics = {
+            (row["case"], row["metric"]): float(row["value"]) for row in csv.DictReader(rows) if not row["subject"]
+        }
+    if any((case, "time") in metrics for case in well):
+        return {case: metrics[case, "time"] for case in well}
+    with (run / "ranges.csv").open(encoding="utf-8") as rows:
+        return {
+            row["case"]: float(row["kernel_ns"] or row["wall_ns"]) / float(row["instances"])
+            for row in csv.DictReader(rows)
+            if row["case"] in well and not row["range"]
+        }
+
+
+if __name__ == "__main__":
+    main()
