@@ -6,15 +6,17 @@ Asked of the workload after the case was timed. Its times stand whatever becomes
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from profpipe.errors import one_line
 
 Write = Callable[..., None]
-#: Name, value and unit; a value that is None is not written.
-Metric = tuple[str, float | None, str]
+#: What it is of (empty: the case), its name, value, unit and samples; a value that is None is not written.
+Metric = tuple[str, str, float | None, str, int]
+
+_UNITS = {"flops": "flop", "bytes_moved": "byte"}
 
 
 def write(workload: Any, params: Mapping[str, Any], folder: Path, events: Write) -> list[str]:
@@ -24,12 +26,17 @@ def write(workload: Any, params: Mapping[str, Any], folder: Path, events: Write)
     **fields)`` appends to the record of the case. ``unchecked``: its result could not be compared with the reference.
     """
     case = _Case(workload, params, events)
-    case.tell("flops", lambda flops: [("flops", flops, "flop")])
-    case.tell("bytes_moved", lambda moved: [("bytes_moved", moved, "byte")])
-    case.tell("facts", lambda facts: [(metric, value, unit) for metric, (value, unit) in facts.items()])
-    checked = case.tell("check", lambda found: [(metric, value, "1") for metric, value in found.items()])
+    case.tell("flops", lambda flops: [("", "flops", flops, "flop", 1)])
+    case.tell("bytes_moved", lambda moved: [("", "bytes_moved", moved, "byte", 1)])
+    case.tell("phase_work", lambda work: [(phase, m, value, _UNITS[m], 1) for phase, m, value in _flat(work)])
+    case.tell("facts", lambda facts: [("", metric, value, unit, 1) for metric, (value, unit) in facts.items()])
+    checked = case.tell("check", lambda found: [("", metric, value, "1", 1) for metric, value in found.items()])
     case.keep(folder)
     return [] if checked else ["unchecked"]
+
+
+def _flat(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    return ((subject, metric, value) for subject, own in numbers.items() for metric, value in own.items())
 
 
 class _Case:
@@ -38,31 +45,39 @@ class _Case:
     def __init__(self, workload: Any, params: Mapping[str, Any], events: Write) -> None:
         self._workload, self._params, self._events = workload, params, events
 
-    def tell(self, name: str, rows: Callable[[Any], list[Metric]]) -> bool:
+    def tell(self, name: str, rows: Callable[[Any], Iterable[Metric]]) -> bool:
         """Writes what the workload's function ``name``, if it has one, says; False where it failed."""
         if (function := getattr(self._workload, name, None)) is None:
             return True
         try:
-            for metric, value, unit in rows(function(self._params)):
-                if value is not None:
-                    self._events("metric", subject="", metric=metric, value=value, unit=unit, n=1)
+            self._write(rows(function(self._params)))
         except Exception as error:  # as for the case itself: recorded, and not the end
             self._failed(name, error)
             return False
         return True
 
     def keep(self, folder: Path) -> None:
-        """Files that the workload wants kept of the case (``snapshot``), in ``folder``; an empty one is not left."""
+        """What the workload wants kept of the case (``snapshot``): files in ``folder``, and numbers by their subject.
+
+        Each file is a number too: its size. An empty folder is not left.
+        """
         if (snapshot := getattr(self._workload, "snapshot", None)) is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for file in snapshot(self._params, folder):
-                self._events("note", text=f"kept: snapshots/{folder.name}/{file.name}")
-            if not any(folder.iterdir()):
+            self._write((subject, m, *number) for subject, m, number in _flat(snapshot(self._params, folder)))
+            kept = sorted(folder.iterdir())
+            where = f"{folder.parent.name}/{folder.name}"
+            self._write((f"{where}/{file.name}", "kept", file.stat().st_size, "byte", 1) for file in kept)
+            if not kept:
                 folder.rmdir()
         except Exception as error:  # likewise
             self._failed("snapshot", error)
+
+    def _write(self, rows: Iterable[Metric]) -> None:
+        for subject, metric, value, unit, n in rows:
+            if value is not None:
+                self._events("metric", subject=subject, metric=metric, value=value, unit=unit, n=n)
 
     def _failed(self, during: str, error: Exception) -> None:
         self._events("error", during=during, reason=one_line(error), traceback=traceback.format_exc())

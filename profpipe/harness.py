@@ -180,8 +180,9 @@ def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _
     fn = desk.workload.build(params)
     if not case.visit(fn):
         return None
-    kept = Path(desk.spec["folder"], "snapshots", name)
-    return _End("ok", flags=[*case.facts(fn), *facts.write(desk.workload, params, kept, desk.events.of(name))])
+    flags, kept = case.facts(fn), Path(desk.spec["folder"], "snapshots", name)
+    del fn  # a reference may need the memory that it holds
+    return _End("ok", flags=[*flags, *facts.write(desk.workload, params, kept, desk.events.of(name))])
 
 
 # --- under a profiler ------------------------------------------------------------------------------------------------

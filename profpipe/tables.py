@@ -116,7 +116,11 @@ METRICS: Final = Table(
     "one number",
     (
         *_key(),
-        Column("subject", "str", "empty: the case; else a kernel name"),
+        Column(
+            "subject",
+            "str",
+            "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file",
+        ),
         Column("metric", "str", "name of the quantity"),
         Column("value", "Float64", "its value, in `unit`"),
         Column("unit", "str", "ns, byte, byte/s, flop, flop/s, %, 1, or the unit that the tool states"),

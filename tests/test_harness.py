@@ -40,6 +40,9 @@ def expects(params):
 def flops(params):
     return 2 * params["n"] ** 3
 
+def phase_work(params):
+    return {"multiply": {"flops": 2 * params["n"] ** 3, "bytes_moved": None}}
+
 def check(params):
     if params["do"] == "uncheckable":
         raise MemoryError("the reference does not fit")
@@ -48,9 +51,10 @@ def check(params):
 def snapshot(params, folder):
     if params["do"] == "again":
         raise OSError("no space left")
-    if params["do"] == "keep":
-        (folder / "memory.json").write_text("{}")
-    return sorted(folder.iterdir())
+    if params["do"] != "keep":
+        return {}
+    (folder / "memory.pickle").write_bytes(b"a record")
+    return {"multiply": {"peak_allocated": (256.0, "byte", 1)}, "line 3": {"allocation:1": (256.0, "byte", 7)}}
 """
 
 
@@ -84,7 +88,13 @@ def plain(tmp_path_factory):
 def test_what_a_workload_keeps_of_a_case_lies_in_a_folder_of_its_own(tmp_path):
     events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
     assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
-    assert "kept: snapshots/do=keep/memory.json" in [event["text"] for event in of(events, "note", "do=keep")]
+    told = {(e["subject"], e["metric"]): (e["value"], e["n"]) for e in of(events, "metric", "do=keep") if e["subject"]}
+    assert told == {
+        ("multiply", "flops"): (1024, 1),
+        ("multiply", "peak_allocated"): (256, 1),
+        ("line 3", "allocation:1"): (256, 7),
+        ("snapshots/do=keep/memory.pickle", "kept"): (8, 1),
+    }
     assert not (tmp_path / "snapshots" / "do=work").exists()
     (error,) = of(events, "error")
     assert (error["during"], error["reason"]) == ("snapshot", "OSError: no space left")
