@@ -138,9 +138,11 @@ def test_the_reference_in_blocks_equals_autograd_in_fp64(
 def test_implementations_agree_with_the_reference(impl: str, mode: str, causal: bool, kv_heads: int | None) -> None:
     errors = attention.check({**SMALL, "impl": impl, "mode": mode, "causal": causal, "kv_heads": kv_heads})
     names = ["", "_dq", "_dk", "_dv"] if mode == "fwd_bwd" else [""]
-    assert set(errors) == {f"error_{kind}{name}" for kind in ("max", "mean") for name in names}
-    assert 0 <= errors["error_mean"] <= errors["error_max"] < 1e-5
-    assert all(value < 1e-4 for value in errors.values())
+    kinds = ("error_max", "error_mean", "error_rel_l1", "error_rmse", "cosine")
+    assert set(errors) == {f"{kind}{name}" for kind in kinds for name in names}
+    assert 0 <= errors["error_mean"] <= errors["error_rmse"] <= errors["error_max"] < 1e-5
+    assert all(value < 1e-4 for name, value in errors.items() if name.startswith("error"))
+    assert all(value > 1 - 1e-8 for name, value in errors.items() if name.startswith("cosine"))
 
 
 def test_bf16_is_further_from_the_reference_than_fp32() -> None:
@@ -151,7 +153,8 @@ def test_bf16_is_further_from_the_reference_than_fp32() -> None:
 def test_a_nan_anywhere_makes_the_error_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     _replace_implementation(monkeypatch, lambda setting: lambda q, k, v: q.index_fill(2, torch.tensor([3]), math.nan))
     errors = attention.check({**SMALL, "impl": "mine"})
-    assert errors == {"error_max": math.inf, "error_mean": math.inf}
+    assert errors.pop("cosine") == -1
+    assert set(errors.values()) == {math.inf}
 
 
 def test_an_implementation_that_writes_into_k_is_still_checked_against_what_it_was_given(

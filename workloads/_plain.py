@@ -1,8 +1,9 @@
 """Attention written in PyTorch: as its formula stands, eager and compiled, and tiled as FlashAttention is.
 
-All take q ``(batch, heads, seqlen, head_dim)`` and k and v ``(batch, kv_heads, seqlen, head_dim)`` and give the output
-in q's shape. None of them is fast. They are what a fused kernel is measured against: the plain one keeps scores and
-weights of ``seqlen x seqlen`` for its backward pass, the tiled one only q, k, v, the output and one number a query row.
+All take q ``(batch, heads, queries, head_dim)`` and k and v ``(batch, kv_heads, seqlen, head_dim)`` and give the output
+in q's shape; queries fewer than keys are the last of the sequence. None of them is fast. They are what a fused kernel
+is measured against: the plain one keeps scores and weights of ``queries x seqlen`` for its backward pass, the tiled one
+only q, k, v, the output and one number a query row.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ def _no_phase(name: str) -> AbstractContextManager[object]:
 
 
 def _hidden(setting: Setting) -> Tensor | None:
-    """True where a query must not see a key: ``(seqlen, seqlen)``, made once, as a model keeps it in a buffer."""
+    """True where a query must not see a key: ``(queries, seqlen)``, made once, as a model keeps it in a buffer."""
     if not setting.causal:
         return None
-    return torch.ones(setting.seqlen, setting.seqlen, dtype=torch.bool, device=_setting.device()).triu_(1)
+    queries, keys = setting.q_shape[1], setting.seqlen
+    return torch.ones(queries, keys, dtype=torch.bool, device=_setting.device()).triu_(1 + keys - queries)
 
 
 def no_compiler() -> str | None:
@@ -105,24 +107,26 @@ def no_compiler() -> str | None:
 
 def tiled(setting: Setting) -> Forward:
     """FlashAttention-2 (arXiv 2307.08691) in PyTorch: no more than a tile of the scores exists at any time."""
-    return lambda q, k, v: _Tiled.apply(q, k, v, setting.causal)
+    before = setting.seqlen - setting.q_shape[1] if setting.causal else None
+    return lambda q, k, v: _Tiled.apply(q, k, v, before)
 
 
 class _Tiled(torch.autograd.Function):
     """Algorithms 1 and 2 of the paper, each product and each line of the online softmax a call of PyTorch.
 
-    The products take the inputs' dtype; sums, maxima and softmax are fp32 (fp64 for fp64 inputs).
+    The products take the inputs' dtype; sums, maxima and softmax are fp32 (fp64 for fp64 inputs). Causal, ``before`` is
+    the number of keys before that of the first query; else it is None.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, before: int | None) -> Tensor:
         out, log_sum_exp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=_exact(q))
         for rows in _tiles(q.shape[2]):
-            summed, highest, total = _attended(q[:, :, rows], k, v, rows, causal)
+            summed, highest, total = _attended(q[:, :, rows], k, v, rows, before)
             out[:, :, rows] = _ungrouped(summed / total, q.shape[1])
             log_sum_exp[:, :, rows] = _ungrouped(highest + total.log(), q.shape[1]).squeeze(-1)
         ctx.save_for_backward(q, k, v, out, log_sum_exp)
-        ctx.causal = causal
+        ctx.before = before
         return out
 
     @staticmethod
@@ -137,9 +141,10 @@ class _Tiled(torch.autograd.Function):
         for columns in _tiles(k.shape[2]):
             keys, values = k[:, :, columns], v[:, :, columns]
             d_keys, d_values = (torch.zeros_like(tile, dtype=_exact(q)) for tile in (keys, values))
-            for rows in _tiles(q.shape[2], columns.start // TILE if ctx.causal else 0):
+            first = 0 if ctx.before is None else max(0, columns.start - ctx.before) // TILE
+            for rows in _tiles(q.shape[2], first):
                 queries, d_rows = (_grouped(tensor[:, :, rows], kv_heads) for tensor in (q, d_out))
-                weights = (_scores(queries, keys, rows, columns, ctx.causal) - _column(log_sum_exp, rows, k)).exp_()
+                weights = (_scores(queries, keys, rows, columns, ctx.before) - _column(log_sum_exp, rows, k)).exp_()
                 d_values += weights.to(v.dtype).mT @ d_rows
                 d_scores = weights.mul_(d_rows @ values.mT - _column(delta, rows, k)).to(q.dtype)
                 dq[:, :, rows] += _ungrouped(d_scores @ keys, heads)
@@ -148,14 +153,14 @@ class _Tiled(torch.autograd.Function):
         return (dq * scale).to(q.dtype), dk, dv, None
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, rows: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _attended(q: Tensor, k: Tensor, v: Tensor, rows: slice, before: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """(unnormalised output, largest score, sum of weights) of one tile of queries over all keys that it sees."""
     queries = _grouped(q, k.shape[1])
     summed = torch.zeros_like(queries, dtype=_exact(q))
     total = summed[..., :1].clone()
     highest = total - math.inf
-    for columns in _tiles(rows.stop if causal else k.shape[2]):
-        scores = _scores(queries, k[:, :, columns], rows, columns, causal)
+    for columns in _tiles(k.shape[2] if before is None else rows.stop + before):
+        scores = _scores(queries, k[:, :, columns], rows, columns, before)
         now = highest.maximum(scores.amax(-1, keepdim=True))
         shrunk, weights = (highest - now).exp_(), (scores - now).exp_()
         total = total * shrunk + weights.sum(-1, keepdim=True)
@@ -164,12 +169,12 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rows: slice, causal: bool) -> tup
     return summed, highest, total
 
 
-def _scores(queries: Tensor, keys: Tensor, rows: slice, columns: slice, causal: bool) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, rows: slice, columns: slice, before: int | None) -> Tensor:
     """One tile of scores, hidden ones minus infinity. Every row sees a key of the first tile, so none is all hidden."""
     scores = (queries @ keys.mT).to(_exact(queries)) / math.sqrt(queries.shape[-1])
-    if causal and columns.stop - 1 > rows.start:
+    if before is not None and columns.stop - 1 > rows.start + before:
         row, column = (torch.arange(one.start, one.stop, device=keys.device) for one in (rows, columns))
-        hidden = column > row[:, None]
+        hidden = column > row[:, None] + before
         scores.masked_fill_(hidden.repeat(queries.shape[2] // len(row), 1), -math.inf)
     return scores
 

@@ -50,6 +50,8 @@ PARAMS = {
     "causal": False,
     "mode": "fwd",
     "seed": 0,
+    "reference": "fp32",  # or fp64, on the CPU
+    "memory_cap_gib": 0.0,  # what torch may take of the GPU's memory, as if it were a smaller one; 0: all
 }
 
 
@@ -58,6 +60,14 @@ class Case(_setting.Setting):
     """The parameters of one case, checked."""
 
     seed: int
+    reference: str
+    memory_cap_gib: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _setting.known("reference", self.reference, _reference.REFERENCES)
+        if type(self.memory_cap_gib) not in (int, float) or not 0 <= self.memory_cap_gib < math.inf:
+            raise ValueError(f"memory_cap_gib must be a number of at least 0, not {self.memory_cap_gib!r}")
 
 
 # --- what profpipe asks of a workload --------------------------------------------------------------------------------
@@ -68,7 +78,9 @@ def build(params: Mapping[str, Any]) -> Callable[[], object]:
 
     Raises ValueError for parameters that make no sense on any machine.
     """
-    return _iteration(_case(params), annotate)
+    case = _case(params)
+    _cap_memory(case.memory_cap_gib)
+    return _iteration(case, annotate)
 
 
 def flops(params: Mapping[str, Any]) -> float:
@@ -108,27 +120,30 @@ def expects(params: Mapping[str, Any]) -> str:
 
 def available(params: Mapping[str, Any]) -> str | None:
     """Why this case cannot run here and what to do about it, or None."""
-    return _implementations.unavailable(_case(params))
+    case = _case(params)
+    return _no_such_cap(case) or _implementations.unavailable(case)
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    """Differences from attention computed in fp32 from the same rounded inputs.
+    """Differences from attention computed in fp32, or on the CPU in fp64, from the same rounded inputs.
 
-    ``error_max`` and ``error_mean`` of the output; in ``fwd_bwd`` also ``error_max_dq``, ``error_mean_dq`` and so on
-    for the gradients. Infinite where the implementation gave a NaN.
+    The five measures of ``_errors.py`` for the output and, with a backward pass, for dq, dk and dv. The worst values
+    that they can have where the implementation gave a NaN. ``facts`` says what part of the tensors fp64 was for.
     """
     case = _case(params)
     produced = _produced(case)
-    differences = {name: _Difference() for name in produced}
     # Drawn again, for an implementation may write into its inputs (SageAttention 1 does).
     inputs = _inputs(case)
-    with _reference.full_fp32_precision():
-        for item in range(case.batch):
-            for name, rows, expected in _reference.reference(case, *(tensor[item] for tensor in inputs)):
-                differences[name].add(produced[name][item, rows], expected)
-    suffixes = {name: "" if name == "out" else f"_{name}" for name in produced}
-    largest = {f"error_max{suffixes[name]}": seen.largest for name, seen in differences.items()}
-    return largest | {f"error_mean{suffixes[name]}": seen.mean for name, seen in differences.items()}
+    # The reference is no part of what a smaller GPU would have to hold.
+    _cap_memory(0)
+    return _reference.differences(case, case.reference, produced, inputs)
+
+
+def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    """``checked``: the share of the tensors that an fp64 reference is compared with, where that is not all."""
+    case = _case(params)
+    share = _reference.share_checked(case, case.reference, backward=case.backward)
+    return {"checked": (100 * share, "%")} if share < 1 else {}
 
 
 # --- parameters and inputs -------------------------------------------------------------------------------------------
@@ -151,6 +166,31 @@ def _inputs(case: Case) -> list[Tensor]:
     shapes = [case.q_shape, case.kv_shape, case.kv_shape] + [case.q_shape] * case.backward
     options = {"generator": generator, "device": device, "dtype": _setting.DTYPES[case.dtype]}
     return [torch.randn(shape, **options) for shape in shapes]
+
+
+# --- a smaller GPU ---------------------------------------------------------------------------------------------------
+
+
+def _no_such_cap(case: Case) -> str | None:
+    if not case.memory_cap_gib:
+        return None
+    if _setting.device() == "cpu":
+        return "memory_cap_gib limits torch's memory on a GPU, and torch sees none. Use memory_cap_gib: 0."
+    total = torch.cuda.mem_get_info()[1] / 2**30
+    if case.memory_cap_gib > total:
+        return f"memory_cap_gib {case.memory_cap_gib:g} is more than this GPU has. Use 0, or less than {total:.1f}."
+    return None
+
+
+def _cap_memory(gib: float) -> None:
+    """Lets torch reserve so much of the GPU's memory and no more, until told otherwise; 0: all there is.
+
+    It counts what the allocator has reserved, as a smaller GPU would run out of it. The CUDA context, some 0.5 GiB, is
+    not in it, but is on a real one.
+    """
+    if _setting.device() == "cuda":
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total) if gib else 1.0)
 
 
 # --- one iteration ---------------------------------------------------------------------------------------------------
@@ -193,25 +233,3 @@ def _produced(case: Case) -> dict[str, Tensor]:
         name: view(tensor.detach()).reshape(shape)
         for name, tensor, shape in zip(("out", "dq", "dk", "dv"), results, shapes, strict=False)
     }
-
-
-# --- differences -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Difference:
-    """Largest and mean absolute difference, gathered block by block."""
-
-    largest: float = 0.0
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, got: Tensor, expected: Tensor) -> None:
-        distance = (got.float() - expected).abs().nan_to_num(nan=math.inf)
-        self.largest = max(self.largest, distance.max().item())
-        self.total += distance.sum(dtype=torch.float64).item()
-        self.count += distance.numel()
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
