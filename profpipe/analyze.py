@@ -6,13 +6,14 @@ whose kernels stand for its shares.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from profpipe import agreement, doubts, limits, ncu_figures, shares, wins
+from profpipe import agreement, doubts, limits, ncu_figures, shares, studies, wins
 from profpipe.findings import (
     Axes,
     Basis,
@@ -30,6 +31,7 @@ from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.limits import Rates
 from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
+from profpipe.studies import Material
 from profpipe.tables import ALL, Tables
 
 #: Kernels listed for a case.
@@ -38,19 +40,19 @@ TOP = 8
 Run = Mapping[str, Any]
 Splits = Mapping[str, Mapping[str, Split]]
 
-#: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
-_OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
-
 
 def analyze(tables: Tables, run: Run) -> Findings:
     """Everything the report says. ``run`` is the content of run.json; any key of it may be absent."""
     names = dict.fromkeys(name for table in ALL for name in getattr(tables, table.name)["workload"])
     expectations = doubts.expectations(tables, run)
     doubted = {(e.workload, e.case) for e in expectations if not e.met}
+    materials = [_material(_only(tables, name), str(name), run) for name in names]
     return Findings(
         workloads=tuple(
-            _workload(_only(tables, name), str(name), run, {case for workload, case in doubted if workload == name})
-            for name in names
+            _workload(m, run, {case for workload, case in doubted if workload == m.name}) for m in materials
+        ),
+        studies=studies.tabulate(
+            (run.get("pipeline") or {}).get("tables") or (), materials, functools.partial(_points_on, run=run)
         ),
         not_run=doubts.not_run(tables, run),
         expectations=expectations,
@@ -65,20 +67,31 @@ def _only(tables: Tables, workload: str) -> Tables:
     return Tables(**{name: frame[frame["workload"] == workload] for name, frame in frames.items()})
 
 
-def _workload(tables: Tables, name: str, run: Run, doubted: Collection[str]) -> WorkloadFindings:
+def _material(tables: Tables, name: str, run: Run) -> Material:
     declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(name) or {}
     planned = [case for job in run.get("jobs") or () if job.get("workload") == name for case in job.get("cases") or ()]
     layout, recorded = lay_out(tables, name, declared, planned), Recorded.of(tables)
     is_command = bool(declared.get("command"))
     splits = recorded.splits(once=is_command)
     basis = _basis(recorded, splits, "wall" if is_command else "time")
-    profiler = doubts.preferred(tables.kernels)
+    return Material(name, declared, layout, recorded, splits, basis, doubts.preferred(tables.kernels))
+
+
+def _points_on(material: Material, basis: Basis | None, run: Run) -> dict[str, Point]:
+    """The cases of a workload with their times, rates and marks on ``basis``."""
+    points = _points(material, basis, _rates(run)[0])
+    return _marked(points, limits.overheads(material.recorded.numbers), basis)
+
+
+def _workload(material: Material, run: Run, doubted: Collection[str]) -> WorkloadFindings:
+    name, declared, layout, recorded = material.name, material.declared, material.layout, material.recorded
+    splits, basis = material.splits, material.basis
+    tables = recorded.tables
     targets = (declared.get("ncu") or {}).get("targets") or {}
     counters = {case: ncu_figures.of_case(recorded, case, targets) for case in layout.params}
     overheads = tuple(limits.overheads(recorded.numbers))
     peaks, rates = _rates(run)
-    points = _points(recorded, layout, splits, basis, profiler, declared, peaks)
-    points = _marked(points, overheads, basis)
+    points = _points_on(material, basis, run)
     points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
     setting = agreement.Setting.of(run, name)
     return WorkloadFindings(
@@ -88,7 +101,7 @@ def _workload(tables: Tables, name: str, run: Run, doubted: Collection[str]) -> 
         compare=layout.compare,
         baseline=layout.baseline,
         basis=basis,
-        kernel_profiler=profiler,
+        kernel_profiler=material.profiler,
         shapes=tuple(_shape(axes, points, layout, doubted) for axes in order(p.shape for p in points.values())),
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
         shared_marks=_shared_marks(points.values()),
@@ -168,17 +181,10 @@ def _known(value: Any) -> float | None:
 # --- points ----------------------------------------------------------------------------------------------------------
 
 
-def _points(
-    recorded: Recorded,
-    layout: Layout,
-    splits: Splits,
-    basis: Basis | None,
-    profiler: str | None,
-    declared: Mapping[str, Any],
-    peaks: Rates,
-) -> dict[str, Point]:
+def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, Point]:
     """Each case with its time, its rates and, once all are known, its speed-up over the baseline."""
     points = {}
+    layout, recorded, splits, declared = material.layout, material.recorded, material.splits, material.declared
     for case, params in layout.params.items():
         numbers = recorded.numbers.get((case, basis.profiler if basis else "", ""), {})
         time = _measure(numbers, splits.get(case, {}), basis)
@@ -189,7 +195,7 @@ def _points(
             shape=layout.shape(case),
             fate="" if time else _fate(recorded.statuses.get(case, {}), basis),
             time=time,
-            split=splits.get(case, {}).get(profiler or ""),
+            split=splits.get(case, {}).get(material.profiler or ""),
             values=_values(recorded, case),
             is_baseline=layout.baseline_of(case) == case,
         )
@@ -214,7 +220,7 @@ def _values(recorded: Recorded, case: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for profiler in ("plain", *shares.PREFERENCE):
         for metric, number in recorded.numbers.get((case, profiler, ""), {}).items():
-            if profiler == "plain" or not metric.startswith(_OF_ITS_PROCESS):
+            if profiler == "plain" or not metric.startswith(studies.OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profpipe import kernel_sheets, sheets, wording
+from profpipe import kernel_sheets, sheets, study_sheets, wording
 from profpipe.findings import Findings, WorkloadFindings
 from profpipe.markdown import Sheet
 from profpipe.points import shown
@@ -20,7 +20,9 @@ def texts(findings: Findings, tables: Tables, run: Run) -> dict[str, str]:
     made = {
         "gpu_info.txt": _gpu_info(run),
         "baseline_benchmark.txt": _by_workload(findings, _baseline),
-        "comparison_results.txt": _by_workload(findings, _comparison),
+        "comparison_results.txt": "\n\n".join(
+            [*map(study_sheets.plain, findings.studies), _by_workload(findings, _comparison)]
+        ),
         "nsys_stats.txt": _nsys(findings, tables),
         "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.COMPUTE_FIGURES)),

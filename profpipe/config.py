@@ -43,7 +43,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
         pipeline = Pipeline.model_validate(document)
     except ValidationError as error:
         raise mistakes.named(where, mistakes.in_form(error)) from None
-    if wrong := mistakes.in_meaning(pipeline, path):
+    if wrong := mistakes.in_meaning(pipeline, path, written):
         raise mistakes.named(where, wrong)
     return pipeline
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
+from profpipe.study_findings import Study
 
 Axes = tuple[tuple[str, Any], ...]
 
@@ -311,6 +312,7 @@ class Findings:
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    studies: tuple[Study, ...] = ()
 
     @property
     def cases(self) -> int:

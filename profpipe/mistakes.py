@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from profpipe import load
+from profpipe import load, table_mistakes
 from profpipe.document import shown
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.pipeline import PROFILERS, Pipeline, Workload
@@ -48,9 +48,13 @@ def in_form(error: ValidationError) -> list[Mistake]:
     return _told_once(list(_explained(error)))
 
 
-def in_meaning(pipeline: Pipeline, path: Path) -> list[Mistake]:
-    """What the form allows and cannot be meant: names that stand for nothing; ``path`` is the pipeline file."""
-    return [mistake for name, workload in pipeline.workloads.items() for mistake in _in_workload(name, workload, path)]
+def in_meaning(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> list[Mistake]:
+    """What the form allows and cannot be meant: names that stand for nothing.
+
+    ``path`` is the pipeline file, ``written`` what it holds before the environment and ``--set``.
+    """
+    in_workloads = [m for name, workload in pipeline.workloads.items() for m in _in_workload(name, workload, path)]
+    return in_workloads + list(table_mistakes.found(pipeline, path, written))
 
 
 def _explained(error: ValidationError) -> Iterator[Mistake]:
@@ -107,7 +111,7 @@ def _fields_at(location: Iterable[object]) -> set[str]:
 
 
 def _literals_at(location: Sequence[object]) -> Iterator[object]:
-    if "profilers" in location:
+    if "profilers" in location or "profiler" in location:
         yield from PROFILERS
     elif "version" in location:
         yield 1

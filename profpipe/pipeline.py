@@ -17,6 +17,7 @@ PROFILERS: Final = get_args(ProfilerName)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
+Names = Annotated[list[str], BeforeValidator(as_list)]
 Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
 Point = Mapping[str, Scalar]
 Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
@@ -120,6 +121,24 @@ class Workload(Settings):
         return self
 
 
+class Table(_Model):
+    """A table of the study's own in the report, filled from what was measured."""
+
+    title: str = Field(min_length=1, description="its heading in the report")
+    workload: Names = Field([], description="whose cases; may be left out where there is only one")
+    where: Mapping[str, Values] = Field({}, description="the cases: {precision: bf16, batch: [1, 8]}")
+    rows: Names = Field(
+        min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in that order"
+    )
+    columns: Names = Field([], description="likewise; what has several values and stands nowhere is put here")
+    value: Names = Field(
+        min_length=1, description="time, tflops, memory, attention.share, kernels.calls, any metric, ..."
+    )
+    unit: Names = Field([], description="units to show them in: ms, GiB, million; left out: what reads best")
+    phase: Names = Field([], description="kernels of these ranges of the workload's own: forward, 'forward > softmax'")
+    profiler: ProfilerName | None = Field(None, description="whose times and kernels; the report's own if left out")
+
+
 class Pipeline(_Model):
     """A pipeline file."""
 
@@ -129,3 +148,4 @@ class Pipeline(_Model):
     workloads: Mapping[Annotated[str, Field(pattern=_NAME)], Workload] = Field(min_length=1)
     coverage: Coverage = Coverage()
     kernel_classes: tuple[KernelRule, ...] = ()
+    tables: tuple[Table, ...] = Field((), description="tables of the study's own, first in the report")

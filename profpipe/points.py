@@ -36,7 +36,7 @@ class Layout:
     def variant(self, case: str) -> str:
         """The case's value on the compared axis, with what only some cases set: ``sparge topk=0.5``."""
         params = self.params[case]
-        extra = [f"{axis}={shown(params[axis])}" for axis in self._extra if axis in params]
+        extra = [f"{axis}={shown(params[axis])}" for axis in self.extra if axis in params]
         named = [self._named(params[self.compare])] if self.compare is not None and self.compare in params else []
         return " ".join(named + extra)
 
@@ -47,19 +47,25 @@ class Layout:
     def shape(self, case: str) -> Axes:
         """All other axes that vary."""
         params = self.params[case]
-        return tuple((axis, params[axis]) for axis in self.varying if axis != self.compare and axis not in self._extra)
+        return tuple((axis, params[axis]) for axis in self.varying if axis != self.compare and axis not in self.extra)
 
     def baseline_of(self, case: str) -> str | None:
         """The case that ``case`` is compared with: the same point with the baseline's values."""
         if not self.baseline:
             return None
         params = self.params[case]
-        wanted = {axis: params.get(axis) for axis in self.varying if axis not in self._extra} | dict(self.baseline)
-        matches = (i for i, p in self.params.items() if all(_same(p.get(axis), v) for axis, v in wanted.items()))
+        wanted = {axis: params.get(axis) for axis in self.varying if axis not in self.extra} | dict(self.baseline)
+        matches = (i for i, p in self.params.items() if all(same(p.get(axis), v) for axis, v in wanted.items()))
         return next(matches, None)
 
     @property
-    def _extra(self) -> tuple[str, ...]:
+    def axes(self) -> tuple[str, ...]:
+        """Every parameter that some case has."""
+        return tuple(dict.fromkeys(axis for params in self.params.values() for axis in params))
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Those of the varying axes that only some cases have."""
         return tuple(axis for axis in self.varying if any(axis not in params for params in self.params.values()))
 
 
@@ -154,7 +160,8 @@ def _key(value: Any) -> str:
     return "absent" if value is _Absent else json.dumps(value, sort_keys=True, default=str)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of a parameter are one, also where one came by way of a case's name."""
     return _key(one) == _key(other) or shown(one) == shown(other)
 
 

@@ -48,6 +48,29 @@ def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) 
     return next((unit for unit in units[1:] if middle / unit.size < most), units[-1])
 
 
+#: Stored units besides times and sizes: the units to choose from, and from how many of one on the next is taken.
+_CHOICES = {
+    "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5),
+    "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5),
+    "flop": ((Unit("flop", 1.0), Unit("MFLOP", 1e6), Unit("GFLOP", 1e9), Unit("TFLOP", 1e12)), 9_999.5),
+}
+
+#: Stored units that a title has already, or a number itself.
+_SAID = {"share": "%", "calls": "", "x": "", "kernel": "", "TFLOP/s": "", "GB/s": "", "1/s": ""}
+
+
+def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
+    """The unit in which values that are stored in ``stored`` read best; one that is not known stays what it is."""
+    if stored == "ns":
+        return time_unit(values)
+    if stored == "byte":
+        return size_unit(values)
+    units, most = _CHOICES.get(stored, ((Unit(_SAID.get(stored, stored), 1.0),), 0.0))
+    known = sorted(abs(value) for value in values if value)
+    middle = known[len(known) // 2] if known else 0.0
+    return next((unit for unit in units if middle / unit.size < most), units[-1])
+
+
 def duration(ns: float | None) -> str:
     """One time with a unit of its own."""
     return "0" if ns == 0 else time_unit([ns]).with_name(ns)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from profpipe import caveats, companions, files, plots, skips
+from profpipe import caveats, companions, files, plots, skips, study_sheets
 from profpipe.chapters import chapter
 from profpipe.findings import Findings
 from profpipe.markdown import Sheet, code, escape, listed
@@ -40,6 +40,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
     page = environment.get_template(template.name).render(
         title=_title(findings, run),
         chapters=chapters,
+        studies=[study_sheets.written(study) for study in findings.studies],
         doubts=caveats.doubts(findings, run, alone),
         skipped=skips.skipped(findings, alone),
         expectations=caveats.expectations_met(findings),

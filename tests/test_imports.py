@@ -14,14 +14,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What every part may speak of; these modules import one another only.
-WORDS = {"concerns", "errors", "findings", "intervals", "job", "kernel_findings", "load", "tables"}
+WORDS = {
+    "asked",
+    "concerns",
+    "errors",
+    "findings",
+    "intervals",
+    "job",
+    "kernel_findings",
+    "load",
+    "study_findings",
+    "tables",
+}
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
     "attribution": {"attribution", "recording"},
     "columns": {"columns"},
     "conditions": {"conditions"},
-    "config": {"config", "document", "mistakes", "pipeline", "scripts"},
+    "config": {"config", "document", "mistakes", "pipeline", "scripts", "table_mistakes"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
     "device": {"device"},
@@ -46,6 +57,7 @@ STAGES = {
         "ncu_figures",
         "recorded",
         "shares",
+        "studies",
         "tallies",
         "wins",
     },
@@ -78,6 +90,7 @@ STAGES = {
         "report",
         "sheets",
         "skips",
+        "study_sheets",
         "wording",
     },
     "reuse": {"reuse"},

@@ -1,0 +1,233 @@
+"""The tables that a study asked for, written: what their numbers are, in which unit, and what stands in each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profpipe.asked import UNITS, Asked
+from profpipe.findings import Basis
+from profpipe.markdown import Sheet, code, escape, listed, short_names
+from profpipe.points import in_words, is_number, shown
+from profpipe.quantities import MISSING, Unit, count, number, percent, ratio, unit_of
+from profpipe.study_findings import Cell, Grid, Study
+from profpipe.wording import cases, quantity
+
+#: Grids of one table that are shown, and rows of one that stand open.
+_GRIDS, _ROWS = 9, 60
+
+_TITLES: Mapping[str, str] = {
+    "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
+    "tflops": "TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline", "memory": "peak memory",
+    "memory_reserved": "reserved memory", "passed": "within tolerance", "kernels.calls": "launches",
+    "kernels.time": "all kernels", "most_launched.name": "most launched kernel", "most_launched.calls": "its launches",
+    "most_launched.time": "its time", "most_launched.share": "its share", "range.time": "range on the host",
+    "range.busy": "GPU busy", "range.calls": "times entered",
+}  # fmt: skip
+
+#: What a sentence says of times that are this.
+_SAID_OF = (("Times are", ("time", "p10", "p90")), ("Rates are of", ("throughput", "tflops", "bandwidth")),
+            ("Ratios are of", ("speedup",)))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One grid of a table; ``folded`` ones open at a click on their title."""
+
+    title: str
+    sheet: Sheet
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table of the study, ready for the page."""
+
+    title: str
+    said: str
+    parts: tuple[Part, ...]
+    left_out: str
+
+
+def written(study: Study) -> Written:
+    """``study`` in words; of more than nine grids the rest is counted."""
+    units = {value.word: _unit(study, value) for value in study.values}
+    names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
+    parts = []
+    for i, grid in enumerate(study.grids[:_GRIDS]):
+        sheet = _sheet(study, grid, units, names)
+        parts.append(Part(escape(in_words(grid.others)), sheet, folded=i > 0 or len(sheet.rows) > _ROWS))
+    return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study))
+
+
+def plain(study: Study) -> str:
+    """The same as text, for a terminal."""
+    told = written(study)
+    lines = [_text(told.title), _text(told.said)]
+    for part in told.parts:
+        lines += [f"{_text(part.title)}\n\n{part.sheet.plain()}" if part.title else part.sheet.plain()]
+    return "\n\n".join(line for line in (*lines, _text(told.left_out)) if line)
+
+
+def _text(markdown: str) -> str:
+    return Sheet([markdown], []).plain().splitlines()[0] if markdown else ""
+
+
+# --- what is said above a table --------------------------------------------------------------------------------------
+
+
+def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
+    of = quantity(Basis(*study.basis)) if study.basis else ""
+    subjects = {value.subject for value in study.values if value.of == "call"}
+    if _in_caption(study):
+        yield _only_value(study.values[0], units, of)
+    if of and subjects and not (_in_caption(study) and subjects == {"time"}):
+        said = next(words for words, group in _SAID_OF if subjects & set(group))
+        yield f"{said} the {of}."
+    if any(value.of == "kernels" for value in study.values) and study.kernel_profiler:
+        yield _of_kernels(study)
+    if study.fixed:
+        yield f"In every case: {escape(_fixed(study))}."
+    if not study.grids:
+        yield "No case of this run is in this table."
+    for value in study.values:
+        own = [cell for of_cell, cell in _valued(study) if of_cell == value]
+        if any(not cell.fate for cell in own) and all(cell.value is None for cell in own):
+            yield f"No case has {code(value.word)}."
+
+
+def _in_caption(study: Study) -> bool:
+    """Whether no head of a row or column names the one value."""
+    return "value" not in (*study.row_axes, *study.column_axes) and bool(study.column_axes)
+
+
+def _only_value(value: Asked, units: Mapping[str, Unit], of: str) -> str:
+    unit = units[value.word].name
+    named = code(value.subject) if value.of == "metric" else _named(value)
+    named = of if value.word == "time" and of else named
+    return f"{_capitalised(named)}{f' in {escape(unit)}' if unit else ''}."
+
+
+def _fixed(study: Study) -> str:
+    return ", ".join(f"{axis} {shown(value)}" for axis, value in study.fixed)
+
+
+def _of_kernels(study: Study) -> str:
+    noun = "Operators" if study.cpu else "Kernels"
+    per = "per call" if study.iterated else "all iterations together"
+    inside = f", in {code(study.phases[0])} alone" if len(study.phases) == 1 else ""
+    shares = any(value.figure == "share" for value in study.values)
+    whole = "that range's" if study.phases else "a call's"
+    of = f" Shares are of {whole} {'operator' if study.cpu else 'kernel'} time." if shares else ""
+    return f"{noun} as {escape(study.kernel_profiler)} saw them, {per}{inside}.{of}"
+
+
+def _left_out(study: Study) -> str:
+    said = []
+    if (more := len(study.grids) - _GRIDS) > 0:
+        axes = listed(code(axis) for axis, _ in study.grids[0].others)
+        said.append(f"{more} more like these, by {axes}, are left out: `where` or a further row chooses.")
+    for axis, number_of in study.lacking.items():
+        said.append(
+            f"{_capitalised(cases(number_of))} without {code(axis)} {'is' if number_of == 1 else 'are'} left out."
+        )
+    return " ".join(said)
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _valued(study: Study) -> Iterator[tuple[Asked, Cell]]:
+    """Every cell with what was asked for in it."""
+    for grid in study.grids:
+        for row, cells in zip(grid.rows, grid.cells, strict=True):
+            for column, cell in zip(grid.columns, cells, strict=True):
+                if cell is not None:
+                    yield _value_of(study, row, column), cell
+
+
+def _value_of(study: Study, row: Sequence[Any], column: Sequence[Any]) -> Asked:
+    at = dict(zip((*study.row_axes, *study.column_axes), (*row, *column), strict=True))
+    return next((value for value in study.values if value.word == at.get("value")), study.values[0])
+
+
+def _unit(study: Study, value: Asked) -> Unit:
+    """One unit for all its cells: the one that the study asks for, else that in which they read best."""
+    stored = study.units.get(value.word, "")
+    wanted = next((name for name in study.wanted if name in UNITS.get(stored, {})), None)
+    if wanted is not None:
+        return Unit(wanted, UNITS[stored][wanted])
+    return unit_of(stored, (c.value for v, c in _valued(study) if v == value and isinstance(c.value, (int, float))))
+
+
+def _named(value: Asked) -> str:
+    named = value.subject + (" calls" if value.of == "kernels" and value.figure == "calls" else "")
+    return escape(_TITLES.get(value.word, named))
+
+
+def _title(value: Asked, units: Mapping[str, Unit]) -> str:
+    """``time ms``, ``attention %``, ``attention calls``."""
+    unit = units[value.word].name
+    return _named(value) + (f" {escape(unit)}" if unit else "")
+
+
+def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        return code(names.get(value, value)) if stored == "kernel" else f"**{value}**" if value == "fail" else value
+    written_as = {"share": percent, "calls": count, "x": ratio}.get(stored)
+    if written_as is not None and unit.size == 1.0:
+        return written_as(value)
+    return number(value / unit.size)
+
+
+# --- the sheet -------------------------------------------------------------------------------------------------------
+
+
+def _sheet(study: Study, grid: Grid, units: Mapping[str, Unit], names: Mapping[str, str]) -> Sheet:
+    head = ["" if axis == "value" else escape(axis) for axis in study.row_axes]
+    head += [_column(study, grid, column, units) for column in grid.columns]
+    rows, texts = [], set()
+    for row, cells in zip(grid.rows, grid.cells, strict=True):
+        line = [_label(study, axis, value, units) for axis, value in zip(study.row_axes, row, strict=True)]
+        for i, (column, cell) in enumerate(zip(grid.columns, cells, strict=True), start=len(line)):
+            value = _value_of(study, row, column)
+            line.append(_cell(cell, units[value.word], study.units.get(value.word, ""), names))
+            if cell is not None and isinstance(cell.value, str):
+                texts.add(head[i])
+        rows.append(line)
+    return Sheet(head, rows, labels=len(study.row_axes), words=frozenset(texts))
+
+
+def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
+    if cell is None:
+        return ""
+    if cell.value is None:
+        return escape(cell.fate) or MISSING
+    return _shown(cell.value, unit, stored, names) + (f" *{escape(', '.join(cell.marks))}*" if cell.marks else "")
+
+
+def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str, Unit]) -> str:
+    if not column:
+        return _title(study.values[0], units)
+    parts = []
+    for axis, value in zip(study.column_axes, column, strict=True):
+        # A number says nothing without its axis, which the first of several columns names for all.
+        bare = len(study.column_axes) == 1 and column != grid.columns[0]
+        named = is_number(value) and not bare
+        parts.append((f"{escape(axis)} " if named else "") + _label(study, axis, value, units))
+    return ", ".join(parts)
+
+
+def _label(study: Study, axis: str, value: Any, units: Mapping[str, Unit]) -> str:
+    if axis == "value":
+        return _title(next(asked for asked in study.values if asked.word == value), units)
+    if value is None:
+        return MISSING
+    if axis == study.compare:
+        return code(shown(value)) + (" (baseline)" if value in study.baselines else "")
+    return escape(in_words(((axis, value),))) if isinstance(value, bool) else escape(shown(value))

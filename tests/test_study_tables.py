@@ -1,0 +1,343 @@
+"""`tables:` of a pipeline file -> tables of the report. Of the example every number is computed again from its CSVs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_study import ADD, ATTENTION, COPY, case_row, kernel_row, metric_row, range_row, tables
+
+from profpipe import load, plots, report, store, study_sheets
+from profpipe.analyze import analyze
+from profpipe.pipeline import Table
+from profpipe.study_findings import Study
+from profpipe.tables import Tables
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "h200-attention"
+TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
+
+
+def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
+    """``run`` as it would be with these `tables` in its pipeline file."""
+    entries = [Table.model_validate({"title": "A table", **entry}).model_dump(mode="json") for entry in wanted]
+    return {**run, "pipeline": {**run.get("pipeline", {}), "tables": entries}}
+
+
+def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
+    (study,) = analyze(data, asking(run, wanted)).studies
+    return study
+
+
+def rows_of(study: Study, grid: int = 0) -> list[list[str]]:
+    sheet = study_sheets.written(study).parts[grid].sheet
+    return [list(sheet.head), *map(list, sheet.rows)]
+
+
+def cell(study: Study, row: tuple[Any, ...], column: tuple[Any, ...] = ()) -> Any:
+    grid = study.grids[0]
+    found = grid.cells[grid.rows.index(row)][grid.columns.index(column)]
+    assert found is not None
+    return found.value if found.value is not None else found.fate
+
+
+# --- every kind of value, of a real run ------------------------------------------------------------------------------
+
+CASE = "impl={impl},mode={mode},batch=2,heads=16,seqlen={seqlen}"
+
+
+@pytest.fixture(scope="module")
+def example() -> tuple[Tables, dict[str, Any]]:
+    return store.load(EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> dict[str, pd.DataFrame]:
+    return {
+        name: pd.read_csv(EXAMPLE / f"{name}.csv", keep_default_na=False) for name in ("kernels", "metrics", "ranges")
+    }
+
+
+def metric_by_hand(by_hand: dict[str, pd.DataFrame], case: str, metric: str) -> float:
+    rows = by_hand["metrics"]
+    chosen = rows[(rows["case"] == case) & (rows["profiler"] == "plain") & (rows["metric"] == metric)]
+    return float(chosen["value"].iloc[0])
+
+
+@pytest.mark.parametrize("impl", ["sdpa_flash", "sage"])
+@pytest.mark.parametrize(
+    ("word", "metric"), [("time", "time"), ("p10", "time_p10"), ("p90", "time_p90"), ("memory", "peak_allocated"),
+                         ("memory_reserved", "peak_reserved"), ("error_max", "error_max"), ("flops", "flops")],
+)  # fmt: skip
+def test_a_measured_value_is_the_row_of_the_metrics_table(
+    example: Any, by_hand: dict[str, pd.DataFrame], impl: str, word: str, metric: str
+) -> None:
+    study = only(*example, where={"mode": "fwd"}, rows="impl", columns="seqlen", value=word)
+    truth = metric_by_hand(by_hand, CASE.format(impl=impl, mode="fwd", seqlen=2048), metric)
+    assert cell(study, (impl,), (2048,)) == truth
+
+
+@pytest.mark.parametrize("impl", ["sdpa_cudnn", "xformers"])
+def test_rates_are_of_the_measured_time_alone(example: Any, by_hand: dict[str, pd.DataFrame], impl: str) -> None:
+    words = ["throughput", "tflops", "bandwidth", "speedup"]
+    study = only(*example, where={"mode": "fwd_bwd", "seqlen": 8192}, rows="impl", value=words)
+    case = CASE.format(impl=impl, mode="fwd_bwd", seqlen=8192)
+    seconds = metric_by_hand(by_hand, case, "time") / 1e9
+    base = metric_by_hand(by_hand, CASE.format(impl="sdpa_flash", mode="fwd_bwd", seqlen=8192), "time") / 1e9
+    truth = [1 / seconds, metric_by_hand(by_hand, case, "flops") / seconds / 1e12,
+             metric_by_hand(by_hand, case, "bytes_moved") / seconds / 1e9, base / seconds]  # fmt: skip
+    assert [cell(study, (impl,), (word,)) for word in words] == pytest.approx(truth)
+
+
+def kernels_by_hand(by_hand: dict[str, pd.DataFrame], case: str, profiler: str) -> pd.DataFrame:
+    rows = by_hand["kernels"]
+    own = rows[(rows["case"] == case) & (rows["profiler"] == profiler) & (rows["kind"] == "kernel")]
+    return own.assign(calls=own["calls"].astype(float), total_ns=own["total_ns"].astype(float))
+
+
+@pytest.mark.parametrize("profiler", [None, "torch"])
+def test_values_of_kernels_are_sums_of_the_kernels_table(
+    example: Any, by_hand: dict[str, pd.DataFrame], profiler: str | None
+) -> None:
+    words = ["attention.share", "attention.time", "direct_copy.calls", "direct_copy.time", "kernels.time",
+             "kernels.calls", "elementwise.calls"]  # fmt: skip
+    study = only(*example, where={"mode": "fwd_bwd", "seqlen": 512}, rows="value", columns="impl", value=words,
+                 profiler=profiler)  # fmt: skip
+    own = kernels_by_hand(by_hand, CASE.format(impl="sdpa_flash", mode="fwd_bwd", seqlen=512), profiler or "nsys")
+    attention = own[own["kernel_class"] == "attention"]
+    copies = own[own["kernel"].str.contains("direct_copy_kernel", regex=False)]
+    total, runs = own["total_ns"].sum(), 30
+    truth = [attention["total_ns"].sum() / total, attention["total_ns"].sum() / runs, copies["calls"].sum() / runs,
+             copies["total_ns"].sum() / runs, total / runs, own["calls"].sum() / runs,
+             own.loc[own["kernel_class"] == "elementwise", "calls"].sum() / runs]  # fmt: skip
+    assert [cell(study, (word,), ("sdpa_flash",)) for word in words] == pytest.approx(truth)
+    assert study.kernel_profiler == (profiler or "nsys")
+
+
+def test_the_most_launched_kernel_is_named_and_counted(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+    words = ["most_launched.name", "most_launched.calls", "most_launched.time", "most_launched.share"]
+    study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value=words)
+    own = kernels_by_hand(by_hand, CASE.format(impl="sdpa_math", mode="fwd", seqlen=512), "nsys")
+    sums = own.groupby("kernel")[["calls", "total_ns"]].sum().sort_values(["calls", "total_ns"])
+    name, calls, ns = sums.index[-1], sums["calls"].iloc[-1], sums["total_ns"].iloc[-1]
+    assert cell(study, ("sdpa_math",), ("most_launched.name",)) == name
+    told = [cell(study, ("sdpa_math",), (word,)) for word in words[1:]]
+    assert told == pytest.approx([calls / 30, ns / 30, ns / own["total_ns"].sum()])
+    (row,) = [row for row in rows_of(study) if row[0] == "`sdpa_math`"]
+    assert row[1] == "`unrolled_elementwise_kernel<…direct_copy_kernel_cuda…>`"
+
+
+def test_kernels_and_ranges_of_a_phase_are_those_launched_in_it(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+    words = ["kernels.time", "range.time", "range.busy", "range.calls", "attention.share"]
+    study = only(*example, where={"mode": "fwd_bwd", "seqlen": 512}, rows="impl", columns=["phase", "value"],
+                 value=words, phase=["forward", "backward"])  # fmt: skip
+    case = CASE.format(impl="fa2", mode="fwd_bwd", seqlen=512)
+    own = kernels_by_hand(by_hand, case, "nsys")
+    own = own[own["phase"] == "backward"]
+    ranges = by_hand["ranges"]
+    opened = ranges[(ranges["case"] == case) & (ranges["profiler"] == "nsys") & (ranges["range"] == "backward")].iloc[0]
+    attention = own.loc[own["kernel_class"] == "attention", "total_ns"].sum() / own["total_ns"].sum()
+    truth = [own["total_ns"].sum() / 30, float(opened["wall_ns"]) / 30, float(opened["busy_ns"]) / 30, 1, attention]
+    assert [cell(study, ("fa2",), ("backward", word)) for word in words] == pytest.approx(truth)
+
+
+def test_times_of_an_asked_profiler_are_its_kernels_and_so_is_the_speedup(
+    example: Any, by_hand: dict[str, pd.DataFrame]
+) -> None:
+    study = only(
+        *example, where={"mode": "fwd", "seqlen": 2048}, rows="impl", value=["time", "speedup"], profiler="torch"
+    )
+    sums = {impl: kernels_by_hand(by_hand, CASE.format(impl=impl, mode="fwd", seqlen=2048), "torch")["total_ns"].sum()
+            for impl in ("sdpa_flash", "sage")}  # fmt: skip
+    truth = [sums["sage"] / 30, sums["sdpa_flash"] / sums["sage"]]
+    assert [cell(study, ("sage",), (word,)) for word in ("time", "speedup")] == pytest.approx(truth)
+    assert "Times are the kernel time per call (torch)." in study_sheets.written(study).said
+
+
+# --- what a table looks like -----------------------------------------------------------------------------------------
+
+
+def test_a_table_of_an_h200_run_reads_as_it_was_asked_for(example: Any) -> None:
+    study = only(*example, where={"mode": "fwd", "impl": ["sdpa_flash", "sage"]}, rows="impl", columns="seqlen",
+                 value="time", unit="ms")  # fmt: skip
+    told = study_sheets.written(study)
+    fixed = "mode fwd, batch 2, heads 16, kv_heads 0, head_dim 64, dtype fp16, causal false"
+    assert told.said == f"Median time of a call in ms. In every case: {fixed}."
+    assert rows_of(study) == [
+        ["impl", "seqlen 512", "2048", "8192"],
+        ["`sdpa_flash` (baseline)", "0.018 *host_bound*", "0.124", "1.80"],
+        ["`sage`", "0.0571 *host_bound*", "0.135", "1.45"],
+    ]
+
+
+def test_a_case_without_a_number_says_what_became_of_it(example: Any) -> None:
+    study = only(
+        *example, where={"impl": "sage", "seqlen": 512}, rows="mode", value=["time", "kernels.calls", "memory"]
+    )
+    assert rows_of(study)[2] == ["fwd_bwd", "skipped", "skipped", "skipped"]
+
+
+def test_attention_that_no_kernel_of_its_own_computes_is_unfused_and_not_nothing(example: Any) -> None:
+    study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value="attention.share")
+    assert cell(study, ("sdpa_math",)) == "unfused" and cell(study, ("fa2",)) == 1.0
+
+
+def test_an_axis_that_would_put_two_cases_in_a_cell_makes_tables_the_largest_open(example: Any) -> None:
+    study = only(*example, rows="impl", columns="mode", value="time")
+    parts = study_sheets.written(study).parts
+    assert [(part.title, part.folded) for part in parts] == [
+        ("seqlen 8192", False), ("seqlen 2048", True), ("seqlen 512", True),
+    ]  # fmt: skip
+
+
+def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None:
+    study = only(*example, where={"seqlen": 512}, rows=["seqlen", "impl"], columns=["mode", "causal"], value="time")
+    assert (study.row_axes, study.column_axes) == (("impl",), ("mode",))
+    assert "seqlen 512" in study_sheets.written(study).said and "causal false" in study_sheets.written(study).said
+
+
+def test_marks_stand_once_beside_the_numbers_of_a_case(example: Any) -> None:
+    study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value=["time", "tflops", "memory"])
+    assert rows_of(study)[1] == ["`sdpa_flash` (baseline)", "18.0 *host_bound*", "119.1", "8.06"]
+
+
+def test_old_runs_without_tables_have_none(example: Any) -> None:
+    data, run = example
+    assert "tables" not in run["pipeline"] and analyze(data, run).studies == ()
+
+
+# --- made up: facts, workloads, phases, tolerances -------------------------------------------------------------------
+
+
+def lm() -> Tables:
+    """Two workloads of a language model, three sizes, with invented numbers."""
+    cases, kernels, ranges, metrics = [], [], [], []
+    for workload, factor in (("eager", 1.0), ("compiled", 0.5)):
+        for i, size in enumerate(("small", "medium", "large"), 1):
+            case, own = f"size={size}", {"workload": workload}
+            cases += [case_row(case, p, params={"size": size, "batch": 4}, **own) for p in ("plain", "nsys")]
+            metrics += [metric_row(case, "time", i * factor * 1e7, n=10, **own),
+                        metric_row(case, "tokens", 1024.0 * i, "1", **own),
+                        metric_row(case, "parameters", i * 1.1e8, "1", **own),
+                        metric_row(case, "sparsity", 25.0 * i, "%", **own)]  # fmt: skip
+            for path, kernel, calls in (
+                ("forward", COPY, 20),
+                ("forward > softmax", ATTENTION, 10),
+                ("backward", ADD, 60),
+            ):
+                kernels.append(kernel_row(case, kernel, calls, calls * i * 1e5, phase=path, **own))
+                ranges.append({**range_row(case, 10, **own), "range": path, "wall_ns": 5e6, "busy_ns": 4e6})
+            ranges.append(range_row(case, 10, wall_ns=5e7, busy_ns=4e7, **own))
+    return tables(cases, kernels, ranges, metrics)
+
+
+def test_a_fact_is_an_axis_and_its_rows_stand_in_the_order_of_its_numbers() -> None:
+    study = only(lm(), {}, workload="eager", rows=["tokens", "size"], value=["time", "parameters", "sparsity"])
+    assert rows_of(study) == [
+        ["tokens", "size", "time ms", "parameters million", "sparsity %"],
+        ["1024", "small", "10.0", "110.0", "25.0"],
+        ["2048", "medium", "20.0", "220.0", "50.0"],
+        ["3072", "large", "30.0", "330.0", "75.0"],
+    ]
+
+
+def test_several_workloads_stand_side_by_side() -> None:
+    study = only(lm(), {}, workload=["eager", "compiled"], rows="tokens", columns="workload", value="time")
+    assert rows_of(study)[:2] == [["tokens", "eager", "compiled"], ["1024", "10.0", "5.00"]]
+
+
+def test_a_phase_is_a_range_at_any_depth_with_what_is_nested_in_it() -> None:
+    asked = {
+        "workload": "eager",
+        "rows": "size",
+        "columns": "phase",
+        "phase": ["forward", "softmax", "forward > softmax"],
+    }
+    study = only(lm(), {}, value="kernels.calls", **asked)
+    assert rows_of(study)[:2] == [["size", "forward", "softmax", "forward &gt; softmax"], ["small", "3", "1", "1"]]
+    study = only(lm(), {}, value="range.time", **asked)
+    assert [cell(study, ("small",), (phase,)) for phase in asked["phase"]] == [5e5, 5e5, 5e5]
+
+
+def test_a_phase_that_a_case_does_not_have_is_missing_and_not_zero() -> None:
+    study = only(
+        lm(), {}, workload="eager", rows="size", columns="phase", phase=["forward", "optimizer"], value="add.time"
+    )
+    assert rows_of(study)[1] == ["small", "0", "–"]
+
+
+def test_cases_without_a_fact_that_is_an_axis_are_counted() -> None:
+    data = lm()
+    gone = (data.metrics["case"] == "size=large") & (data.metrics["metric"] == "tokens")
+    data = Tables(data.cases, data.kernels, data.ranges, data.metrics[~gone])
+    told = study_sheets.written(only(data, {}, workload="eager", rows="tokens", value="time"))
+    assert len(told.parts[0].sheet.rows) == 2
+    assert told.left_out == "1 case without `tokens` is left out."
+
+
+def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
+    data = tables(
+        metrics=[metric_row("n=1", "time", 5.0, n=1), metric_row("n=1", "flops", 7.0, "flop", subject="softmax")]
+    )
+    study = only(data, {}, rows="n", value=["time", "flops"])
+    assert rows_of(study)[1] == ["1", "5.00", "–"]
+    assert "No case has `flops`." in study_sheets.written(study).said
+
+
+def test_what_only_some_cases_set_is_told_beside_the_compared_value() -> None:
+    ids = ["impl=fa2", "impl=sparge,topk=0.5", "impl=sparge,topk=0.7"]
+    data = tables(metrics=[metric_row(case, "time", 1000.0 * i, n=1) for i, case in enumerate(ids, 1)])
+    assert [row[0] for row in rows_of(only(data, {}, rows="impl", value="time"))[1:]] == [
+        "`fa2`", "`sparge topk=0.5`", "`sparge topk=0.7`",
+    ]  # fmt: skip
+
+
+def test_kernels_inside_whole_graphs_are_unknown_and_not_absent() -> None:
+    data = tables(kernels=[kernel_row("n=1", "graph 1", 5, 50.0, kind="graph", kernel_class="graph")])
+    study = only(data, {}, rows="n", value=["attention.time", "kernels.time"])
+    assert rows_of(study)[1] == ["1", "inside CUDA graphs", "50.0"]
+
+
+def test_a_case_passes_or_fails_by_the_tolerance_of_its_workload() -> None:
+    rows = [metric_row(f"impl={impl}", "time", 5.0, n=1) for impl in "ab"]
+    rows += [metric_row("impl=a", "error_rel_l1", 1e-3, "1"), metric_row("impl=b", "error_rel_l1", 0.2, "1")]
+    data = tables([case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])], metrics=rows)
+    run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_rel_l1": 0.05}}}}}
+    assert [row[:3] for row in rows_of(only(data, run, rows="impl", value=["passed", "error_rel_l1"]))] == [
+        ["impl", "within tolerance", "error_rel_l1"], ["`a`", "pass", "0.001"], ["`b`", "**fail**", "0.2"],
+    ]  # fmt: skip
+    assert rows_of(only(data, {}, rows="impl", value="passed"))[1] == ["`a`", "–"]
+
+
+def test_more_tables_than_nine_are_counted() -> None:
+    data = tables(metrics=[metric_row(f"impl={i},n={n}", "time", 5.0, n=1) for i in "ab" for n in range(12)])
+    told = study_sheets.written(only(data, {}, rows="impl", value="time"))
+    assert len(told.parts) == 9 and told.left_out.startswith("3 more like these, by `n`, are left out")
+
+
+def test_a_table_that_no_case_of_the_run_is_in_says_so() -> None:
+    data = tables(metrics=[metric_row("precision=fp32,n=1", "time", 5.0, n=1)])
+    told = study_sheets.written(only(data, {}, where={"precision": "bf16"}, rows="n", value="time"))
+    assert told.parts == () and "No case of this run is in this table." in told.said
+
+
+def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "draw", lambda findings, folder: {})
+    run = asking({}, {"workload": "eager", "title": "By <size>", "rows": "size", "value": "time"},
+                 {"workload": "gone", "title": "Of none that was run", "rows": "size", "value": "time"})  # fmt: skip
+    data = lm()
+    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
+    assert section.lstrip().startswith("### By &lt;size&gt;\n\nTimes are the median time of a call.")
+    assert "| small | 10.0 |" in section and "Of none" not in text
+    assert text.index("## What the study asked") < text.index("## Kernel share")
+    plain = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")
+    assert plain.startswith("By <size>\n\n") and "small      10.0" in plain
+
+
+def test_run_json_carries_the_tables(example: Any) -> None:
+    _, run = example
+    run = json.loads(json.dumps(asking(run, {"rows": "impl", "value": "time"})))
+    assert analyze(example[0], run).studies[0].values[0].word == "time"

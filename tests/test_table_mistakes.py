@@ -1,0 +1,129 @@
+"""`tables:` in a pipeline file: what is accepted, and how each mistake is named before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profpipe import asked, config, kernels, shares
+from profpipe.errors import ConfigError
+from profpipe.pipeline import Pipeline
+
+PIPELINE = """
+version: 1
+workloads:
+  lm:
+    script: transformer_lm
+    params: {batch: 4}
+    matrix: {size: "${SIZES:-small,medium}", what: [forward, train_step], compile: [false, true]}
+  own:
+    script: mine.py
+    params: {n: 1}
+tables:
+"""
+
+MINE = """
+from pathlib import Path
+from profpipe import load
+_part = load.module(Path(__file__).with_name("_part.py"))
+PARAMS = {"n": 1}
+def build(params): return lambda: None
+def facts(params): return {"tokens_seen": (1.0, "1")}
+"""
+
+
+def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None) -> Pipeline:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "_part.py").write_text('def facts(): return {"pages_read": (1.0, "1")}\n')
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE + "".join(f"  - {{title: A table, {table}}}\n" for table in tables))
+    return config.load_pipeline(path, (), env or {})
+
+
+def refusal(tmp_path: Path, table: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, table)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_single_words_are_lists_and_everything_but_rows_and_value_may_be_left_out(tmp_path: Path) -> None:
+    (table,) = read(tmp_path, "workload: lm, rows: size, value: time").tables
+    assert (table.rows, table.value, table.columns, table.unit, table.phase) == (["size"], ["time"], [], [], [])
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "workload: lm, rows: [size, batch], columns: what, value: [time, memory], unit: [ms, GiB]",
+        "workload: lm, rows: size, where: {what: forward, compile: true, batch: 4}, value: gemm.share",
+        "workload: lm, rows: size, columns: phase, phase: [forward, backward], value: kernels.time",
+        "workload: lm, rows: value, columns: size, value: [most_launched.name, copy.calls, error_rel_l1_dq, cosine]",
+        "workload: lm, rows: size, value: metric.of_my_own",
+        "workload: own, rows: tokens_seen, where: {tokens_seen: 3}, value: [pages_read, flops]",
+        "workload: [lm, own], rows: workload, value: time, profiler: nsys",
+        "workload: lm, rows: size, where: {what: [forward]}, value: parameters, unit: million",
+    ],
+)
+def test_what_a_workload_tells_of_may_be_asked_for(tmp_path: Path, table: str) -> None:
+    assert read(tmp_path, table).tables
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("rows: size, value: time", "tables.0: needs 'workload', for there are several. Known: lm, own."),
+        ("workload: ml, rows: size, value: time", "tables.0.workload: there is no workload 'ml'."),
+        (
+            "workload: lm, rows: sise, value: time",
+            "tables.0.rows: 'sise' is no axis and no metric. Did you mean 'size'?",
+        ),
+        ("workload: lm, rows: size, value: tiem", "tables.0.value: 'tiem' is not known. Did you mean 'time'?"),
+        (
+            "workload: lm, rows: size, value: atention.share",
+            "tables.0.value: 'atention.share' is not known. Did you mean 'attention.share'?",
+        ),
+        ("workload: own, rows: n, value: page_read", "'page_read' is not known. Did you mean 'pages_read'?"),
+        ("workload: lm, rows: size, value: zzzz", "A metric that its workload names otherwise: metric.zzzz"),
+        ("workload: lm, rows: size, value: batch", "tables.0.value: 'batch' is an axis. Put it among rows or columns."),
+        (
+            "workload: lm, rows: size, where: {what: forwad}, value: time",
+            "tables.0.where.what: no case has forwad. Did you mean 'forward'?",
+        ),
+        ("workload: lm, rows: size, where: {compile: 1}, value: time", "tables.0.where.compile: no case has 1."),
+        ("workload: lm, rows: size, where: {wht: forward}, value: time", "Did you mean 'what'?"),
+        ("workload: lm, rows: size, columns: size, value: time", "'size' is also among the rows."),
+        ("workload: lm, rows: size, value: time, unit: mss", "tables.0.unit: 'mss' is no unit. Did you mean 'ms'?"),
+        ("workload: lm, rows: size, value: time, unit: GiB", "tables.0.unit: nothing here is measured in GiB."),
+        ("workload: lm, rows: size, value: time, phase: forward", "tables.0.phase: narrows values of kernels"),
+        ("workload: lm, rows: size, value: [time, add.calls], phase: forward", "'time' is not known by phase."),
+        ("workload: lm, rows: [size, phase], value: kernels.time", "has 'phase' among its axes and names none."),
+        ("workload: lm, rows: size, value: add.calls, profiler: plain", "tables.0.profiler: plain sees no kernels"),
+        ("workload: lm, rows: size, value: p10, profiler: nsys", "only plain times single calls"),
+        ("workload: lm, rows: size, value: time, profiler: nsis", "'nsis' is not known. Did you mean 'nsys'?"),
+        ("workload: lm, rows: [], value: time", "tables.0.rows: is empty"),
+        ("workload: lm, row: size, value: time", "tables.0: unknown key 'row'. Did you mean 'rows'?"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path: Path, table: str, expected: str) -> None:
+    assert expected in refusal(tmp_path, table)
+
+
+def test_a_value_that_the_environment_took_out_of_a_run_is_no_mistake(tmp_path: Path) -> None:
+    table = "workload: lm, rows: what, where: {size: medium}, value: time"
+    assert read(tmp_path, table, env={"SIZES": "large"}).tables
+    assert read(tmp_path, table.replace("medium", "large"), env={"SIZES": "large"}).tables
+    assert "no case has large" in refusal(tmp_path, table.replace("medium", "large"))
+
+
+def test_the_words_for_kernels_are_the_parts_and_classes_that_the_report_knows() -> None:
+    assert asked.PARTS == shares.PARTS
+    own = {"attention", "add", "gemm", "softmax", "graph"}
+    assert {*asked.CLASSES, *own} == set(kernels.CLASSES) - {"memcpy", "memset"}
+
+
+def test_every_word_is_understood_as_itself() -> None:
+    for word in asked.words():
+        found = asked.asked(word)
+        assert found.of == ("metric" if word in asked.METRICS else found.of) and found.word == word
+    assert asked.asked("attention.speed") == asked.Asked("attention.speed", "metric", "attention.speed")
