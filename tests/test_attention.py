@@ -23,6 +23,8 @@ torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "attention.py"
 attention = load.module(SCRIPT)
 implementations = load.module(SCRIPT.with_name("_implementations.py"))
+inputs = load.module(SCRIPT.with_name("_inputs.py"))
+obstacles = load.module(SCRIPT.with_name("_obstacles.py"))
 packages = load.module(SCRIPT.with_name("_packages.py"))
 reference = load.module(SCRIPT.with_name("_reference.py"))
 sdpa = load.module(SCRIPT.with_name("_sdpa.py"))
@@ -30,7 +32,7 @@ setting = load.module(SCRIPT.with_name("_setting.py"))
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash")
-NEED_A_GPU = ("sdpa_efficient", "sdpa_cudnn", "fa2", "sage", "xformers")
+NEED_A_GPU = tuple(name for name in implementations.IMPLEMENTATIONS if name not in ON_CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,26 @@ def test_backward_reads_six_tensors_and_writes_three() -> None:
     assert attention.bytes_moved(shape) == forward + backward
 
 
+def test_the_backward_pass_alone_is_what_it_adds_to_the_forward_pass() -> None:
+    shape = {"batch": 1, "seqlen": 8, "heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": "fp16"}
+    assert attention.flops({**shape, "mode": "bwd"}) == 2.5 * 16_384
+    backward = (1024 + 512 + 512 + 1024 + 1024 + 128) + (1024 + 512 + 512)
+    assert attention.bytes_moved({**shape, "mode": "bwd"}) == backward
+
+
+def test_one_query_sees_every_key_causal_or_not_and_the_keys_are_what_moves() -> None:
+    decode = {"batch": 3, "seqlen": 4096, "queries": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "dtype": "bf16"}
+    assert attention.flops(decode) == attention.flops({**decode, "causal": True}) == 4 * 3 * 8 * 4096 * 64
+    # q and out: 3 x 8 x 64 numbers each; k and v: 3 x 2 x 4096 x 64 each; two bytes a number
+    assert attention.bytes_moved(decode) == 2 * (2 * 1536 + 2 * 1_572_864)
+
+
+def test_fewer_queries_than_keys_see_all_that_is_before_them() -> None:
+    # The mean of 96.5 to 128 visible keys is taken as (96 + 128) / 2.
+    shape = {"batch": 1, "seqlen": 128, "queries": 32, "heads": 1, "head_dim": 8, "causal": True}
+    assert attention.flops(shape) == 4 * 32 * 112 * 8
+
+
 def test_fp32_moves_twice_the_bytes_of_fp16() -> None:
     assert attention.bytes_moved({"dtype": "fp32"}) == 2 * attention.bytes_moved({"dtype": "fp16"})
 
@@ -95,7 +117,8 @@ def test_parameters_can_be_read_without_importing_torch() -> None:
 
 
 def test_the_parts_count_as_the_workloads_source_where_a_run_is_reused() -> None:
-    parts = {"_implementations", "_packages", "_reference", "_sdpa", "_setting"}
+    own = ("_implementations", "_obstacles", "_packages", "_sdpa", "_flex", "_sparge", "_inputs", "_setting")
+    parts = {*own, "_reference", "_errors"}
     found = {path.stem for path in reuse.imported(SCRIPT, [SCRIPT.parent])}
     assert parts | {"attention"} <= found
 
@@ -109,18 +132,19 @@ def _plain_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
     q, k, v = q.transpose(1, 2), k.repeat_interleave(repeat, 2).transpose(1, 2), v.repeat_interleave(repeat, 2)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+        earlier = scores.shape[-1] - scores.shape[-2]
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1 + earlier).bool(), -math.inf)
     return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_heads", [0, 2, 1])
+@pytest.mark.parametrize(("kv_heads", "queries"), [(0, 0), (2, 0), (1, 0), (2, 23), (4, 1)])
 def test_the_reference_in_blocks_equals_autograd_in_fp64(
-    monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int
+    monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int, queries: int
 ) -> None:
-    case = attention._case({**SMALL, "kv_heads": kv_heads, "causal": causal, "mode": "fwd_bwd"})
+    case = attention._case({**SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"})
     monkeypatch.setattr(reference, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
-    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._inputs(case))
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._drawn(case))
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)
@@ -128,16 +152,20 @@ def test_the_reference_in_blocks_equals_autograd_in_fp64(
         for name, rows, values in reference.reference(case, *(t[item].detach() for t in (q, k, v, g))):
             torch.testing.assert_close(values.double(), expected[name][item, rows].detach(), rtol=1e-4, atol=1e-5)
             rows_seen[name] += len(values)
-    assert rows_seen == dict.fromkeys(expected, case.batch * case.seqlen)
+    lengths = {"out": case.queries, "dq": case.queries, "dk": case.seqlen, "dv": case.seqlen}
+    assert rows_seen == {name: case.batch * length for name, length in lengths.items()}
 
 
 @pytest.mark.parametrize("impl", ON_CPU)
-@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mode", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize(("causal", "queries"), [(False, 0), (True, 0), (False, 7), (True, 1)])
 @pytest.mark.parametrize("kv_heads", [None, 2])
-def test_implementations_agree_with_the_reference(impl: str, mode: str, causal: bool, kv_heads: int | None) -> None:
-    errors = attention.check({**SMALL, "impl": impl, "mode": mode, "causal": causal, "kv_heads": kv_heads})
-    names = ["", "_dq", "_dk", "_dv"] if mode == "fwd_bwd" else [""]
+def test_implementations_agree_with_the_reference(
+    impl: str, mode: str, causal: bool, queries: int, kv_heads: int | None
+) -> None:
+    shape = {**SMALL, "queries": queries, "kv_heads": kv_heads}
+    errors = attention.check({**shape, "impl": impl, "mode": mode, "causal": causal})
+    names = [""] if mode == "fwd" else ["", "_dq", "_dk", "_dv"]
     kinds = ("error_max", "error_mean", "error_rel_l1", "error_rmse", "cosine")
     assert set(errors) == {f"{kind}{name}" for kind in kinds for name in names}
     assert 0 <= errors["error_mean"] <= errors["error_rmse"] <= errors["error_max"] < 1e-5
@@ -183,7 +211,10 @@ def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
 # --- what one iteration does -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("fwd", ["forward"]), ("fwd_bwd", ["forward", "backward"])])
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("fwd", ["forward"]), ("bwd", ["backward"]), ("fwd_bwd", ["forward", "backward"])],
+)
 def test_passes_stand_in_ranges(monkeypatch: pytest.MonkeyPatch, mode: str, expected: list[str]) -> None:
     seen: list[str] = []
 
@@ -241,6 +272,14 @@ def test_inputs_need_a_gradient_only_for_the_backward_pass_and_gather_none() -> 
     torch.testing.assert_close(dq, again)
 
 
+def test_the_backward_pass_alone_can_be_run_again_and_again_and_gives_the_same_gradients() -> None:
+    both = attention.build({**SMALL, "mode": "fwd_bwd"})()
+    alone = attention.build({**SMALL, "mode": "bwd"})
+    for _ in range(2):
+        for got, expected in zip(alone(), both, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
 def test_sdpa_can_choose_one_backend_during_the_call_and_any_after_it() -> None:
     def enabled() -> dict[str, bool]:
         return {name: is_enabled() for name, (is_enabled, _) in sdpa.switches().items()}
@@ -286,7 +325,7 @@ def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any],
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(implementations.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(obstacles.importlib.util, "find_spec", lambda name: None)
     assert attention.available({"impl": "fa2"}) == (
         "flash_attn is not installed. pip install flash-attn --no-build-isolation."
     )
@@ -431,7 +470,7 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
     ("params", "message"),
     [
         ({"impl": "spda_flash"}, "unknown impl 'spda_flash'. Did you mean 'sdpa_flash'?"),
-        ({"impl": "x"}, "unknown impl 'x'. Known: fa2, sage, sdpa_cudnn"),
+        ({"impl": "x"}, "unknown impl 'x'. Known: fa2, fa3, fa4"),
         ({"seq_len": 8}, "unknown parameter 'seq_len'. Did you mean 'seqlen'?"),
         ({"dtype": "float16"}, "unknown dtype 'float16'."),
         ({"mode": "backward"}, "unknown mode 'backward'."),
@@ -439,6 +478,10 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
         ({"seqlen": 0}, "seqlen must be a whole number of at least 1, not 0"),
         ({"batch": 2.0}, "batch must be a whole number of at least 1, not 2.0"),
         ({"causal": "false"}, "causal must be true or false, not 'false'"),
+        ({"seqlen": 8, "queries": 9}, "queries (9) must not exceed seqlen (8)"),
+        ({"inputs": "locl"}, "unknown inputs 'locl'. Did you mean 'local'?"),
+        ({"topk": "0.5"}, "topk must be a number, or null for the library's default, not '0.5'"),
+        ({"topk": 0.5, "cdfthreshd": 0.9}, "topk and cdfthreshd are two ways to choose the same blocks"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:

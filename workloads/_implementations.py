@@ -14,13 +14,8 @@ and sees ``row.heads_first`` needs no view.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import re
-import textwrap
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +25,20 @@ from torch import Tensor
 from profpipe import load
 
 if TYPE_CHECKING:
+    import _flex
+    import _obstacles
     import _packages
     import _sdpa
     import _setting
-    from _setting import Setting
+    import _sparge
+    from _setting import Forward, Setting
 else:
+    _flex = load.module(Path(__file__).with_name("_flex.py"))
+    _obstacles = load.module(Path(__file__).with_name("_obstacles.py"))
     _packages = load.module(Path(__file__).with_name("_packages.py"))
     _sdpa = load.module(Path(__file__).with_name("_sdpa.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
-    Setting = _setting.Setting
+    _sparge = load.module(Path(__file__).with_name("_sparge.py"))
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,31 @@ class Implementation:
 
     ``prepare`` imports what it needs and binds the setting; ``heads_first`` tells the layout. ``family`` gives the
     kernel family on an NVIDIA GPU, ``rocm_family`` on an AMD one; alternatives are separated by ``|``.
+
+    ``package`` is what is imported. ``distribution`` is what pip calls it, where that decides: its version must begin
+    with ``version``. ``install`` is the command that gets it, in which ``{arch}`` stands for the GPU's, as 9.0.
+
+    ``bottom_right``: a causal mask over fewer queries than keys lets the last query see every key. ``grouped``: there
+    may be fewer key/value heads than query heads. ``sparsity`` prepares calls that give the share of the scores that
+    the implementation does not compute.
     """
 
-    prepare: Callable[[Setting], _setting.Forward]
+    prepare: Callable[[Setting], Forward]
     family: Callable[[Setting], str]
     heads_first: bool = True
     rocm_family: str = ""
     package: str = ""
+    distribution: str = ""
+    version: str = ""
     install: str = ""
     on_cpu: bool = False
     has_backward: bool = True
+    grouped: bool = True
+    bottom_right: bool = False
     dtypes: tuple[str, ...] = tuple(_setting.DTYPES)
     max_head_dim: int | None = None
     least_sm: tuple[int, int] = (0, 0)
+    sparsity: Callable[[Setting], Callable[[Tensor, Tensor, Tensor], float]] | None = None
 
     def view(self, tensor: Tensor) -> Tensor:
         """From ``(batch, seqlen, heads, head_dim)`` to this implementation's order of axes, or back; copies nothing."""
@@ -71,7 +83,11 @@ def _fixed(family: str) -> Callable[[Setting], str]:
 
 
 _HALF = ("fp16", "bf16")
-_AMPERE = (8, 0)
+_AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
+_SPARGE = (
+    "pip install ninja einops && git clone https://github.com/thu-ml/SpargeAttn && cd SpargeAttn && "
+    "TORCH_CUDA_ARCH_LIST={arch} python setup.py install"
+)
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "sdpa_math": Implementation(_sdpa.sdpa("math"), _fixed(""), on_cpu=True),
@@ -80,16 +96,44 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     ),
     "sdpa_efficient": Implementation(_sdpa.sdpa("mem_efficient"), _fixed("cutlass_fmha"), rocm_family="aotriton"),
     "sdpa_cudnn": Implementation(_sdpa.sdpa("cudnn"), _fixed("cudnn"), dtypes=_HALF, least_sm=_AMPERE),
+    "flex": Implementation(_flex.flex, _fixed("flex"), rocm_family="flex", bottom_right=True),
     "fa2": Implementation(
-        _packages.flash_attn,
+        _packages.flash_attn_2,
         _fixed("fa2"),
         heads_first=False,
         rocm_family="ck|aotriton",
         package="flash_attn",
         install="pip install flash-attn --no-build-isolation",
+        bottom_right=True,
         dtypes=_HALF,
         max_head_dim=256,
         least_sm=_AMPERE,
+    ),
+    "fa3": Implementation(
+        _packages.flash_attn_3,
+        _fixed("fa3"),
+        heads_first=False,
+        package="flash_attn_interface",
+        install=(
+            "git clone --recursive https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && "
+            "python setup.py install (CUDA 12.3 or later)"
+        ),
+        bottom_right=True,
+        dtypes=_HALF,
+        max_head_dim=256,
+        least_sm=_HOPPER,
+    ),
+    "fa4": Implementation(
+        _packages.flash_attn_4,
+        _fixed("fa4"),
+        heads_first=False,
+        package="flash_attn.cute",
+        distribution="flash-attn-4",  # flash-attn 2.8.3 has an early flash_attn.cute in it
+        install='pip install flash-attn-4 (with CUDA 13: "flash-attn-4[cu13]")',
+        bottom_right=True,
+        dtypes=_HALF,
+        max_head_dim=256,
+        least_sm=_HOPPER,
     ),
     "sage": Implementation(
         _packages.sage,
@@ -100,6 +144,54 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         max_head_dim=128,
         least_sm=_AMPERE,
     ),
+    "sage1": Implementation(
+        _packages.sage_1,
+        _fixed("sage1"),
+        package="sageattention",
+        install="pip install sageattention==1.0.6",
+        has_backward=False,
+        max_head_dim=128,
+        least_sm=_AMPERE,
+    ),
+    "sage2": Implementation(
+        _packages.sage,
+        _packages.sage_2_family,
+        package="sageattention",
+        distribution="sageattention",
+        version="2.",
+        install=(
+            "git clone https://github.com/thu-ml/SageAttention && cd SageAttention && "
+            "TORCH_CUDA_ARCH_LIST={arch} python setup.py install"
+        ),
+        has_backward=False,
+        dtypes=_HALF,
+        max_head_dim=128,
+        least_sm=_AMPERE,
+    ),
+    "sparge_fp16": Implementation(
+        _sparge.sparge("fp16"),
+        _fixed("sparge"),
+        package="spas_sage_attn",
+        install=_SPARGE,
+        has_backward=False,
+        grouped=False,
+        dtypes=_HALF,
+        max_head_dim=128,
+        least_sm=_AMPERE,
+        sparsity=_sparge.sparsity("fp16"),
+    ),
+    "sparge_fp8": Implementation(
+        _sparge.sparge("fp8"),
+        _fixed("sparge"),
+        package="spas_sage_attn",
+        install=_SPARGE,
+        has_backward=False,
+        grouped=False,
+        dtypes=_HALF,
+        max_head_dim=128,
+        least_sm=_ADA,
+        sparsity=_sparge.sparsity("fp8"),
+    ),
     "xformers": Implementation(
         _packages.xformers,
         _packages.xformers_family,
@@ -107,6 +199,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         rocm_family="ck",
         package="xformers",
         install="pip install xformers, of the release made for your torch (pip would replace torch otherwise)",
+        bottom_right=True,
     ),
 }
 
@@ -122,106 +215,10 @@ def expected_family(setting: Setting) -> str:
     return row.rocm_family if torch.version.hip else row.family(setting)
 
 
-# --- why an implementation cannot run here ---------------------------------------------------------------------------
-
-
 def unavailable(setting: Setting) -> str | None:
     """Why this implementation cannot run the setting here and what to do about it, or None.
 
-    What is known is looked up; the rest is tried by one call of at most 255 tokens, since which head dims, dtypes and
+    What is known is looked up; the rest is tried by one call of at most 383 tokens, since which head dims, dtypes and
     head groups a kernel takes depends on how its package was built.
     """
-    looks = (_unsupported, _no_device, _not_installed, _refused)
-    reasons = (look(setting, IMPLEMENTATIONS[setting.impl]) for look in looks)
-    return next((reason for reason in reasons if reason), None)
-
-
-def _unsupported(setting: Setting, row: Implementation) -> str | None:
-    """What no build of the implementation can do, on no machine."""
-    if setting.backward and not row.has_backward:
-        return f"{setting.impl} has no backward pass. Use mode: fwd."
-    if setting.dtype not in row.dtypes:
-        return f"{setting.impl} does not take {setting.dtype}. Use dtype: {' or '.join(row.dtypes)}."
-    if row.max_head_dim is not None and setting.head_dim > row.max_head_dim:
-        return f"{setting.impl} takes head dims up to {row.max_head_dim}, not {setting.head_dim}. Change head_dim."
-    return None
-
-
-def _no_device(setting: Setting, row: Implementation) -> str | None:
-    if _setting.device() == "cpu":
-        if row.on_cpu:
-            return None
-        here = " or ".join(name for name, other in IMPLEMENTATIONS.items() if other.on_cpu)
-        if torch.version.cuda is None and torch.version.hip is None:
-            return (
-                f"{setting.impl} needs a GPU, and torch {torch.__version__} is built for the CPU only. "
-                f"Install a CUDA build of torch on a machine with a GPU, or use {here} here."
-            )
-        return f"{setting.impl} needs a GPU, and torch sees none. Run it where there is one, or use {here} here."
-    capability = torch.cuda.get_device_capability()
-    if torch.version.cuda is not None and capability < row.least_sm:
-        have, need = ("sm_{}{}".format(*sm) for sm in (capability, row.least_sm))
-        return f"{setting.impl} needs {need} or later; this GPU is {have}. Use sdpa_efficient or sdpa_math on it."
-    return None
-
-
-def _not_installed(setting: Setting, row: Implementation) -> str | None:
-    if not row.package:
-        return None
-    if importlib.util.find_spec(row.package) is None:
-        return f"{row.package} is not installed. {row.install}."
-    try:
-        importlib.import_module(row.package)
-    except (ImportError, OSError, RuntimeError) as error:
-        return (
-            f"{row.package} is installed and cannot be loaded: {_one_line(error)}. "
-            f"Build or install it for torch {torch.__version__} (CUDA {torch.version.cuda})."
-        )
-    return None
-
-
-def _refused(setting: Setting, row: Implementation) -> str | None:
-    """What the implementation itself says to one small call with this dtype, head dim, heads, mask and mode."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            _call_once(_small(setting), row)
-            return None
-        except torch.cuda.OutOfMemoryError:
-            return None  # the case itself will say so, and it is no property of the implementation
-        except (AssertionError, RuntimeError, ValueError) as error:
-            if "CUDA error" in str(error):
-                raise  # the context is lost: a failure of the process, not a property of the case
-            said = (not row.package and _backend_reasons(caught)) or _one_line(error)
-    return (
-        f"{setting.impl} refuses this case: {said}. "
-        f"Change head_dim, dtype, kv_heads, seqlen or mode, or use another build of {row.package or 'torch'}."
-    )
-
-
-def _small(setting: Setting) -> Setting:
-    """Lengths keep their remainder: some kernels accept only multiples of 8, 64 or 128."""
-    return replace(setting, batch=1, seqlen=min(setting.seqlen, 128 + setting.seqlen % 128))
-
-
-def _call_once(setting: Setting, row: Implementation) -> None:
-    forward = row.prepare(setting)
-    options = {"dtype": _setting.DTYPES[setting.dtype], "device": _setting.device()}
-    shapes = (setting.q_shape, setting.kv_shape, setting.kv_shape)
-    tensors = [row.view(torch.randn(shape, **options)).contiguous() for shape in shapes]
-    out = forward(*(tensor.requires_grad_(setting.backward) for tensor in tensors))
-    if setting.backward:
-        torch.autograd.grad(out, tensors, torch.ones_like(out))
-    if _setting.device() == "cuda":
-        torch.cuda.synchronize()
-
-
-def _backend_reasons(caught: list[warnings.WarningMessage]) -> str:
-    """SDPA's error says only "No available kernel"; the reasons are warnings beside it, among those we asked for."""
-    texts = [re.sub(r"\s*\(Triggered internally.*", "", str(w.message), flags=re.S).rstrip(". ") for w in caught]
-    asked_for = ("not used because:", "runtime disabled")
-    return "; ".join(dict.fromkeys(t for t in texts if t and not any(word in t for word in asked_for)))
-
-
-def _one_line(error: BaseException) -> str:
-    return textwrap.shorten(str(error), 500).rstrip(".") or type(error).__name__
+    return _obstacles.first(setting, IMPLEMENTATIONS)

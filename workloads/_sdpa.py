@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from profpipe import load
-
 if TYPE_CHECKING:
-    import _setting
-else:
-    _setting = load.module(Path(__file__).with_name("_setting.py"))
+    from _setting import Forward, Setting
 
 
 def switches() -> dict[str, tuple[Callable[[], bool], Callable[[bool], None]]]:
@@ -50,17 +45,20 @@ class OnlyBackend:
             enable(before)
 
 
-def sdpa(backend: str) -> Callable[[_setting.Setting], _setting.Forward]:
-    """What prepares calls of one backend: flash, mem_efficient, math or cudnn."""
+def sdpa(backend: str) -> Callable[[Setting], Forward]:
+    """What prepares calls of one backend: flash, mem_efficient, math or cudnn.
 
-    def prepare(setting: _setting.Setting) -> _setting.Forward:
+    Its causal mask begins at the first query and the first key (flash refuses it for different lengths).
+    """
+
+    def prepare(setting: Setting) -> Forward:
         only = OnlyBackend(backend)
         # Given only where needed: the argument is new in torch 2.5, and not every backend takes it.
         grouped = {"enable_gqa": True} if setting.group > 1 else {}
 
         def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with only:
-                return scaled_dot_product_attention(q, k, v, is_causal=setting.causal, **grouped)
+                return scaled_dot_product_attention(q, k, v, is_causal=setting.masked, **grouped)
 
         return forward
 

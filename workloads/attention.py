@@ -2,16 +2,21 @@
 
 ``impl`` names a row of the table in ``_implementations.py``. Each implementation gets its tensors in the layout that
 its own interface takes, made before the measured region, so that no copy between layouts is charged to it: ``(batch,
-heads, seqlen, head_dim)`` for torch's SDPA and SageAttention, ``(batch, seqlen, heads, head_dim)`` for flash-attn and
-xformers, all contiguous. The upstream gradient has the strides of the output, as it would from the layer after it in a
-model.
+heads, seqlen, head_dim)`` for torch's SDPA, SageAttention and SpargeAttn, ``(batch, seqlen, heads, head_dim)`` for
+flash-attn and xformers, all contiguous. The upstream gradient has the strides of the output, as it would from the layer
+after it in a model.
 
-The inputs follow from ``seed`` alone and are the same numbers for every implementation. SageAttention 1 subtracts K's
-mean from K in place, so from its second call on it works on a K that is already centred; time and result stay the same.
+``queries`` below ``seqlen`` are the last of the sequence over all its keys and values: ``queries: 1`` is a step of
+decoding. ``inputs`` chooses between independent normal numbers and tokens that resemble their neighbours
+(``_inputs.py``). The numbers follow from ``seed`` and the shapes alone and are the same for every implementation.
+SageAttention 1 subtracts K's mean from K in place, so from its second call on it works on a K that is already centred;
+time and result stay the same. ``topk``, ``cdfthreshd``, ``simthreshd1`` and ``pvthreshd`` are SpargeAttn's
+(``_sparge.py``); the others leave them aside.
 
 ``mode: fwd`` runs the forward pass on tensors that need no gradient. ``mode: fwd_bwd`` adds ``torch.autograd.grad`` for
-q, k and v: unlike ``out.backward(g)`` it accumulates into no ``.grad`` and so adds no kernel of its own. The passes
-stand in the ranges ``forward`` and ``backward``.
+q, k and v: unlike ``out.backward(g)`` it accumulates into no ``.grad`` and so adds no kernel of its own. ``mode: bwd``
+is that alone, over a graph that one forward pass made beforehand and that is kept. The passes stand in the ranges
+``forward`` and ``backward``.
 """
 
 from __future__ import annotations
@@ -32,10 +37,12 @@ from profpipe.ranges import annotate
 
 if TYPE_CHECKING:
     import _implementations
+    import _inputs
     import _reference
     import _setting
 else:
     _implementations = load.module(Path(__file__).with_name("_implementations.py"))
+    _inputs = load.module(Path(__file__).with_name("_inputs.py"))
     _reference = load.module(Path(__file__).with_name("_reference.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
 
@@ -43,12 +50,18 @@ PARAMS = {
     "impl": "sdpa_flash",
     "batch": 2,
     "seqlen": 2048,
+    "queries": 0,  # 0: as many as seqlen
     "heads": 16,
     "kv_heads": 0,  # 0: as many as heads
     "head_dim": 128,
     "dtype": "fp16",
     "causal": False,
     "mode": "fwd",
+    "inputs": "normal",
+    "simthreshd1": None,  # these four: of sparge_fp16 and sparge_fp8; None: the library's default
+    "cdfthreshd": None,
+    "pvthreshd": None,
+    "topk": None,
     "seed": 0,
     "reference": "fp32",  # or fp64, on the CPU
     "memory_cap_gib": 0.0,  # what torch may take of the GPU's memory, as if it were a smaller one; 0: all
@@ -59,6 +72,7 @@ PARAMS = {
 class Case(_setting.Setting):
     """The parameters of one case, checked."""
 
+    inputs: str
     seed: int
     reference: str
     memory_cap_gib: float
@@ -87,13 +101,14 @@ def flops(params: Mapping[str, Any]) -> float:
     """Floating-point operations of the two matrix products of a call; softmax and quantisation are not counted.
 
     Forward: 4 x batch x query heads x queries x visible keys x head_dim. Causal, the mean number of visible keys is
-    taken as half the sequence, as FlashAttention 3's benchmark does: (max(0, Sk - Sq) + Sk) / 2 with Sq = Sk. The exact
-    count is half a key more, (S + 1) / 2. Backward: 2.5 times the forward, which counts the scores computed again.
+    taken as FlashAttention 3's benchmark does: (max(0, Sk - Sq) + Sk) / 2, half the sequence where Sq = Sk. The exact
+    count is half a key more. Backward: 2.5 times the forward, which counts the scores computed again. For sparse
+    implementations this is the dense work; ``facts`` has what they do.
     """
     s = _case(params)
-    visible_keys = s.seqlen / 2 if s.causal else s.seqlen
-    forward = 4 * s.batch * s.heads * s.seqlen * visible_keys * s.head_dim
-    return forward * (3.5 if s.backward else 1)
+    visible_keys = (2 * s.seqlen - s.queries) / 2 if s.masked else s.seqlen
+    forward = 4 * s.batch * s.heads * s.queries * visible_keys * s.head_dim
+    return forward * {"fwd": 1, "bwd": 2.5, "fwd_bwd": 3.5}[s.mode]
 
 
 def bytes_moved(params: Mapping[str, Any]) -> int:
@@ -104,13 +119,11 @@ def bytes_moved(params: Mapping[str, Any]) -> int:
     """
     s = _case(params)
     element = _setting.DTYPES[s.dtype].itemsize
-    of_q = s.batch * s.heads * s.seqlen * s.head_dim * element
-    of_kv = 2 * s.batch * s.kv_heads * s.seqlen * s.head_dim * element
-    forward = 2 * of_q + of_kv
-    if not s.backward:
-        return forward
-    log_sum_exp = 4 * s.batch * s.heads * s.seqlen
-    return (forward + log_sum_exp) + (4 * of_q + 2 * of_kv + log_sum_exp)
+    of_q, of_kv = math.prod(s.q_shape) * element, 2 * math.prod(s.kv_shape) * element
+    log_sum_exp = 4 * s.batch * s.heads * s.queries if s.backward else 0
+    forward = 2 * of_q + of_kv + log_sum_exp
+    backward = 4 * of_q + 2 * of_kv + log_sum_exp
+    return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[s.mode]
 
 
 def expects(params: Mapping[str, Any]) -> str:
@@ -133,17 +146,27 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     case = _case(params)
     produced = _produced(case)
     # Drawn again, for an implementation may write into its inputs (SageAttention 1 does).
-    inputs = _inputs(case)
+    inputs = _drawn(case)
     # The reference is no part of what a smaller GPU would have to hold.
     _cap_memory(0)
     return _reference.differences(case, case.reference, produced, inputs)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """``checked``: the share of the tensors that an fp64 reference is compared with, where that is not all."""
+    """What else is true of the case.
+
+    ``sparsity``: the share of QK that a sparse implementation leaves out with these inputs, by its own count, and
+    ``flops_effective``, what is left of ``flops``. ``checked``: the share of the tensors that an fp64 reference is
+    compared with, where that is not all.
+    """
     case = _case(params)
+    row = _implementations.IMPLEMENTATIONS[case.impl]
+    found: dict[str, tuple[float, str]] = {}
+    if row.sparsity is not None:
+        left_out = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in _drawn(case)[:3]))
+        found |= {"sparsity": (100 * left_out, "%"), "flops_effective": (flops(params) * (1 - left_out), "flop")}
     share = _reference.share_checked(case, case.reference, backward=case.backward)
-    return {"checked": (100 * share, "%")} if share < 1 else {}
+    return found | ({"checked": (100 * share, "%")} if share < 1 else {})
 
 
 # --- parameters and inputs -------------------------------------------------------------------------------------------
@@ -156,16 +179,13 @@ def _case(params: Mapping[str, Any]) -> Case:
             raise ValueError(f"unknown parameter {name!r}. {did_you_mean(name, PARAMS)}")
     values = {**PARAMS, **params}
     _setting.known("impl", values["impl"], _implementations.IMPLEMENTATIONS)
+    _setting.known("inputs", values["inputs"], _inputs.KINDS)
     return Case(**values)
 
 
-def _inputs(case: Case) -> list[Tensor]:
-    """q, k, v and, for the backward pass, the upstream gradient: ``(batch, seqlen, heads, head_dim)``, normal."""
-    device = _setting.device()
-    generator = torch.Generator(device).manual_seed(case.seed)
-    shapes = [case.q_shape, case.kv_shape, case.kv_shape] + [case.q_shape] * case.backward
-    options = {"generator": generator, "device": device, "dtype": _setting.DTYPES[case.dtype]}
-    return [torch.randn(shape, **options) for shape in shapes]
+def _drawn(case: Case) -> list[Tensor]:
+    """q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``."""
+    return _inputs.draw(case, case.inputs, case.seed)
 
 
 # --- a smaller GPU ---------------------------------------------------------------------------------------------------
@@ -196,11 +216,11 @@ def _cap_memory(gib: float) -> None:
 # --- one iteration ---------------------------------------------------------------------------------------------------
 
 
-def _iteration(case: Case, phase: Callable[[str], AbstractContextManager[object]]) -> Callable[[], Tensor]:
-    """What one iteration runs, its two passes each in a ``phase``. Returns (output, gradients...)."""
+def _iteration(case: Case, phase: Callable[[str], AbstractContextManager[object]]) -> Callable[[], tuple[Tensor, ...]]:
+    """What one iteration runs, its passes each in a ``phase``. Returns (output, gradients...)."""
     row = _implementations.IMPLEMENTATIONS[case.impl]
     forward = row.prepare(case)
-    q, k, v, *upstream = _inputs(case)
+    q, k, v, *upstream = _drawn(case)
     q, k, v = (row.view(tensor).contiguous().requires_grad_(case.backward) for tensor in (q, k, v))
 
     def forward_only() -> tuple[Tensor, ...]:
@@ -211,9 +231,13 @@ def _iteration(case: Case, phase: Callable[[str], AbstractContextManager[object]
         return forward_only
 
     # Only a call tells the strides of the output. A gradient with others would be copied by cuDNN's backward pass.
-    with torch.no_grad():
-        out_gradient = torch.empty_like(forward(q, k, v))
+    kept = forward(q, k, v)
+    out_gradient = torch.empty_like(kept.detach())
     out_gradient.copy_(row.view(upstream.pop()).reshape(out_gradient.shape))
+
+    def backward_only() -> tuple[Tensor, ...]:
+        with phase("backward"):
+            return (kept, *torch.autograd.grad(kept, (q, k, v), out_gradient, retain_graph=True))
 
     def forward_and_backward() -> tuple[Tensor, ...]:
         with phase("forward"):
@@ -221,7 +245,7 @@ def _iteration(case: Case, phase: Callable[[str], AbstractContextManager[object]
         with phase("backward"):
             return (out, *torch.autograd.grad(out, (q, k, v), out_gradient))
 
-    return forward_and_backward
+    return backward_only if case.mode == "bwd" else forward_and_backward
 
 
 def _produced(case: Case) -> dict[str, Tensor]:

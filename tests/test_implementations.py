@@ -1,0 +1,322 @@
+"""How each implementation of attention is called, what it is given, and what is said where it cannot run.
+
+No package of attention is here, and no GPU: packages with the interface that is named stand in for the real ones, and
+say what they were called with.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+WORKLOADS = Path(__file__).parents[1] / "workloads"
+attention = load.module(WORKLOADS / "attention.py")
+flex = load.module(WORKLOADS / "_flex.py")
+implementations = load.module(WORKLOADS / "_implementations.py")
+inputs = load.module(WORKLOADS / "_inputs.py")
+obstacles = load.module(WORKLOADS / "_obstacles.py")
+reference = load.module(WORKLOADS / "_reference.py")
+sdpa = load.module(WORKLOADS / "_sdpa.py")
+setting = load.module(WORKLOADS / "_setting.py")
+
+SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16}
+
+#: A function that keeps what it was called with, and gives back the query: it has the output's shape.
+RECORDING = """
+calls = []
+def {name}(q, k, v, **options):
+    calls.append(options)
+    return {result}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("sageattention", "spas_sage_attn", "flash_attn", "flash_attn_interface"):
+            del sys.modules[name]
+
+
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, version: str = "") -> None:
+    """Puts a module ``name`` within reach, with the metadata of an installed distribution where it has a version."""
+    path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    if version:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
+    """A mock of the device alone: no kernel can run behind it."""
+    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+
+def _without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obstacles, "_tried", lambda *_: None)
+
+
+def _called(impl: str, **params: Any) -> dict[str, Any]:
+    """The options that the stand-in for ``impl`` was called with."""
+    (out,) = attention.build({**SMALL, "impl": impl, "dtype": "fp16", **params})()
+    assert out.shape in ((2, 4, 40, 16), (2, 40, 4, 16))
+    row = implementations.IMPLEMENTATIONS[impl]
+    (options,) = sys.modules[row.package].calls
+    return options
+
+
+# --- how they are called ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", ["q", "(q, None)"])
+@pytest.mark.parametrize(("impl", "module"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")])
+def test_flash_attention_3_and_4_may_return_the_log_sum_exp_beside_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: str, module: str, result: str
+) -> None:
+    _package(tmp_path, monkeypatch, module, RECORDING.format(name="flash_attn_func", result=result))
+    assert _called(impl, causal=True) == {"causal": True}
+
+
+def test_sage1_is_the_whole_of_1_x_and_one_kernel_of_2_x(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = RECORDING.format(name="sageattn_qk_int8_pv_fp16_triton", result="q")
+    _package(tmp_path, monkeypatch, "sageattention", kept + "def sageattn(q, k, v, **options): raise TypeError\n")
+    assert _called("sage1") == {"tensor_layout": "HND", "is_causal": False}
+    del sys.modules["sageattention"]
+    _package(tmp_path, monkeypatch, "sageattention", RECORDING.format(name="sageattn", result="q") + "\n")
+    assert _called("sage1", causal=True) == {"tensor_layout": "HND", "is_causal": True}
+
+
+@pytest.mark.parametrize(
+    ("impl", "thresholds", "function", "given"),
+    [
+        ("sparge_fp8", {}, "spas_sage2_attn_meansim_topk_cuda", {}),
+        ("sparge_fp8", {"topk": 0.3, "pvthreshd": 20}, "spas_sage2_attn_meansim_topk_cuda", None),
+        ("sparge_fp8", {"cdfthreshd": 0.95, "simthreshd1": 0.5}, "spas_sage2_attn_meansim_cuda", None),
+        ("sparge_fp16", {"topk": 0.3}, "spas_sage_attn_meansim_topk_cuda", None),
+        ("sparge_fp16", {"cdfthreshd": 0.95}, "spas_sage_attn_meansim_cuda", None),
+    ],
+)
+def test_sparge_takes_the_function_for_its_thresholds_and_its_own_defaults_for_the_rest(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    impl: str,
+    thresholds: dict[str, float],
+    function: str,
+    given: dict[str, float] | None,
+) -> None:
+    _package(tmp_path, monkeypatch, "spas_sage_attn", RECORDING.format(name=function, result="q"))
+    expected = thresholds if given is None else given
+    assert _called(impl, **thresholds) == {"tensor_layout": "HND", "is_causal": False, **expected}
+
+
+def test_sparge_says_how_much_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "spas_sage2_attn_meansim_topk_cuda"
+    _package(tmp_path, monkeypatch, "spas_sage_attn", RECORDING.format(name=name, result="(q, 0.75)"))
+    params = {**SMALL, "impl": "sparge_fp8", "dtype": "fp16"}
+    facts = attention.facts(params)
+    assert facts == {"sparsity": (75.0, "%"), "flops_effective": (attention.flops(params) / 4, "flop")}
+    assert sys.modules["spas_sage_attn"].calls[0]["return_sparsity"] is True
+
+
+def test_dense_implementations_have_no_sparsity() -> None:
+    assert attention.facts({**SMALL, "impl": "sdpa_math"}) == {}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("causal", "queries"), [(False, 0), (True, 0), (True, 9), (True, 1)])
+@pytest.mark.parametrize("kv_heads", [0, 2])
+def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, queries: int, kv_heads: int
+) -> None:
+    """Uncompiled, which on a CPU needs no compiler and computes the same."""
+    module = pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(flex, "_compiled", lambda setting: module.flex_attention)
+    params = {**SMALL, "impl": "flex", "dtype": "fp32", "causal": causal, "queries": queries, "kv_heads": kv_heads}
+    assert attention.check(params)["error_max"] < 1e-5
+
+
+def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    functorch = pytest.importorskip("torch._functorch.config")
+    if not hasattr(functorch, "donated_buffer"):
+        pytest.skip("this torch donates no buffers")
+    monkeypatch.setattr(functorch, "donated_buffer", True)
+    for mode, donated in (("bwd", False), ("fwd_bwd", True)):
+        flex._compiled(setting.Setting(impl="flex", **SMALL, mode=mode))
+        assert functorch.donated_buffer is donated
+
+
+# --- why they cannot run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("impl", "reason"),
+    [
+        ("fa3", "flash_attn_interface is not installed. git clone --recursive https://github.com/Dao-AILab/flash-at"),
+        ("fa4", "flash-attn-4 is not installed. pip install flash-attn-4"),
+        ("sage1", "sageattention is not installed. pip install sageattention==1.0.6."),
+        ("sage2", "sageattention is not installed. git clone https://github.com/thu-ml/SageAttention && cd Sage"),
+        ("sparge_fp8", "spas_sage_attn is not installed. pip install ninja einops && git clone https://github.com/t"),
+    ],
+)
+def test_each_package_is_named_with_the_command_that_gets_it(
+    monkeypatch: pytest.MonkeyPatch, impl: str, reason: str
+) -> None:
+    _pretend_cuda(monkeypatch)
+    assert attention.available({"impl": impl}).startswith(reason)
+
+
+def test_what_is_built_from_source_is_built_for_the_gpu_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch, capability=(8, 9))
+    for impl in ("sage2", "sparge_fp16", "sparge_fp8"):
+        assert "TORCH_CUDA_ARCH_LIST=8.9 python setup.py install" in attention.available({"impl": impl})
+
+
+@pytest.mark.parametrize(("version", "available"), [("1.0.6", False), ("2.2.0", True)])
+def test_sage2_needs_2_x_and_says_what_is_there_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, available: bool
+) -> None:
+    _pretend_cuda(monkeypatch)
+    _without_trial(monkeypatch)
+    _package(tmp_path, monkeypatch, "sageattention", "", version)
+    reason = attention.available({"impl": "sage2"})
+    assert (reason is None) is available
+    assert available or reason.startswith("sageattention 1.0.6 is installed, and sage2 is 2.x. git clone")
+    assert attention.available({"impl": "sage1"}) is None
+
+
+def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch)
+    _package(tmp_path, monkeypatch, "spas_sage_attn", "import einops_that_is_not_here\n")
+    reason = attention.available({"impl": "sparge_fp16"})
+    assert reason.startswith("spas_sage_attn is installed and lacks einops_that_is_not_here. Install that, or spas_")
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"impl": "sparge_fp8", "mode": "bwd"}, "sparge_fp8 has no backward pass. Use mode: fwd."),
+        ({"impl": "sparge_fp16", "dtype": "fp32"}, "sparge_fp16 does not take fp32. Use dtype: fp16 or bf16."),
+        (
+            {"impl": "sparge_fp8", "kv_heads": 4},
+            "sparge_fp8 needs as many key/value heads as query heads. Leave kv_heads at 0.",
+        ),
+        (
+            {"impl": "sdpa_flash", "queries": 4, "causal": True},
+            "sdpa_flash has no causal mask in which the last of fewer queries than keys sees every key. "
+            "Use causal: false, queries: 1 or 0, or one of flex, fa2, fa3, fa4, xformers.",
+        ),
+    ],
+)
+def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any], reason: str) -> None:
+    assert attention.available(params) == reason
+
+
+def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SpargeAttn 0.1.0 with fp8 does: it tells its kernel that there is no causal mask."""
+
+    def prepare(setting: Any) -> Any:
+        exact = sdpa.sdpa("math")
+        return exact(setting.__class__(**{**vars(setting), "causal": False}))
+
+    row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
+    params = {**SMALL, "impl": "mine", "dtype": "fp32"}
+    assert attention.available(params) is None
+    reason = attention.available({**params, "causal": True})
+    assert reason.startswith("mine refuses this case: its first query sees later keys, against the causal mask. Change")
+    assert attention.available({**params, "impl": "sdpa_math", "causal": True, "kv_heads": 2}) is None
+
+
+def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def prepare(setting: Any) -> Any:
+        tried.append(setting.seqlen)
+        return sdpa.sdpa("math")(setting)
+
+    row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
+    for seqlen in (128, 256, 4096, 4100):
+        assert attention.available({**SMALL, "impl": "mine", "dtype": "fp32", "seqlen": seqlen}) is None
+    assert tried == [128, 128 + 4100 % 128]
+
+
+def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for queries, seqlen in ((1, 8192), (128, 8192), (300, 500)):
+        small = obstacles._small(setting.Setting(impl="fa2", **{**SMALL, "seqlen": seqlen, "queries": queries}))
+        assert small.batch == 1
+        assert small.queries < small.seqlen < 384
+        assert small.queries % 128 == queries % 128
+        assert small.seqlen % 128 == seqlen % 128
+
+
+# --- what they are given ---------------------------------------------------------------------------------------------
+
+
+def _local(**params: Any) -> list[Any]:
+    shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
+    return inputs.draw(setting.Setting(impl="sdpa_math", **shape), "local", 0)
+
+
+def test_local_tokens_have_the_size_of_normal_ones() -> None:
+    for tensor in _local(batch=2, mode="fwd_bwd"):
+        assert tensor.shape == (2, 1000, 4, 32)
+        assert tensor.std().item() == pytest.approx(1, abs=0.05)
+        assert abs(tensor.mean().item()) < 0.05
+
+
+def test_local_tokens_resemble_their_neighbours_in_the_row_the_frame_and_in_time() -> None:
+    q, k, *_ = _local()
+    similarity = torch.nn.functional.cosine_similarity
+
+    def alike(distance: int) -> float:
+        return similarity(q[:, 0], k[:, distance], dim=-1).mean().item()
+
+    row, frame, time, far = (alike(distance) for distance in (1, 10, 100, 999))
+    assert min(row, frame, time) > 0.7
+    assert far < 0.4
+    # The first head looks furthest.
+    wide, *_, narrow = similarity(q[:, 0], k[:, 4], dim=-1)[0].tolist()
+    assert narrow < wide
+
+
+def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None:
+    def largest_share(kind: str) -> float:
+        """Of the softmax, in the tenth of the keys that weigh most; the mean over queries and heads."""
+        case = setting.Setting(impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32")
+        q, k, _ = (tensor.transpose(1, 2) for tensor in inputs.draw(case, kind, 0))
+        weights = (q @ k.mT / math.sqrt(128)).softmax(-1)
+        return weights.topk(100).values.sum(-1).mean().item()
+
+    assert largest_share("normal") < 0.45 < 0.7 < largest_share("local")
+
+
+def test_local_queries_of_a_group_stand_where_their_keys_do_and_fewer_of_them_are_the_last() -> None:
+    q, k, _ = _local(kv_heads=2, queries=10)
+    assert q.shape == (1, 10, 4, 32)
+    alike = torch.nn.functional.cosine_similarity(q, k[:, -10:].repeat_interleave(2, dim=2), dim=-1)
+    assert alike.mean().item() > 0.85
+    q, k, v = _local(seqlen=1)
+    assert q.shape == k.shape == v.shape == (1, 1, 4, 32)
+
+
+def test_local_inputs_follow_from_the_seed_and_differ_between_items() -> None:
+    for one, other in zip(_local(), _local(), strict=True):
+        torch.testing.assert_close(one, other)
+    q = _local(batch=2)[0]
+    assert not torch.allclose(q[0], q[1], atol=0.5)

@@ -1,0 +1,57 @@
+"""torch's FlexAttention, compiled for one shape at a time."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from profpipe import load
+
+if TYPE_CHECKING:
+    import _setting
+    from _setting import Forward, Setting
+else:
+    _setting = load.module(Path(__file__).with_name("_setting.py"))
+
+
+def flex(setting: Setting) -> Forward:
+    """The block mask is made beforehand, as a model makes it once for all layers and steps."""
+    call, mask = _compiled(setting), _block_mask(setting)
+    return lambda q, k, v: call(q, k, v, block_mask=mask, enable_gqa=setting.group > 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(setting: Setting) -> Callable[..., Tensor]:
+    """Compiled at its first call; the last one is kept, for a case is built more than once.
+
+    What earlier cases compiled is forgotten first: all shapes count against one limit of recompilations, after which
+    the unfused version would run without a word.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch.compiler.reset()
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    if hasattr(functorch, "donated_buffer"):
+        # New in torch 2.6: the backward pass reuses saved tensors' memory, and then refuses a graph that is kept.
+        functorch.donated_buffer = setting.mode != "bwd"
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def _block_mask(setting: Setting) -> Any:
+    """None without a mask. The last query sees the last key, however many queries there are."""
+    if not setting.masked:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    earlier = setting.seqlen - setting.queries
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query + earlier >= key
+
+    return create_block_mask(visible, None, None, setting.queries, setting.seqlen, device=_setting.device())
