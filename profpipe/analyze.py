@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import agreement, doubts, limits, ncu_figures, shares, studies, wins
+from profpipe import agreement, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
 from profpipe.findings import (
     Axes,
     Basis,
@@ -29,6 +29,7 @@ from profpipe.findings import (
 )
 from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.limits import Rates
+from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
 from profpipe.studies import Material
@@ -94,6 +95,7 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
     points = _points_on(material, basis, run)
     points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
     setting = agreement.Setting.of(run, name)
+    phases = {case: _phases(recorded, point) for case, point in points.items()}
     return WorkloadFindings(
         name=name,
         fixed=layout.fixed,
@@ -108,7 +110,9 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
         launches={str(name): int(rows["calls"].sum()) for name, rows in tables.kernels.groupby("profiler", sort=False)},
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
-        phases=tuple(phase for point in points.values() for phase in _phases(recorded, point)),
+        phases=tuple(phase for own in phases.values() for phase in own),
+        phase_work=tuple(_phase_work(recorded, points, phases, rates)),
+        memory=tuple(memory.records(recorded.numbers, layout.params, _plain_folder(run, name))),
         agreements=tuple(
             found
             for case, point in points.items()
@@ -302,3 +306,17 @@ def _phases(recorded: Recorded, point: Point) -> list[Phase]:
     if point.split is None:
         return []
     return shares.phases(recorded.tallies[point.id, point.split.profiler], point.id, point.split.iterations)
+
+
+def _phase_work(
+    recorded: Recorded, points: Mapping[str, Point], phases: Mapping[str, list[Phase]], rates: Rates
+) -> Iterator[PhaseWork]:
+    for case, work in phase_work.declared(recorded.numbers).items():
+        if case in points:
+            yield from phase_work.of_case(points[case], work, phases[case], rates)
+
+
+def _plain_folder(run: Run, workload: str) -> str:
+    """Where the files lie that the workload kept, in the run's folder."""
+    jobs = (j for j in run.get("jobs") or () if j.get("workload") == workload and j.get("profiler") == "plain")
+    return next((str(job.get("folder") or "") for job in jobs), "")

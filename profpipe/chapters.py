@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from profpipe import agreement_sheets, answers, kernel_sheets, limit_sheets, marks, sheets, wording
+from profpipe import (
+    agreement_sheets,
+    answers,
+    kernel_sheets,
+    limit_sheets,
+    marks,
+    memory_sheets,
+    phase_sheets,
+    sheets,
+    wording,
+)
 from profpipe.canvas import Plot
 from profpipe.findings import Findings, Point, Shape, WorkloadFindings
 from profpipe.markdown import Sheet, escape, listed
@@ -17,6 +27,9 @@ _LONG = 24
 #: Kernels of a lone case, of each case on the open page, and in the folded table; the tables on disk have every one.
 _ALL_KERNELS, _FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 8, 3, 2, 0.1
 
+
+#: Allocations of a case that are listed.
+_ALLOCATIONS = 6
 
 #: Cases whose classes stand side by side.
 _ABREAST = 6
@@ -53,6 +66,10 @@ class Chapter:
     targets: str
     ncu: list[Block]
     phases: list[Block]
+    phase_work: list[Block]
+    phase_work_said: list[str]
+    memory: list[Block]
+    memory_said: str
     plots: Sequence[Plot]
     largest: str
     fixed: str
@@ -86,6 +103,10 @@ def chapter(
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
         ncu=list(_ncu(workload)),
         phases=list(_phases(workload)),
+        phase_work=list(_phase_work(workload)),
+        phase_work_said=phase_sheets.explained(workload),
+        memory=list(_memory(workload)),
+        memory_said=memory_sheets.explained(workload),
         plots=drawn.get(workload.name, ()),
         largest=wording.axes(workload.largest.axes) if workload.largest else "",
         fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
@@ -171,6 +192,26 @@ def _phases(workload: WorkloadFindings) -> Iterator[Block]:
     for title, points in (("", largest.points if largest else ()), ("the other cases", others)):
         if sheet := kernel_sheets.phases(workload, points):
             yield Block(title, sheet, folded=bool(title))
+
+
+def _phase_work(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    if opened := phase_sheets.work(workload, largest):
+        yield Block("", opened, folded=len(opened.rows) > _LONG)
+    if rest := phase_sheets.work(workload, others):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _memory(workload: WorkloadFindings) -> Iterator[Block]:
+    peaks, files = memory_sheets.peaks(workload), memory_sheets.files(workload)
+    if peaks:
+        yield Block("peak by phase", peaks, folded=len(peaks.rows) > _LONG)
+    largest, others = _open_points(workload)
+    for title, points in (("largest allocations", largest), ("largest allocations of the other cases", others)):
+        if sheet := memory_sheets.allocations(workload, points, most=_ALLOCATIONS):
+            yield Block(title, sheet, folded=points is others or len(sheet.rows) > _LONG)
+    if files:
+        yield Block("files for the viewer", files, folded=len(files.rows) > 1)
 
 
 def _kernels(workload: WorkloadFindings) -> Iterator[Block]:

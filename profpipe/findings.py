@@ -13,6 +13,7 @@ from typing import Any
 
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
+from profpipe.phase_findings import Memory, PhaseWork
 from profpipe.study_findings import Study
 
 Axes = tuple[tuple[str, Any], ...]
@@ -271,6 +272,8 @@ class WorkloadFindings:
     asked_samples: int | None = None
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
+    phase_work: tuple[PhaseWork, ...] = ()
+    memory: tuple[Memory, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     overheads: tuple[Overhead, ...] = ()
     counters: tuple[Counters, ...] = ()

@@ -48,7 +48,7 @@ class Rates:
 
 
 #: A call that reaches less than this share of either peak does something other than its workload declares.
-_FAR_BELOW = 0.1
+FAR_BELOW = 0.1
 
 
 def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | None) -> Limit:
@@ -67,7 +67,7 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     binds = ""
     if _host_binds(point, issue, gpu_ns):
         binds = "host"
-    elif intensity and peak and memory and (traffic or max(of_flops or 0.0, of_bandwidth or 0.0) >= _FAR_BELOW):
+    elif intensity and peak and memory and (traffic or max(of_flops or 0.0, of_bandwidth or 0.0) >= FAR_BELOW):
         binds = "compute" if intensity > peak / memory else "memory"
     return Limit(binds, of_flops, issue, gpu_ns, intensity, traffic, of_bandwidth)
 
