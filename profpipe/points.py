@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -53,17 +54,26 @@ class Layout:
         """The case that ``case`` is compared with: the same point with the baseline's values."""
         if not self.baseline:
             return None
-        params = self.params[case]
-        wanted = {axis: params.get(axis) for axis in self.varying if axis not in self.extra} | dict(self.baseline)
-        matches = (i for i, p in self.params.items() if all(same(p.get(axis), v) for axis, v in wanted.items()))
-        return next(matches, None)
+        return self._by_point.get(self._point({**self.params[case], **self.baseline}))
+
+    @functools.cached_property
+    def _by_point(self) -> dict[tuple[str, ...], str]:
+        """The first case of each point: a sweep of a thousand cases asks for the baseline of each of them."""
+        found: dict[tuple[str, ...], str] = {}
+        for case, params in self.params.items():
+            found.setdefault(self._point(params), case)
+        return found
+
+    def _point(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        axes = dict.fromkeys([*(axis for axis in self.varying if axis not in self.extra), *self.baseline])
+        return tuple(shown(params.get(axis)) for axis in axes)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Every parameter that some case has."""
         return tuple(dict.fromkeys(axis for params in self.params.values() for axis in params))
 
-    @property
+    @functools.cached_property
     def extra(self) -> tuple[str, ...]:
         """Those of the varying axes that only some cases have."""
         return tuple(axis for axis in self.varying if any(axis not in params for params in self.params.values()))
@@ -162,7 +172,7 @@ def _key(value: Any) -> str:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values of a parameter are one, also where one came by way of a case's name."""
-    return _key(one) == _key(other) or shown(one) == shown(other)
+    return shown(one) == shown(other)
 
 
 def is_number(value: Any) -> bool:
