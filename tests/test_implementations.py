@@ -143,11 +143,46 @@ def test_dense_implementations_have_no_sparsity() -> None:
 def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
     monkeypatch: pytest.MonkeyPatch, causal: bool, queries: int, kv_heads: int
 ) -> None:
-    """Uncompiled, which on a CPU needs no compiler and computes the same."""
-    module = pytest.importorskip("torch.nn.attention.flex_attention")
-    monkeypatch.setattr(flex, "_compiled", lambda setting: module.flex_attention)
+    """Uncompiled, which needs no compiler and computes the same."""
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(flex, "_compiled", flex._compiled.__wrapped__)
+    _compile_nothing_inside_flex_attention(monkeypatch)
     params = {**SMALL, "impl": "flex", "dtype": "fp32", "causal": causal, "queries": queries, "kv_heads": kv_heads}
     assert attention.check(params)["error_max"] < 1e-5
+
+
+def _compile_nothing_inside_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its own torch.compile it takes the path that it has for debugging."""
+    module = sys.modules["torch.nn.attention.flex_attention"]
+    monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+
+
+def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a function in FlexAttention's place: what is asked is how torch.compile keeps what it compiled."""
+    module = pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(module, "flex_attention", lambda q, k, v, **_: q + k + v)
+    graphs: list[Any] = []
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: compile_(function, backend=_counting(graphs), **options)
+    )
+    flex._compiled.cache_clear()
+    for _ in range(2):
+        for seqlen in range(2, 14):
+            case = setting.Setting(impl="flex", **{**SMALL, "seqlen": seqlen}, dtype="fp32")
+            tensor = torch.ones(case.q_shape)
+            assert flex.flex(case)(tensor, tensor, tensor).sum() == 3 * tensor.sum()
+    flex._compiled.cache_clear()
+    assert len(graphs) == 12
+
+
+def _counting(graphs: list[Any]) -> Any:
+    def backend(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return backend
 
 
 def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +191,7 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again(monke
         pytest.skip("this torch donates no buffers")
     monkeypatch.setattr(functorch, "donated_buffer", True)
     for mode, donated in (("bwd", False), ("fwd_bwd", True)):
-        flex._compiled(setting.Setting(impl="flex", **SMALL, mode=mode))
+        flex.flex(setting.Setting(impl="flex", **SMALL, mode=mode))
         assert functorch.donated_buffer is donated
 
 

@@ -22,25 +22,26 @@ else:
 
 def flex(setting: Setting) -> Forward:
     """The block mask is made beforehand, as a model makes it once for all layers and steps."""
-    call, mask = _compiled(setting), _block_mask(setting)
-    return lambda q, k, v: call(q, k, v, block_mask=mask, enable_gqa=setting.group > 1)
-
-
-@functools.lru_cache(maxsize=1)
-def _compiled(setting: Setting) -> Callable[..., Tensor]:
-    """Compiled at its first call; the last one is kept, for a case is built more than once.
-
-    What earlier cases compiled is forgotten first: all shapes count against one limit of recompilations, after which
-    the unfused version would run without a word.
-    """
-    from torch.nn.attention.flex_attention import flex_attention
-
-    torch.compiler.reset()
     functorch: Any = importlib.import_module("torch._functorch.config")
     if hasattr(functorch, "donated_buffer"):
-        # New in torch 2.6: the backward pass reuses saved tensors' memory, and then refuses a graph that is kept.
+        # From torch 2.6 on a compiled backward pass reuses saved tensors' memory, and refuses a graph that is kept.
         functorch.donated_buffer = setting.mode != "bwd"
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    call, mask = _compiled(setting), _block_mask(setting)
+    return lambda q, k, v: call(q, k, v, mask)
+
+
+@functools.cache
+def _compiled(setting: Setting) -> Callable[..., Tensor]:
+    """Compiled at its first call, once a process for each setting, for a case is built more than once."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=setting.group > 1)
+
+    # What is compiled belongs to a code object, and one object may have 8 versions, after which it would run unfused
+    # without a word. With an object of its own, no setting counts against another or waits for its guards.
+    attend.__code__ = attend.__code__.replace()
+    return torch.compile(attend, dynamic=False, fullgraph=True)
 
 
 def _block_mask(setting: Setting) -> Any:
