@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from profpipe import load
+
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "transformer_lm.yaml"
 
 _REDUCED = {
-    "SIZES": "tiny", "SIZE": "tiny", "CONTEXT": "16", "CONTEXTS": "16", "BATCH": "1", "PRECISION": "fp32,bf16",
-    "COMPILE": "false", "WARMUP": "1", "REPEATS": "2",
+    "SIZES": "tiny", "CONTEXT": "16", "BATCH": "1", "VOCAB": "500", "PRECISION": "fp32", "PROFILERS": "plain,torch",
+    "MEMORY_SIZES": "tiny", "MEMORY_CONTEXTS": "16", "WARMUP": "1", "REPEATS": "2",
 }  # fmt: skip
 
 
@@ -29,22 +31,48 @@ def _profpipe(*arguments: object, **environment: str) -> str:
     return done.stdout
 
 
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
 def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() -> None:
     listed = _profpipe("list", PIPELINE)
-    assert "sizes: transformer_lm, 27 cases under plain, torch, nsys" in listed
-    assert "size=large,what=train_step,precision=fp16" in listed
-    narrowed = _profpipe("list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", CONTEXTS="2048")
+    assert "sizes: transformer_lm, 45 cases under plain, nsys" in listed
+    assert "size=2.7B,what=train_step,precision=fp16" in listed
+    narrowed = _profpipe("list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", MEMORY_CONTEXTS="2048")
     assert "sizes: transformer_lm, 6 cases" in narrowed
-    assert "size=2.7B,context=2048" in narrowed
+    assert "size=large,what=train_step,context=2048" in narrowed
+
+
+def test_the_study_is_planned_without_a_gpu() -> None:
+    planned = _profpipe("run", PIPELINE, "--dry-run", PROFILERS="plain")
+    assert all(f"# {name} under plain" in planned for name in ("sizes", "contexts", "batches", "compiled", "memory"))
 
 
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
-    _profpipe("run", PIPELINE, "-p", "plain", "--set", "defaults.timing.budget_s=0.05", "--out", tmp_path, **_REDUCED)
-    with (tmp_path / "latest" / "cases.csv").open(newline="") as stream:
-        cases = list(csv.DictReader(stream))
-    assert {case["workload"] for case in cases} == {"sizes", "contexts", "compiled", "memory"}
-    assert {case["status"] for case in cases} == {"ok"}
-    assert len(cases) == 6 + 4 + 4 + 1
-    with (tmp_path / "latest" / "metrics.csv").open(newline="") as stream:
-        metrics = {row["metric"] for row in csv.DictReader(stream) if row["workload"] == "sizes"}
-    assert {"time", "flops", "parameters", "error_max", "error_mean"} <= metrics
+    chosen = ("-w", "sizes", "-w", "memory", "--set", "defaults.timing.budget_s=0.05")
+    _profpipe("run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)
+    run = tmp_path / "latest"
+    cases = _rows(run / "cases.csv")
+    assert {(case["workload"], case["profiler"], case["status"]) for case in cases} == {
+        ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
+    }  # fmt: skip
+    assert len(cases) == 3 + 3 + 2
+    metrics = [row for row in _rows(run / "metrics.csv") if row["workload"] == "sizes"]
+    assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
+    assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}
+    page = (run / "SUMMARY.md").read_text()
+    passes = page.split("### Passes of a full step, by their kernels\n")[1].split("###")[0]
+    assert "| forward | backward | optimizer |" in passes
+    assert "## Work by phase: sizes\n\nFLOPs and bytes" in page
+    assert "Memory by phase" not in page  # there is no record of memory without a GPU
+
+
+def test_a_model_of_four_layers_can_be_looked_into_by_ncu() -> None:
+    """What a study of guided ncu asks for: as large as one likes in each direction, and no more layers than needed."""
+    workload = load.module(ROOT / "workloads" / "transformer_lm.py")
+    given = {"size": "custom", "d_model": 64, "d_ff": 96, "layers": 4, "heads": 4, "context": 8, "batch": 1}
+    assert workload.available(given) is None
+    assert workload.build({**given, "what": "train_step"})().ndim == 0
+    assert workload.phase_work(given)["forward > softmax"]["flops"] == 5 * 4 * (4 * 8 * 8)
