@@ -34,6 +34,7 @@ from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
 from profpipe.studies import Material
 from profpipe.tables import ALL, Tables
+from profpipe.tolerance import INACCURATE, Verdict, judge
 
 #: Kernels listed for a case.
 TOP = 8
@@ -124,6 +125,7 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,
+        tolerance=declared.get("tolerance") or {},
     )
 
 
@@ -203,7 +205,7 @@ def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, 
             values=_values(recorded, case),
             is_baseline=layout.baseline_of(case) == case,
         )
-        point = _with_rates(point, peaks)
+        point = replace(_with_rates(point, peaks), accuracy=_accuracy(recorded, point, declared))
         points[case] = replace(point, marks=_marks(recorded, point, basis, declared))
     return {case: _with_speedup(point, _baseline(point, points, layout)) for case, point in points.items()}
 
@@ -259,7 +261,19 @@ def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapp
         marks.append("host_bound")
     if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
         marks.append("above_peak")
+    if point.accuracy is not None:
+        # What the pipeline of this run says of its numbers goes before what a process had written.
+        marks = [m for m in marks if m != INACCURATE] + [m for m in [point.accuracy.mark] if m]
     return tuple(dict.fromkeys(marks))
+
+
+def _accuracy(recorded: Recorded, point: Point, declared: Mapping[str, Any]) -> Verdict | None:
+    """Of a case with a time, by the numbers that its check gave; where the tolerance is not known, by its mark."""
+    if point.time is None:
+        return None
+    if limits := declared.get("tolerance"):
+        return judge(point.values, limits)
+    return Verdict(INACCURATE) if INACCURATE in recorded.flags.get((point.id, "plain"), ()) else None
 
 
 def _shared_marks(points: Iterable[Point]) -> tuple[str, ...]:
@@ -268,7 +282,8 @@ def _shared_marks(points: Iterable[Point]) -> tuple[str, ...]:
 
 
 def _with_speedup(point: Point, base: Point | None) -> Point:
-    if base is None:
+    """A result outside the tolerance has no speed-up: it is another computation than the baseline's."""
+    if base is None or point.barred:
         return point
     kernel = call = None
     if base.time and point.time:
@@ -287,7 +302,7 @@ def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Col
 def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterator[Swap]:
     for point in own:
         base = _baseline(point, points, layout)
-        if base is not None and base.split and point.split and not point.is_baseline:
+        if base is not None and base.split and point.split and not point.is_baseline and not point.barred:
             measured = point.speedup if "time" in point.values and "time" in base.values else None
             yield shares.swap(point.variant, base.split, point.split, measured)
 

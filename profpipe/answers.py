@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
-from profpipe.markdown import code, listed, slug
+from profpipe.markdown import code, escape, listed, slug
 from profpipe.quantities import count, duration, plus_minus, ratio, time_unit
 from profpipe.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
 
@@ -27,7 +27,8 @@ def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
         return [f"**{_capitalised(_plain_times(workload))}**"]
     judged = [shape for shape in workload.shapes if shape.win]
     said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
-    return [f"**{_capitalised(said)}**", *_spread(judged), *_paradoxes(workload, largest, alone)]
+    first = [f"**{_capitalised(said)}**", *_barred(judged)]
+    return [*first, *_spread(judged), *_paradoxes(workload, largest, alone)]
 
 
 def _capitalised(sentence: str) -> str:
@@ -86,13 +87,19 @@ def _one_shape(workload: WorkloadFindings, shape: Shape) -> str:
     name, place = code(win.best.variant), f"At {axes(shape.axes)}{comma} " if shape.axes else ""
     time = f"{duration(win.best.time.ns)} {of_what(workload.basis)}"
     if win.second is None:
-        return f"{place}only {name} has a time: {time}."
+        return f"{place}only {name} has a time{_and_accurate(shape)}: {time}."
     if win.verdict == "void":
         return f"{place}{name} has the lowest time, {time}, but is not called the fastest: {win.why}."
     if win.verdict == "level":
         both = f"{name} and {code(win.second.variant)} are level"
         return f"{place}{both}: {time}, {_lead(win, shape)}; their 95 % intervals overlap."
-    return f"{place}{name} is fastest: {time}, {_lead(win, shape)}."
+    fastest = "the fastest accurate one" if win.barred else "fastest"
+    return f"{place}{name} is {fastest}: {time}, {_lead(win, shape)}."
+
+
+def _and_accurate(*shapes: Shape) -> str:
+    """Of the only one left, where others have a time too."""
+    return " and is accurate" if any(len(shape.timed) > 1 for shape in shapes) else ""
 
 
 def _lead(win: Win, shape: Shape) -> str:
@@ -118,11 +125,16 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: S
     said = []
     if clear:
         told = [f"{code(name)} {_where(own, len(shapes))} ({_leads(own)})" for name, own in clear.items()]
-        said.append(f"Fastest: {listed(told)}.")
+        said.append(
+            f"Fastest{' of the accurate ones' if any(s.win.barred for s in shapes if s.win) else ''}: {listed(told)}."
+        )
     said += list(_levels(shapes))
     said += list(_voided(shapes))
     if only := _by_variant(shapes, "only"):
-        alone = [f"only {code(name)} has a time {_where(own, len(shapes))}" for name, own in only.items()]
+        alone = [
+            f"only {code(name)} has a time{_and_accurate(*own)} {_where(own, len(shapes))}"
+            for name, own in only.items()
+        ]
         said.append(f"{listed(alone)}.".replace("only", "Only", 1))
     return " ".join(said)
 
@@ -144,7 +156,8 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Sh
     at = next((shape for shape in shapes if shape is largest), shapes[-1])
     assert at.win is not None and at.win.best.time is not None
     there = f"{duration(at.win.best.time.ns)} {of_what(workload.basis)} at {axes(at.axes)}"
-    return f"{who} is fastest in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+    fastest = "the fastest accurate one" if any(shape.win.barred for shape in shapes if shape.win) else "fastest"
+    return f"{who} is {fastest} in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
 
 
 def _every(shapes: int) -> str:
@@ -199,6 +212,28 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
     for (name, why), own in groups.items():
         place = _where(own, len(shapes))
         yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."
+
+
+# --- who is not called fast ------------------------------------------------------------------------------------------
+
+
+def _barred(shapes: Sequence[Shape]) -> Iterator[str]:
+    """A sentence for each that took less time than the winner, and whose result is outside the tolerance."""
+    found: dict[tuple[str, str], list[tuple[Shape, Point]]] = {}
+    for shape in shapes:
+        for point in shape.win.barred if shape.win else ():
+            if point.accuracy:
+                found.setdefault((point.variant, point.accuracy.mark), []).append((shape, point))
+    for (name, mark), own in found.items():
+        shape, point = own[-1]
+        assert point.time is not None and point.accuracy is not None
+        why = escape(point.accuracy.why)
+        if len(shapes) == 1:
+            told = f"takes {duration(point.time.ns)}"
+        else:
+            told = f"takes less time {_where([shape for shape, _ in own], len(shapes))}"
+            why = f"{why} at {axes(shape.axes)}" if why else why
+        yield f"{code(name)} {told} and is not called faster: its result is **{mark}**{f' ({why})' if why else ''}."
 
 
 # --- how well the times are known ------------------------------------------------------------------------------------

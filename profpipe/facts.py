@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from profpipe import tolerance
 from profpipe.errors import one_line
 
 Write = Callable[..., None]
@@ -19,20 +20,28 @@ Metric = tuple[str, str, float | None, str, int]
 _UNITS = {"flops": "flop", "bytes_moved": "byte"}
 
 
-def write(workload: Any, params: Mapping[str, Any], folder: Path, events: Write) -> list[str]:
+def write(
+    workload: Any, params: Mapping[str, Any], folder: Path, events: Write, limits: Mapping[str, float]
+) -> list[str]:
     """Asks the workload and writes what it says; returns the validity marks that follow from it.
 
     ``folder`` is the job's, below which a workload may keep files of the case (``snapshot``); ``events(event,
     **fields)`` appends to the record of the case. ``unchecked``: its result could not be compared with the reference.
+    ``inaccurate``: it is outside of ``limits``, the pipeline's tolerance; a note says by how much.
     """
     case = _Case(workload, params, events)
     case.tell("flops", lambda flops: [("", "flops", flops, "flop", 1)])
     case.tell("bytes_moved", lambda moved: [("", "bytes_moved", moved, "byte", 1)])
     case.tell("phase_work", lambda work: [(phase, m, value, _UNITS[m], 1) for phase, m, value in _flat(work)])
     case.tell("facts", lambda facts: [("", metric, value, unit, 1) for metric, (value, unit) in facts.items()])
-    checked = case.tell("check", lambda found: [("", metric, value, "1", 1) for metric, value in found.items()])
+    found = case.tell("check", lambda found: [("", metric, value, "1", 1) for metric, value in found.items()])
     case.keep(folder)
-    return [] if checked else ["unchecked"]
+    if found is None:
+        return [tolerance.UNCHECKED]
+    verdict = tolerance.judge(found, limits)
+    if verdict.mark:
+        events("note", text=f"{verdict.mark}: {verdict.why}")
+    return [verdict.mark] if verdict.mark else []
 
 
 def _flat(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
@@ -45,16 +54,17 @@ class _Case:
     def __init__(self, workload: Any, params: Mapping[str, Any], events: Write) -> None:
         self._workload, self._params, self._events = workload, params, events
 
-    def tell(self, name: str, rows: Callable[[Any], Iterable[Metric]]) -> bool:
-        """Writes what the workload's function ``name``, if it has one, says; False where it failed."""
+    def tell(self, name: str, rows: Callable[[Any], Iterable[Metric]]) -> Any:
+        """Writes what the workload's function ``name`` says, and returns it; {} without one, None where it failed."""
         if (function := getattr(self._workload, name, None)) is None:
-            return True
+            return {}
         try:
-            self._write(rows(function(self._params)))
+            said = function(self._params)
+            self._write(rows(said))
         except Exception as error:  # as for the case itself: recorded, and not the end
             self._failed(name, error)
-            return False
-        return True
+            return None
+        return said
 
     def keep(self, folder: Path) -> None:
         """What the workload wants kept of the case (``snapshot``): files in ``folder``, and numbers by their subject.

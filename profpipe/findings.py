@@ -15,6 +15,7 @@ from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unsee
 from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.phase_findings import Memory, PhaseWork
 from profpipe.study_findings import Study
+from profpipe.tolerance import Verdict
 
 Axes = tuple[tuple[str, Any], ...]
 
@@ -143,6 +144,13 @@ class Point:
     #: The same from the kernels of one profiler, whatever the basis of ``time`` is.
     kernel_speedup: float | None = None
     limit: Limit = Limit()
+    #: Whether its result is within the tolerance, where the pipeline sets one and it has a time.
+    accuracy: Verdict | None = None
+
+    @property
+    def barred(self) -> bool:
+        """Whether its time is no answer: under a tolerance its result misses it, or nobody compared it."""
+        return self.accuracy is not None and bool(self.accuracy.mark)
 
 
 @dataclass(frozen=True)
@@ -150,13 +158,15 @@ class Win:
     """Who is fastest in a shape, and whether it may be called that.
 
     ``verdict``: ``clear``; ``level`` where the 95 % intervals of the first two overlap; ``void`` where a mark could
-    have made the win, which ``why`` says; ``only`` where nothing else has a time.
+    have made the win, which ``why`` says; ``only`` where nothing else has a time. Those whose result is outside the
+    tolerance do not take part; ``barred`` are those of them that took less time than the best.
     """
 
     best: Point
     second: Point | None
     verdict: str
     why: str = ""
+    barred: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,8 @@ class Shape:
 
     @property
     def fastest(self) -> Point | None:
-        return self.timed[0] if self.timed else None
+        """The lowest time of those that may be called fast."""
+        return next((point for point in self.timed if not point.barred), None)
 
     @property
     def baseline(self) -> Point | None:
@@ -284,6 +295,8 @@ class WorkloadFindings:
     rates_from: str = ""
     #: Whether those rates were measured on such a machine, rather than computed from its data sheet.
     rates_measured: bool = False
+    #: By measure, how far a result may be from its reference; empty where the pipeline does not say.
+    tolerance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def points(self) -> tuple[Point, ...]:

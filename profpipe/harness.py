@@ -182,7 +182,8 @@ def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _
         return None
     flags, kept = case.facts(fn), Path(desk.spec["folder"], "snapshots", name)
     del fn  # a reference may need the memory that it holds
-    return _End("ok", flags=[*flags, *facts.write(desk.workload, params, kept, desk.events.of(name))])
+    limits = desk.spec["options"].get("tolerance", {})
+    return _End("ok", flags=[*flags, *facts.write(desk.workload, params, kept, desk.events.of(name), limits)])
 
 
 # --- under a profiler ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from profpipe.findings import OVERHEAD, Point, WorkloadFindings
 from profpipe.markdown import escape
 from profpipe.quantities import percent
+from profpipe.tolerance import INACCURATE, UNCHECKED
 
 #: What each validity mark means; a mark that is not here was set by the workload, and is shown under its own name.
 _MEANING: Mapping[str, str] = {
@@ -22,7 +23,8 @@ _MEANING: Mapping[str, str] = {
     "profiler_overhead": f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower. Kernel times are the"
     " GPU's own and stand; idle shares come out too high",
     "synchronises": "the host waits for the GPU inside the call, so launch cost is part of its time",
-    "unchecked": "its output was not compared with the reference, so it may be fast and wrong",
+    UNCHECKED: "its output was not compared with the reference, so it may be fast and wrong",
+    INACCURATE: "its result is further from the reference than the tolerance allows. Not called faster than anything",
 }
 _HOST_BOUND = {
     True: "the host takes longer to issue a call than the GPU to run it, so calls in a row go at the host's pace and a"
@@ -48,6 +50,8 @@ def _how_many(mark: str, workload: WorkloadFindings) -> str:
 
 
 def _meaning(mark: str, workload: WorkloadFindings) -> str:
+    if mark == UNCHECKED and workload.tolerance:
+        return f"{_MEANING[mark]}. Under a tolerance it is not called faster than anything"
     if mark == "host_bound":
         return _HOST_BOUND[bool(workload.basis and workload.basis.timed)]
     if mark == "too_few_samples" and workload.asked_samples:

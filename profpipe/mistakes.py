@@ -15,6 +15,7 @@ from profpipe.document import shown
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.pipeline import PROFILERS, Pipeline, Workload
 from profpipe.scripts import declared_params, script_path
+from profpipe.tolerance import MEASURES
 
 #: pydantic speaks of Python's types; the user wrote YAML.
 _PLAIN_WORDS: Final = {
@@ -113,6 +114,8 @@ def _fields_at(location: Iterable[object]) -> set[str]:
 def _literals_at(location: Sequence[object]) -> Iterator[object]:
     if "profilers" in location or "profiler" in location:
         yield from PROFILERS
+    elif "tolerance" in location:
+        yield from MEASURES
     elif "version" in location:
         yield 1
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from profpipe.document import as_list
 from profpipe.job import Scalar
+from profpipe.tolerance import Measure, bound
 
 ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
 PROFILERS: Final = get_args(ProfilerName)
@@ -32,6 +33,16 @@ def _regex(text: str) -> str:
 
 
 Regex = Annotated[str, AfterValidator(_regex)]
+
+
+def _can_be_met(limits: Mapping[Measure, float]) -> Mapping[Measure, float]:
+    for measure, limit in limits.items():
+        if measure.startswith("cosine") and limit > 1:
+            raise ValueError(f"no {measure} is {bound(measure, limit)}: 1 is the most that it can be")
+    return limits
+
+
+Limits = Annotated[Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_can_be_met)]
 
 
 class _Model(BaseModel):
@@ -101,6 +112,9 @@ class Settings(_Model):
     ncu: Ncu = Ncu()
     timing: Timing = Timing()
     skip_larger_after_oom: bool = Field(True, description="after an OOM, skip cases that are larger in every dimension")
+    tolerance: Limits = Field(
+        {}, description="largest error, smallest cosine, of a result that may be called fast: {error_rel_l1: 0.05}"
+    )
 
 
 class Workload(Settings):

@@ -16,7 +16,7 @@ from profpipe.pipeline import Pipeline, Workload
 ONLY_CASE = "default"
 
 #: What of a workload's settings the profilers, the runner and the harness read.
-_FOR_THE_JOB = {"ncu", "timing", "case_timeout_s", "skip_larger_after_oom"}
+_FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
 
 
 def plan(

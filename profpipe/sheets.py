@@ -52,12 +52,14 @@ def _half_width(point: Point) -> str:
 
 
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
-    best, base = shape.fastest, shape.baseline
+    """Those of the winner, of the baseline, and of what took less time and takes no part."""
+    best, base = shape.win.best if shape.win else None, shape.baseline
     own = told(best, workload.shared_marks) if best else ""
-    others = told(base, workload.shared_marks) if base is not None and base is not best else ""
-    if others and others != own:
-        return "; ".join(part for part in (own, f"baseline: {others}") if part)
-    return own
+    barred = shape.win.barred if shape.win else ()
+    others = told(base, workload.shared_marks) if base is not None and base is not best and base not in barred else ""
+    parts = [own, f"baseline: {others}" if others and others != own else ""]
+    parts += [f"{code(point.variant)}: {told(point, workload.shared_marks)}" for point in barred]
+    return "; ".join(part for part in parts if part)
 
 
 def samples(workload: WorkloadFindings) -> str:

@@ -20,6 +20,7 @@ from profpipe.recorded import Number, Recorded
 from profpipe.study_findings import Cell, Grid, Study
 from profpipe.tables import PATH_SEPARATOR
 from profpipe.tallies import Key, OwnRange, Tally, own_ranges, tally
+from profpipe.tolerance import UNCHECKED
 
 #: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
 OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
@@ -222,10 +223,9 @@ class _Workload:
 
     def _passed(self, point: Point) -> str | None:
         """Whether its result is within the tolerance that the workload sets, where it was compared with a reference."""
-        if "inaccurate" in point.marks:
-            return "fail"
-        tolerance = self._material.declared.get("tolerance") or {}
-        return "pass" if any(metric.startswith(tuple(tolerance)) for metric in point.values if tolerance) else None
+        if point.accuracy is None or point.accuracy.mark == UNCHECKED:
+            return None
+        return "fail" if point.accuracy.mark else "pass"
 
     def _of_kernels(self, point: Point, value: Asked, phase: str) -> tuple[float | str | None, str]:
         """(what was seen, or None; why there is none, where that is known)."""

@@ -6,6 +6,9 @@
 * ``host_bound`` takes nothing from a comparison of calls. It voids what one would conclude about kernels from it, which
   is why those are compared by their own times. ``synchronises`` and ``unchecked`` say what else to think of a time, not
   that it is wrong.
+
+Where the pipeline sets a tolerance, a case that is ``inaccurate`` or ``unchecked`` takes no part: what it computes is
+not known to be what the others do. The win is that of the fastest accurate one.
 """
 
 from __future__ import annotations
@@ -22,12 +25,22 @@ def judge(points: Sequence[Point], doubted: Collection[str]) -> Win | None:
     timed = sorted((p for p in points if p.time), key=lambda p: p.time.ns if p.time else 0.0)
     if not timed:
         return None
-    best, second = timed[0], timed[1] if len(timed) > 1 else None
+    fit = [point for point in timed if not point.barred]
+    if not fit:
+        return Win(timed[0], next(iter(timed[1:]), None), "void", _unfit(timed))
+    best, second, barred = fit[0], next(iter(fit[1:]), None), tuple(timed[: timed.index(fit[0])])
     if second is None:
-        return Win(best, None, "only")
+        return Win(best, None, "only", barred=barred)
     if why := _void(best, second, doubted):
-        return Win(best, second, "void", why)
-    return Win(best, second, "level" if _level(best, second) else "clear")
+        return Win(best, second, "void", why, barred)
+    return Win(best, second, "level" if _level(best, second) else "clear", barred=barred)
+
+
+def _unfit(timed: Sequence[Point]) -> str:
+    """Why none of ``timed`` wins."""
+    of_best = timed[0].accuracy.mark if timed[0].accuracy else ""
+    others = "" if len(timed) == 1 else ", and no other is accurate"
+    return f"its result is {of_best}{others}"
 
 
 def _void(best: Point, second: Point, doubted: Collection[str]) -> str:

@@ -26,6 +26,7 @@ WORDS = {
     "phase_findings",
     "study_findings",
     "tables",
+    "tolerance",
 }
 
 #: One means a line: a module, and the modules that only it is made of.
@@ -110,7 +111,9 @@ TOP = {"__main__", "cli", "order", "privacy", "reading", "workflow"}
 ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
-HARNESS = {"conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "sizes", "timing"}
+HARNESS = {
+    "conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "sizes", "timing", "tolerance",
+}  # fmt: skip
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {
     "attribution", "columns", "counters", "csvfile", "errors", "intervals", "jsonstream", "kernels", "recording",

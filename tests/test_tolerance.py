@@ -1,0 +1,299 @@
+"""A result that is too far from its reference wins nothing: the limits, the harness that holds them, and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
+
+from profpipe import config, facts, plots, report
+from profpipe.analyze import analyze
+from profpipe.errors import ConfigError
+from profpipe.findings import WorkloadFindings
+from profpipe.load import own_folder
+from profpipe.tables import Tables
+from profpipe.tolerance import judge, shown
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_may_be_as_large_and_cosines_as_small_as_their_limits() -> None:
+    limits = {"error_max": 0.5, "cosine": 0.99}
+    assert judge({"error_max": 0.5, "cosine": 0.99}, limits).mark == ""
+    assert judge({"error_max": 0.51, "cosine": 0.99}, limits).mark == "inaccurate"
+    assert judge({"error_max": 0.5, "cosine": 0.98}, limits).mark == "inaccurate"
+
+
+def test_a_limit_holds_for_gradients_that_have_none_of_their_own() -> None:
+    checked = {"error_max": 0.1, "error_max_dq": 0.3, "error_max_dk": 0.1}
+    assert judge(checked, {"error_max": 0.2}).why == "error_max_dq is 0.3, at most 0.2"
+    assert judge(checked, {"error_max": 0.2, "error_max_dq": 0.4}).mark == ""
+
+
+def test_the_worst_misses_are_named_first_and_the_rest_counted() -> None:
+    checked = {"error_max": 3.0, "error_mean": 9.0, "cosine": 0.5, "cosine_dq": 0.2}
+    assert judge(checked, {"error_max": 1, "error_mean": 1, "cosine": 0.9}).why == (
+        "error_mean is 9, at most 1; error_max is 3, at most 1; and 2 more"
+    )
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_no_number_is_outside_every_limit(wrong: float) -> None:
+    assert judge({"error_max": wrong}, {"error_max": 1e9}).mark == "inaccurate"
+    assert judge({"cosine": -1.0}, {"cosine": 0.0}).mark == "inaccurate"
+    assert judge({"cosine": math.nan}, {"cosine": 0.0}).mark == "inaccurate"
+
+
+def test_a_case_passes_only_what_was_compared() -> None:
+    assert judge({"flops": 1.0}, {"error_max": 1}).why == "nothing was compared for error_max"
+    assert judge({"error_max": 0.0}, {"error_max": 1, "cosine": 0.9}).mark == "unchecked"
+    assert judge({}, {"error_max_dq": 1}).mark == "unchecked"
+
+
+def test_the_limit_of_a_gradient_is_none_for_a_forward_pass() -> None:
+    assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).mark == ""
+    assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).mark == "inaccurate"
+    assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
+
+
+def test_without_limits_everything_passes() -> None:
+    assert judge({"error_max": math.inf}, {}).mark == judge({}, {}).mark == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "0.500"), (0.98, "0.980"), (0.99991, "0.999910"), (0.999999987, "0.999999987"), (1.0, "1"), (-1.0, "-1")],
+)
+def test_a_cosine_has_the_digits_that_tell_it_from_one(value: float, text: str) -> None:
+    assert shown("cosine_dq", value) == text
+
+
+# --- in the pipeline file --------------------------------------------------------------------------------------------
+
+WORKLOAD = "PARAMS = {'n': 1}\ndef build(params):\n    return lambda: None\n"
+
+
+def pipeline(folder: Path, tolerance: str, place: str = "workloads") -> Any:
+    (folder / "workloads").mkdir(exist_ok=True)
+    (folder / "workloads" / "mine.py").write_text(WORKLOAD)
+    defaults = f"defaults: {{tolerance: {tolerance}}}\n" if place == "defaults" else ""
+    own = f", tolerance: {tolerance}" if place == "workloads" else ""
+    (folder / "p.yaml").write_text(f"version: 1\n{defaults}workloads:\n  w: {{script: mine{own}}}\n")
+    return config.load_pipeline(folder / "p.yaml", env={})
+
+
+def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Path) -> None:
+    for place in ("workloads", "defaults"):
+        workload = pipeline(tmp_path, "{error_rel_l1: 0.05, cosine_dq: 0.99}", place).workloads["w"]
+        assert dict(workload.tolerance) == {"error_rel_l1": 0.05, "cosine_dq": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "place", "said"),
+    [
+        ("{error_rell1: 0.05}", "workloads.w.tolerance.error_rell1", "Did you mean 'error_rel_l1'?"),
+        ("{error_max_dQ: 0.05}", "workloads.w.tolerance.error_max_dQ", "Did you mean 'error_max_d"),
+        ("{cosine: 1.5}", "workloads.w.tolerance", "no cosine is at least 1.5: 1 is the most that it can be"),
+        ("{error_max: -1}", "workloads.w.tolerance.error_max", "greater than or equal to 0"),
+        ("{error_max: .inf}", "workloads.w.tolerance.error_max", "finite"),
+        ("{error_max: some}", "workloads.w.tolerance.error_max", "number"),
+        ("0.05", "workloads.w.tolerance", "is not a mapping"),
+    ],
+)
+def test_a_limit_that_means_nothing_is_refused_with_its_place(
+    tmp_path: Path, tolerance: str, place: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        pipeline(tmp_path, tolerance)
+    assert f"{place}: " in str(raised.value) and said in str(raised.value)
+
+
+def test_a_wrong_limit_in_defaults_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        pipeline(tmp_path, "{cosin: 0.9}", "defaults")
+    assert str(raised.value).count("Did you mean 'cosine'?") == 1
+
+
+# --- in the workload's process ---------------------------------------------------------------------------------------
+
+
+class Workload:
+    """A workload whose check says what it was made with."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def check(self, params: Any) -> Any:
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+def written(found: Any, folder: Path, limits: dict[str, float]) -> tuple[list[str], list[str]]:
+    """(marks, notes) of a case whose check gives ``found``."""
+    events: list[dict[str, Any]] = []
+    marks = facts.write(Workload(found), {}, folder, lambda event, **f: events.append({"event": event, **f}), limits)
+    return marks, [event["text"] for event in events if event["event"] == "note"]
+
+
+def test_a_miss_is_marked_and_noted_with_its_measure_value_and_limit(tmp_path: Path) -> None:
+    assert written({"error_rel_l1": 0.08}, tmp_path, {"error_rel_l1": 0.05}) == (
+        ["inaccurate"], ["inaccurate: error_rel_l1 is 0.08, at most 0.05"],
+    )  # fmt: skip
+    assert written({"error_rel_l1": 0.04}, tmp_path, {"error_rel_l1": 0.05}) == ([], [])
+    assert written({"error_rel_l1": 0.08}, tmp_path, {}) == ([], [])
+
+
+def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked(tmp_path: Path) -> None:
+    assert written(MemoryError("too large"), tmp_path, {"error_max": 1}) == (["unchecked"], [])
+    assert written({"loss": 0.5}, tmp_path, {"error_max": 1}) == (
+        ["unchecked"], ["unchecked: nothing was compared for error_max"],
+    )  # fmt: skip
+    marks = facts.write(object(), {}, tmp_path, lambda event, **fields: None, {"error_max": 1})
+    assert marks == ["unchecked"]
+
+
+# --- in the report ---------------------------------------------------------------------------------------------------
+
+LIMITS = {"error_rel_l1": 0.05}
+
+
+def run(**workload: Any) -> dict[str, Any]:
+    return {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": LIMITS, **workload}}}}
+
+
+def study(shapes: tuple[str, ...] = ("",), **impls: tuple[float, float | None]) -> Tables:
+    """Cases of a time and a relative error each; None where nobody compared it."""
+    names = [(f"impl={impl}{shape}", ns, error) for impl, (ns, error) in impls.items() for shape in shapes]
+    metrics = [metric_row(name, "time", ns, n=30, ci_low=ns, ci_high=ns) for name, ns, _ in names]
+    metrics += [metric_row(name, "error_rel_l1", e, "1") for name, _, e in names if e is not None]
+    flags = {name: [] if e is not None else ["unchecked"] for name, _, e in names}
+    return tables([case_row(name, flags=flags[name]) for name, _, _ in names], metrics=metrics)
+
+
+def only(data: Tables, **workload: Any) -> WorkloadFindings:
+    (found,) = analyze(data, run(**workload)).workloads
+    return found
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The report of tables, without its pictures."""
+    monkeypatch.setattr(plots, "draw", lambda findings, folder: {})
+
+    def render(data: Tables, **workload: Any) -> str:
+        spec = run(**workload)
+        template = own_folder("templates") / "SUMMARY.md.j2"
+        return report.render(analyze(data, spec), data, spec, tmp_path, template).read_text(encoding="utf-8")
+
+    return render
+
+
+FAST_AND_WRONG = {"a": (4000.0, 0.001), "b": (2000.0, 0.01), "c": (1000.0, 0.08)}
+
+
+def test_the_win_is_that_of_the_fastest_accurate_one() -> None:
+    (shape,) = only(study(**FAST_AND_WRONG)).shapes
+    assert shape.win is not None and shape.fastest is shape.win.best
+    assert (shape.win.best.variant, shape.win.verdict) == ("b", "clear")
+    assert [point.variant for point in shape.win.barred] == ["c"]
+    assert [point.marks for point in shape.points] == [("inaccurate",), (), ()]
+
+
+def test_the_answer_names_the_fastest_accurate_one_and_why_another_is_not_called_faster(page: Any) -> None:
+    text = page(study(**FAST_AND_WRONG))
+    assert "**`b` is the fastest accurate one: 2.00 us per call, 2.00x over `a` (baseline).**" in text
+    assert (
+        "`c` takes 1.00 us and is not called faster: its result is **inaccurate** (error_rel_l1 is 0.08, at most 0.05)."
+    ) in text
+    assert "**inaccurate** (1 of 3 cases): its result is further from the reference than the tolerance allows." in text
+
+
+def test_no_number_says_how_much_faster_an_inaccurate_one_is(page: Any) -> None:
+    points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).points}
+    assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
+    row = next(line for line in page(study(**FAST_AND_WRONG)).splitlines() if line.startswith("| `c` | 1.00"))
+    assert "inaccurate" in row and "x" not in row.replace("inaccurate", "")
+
+
+def test_the_fastest_number_of_a_table_is_that_of_the_fastest_accurate_one(page: Any) -> None:
+    text = page(study((",seqlen=1", ",seqlen=2"), **FAST_AND_WRONG))
+    assert "| `b` | **2.00** | **2.00** |" in text
+    assert "| `c` | 1.00 *inaccurate* | 1.00 *inaccurate* |" in text
+    assert "**`b` is the fastest accurate one in both shapes: 2.00x over `a` (baseline);" in text
+    assert (
+        "`c` takes less time in both shapes and is not called faster: its result is **inaccurate**"
+        " (error_rel_l1 is 0.08, at most 0.05 at seqlen 2)."
+    ) in text
+
+
+def test_an_inaccurate_one_that_is_slower_anyway_is_no_part_of_the_answer(page: Any) -> None:
+    text = page(study(a=(4000.0, 0.001), b=(2000.0, 0.01), c=(9000.0, 0.08)))
+    assert "**`b` is fastest: 2.00 us per call, 2.00x over `a` (baseline).**" in text
+    assert "not called faster:" not in text and "**inaccurate** (1 of 3 cases)" in text
+
+
+def test_an_unchecked_one_is_not_called_faster_under_a_tolerance(page: Any) -> None:
+    data = study(a=(4000.0, 0.001), b=(2000.0, None))
+    text = page(data)
+    assert "**Only `a` has a time and is accurate: 4.00 us per call.**" in text
+    assert "`b` takes 2.00 us and is not called faster: its result is **unchecked** (nothing was compared" in text
+    assert "**`b` is fastest" in page(data, tolerance={})
+
+
+def test_where_none_is_accurate_none_wins(page: Any) -> None:
+    data = study(a=(4000.0, 0.2), b=(2000.0, 0.1))
+    (shape,) = only(data).shapes
+    assert shape.fastest is None
+    assert (
+        "`b` has the lowest time, 2.00 us per call, but is not called the fastest:"
+        " its result is inaccurate, and no other is accurate"
+    ) in page(data)
+
+
+def test_several_winners_are_those_of_the_accurate_ones(page: Any) -> None:
+    data = study((",seqlen=1",), **FAST_AND_WRONG)
+    other = study((",seqlen=2",), a=(1000.0, 0.0), b=(2000.0, 0.0), c=(4000.0, 0.08))
+    both = tables(
+        [*data.cases.to_dict("records"), *other.cases.to_dict("records")],
+        metrics=[*data.metrics.to_dict("records"), *other.metrics.to_dict("records")],
+    )
+    assert "**Fastest of the accurate ones: `b` at seqlen 1 (2.00x over `a` (baseline)) and" in page(both)
+
+
+def test_sums_of_kernels_win_nothing_either_for_a_result_that_plain_found_inaccurate() -> None:
+    kernels = [kernel_row(f"impl={i}", ATTENTION, 10, ns) for i, ns in (("a", 4000.0), ("b", 1000.0))]
+    ranges = [range_row(f"impl={i}", 10) for i in "ab"]
+    errors = [metric_row(f"impl={i}", "error_rel_l1", e, "1") for i, e in (("a", 0.0), ("b", 0.5))]
+    found = only(tables(kernels=kernels, ranges=ranges, metrics=errors))
+    assert found.basis is not None and found.basis.quantity == "kernel"
+    assert [s.win.best.variant for s in found.shapes if s.win] == ["a"]
+    assert all(not shape.swaps for shape in found.shapes)
+    assert {p.variant: p.kernel_speedup for p in found.points} == {"a": 1.0, "b": None}
+
+
+def test_a_mark_in_files_without_their_pipeline_takes_the_win_too() -> None:
+    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
+    data = tables(rows, metrics=[metric_row(f"impl={i}", "time", ns) for i, ns in (("a", 2.0), ("b", 1.0))])
+    (found,) = analyze(data, {}).workloads
+    assert [shape.win.best.variant for shape in found.shapes if shape.win] == ["a"]
+
+
+def test_a_case_that_ran_out_of_memory_is_no_miss_of_the_tolerance() -> None:
+    data = tables(
+        [case_row("impl=a"), case_row("impl=b", status="oom", reason="too large")],
+        metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_rel_l1", 0.0, "1")],
+    )
+    assert {point.variant: point.marks for point in only(data).points} == {"a": (), "b": ()}
+
+
+def test_a_study_may_ask_whether_a_case_passed(page: Any) -> None:
+    data, spec = study(**FAST_AND_WRONG, d=(9000.0, None)), run()
+    spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["passed"]}]
+    (table,) = analyze(data, json.loads(json.dumps(spec))).studies
+    values = {row[0]: cells[0].value for row, cells in zip(table.grids[0].rows, table.grids[0].cells, strict=True)}
+    assert values == {"a": "pass", "b": "pass", "c": "fail", "d": None}
