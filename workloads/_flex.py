@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +22,29 @@ else:
 
 def flex(setting: Setting) -> Forward:
     """The block mask is made beforehand, as a model makes it once for all layers and steps."""
+    return under(_block_mask(setting), setting, grouped=setting.group > 1, kept=setting.mode == "bwd")
+
+
+def under(mask: Any, case: Hashable, *, grouped: bool, kept: bool) -> Forward:
+    """FlexAttention under a block mask or None, compiled once for each ``case``.
+
+    ``grouped``: there are fewer key/value heads than query heads. ``kept``: the graph outlives its backward pass.
+    """
     functorch: Any = importlib.import_module("torch._functorch.config")
     if hasattr(functorch, "donated_buffer"):
         # From torch 2.6 on a compiled backward pass reuses saved tensors' memory, and refuses a graph that is kept.
-        functorch.donated_buffer = setting.mode != "bwd"
-    call, mask = _compiled(setting), _block_mask(setting)
+        functorch.donated_buffer = not kept
+    call = _compiled(case, grouped)
     return lambda q, k, v: call(q, k, v, mask)
 
 
 @functools.cache
-def _compiled(setting: Setting) -> Callable[..., Tensor]:
-    """Compiled at its first call, once a process for each setting, for a case is built more than once."""
+def _compiled(case: Hashable, grouped: bool) -> Callable[..., Tensor]:
+    """Compiled at its first call, once a process for each case, for a case is built more than once."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=setting.group > 1)
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
 
     # What is compiled belongs to a code object, and one object may have 8 versions, after which it would run unfused
     # without a word. With an object of its own, no setting counts against another or waits for its guards.

@@ -126,13 +126,16 @@ def flex(group: Group) -> Forward:
     lengths = torch.tensor(group.lengths, device=device)
     document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
 
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = document[query] == document[key]
-        return same & (query >= key) if group.causal else same
+    def together(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return document[query] == document[key]
 
+    def earlier(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (document[query] == document[key]) & (query >= key)
+
+    visible = earlier if group.causal else together
     mask = create_block_mask(visible, None, None, group.tokens, group.tokens, device=device)
-    call = _flex._compiled(group)
-    return lambda q, k, v: (call(q, k, v, block_mask=mask, enable_gqa=group.shared > 1),)
+    call = _flex.under(mask, group, grouped=group.shared > 1, kept=group.mode == "bwd")
+    return lambda q, k, v: (call(q, k, v),)
 
 
 def sdpa_nested(group: Group) -> Forward:
