@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from profpipe import (
     agreement_sheets,
+    answer_sheets,
     answers,
+    excerpt,
     kernel_sheets,
     limit_sheets,
     marks,
@@ -31,6 +33,9 @@ _ALL_KERNELS, _FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 8, 3, 2, 0.1
 #: Allocations of a case that are listed.
 _ALLOCATIONS = 6
 
+#: Differences between profilers that the page of a large comparison lists, and the file that has what it leaves out.
+_DIFFERENCES, WHOLE = 40, "comparison_results.txt"
+
 #: Cases whose classes stand side by side.
 _ABREAST = 6
 
@@ -52,6 +57,9 @@ class Chapter:
     suffix: str
     answer: list[str]
     answers: Sheet
+    #: The same line by line, where ``answers`` is a grid; and what is left out below.
+    all_answers: list[Block]
+    excerpt: str
     samples: str
     marks: list[str]
     shares: list[Block]
@@ -83,26 +91,30 @@ def chapter(
     workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]], without_gpu: bool
 ) -> Chapter:
     """Everything that the page says of ``workload``; ``without_gpu``: the run's machine has none."""
-    alone = len(findings.workloads) < 2
+    alone, part = len(findings.workloads) < 2, excerpt.of(workload)
+    grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
+    lines = sheets.answers(workload) if workload.compare else Sheet([], [])
     return Chapter(
         workload=workload,
         suffix="" if alone else f": {escape(workload.name)}",
         answer=answers.answer(workload, alone),
-        answers=sheets.answers(workload) if workload.compare else Sheet([], []),
+        answers=grid or lines,
+        all_answers=[Block("with times and marks", lines, folded=True)] if grid else [],
+        excerpt=excerpt.said(workload, WHOLE),
         samples=sheets.samples(workload),
         marks=marks.explained(workload),
-        shares=list(_shares(workload)),
-        swaps=_by_shape(workload, sheets.swaps),
-        limits=list(_limits(workload)),
+        shares=list(_shares(part)),
+        swaps=_by_shape(part, sheets.swaps),
+        limits=list(_limits(part)),
         limits_said=limit_sheets.explained(workload),
         limited=limit_sheets.in_words(workload) if workload.compare else "",
-        agreement=list(_agreement(workload)),
+        agreement=list(_agreement(workload, part)),
         overheads=agreement_sheets.overheads(workload),
-        cases=list(_cases(workload)),
-        kernels=list(_kernels(workload)),
+        cases=list(_cases(workload, part)),
+        kernels=list(_kernels(part)),
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
-        ncu=list(_ncu(workload)),
-        phases=list(_phases(workload)),
+        ncu=list(_ncu(part)),
+        phases=list(_phases(part)),
         phase_work=list(_phase_work(workload)),
         phase_work_said=phase_sheets.explained(workload),
         memory=list(_memory(workload)),
@@ -128,15 +140,16 @@ def _by_shape(workload: WorkloadFindings, sheet_of: Callable[[Shape], Sheet]) ->
     return [Block(wording.axes(shape.axes), sheet, folded=i > 0) for i, (shape, sheet) in enumerate(made)]
 
 
-def _cases(workload: WorkloadFindings) -> Iterator[Block]:
-    """Times and TFLOP/s by shape, those of the largest group open; then every number of every case."""
+def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
+    """Times and TFLOP/s by shape, those of the largest group open; then every number of each case of ``part``."""
     pivots = sheets.pivots(workload)
     opened = 2 if len(pivots) > 1 and pivots[1][0].startswith("TFLOP/s") else 1
     for i, (title, sheet) in enumerate(pivots):
         yield Block(title, sheet, folded=i >= opened)
-    timed = [point for shape in workload.shapes for point in shape.timed]
+    timed = [point for shape in part.shapes for point in shape.timed]
     if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
-        yield Block("every number by case", sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
+        title = "every number by case" if part is workload else f"every number of {len(part.shapes)} shapes by case"
+        yield Block(title, sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
 
 
 def _shares(workload: WorkloadFindings) -> Iterator[Block]:
@@ -167,16 +180,18 @@ def _limits(workload: WorkloadFindings) -> Iterator[Block]:
         yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
 
 
-def _agreement(workload: WorkloadFindings) -> Iterator[Block]:
+def _agreement(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
     if not workload.agreements:
         return
     yield Block("", agreement_sheets.in_sum(workload))
     apart = agreement_sheets.apart(workload)
     if apart:
-        one = len(apart.rows) == 1
-        title = "the difference above 3 %" if one else f"the {len(apart.rows)} differences above 3 %"
+        one, every = len(apart.rows) == 1, len(apart.rows)
+        title = "the difference above 3 %" if one else f"the {every} differences above 3 %"
+        if part is not workload and every > _DIFFERENCES:
+            title, apart = f"the {_DIFFERENCES} largest of {every} differences above 3 %", apart.first(_DIFFERENCES)
         yield Block(f"{title}, each with its reason", apart, folded=len(apart.rows) > 4)
-    yield Block("every figure", agreement_sheets.everything(workload), folded=True)
+    yield Block("every figure", agreement_sheets.everything(part), folded=True)
 
 
 def _phases(workload: WorkloadFindings) -> Iterator[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from profpipe import kernel_sheets, sheets, study_sheets, wording
+from profpipe import agreement_sheets, excerpt, kernel_sheets, limit_sheets, sheets, study_sheets, wording
 from profpipe.findings import Findings, WorkloadFindings
 from profpipe.markdown import Sheet
 from profpipe.points import shown
@@ -76,13 +76,22 @@ def _baseline(workload: WorkloadFindings) -> str:
 
 def _comparison(workload: WorkloadFindings) -> str:
     points = [point for point in workload.points if point.time]
-    if not workload.compare or not points:
+    shortened = excerpt.of(workload) is not workload
+    if not points or not (workload.compare or shortened):
         return ""
     parts = [_says(workload), sheets.cases(workload, points).plain()]
     for shape in workload.shapes:
         tables = [sheets.kernel_share(shape, workload.iterated), sheets.swaps(shape)]
         title = _plain(wording.axes(shape.axes))
         parts += [f"{title}\n\n{table.plain()}" if title else table.plain() for table in tables if table]
+    if shortened:
+        everything = {
+            "What limits it": limit_sheets.limits(workload, points, one_shape=False),
+            "By phase": kernel_sheets.phases(workload, points),
+            "Differences between profilers": agreement_sheets.apart(workload),
+            "Every figure of every profiler": agreement_sheets.everything(workload),
+        }
+        parts += [f"{title}\n\n{table.plain()}" for title, table in everything.items() if table]
     return "\n\n".join(parts)
 
 

@@ -58,6 +58,10 @@ class Sheet:
         rows = [[row[i] for i in kept] for row in self.rows]
         return Sheet([self.head[i] for i in kept], rows, self.labels, self.words)
 
+    def first(self, rows: int) -> Sheet:
+        """The same with so many rows at most."""
+        return Sheet(self.head, self.rows[:rows], self.labels, self.words)
+
     def __str__(self) -> str:
         align = ["---" if i < self.labels or title in self.words else "---:" for i, title in enumerate(self.head)]
         return "\n".join("| " + " | ".join(row) + " |" for row in [self.head, align, *self.rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from profpipe import excerpt
 from profpipe.findings import Axes, Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape
 from profpipe.marks import beside, told
@@ -210,6 +211,7 @@ def pivots(workload: WorkloadFindings) -> list[tuple[str, Sheet]]:
         groups.setdefault(without(shape.axes, axis), []).append(shape)
     if max(map(len, groups.values())) > _COLUMNS:
         return []
+    groups = {others: groups[others] for others in excerpt.groups(workload, axis)}
     first = without(workload.largest.axes, axis) if workload.largest else ()
     ordered = sorted(groups.items(), key=lambda group: group[0] != first)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,10 +74,11 @@ def made_up(
     *,
     causal: Sequence[bool] = (False,),
     baseline: str | None = None,
+    **others: Sequence[Any],
 ) -> tuple[Tables, dict[str, Any]]:
     """A sweep with invented times under plain, nsys, torch and ncu: no GPU ever gave these numbers.
 
-    The last implementation runs out of memory at the largest length.
+    The last implementation runs out of memory at the largest length. ``others`` are further axes with their values.
     """
     cases: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
@@ -84,20 +86,29 @@ def made_up(
     metrics: list[dict[str, Any]] = []
     expects: dict[str, str] = {}
     for place, impl in enumerate(impls):
-        for length in lengths:
-            for mask in causal:
-                case = f"impl={impl},seqlen={length}" + (f",causal={str(mask).lower()}" if len(causal) > 1 else "")
-                params = {"batch": 2, "head_dim": 128, "dtype": "bf16", "impl": impl, "seqlen": length, "causal": mask}
-                lost = impl == impls[-1] and length == max(lengths) and len(lengths) > 1
-                status, reason = ("oom", "OutOfMemoryError: tried to allocate 64 GiB") if lost else ("ok", "")
-                cases += [case_row(case, p, status, reason, params=params) for p in ("plain", "nsys", "torch", "ncu")]
-                expects[case] = "fa2"
-                if not lost:
-                    kernel_ns = (1 + 0.13 * ((place * 5 + 3) % len(impls))) * length**2 / 40 / (2 if mask else 1)
-                    kernels += _kernels(case, kernel_ns)
-                    ranges.append(range_row(case, 30, wall_ns=45 * kernel_ns, busy_ns=36 * kernel_ns))
-                    ranges.append(range_row(case, 30, "torch"))
-                    metrics += _metrics(case, kernel_ns, length)
+        for length, mask, *more in itertools.product(lengths, causal, *others.values()):
+            rest = dict(zip(others, more, strict=True))
+            named = {"causal": str(mask).lower(), **rest} if len(causal) > 1 else rest
+            case = ",".join([f"impl={impl},seqlen={length}", *(f"{axis}={value}" for axis, value in named.items())])
+            params = {
+                "batch": 2,
+                "head_dim": 128,
+                "dtype": "bf16",
+                "impl": impl,
+                "seqlen": length,
+                "causal": mask,
+                **rest,
+            }
+            lost = impl == impls[-1] and length == max(lengths) and len(lengths) > 1
+            status, reason = ("oom", "OutOfMemoryError: tried to allocate 64 GiB") if lost else ("ok", "")
+            cases += [case_row(case, p, status, reason, params=params) for p in ("plain", "nsys", "torch", "ncu")]
+            expects[case] = "fa2"
+            if not lost:
+                kernel_ns = (1 + 0.13 * ((place * 5 + 3) % len(impls))) * length**2 / 40 / (2 if mask else 1)
+                kernels += _kernels(case, kernel_ns)
+                ranges.append(range_row(case, 30, wall_ns=45 * kernel_ns, busy_ns=36 * kernel_ns))
+                ranges.append(range_row(case, 30, "torch"))
+                metrics += _metrics(case, kernel_ns, length)
     run = {
         "name": "made-up",
         "started": "2026-11-20T05:55:33+00:00",
