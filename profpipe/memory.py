@@ -9,6 +9,7 @@ import pandas as pd
 
 from profpipe.phase_findings import Allocation, Memory, PhaseMemory
 from profpipe.recorded import Number
+from profpipe.tables import PATH_SEPARATOR
 
 _RANKED = re.compile(r"allocation:(\d+)")
 
@@ -23,11 +24,23 @@ def records(
             own.setdefault(case, {})[subject] = found
     for case in cases:
         subjects = own.get(case, {})
-        phases = tuple(_phase(name, found) for name, found in subjects.items() if "peak_allocated" in found)
+        with_peak = {name: found for name, found in subjects.items() if "peak_allocated" in found}
+        phases = tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak))
         if phases:
             kept = {name: found["kept"].value for name, found in subjects.items() if "kept" in found}
             files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
             yield Memory(case, phases, tuple(_allocations(subjects)), files)
+
+
+def _outer_first(names: Iterable[str]) -> Iterator[str]:
+    """In the order given, each after the ranges around it: other numbers of a range may stand before them."""
+    names = list(names)
+    around = (PATH_SEPARATOR.join(steps[:depth]) for steps in map(_steps, names) for depth in range(1, len(steps) + 1))
+    return (path for path in dict.fromkeys(around) if path in names)
+
+
+def _steps(path: str) -> list[str]:
+    return path.split(PATH_SEPARATOR)
 
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
 from profpipe.markdown import Sheet, escape
@@ -23,7 +23,7 @@ def work(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
     points = [point for point in among if point.id in own]
     shown = [one for point in points for one in own[point.id]]
     times, sizes = time_unit(one.ns for one in shown), size_unit(one.moved for one in shown)
-    rate = "ceiling" if workload.rates_measured else "peak"
+    rate, names = "ceiling" if workload.rates_measured else "peak", _short({one.phase for one in workload.phase_work})
     columns: list[tuple[str, Callable[[PhaseWork], str]]] = [
         (f"{times.name}/call", lambda p: times.of(p.ns)),
         ("% of their time", lambda p: percent(p.of_time)),
@@ -38,12 +38,18 @@ def work(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
         ("limited by", lambda p: _BINDS.get(p.binds, MISSING)),
     ]
     rows = [
-        [case_label(point) if i == 0 else "", escape(one.phase), *(cell(one) for _, cell in columns)]
+        [case_label(point) if i == 0 else "", escape(names[one.phase]), *(cell(one) for _, cell in columns)]
         for point in points
         for i, one in enumerate(own[point.id])
     ]
     head = ["case", "phase", *(title for title, _ in columns)]
     return Sheet(head, rows, labels=2, words=frozenset({"limited by"})).without_empty()
+
+
+def _short(paths: Collection[str]) -> dict[str, str]:
+    """Each path by its last range, where no two end alike."""
+    last = {path: path.split(PATH_SEPARATOR)[-1] for path in paths}
+    return last if len(set(last.values())) == len(last) else {path: path for path in paths}
 
 
 _BINDS = {"compute": "arithmetic", "memory": "memory"}
@@ -67,7 +73,8 @@ def explained(workload: WorkloadFindings) -> list[str]:
     by_phase: dict[str, list[PhaseWork]] = {}
     for one in workload.phase_work:
         by_phase.setdefault(one.phase, []).append(one)
-    return [" ".join(said), *(sentence for name, own in by_phase.items() for sentence in _disproportion(name, own))]
+    names = _short(by_phase)
+    return [" ".join(said), *(s for phase, own in by_phase.items() for s in _disproportion(names[phase], own))]
 
 
 def _disproportion(name: str, own: Sequence[PhaseWork]) -> Iterator[str]:
@@ -78,19 +85,16 @@ def _disproportion(name: str, own: Sequence[PhaseWork]) -> Iterator[str]:
     where = "" if len(far) == len(own) else f" (in {cases(len(far))} of {len(own)})"
     times = _span([100 * (p.of_time or 0) for p in far])
     flops = _span([100 * (p.of_work or 0) for p in far])
-    sentence = (
-        f"{escape(name.split(PATH_SEPARATOR)[-1])} takes {times} % of the time of these phases "
-        f"and does {flops} % of their FLOPs{where}"
-    )
+    sentence = f"{escape(name)} takes {times} % of the time of these phases and does {flops} % of their FLOPs{where}"
     intensities = [p.intensity for p in far if p.intensity]
     ridges = [p.ridge for p in far if p.ridge]
     if intensities and ridges:
-        sentence += f": it has {_span(intensities)} FLOP for each byte, and the machine {_span(ridges)}"
+        sentence += f": it does {_span(intensities)} FLOP for each byte, where the machine could do {_span(ridges)}"
         if all(p.binds == "memory" for p in far):
             rates = _span([100 * p.of_bandwidth for p in far if p.of_bandwidth])
             sentence += f", so memory limits it, of whose bandwidth it reaches {rates} %"
     elif intensities:
-        sentence += f": it has {_span(intensities)} FLOP for each byte"
+        sentence += f": it does {_span(intensities)} FLOP for each byte"
     yield sentence + "."
 
 

@@ -100,17 +100,17 @@ def test_a_memory_bound_softmax_explains_itself_in_one_sentence() -> None:
     what, sentence = phase_sheets.explained(workload)
     assert what.startswith("FLOPs and bytes are those that the workload declares")
     assert sentence == (
-        "softmax takes 50 to 62 % of the time of these phases and does 1.10 % of their FLOPs: it has 1.25 FLOP for each"
-        " byte, and the machine 250, so memory limits it, of whose bandwidth it reaches 40 to 67 %."
+        "softmax takes 50 to 62 % of the time of these phases and does 1.10 % of their FLOPs: it does 1.25 FLOP for each"
+        " byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 to 67 %."
     )
 
 
 def test_only_what_is_known_of_a_slow_phase_is_said() -> None:
     both = (_case("size=small", 5000), _case("size=large", 40))
     sentence = phase_sheets.explained(_analysed(*both))[-1]
-    assert "1.10 % of their FLOPs (in 1 case of 2): it has" in sentence
+    assert "1.10 % of their FLOPs (in 1 case of 2): it does" in sentence
     bare = phase_sheets.explained(analyze(_tables(*both), {}).workloads[0])[-1]
-    assert bare.endswith("(in 1 case of 2): it has 1.25 FLOP for each byte.")
+    assert bare.endswith("(in 1 case of 2): it does 1.25 FLOP for each byte.")
     assert len(phase_sheets.explained(_analysed(_case("size=small", 40)))) == 1
     without = {"cases": [study.case_row("a")], "metrics": [study.metric_row("a", "time", 1)]}
     assert phase_sheets.explained(_analysed(without)) == []
@@ -120,11 +120,12 @@ def test_the_table_has_a_row_for_each_phase() -> None:
     workload = _analysed(_case("size=small", 5000), _case("size=large", 1500))
     sheet = phase_sheets.work(workload, workload.points)
     small, _, large, beyond = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
-    assert (small["case"], small["phase"]) == ("size small", "forward &gt; attention scores")
+    assert (small["case"], small["phase"]) == ("size small", "attention scores")
     assert (small["us/call"], small["% of their time"], small["% of their FLOP"]) == ("3.00", "37.5", "98.9")
     assert (small["TFLOP/s"], small["% of peak FLOP/s"], small["limited by"]) == ("300.0", "30.0", "arithmetic")
     assert large["case"] == "size large"
     # 8 MB in 1.5 us are more than the memory gives: they came from a cache.
+    assert beyond["phase"] == "softmax"
     assert (beyond["TB/s"], beyond["% of peak bytes/s"]) == ("5.33", "**133, above**")
     assert "Bytes above the memory's rate came from a cache." in phase_sheets.explained(workload)[0]
 
@@ -177,6 +178,13 @@ def test_the_peak_of_each_phase_stands_beside_what_was_there_before() -> None:
         ["what forward", "100.0", "**160.0**", "**160.0**", "", ""],
         ["what step", "100.0", "300.0", "280.0", "**400.0**", "380.0"],
     ]
+
+
+def test_a_phase_stands_after_those_around_it_whatever_else_is_known_of_it() -> None:
+    peaks = _memory("a", {"forward": 300, SCORES: 280, SOFTMAX: 290, "backward": 400}, [])
+    work = [study.metric_row("a", "flops", 5, "flop", subject=phase) for phase in (SOFTMAX, SCORES)]
+    (record,) = _analysed({**peaks, "metrics": [*work, *peaks["metrics"]]}).memory
+    assert [phase.phase for phase in record.phases] == ["forward", SOFTMAX, SCORES, "backward"]
 
 
 def test_the_largest_allocations_tell_where_and_how_much_of_the_peak_they_are() -> None:
