@@ -78,14 +78,14 @@ def explained(workload: WorkloadFindings) -> list[str]:
 
 
 def _disproportion(name: str, own: Sequence[PhaseWork]) -> Iterator[str]:
-    """``softmax takes 41 % of the time of these phases and does 3 % of their FLOPs: ...``"""
+    """``softmax takes 41 % of the time of these phases for 3 % of their FLOPs: ...``"""
     far = [p for p in own if p.of_time and p.of_work and p.of_time > max(_LEAST, _FAR_ABOVE * p.of_work)]
     if not far:
         return
     where = "" if len(far) == len(own) else f" (in {cases(len(far))} of {len(own)})"
     times = _span([100 * (p.of_time or 0) for p in far])
     flops = _span([100 * (p.of_work or 0) for p in far])
-    sentence = f"{escape(name)} takes {times} % of the time of these phases and does {flops} % of their FLOPs{where}"
+    sentence = f"{escape(name)} takes {times} % of the time of these phases for {flops} % of their FLOPs{where}"
     intensities = [p.intensity for p in far if p.intensity]
     ridges = [p.ridge for p in far if p.ridge]
     if intensities and ridges:

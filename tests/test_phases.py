@@ -100,8 +100,8 @@ def test_a_memory_bound_softmax_explains_itself_in_one_sentence() -> None:
     what, sentence = phase_sheets.explained(workload)
     assert what.startswith("FLOPs and bytes are those that the workload declares")
     assert sentence == (
-        "softmax takes 50 to 62 % of the time of these phases and does 1.10 % of their FLOPs: it does 1.25 FLOP for each"
-        " byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 to 67 %."
+        "softmax takes 50 to 62 % of the time of these phases for 1.10 % of their FLOPs: it does 1.25 FLOP for each "
+        "byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 to 67 %."
     )
 
 
