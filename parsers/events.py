@@ -2,6 +2,9 @@
 
 One JSON object a line. Each process of a job begins with ``started``, so one file may hold several: a job whose process
 died goes on in the next one. What a case did in the last process that began it is what counts.
+
+Where several processes run the cases together, each has a file of its own (``events.rank1.jsonl``). The first one's is
+the job's; of the others' only the numbers are taken, with the subject ``rank 1``, of cases that ended well.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class Record:
 
     attempts: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     process: int = 0
+    rank: int = 0
     profiler: str = ""
     torch: str = ""
     device: str = ""
@@ -137,6 +141,7 @@ def _is_last_of_process(following: list[bytes]) -> bool:
 
 def _on_started(record: Record, event: dict[str, Any]) -> None:
     record.profiler, record.process = str(event["profiler"]), record.process + 1
+    record.rank = int(event.get("rank") or 0)
     record.torch = str(event.get("torch") or "")
     machine = event.get("machine")
     record.device = str(machine.get("device") or "") if isinstance(machine, dict) else ""
@@ -193,17 +198,21 @@ _HANDLERS = {
 
 
 def _tables(record: Record) -> tables.Tables:
-    cases, metrics, notes = [], [], list(record.notes)
+    cases: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
+    notes = list(record.notes)
     for attempt in record.attempts.values():
         key = {"case": attempt.case, "profiler": attempt.profiler}
         texts = {"params": json.dumps(attempt.params), "flags": json.dumps(attempt.flags)}
         cases.append({**key, "status": attempt.status, "reason": attempt.reason, "seconds": attempt.seconds, **texts})
+        own: list[dict[str, Any]] = []
         for name, samples_ns in attempt.samples_ns.items():
             finite = np.array([value for value in samples_ns if math.isfinite(value)])
             if dropped := len(samples_ns) - len(finite):
                 notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
-            metrics += [{**key, "subject": "", **row} for row in _summary(name, finite)]
-        metrics += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
+            own += [{**key, "subject": "", **row} for row in _summary(name, finite)]
+        own += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
+        metrics += own if not record.rank else _of_rank(record.rank, attempt, own)
     for (during, reason), named in record.unanswered.items():
         also = f" and {len(named) - 1} more cases" if len(named) > 2 else f" and {named[-1]}" if named[1:] else ""
         notes.append(f"{named[0]}{also}: the workload's {during} failed: {reason}")
@@ -211,9 +220,18 @@ def _tables(record: Record) -> tables.Tables:
         format=FORMATS[0], tool=record.profiler, tool_version=record.torch and f"torch {record.torch}",
         device=record.device, notes=tuple(notes),
     )  # fmt: skip
+    # What became of the cases is told by the record of the first process.
     return tables.Tables(
-        cases=tables.frame(tables.CASES, cases), metrics=tables.frame(tables.METRICS, metrics), origin=origin
+        cases=tables.frame(tables.CASES, [] if record.rank else cases),
+        metrics=tables.frame(tables.METRICS, metrics),
+        origin=origin,
     )
+
+
+def _of_rank(rank: int, attempt: Attempt, own: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The numbers of a further process. Those of a phase, or of a place in the code, have no subject left for it."""
+    if attempt.status == "ok":
+        yield from ({**row, "subject": f"{tables.RANK_PREFIX}{rank}"} for row in own if not row["subject"])
 
 
 def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:

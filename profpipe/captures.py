@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import process
+from profpipe.ranks import Ranks
 
 Region = Callable[[], AbstractContextManager[None]]
 
@@ -29,21 +30,24 @@ def on_one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def captured(spec: Mapping[str, Any], folder: Path) -> Iterator[Region]:
+def captured(spec: Mapping[str, Any], folder: Path, ranks: Ranks) -> Iterator[Region]:
     """Yields the context to enter around a case's measured iterations.
 
     nsys ends its capture at the first cudaProfilerStop, so there it is one for all cases. ncu takes any number of
     start/stop pairs, and kernels outside them cost nothing. torch.profiler keeps its records in memory until it is
     asked for them, so each case has a trace of its own: a later crash takes nothing away.
+
+    Of several processes nsys records everything, and the ranges tell what is measured (``profilers/nsys.py``).
     """
     profiler = spec["profiler"]
-    if profiler == "nsys":
+    if profiler == "nsys" and not ranks.several:
         with _cuda_profiler():
             yield _open
     elif profiler == "ncu":
         yield _cuda_profiler
     elif profiler == "torch":
-        traces = (folder / f"{spec['stem']}.{number}.pt.trace.json.gz" for number in itertools.count(1))
+        stem = ranks.named(spec["stem"])
+        traces = (folder / f"{stem}.{number}.pt.trace.json.gz" for number in itertools.count(1))
         yield lambda: _torch_profiler(next(traces))
     else:
         yield _open

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from profpipe import facts, load, process, ranges, sizes, sweep, timing
+from profpipe import facts, load, process, ranges, ranks, sizes, sweep, timing
 from profpipe.captures import Region, captured, on_one_thread
 from profpipe.errors import one_line
+from profpipe.ranks import Ranks
 
 #: Exit code of a process that could not go on after a CUDA error.
 CONTEXT_LOST = 70
@@ -52,16 +53,21 @@ def main(argv: list[str]) -> int:
     """Runs the specification ``argv[0]``; 0 when every case was tried, whatever became of it."""
     spec_path = Path(argv[0])
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
-    log = spec_path.parent / "events.jsonl"
-    earlier = sweep.inherited(log, {case["id"] for case in spec["cases"]})
+    together = ranks.joined(spec.get("processes", 1))
+    log = spec_path.parent / ranks.record(together.rank)
+    # Of several processes, one may have been ended a round earlier than another.
+    names = () if together.several else {case["id"] for case in spec["cases"]}
+    earlier = sweep.inherited(log, names)
     with log.open("a", encoding="utf-8") as stream:
         events = Events(stream)
-        events.write("started", profiler=spec["profiler"], ranges=ranges.use(spec["profiler"]), **process.described())
-        desk = _Desk(load.module(Path(spec["script"])), spec, events, process.device())
+        seen = {"ranges": ranges.use(spec["profiler"]), **together.described(), **process.described()}
+        events.write("started", profiler=spec["profiler"], **seen)
+        desk = _Desk(load.module(Path(spec["script"])), spec, events, process.device(), together)
         if spec["profiler"] == "plain":
             _time_cases(desk, earlier)
         else:
             _profile_cases(desk, spec_path.parent)
+        together.part()
         events.write("finished", time=time.time())
     return 0
 
@@ -77,6 +83,7 @@ class _Desk:
     spec: Mapping[str, Any]
     events: Events
     device: str
+    ranks: Ranks = ranks.ALONE
     out_of_memory: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -95,22 +102,49 @@ def _visit(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], 
     name, params, begin = case["id"], _complete(desk.workload, case["params"]), time.time()
     desk.events.write("case_started", case=name, params=params, time=begin)
     try:
-        end = _unwanted(desk, name, params) or do(params)
-    except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
-        end = _End("oom" if _out_of_memory(error) else "failed", one_line(error))
-        desk.events.write("error", case=name, traceback=traceback.format_exc())
+        end = _agreed(desk, name, _tried(desk, name, params, do))
+    except ranks.Ended as ended:
+        _clean_up()
+        end = _End(ended.status, ended.reason)
     if end is not None and end.status == "oom":
         desk.out_of_memory.append(params)
-    lost = _clean_up()
-    if lost:
-        end = _End("crashed", f"{end.reason if end else 'CUDA error'}; the CUDA context is lost")
     desk.seconds[name] = desk.seconds.get(name, 0.0) + time.time() - begin
     if end is not None:
         desk.events.write("case_ended", case=name, **vars(end), seconds=desk.seconds[name])
-    if lost:
+    if end is not None and end.status == "crashed":
         # Every later call would fail in this process; the runner goes on with the next case in a new one.
         sys.exit(CONTEXT_LOST)
     return end is not None
+
+
+def _tried(desk: _Desk, name: str, params: dict[str, Any], do: Callable[[dict[str, Any]], _End | None]) -> _End | None:
+    """What the visit came to in this process. Raises Ended where another one has ended the case."""
+    try:
+        end = _unwanted(desk, name, params) or do(params)
+    except ranks.Ended:
+        raise
+    except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
+        end = _End("oom" if _out_of_memory(error) else "failed", one_line(error))
+        desk.events.write("error", case=name, traceback=traceback.format_exc())
+    if _clean_up():
+        end = _End("crashed", f"{end.reason if end else 'CUDA error'}; the CUDA context is lost")
+    return end
+
+
+def _agreed(desk: _Desk, name: str, end: _End | None) -> _End | None:
+    """What the visit came to in all processes together."""
+    own = end or _End(ranks.ON)
+    try:
+        status, reason, flags = desk.ranks.agreed(own.status, own.reason, own.flags)
+    except ranks.Absent:
+        # torchrun ends the others with this process, and the runner goes on with the next case in new ones, if the
+        # record, which is the first process's, says what became of this case.
+        reason = f"rank {desk.ranks.rank}: {own.reason}" if own.reason else ""
+        fate = {"status": own.status, "reason": reason, "flags": own.flags}
+        with Path(desk.spec["folder"], ranks.record(0)).open("a", encoding="utf-8") as stream:
+            Events(stream).write("case_ended", case=name, **fate)
+        sys.exit(CONTEXT_LOST)
+    return _End(status, reason, flags) if status else None
 
 
 def _complete(workload: Any, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,13 +161,17 @@ def _unwanted(desk: _Desk, name: str, params: Mapping[str, Any]) -> _End | None:
     """Why the case is not tried; and, on its first visit, the kernels that it should run."""
     if name in desk.seconds:
         return None
+    if desk.ranks.lack:
+        return _End("skipped", desk.ranks.lack)
     desk.events.write("expects", case=name, family=_optional(desk.workload, "expects", params) or "")
     if desk.spec["options"].get("skip_larger_after_oom", True):
         for smaller in desk.out_of_memory:
             if sizes.larger(params, smaller):
                 return _End("skipped", "larger in every dimension than a case that ran out of memory")
-    reason = _optional(desk.workload, "available", params)
-    return _End("skipped", reason) if reason else None
+    if reason := _optional(desk.workload, "available", params):
+        return _End("skipped", reason)
+    desk.ranks.step("available")
+    return None
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -162,7 +200,7 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
     clock = "cuda_event" if desk.device == "cuda" else "perf_counter"
     desk.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
     timed = {
-        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name))
+        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name), desk.ranks)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():
@@ -178,10 +216,12 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
 
 def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _End | None:
     fn = desk.workload.build(params)
+    desk.ranks.step("built")
     if not case.visit(fn):
         return None
-    flags, kept = case.facts(fn), Path(desk.spec["folder"], "snapshots", name)
+    flags, kept = case.facts(fn), Path(desk.spec["folder"], "snapshots", desk.ranks.named(name))
     del fn  # a reference may need the memory that it holds
+    desk.ranks.step("timed")
     limits = desk.spec["options"].get("tolerance", {})
     return _End("ok", flags=[*flags, *facts.write(desk.workload, params, kept, desk.events.of(name), limits)])
 
@@ -190,7 +230,7 @@ def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _
 
 
 def _profile_cases(desk: _Desk, folder: Path) -> None:
-    with captured(desk.spec, folder) as region:
+    with captured(desk.spec, folder, desk.ranks) as region:
         for case in desk.spec["cases"]:
             _visit(desk, case, functools.partial(_profile, desk, case["id"], region))
 
@@ -199,7 +239,9 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
     fn, repeats, range_name = desk.workload.build(params), desk.spec["repeats"], CASE_PREFIX + name
     if desk.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
         fn = timing.graphed(fn)
+    desk.ranks.step("built")
     timing.warm_up(fn, desk.spec["warmup"], device=desk.device)
+    desk.ranks.step("warm")
     if desk.spec["profiler"] == "ncu":
         repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
         with region(), on_one_thread(), ranges.annotate(range_name):

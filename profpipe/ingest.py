@@ -160,7 +160,7 @@ def sources_of(outcome: Outcome, run_folder: Path) -> list[Source]:
 
 def _of_a_false_start(path: Path, outcome: Outcome) -> bool:
     """The record of a process that died before its first case; why it did is the outcome's reason."""
-    if outcome.status == "ok" or path.name != "events.jsonl":
+    if outcome.status == "ok" or path not in outcome.job.records:
         return False
     return not any(event.get("event") == "case_started" for event in _events(path))
 

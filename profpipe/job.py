@@ -46,7 +46,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Job:
-    """One process: one workload under one profiler, with all its cases, unless it asks for ``isolate: true``.
+    """One workload under one profiler, with all its cases unless it asks for ``isolate: true``: a process, or several.
 
     ``folder`` receives everything the job leaves. Exactly one of ``script`` (a module with ``build``, run by the
     harness) and ``command`` (any argv, one case) is set. ``part`` counts the processes that this job needed so far:
@@ -69,6 +69,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     on_gpu: bool = False
     part: int = 1
+    #: How many processes run the cases together.
+    processes: int = 1
 
     @property
     def stem(self) -> str:
@@ -79,6 +81,12 @@ class Job:
     def spec(self) -> Path:
         """The specification that this part's harness reads: ``cases.json``, then ``cases-2.json``."""
         return self.folder / ("cases.json" if self.part == 1 else f"cases-{self.part}.json")
+
+    @property
+    def records(self) -> list[Path]:
+        """What the harness writes: the record of the job, and what its further processes measured, each of its own."""
+        others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
+        return [self.folder / name for name in ("events.jsonl", *others)]
 
     def portable(self, argument: str) -> str:
         """``argument`` as it may stand in a report: the same command when typed in ``cwd``.
@@ -156,7 +164,12 @@ def workload_argv(job: Job) -> tuple[str, ...]:
     """The argv of the workload's own process, which a profiler's command line ends with."""
     if job.script is None:
         return job.command
-    return (job.python, "-m", "profpipe.harness", str(job.spec))
+    harness = ("-m", "profpipe.harness", str(job.spec))
+    if job.processes == 1:
+        return (job.python, *harness)
+    # --local-addr: else torchrun looks up this machine's own name, which in a container may lead nowhere.
+    torchrun = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
+    return (job.python, "-m", *torchrun, "--nproc-per-node", str(job.processes), *harness)
 
 
 class Watch(Protocol):

@@ -108,13 +108,14 @@ class Settings(_Model):
     timeout_s: float = Field(900, gt=0, description="seconds after which a process and all its children are ended")
     case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up")
     isolate: bool = Field(False, description="one process for each case instead of one for all")
+    processes: int = Field(1, ge=1, description="that run each case together, one a GPU, started by torchrun")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
     ncu: Ncu = Ncu()
     timing: Timing = Timing()
-    skip_larger_after_oom: bool = Field(True, description="after an OOM, skip cases that are larger in every dimension")
     tolerance: Limits = Field(
         {}, description="largest error, smallest cosine, of a result that may be called fast: {error_rel_l1: 0.05}"
     )
+    skip_larger_after_oom: bool = Field(True, description="after an OOM, skip cases that are larger in every dimension")
 
 
 class Workload(Settings):
@@ -132,6 +133,10 @@ class Workload(Settings):
     def _one_way_to_run(self) -> Workload:
         if (self.script is None) == (self.command is None) or self.command == ():
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
+        if self.processes > 1 and self.command is not None:
+            raise ValueError("'processes' is for a 'script'. Let the command start its own: [torchrun, ..., train.py]")
+        if self.processes > 1 and self.timing.mode != "eager":
+            raise ValueError("of several processes 'timing.mode' must be eager")
         return self
 
 

@@ -18,6 +18,12 @@ ONLY_CASE = "default"
 #: What of a workload's settings the profilers, the runner and the harness read.
 _FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
 
+#: Why a profiler cannot watch several processes that work together.
+_OF_ONE_PROCESS = {
+    "ncu": "ncu replays one kernel at a time, and one that waits for another process would wait for ever",
+    "rocprof": "what rocprof writes of several processes is not read yet",
+}
+
 
 def plan(
     pipeline: Pipeline,
@@ -71,6 +77,7 @@ def plan(
                         env={**env, **workload.env},
                         options=workload.model_dump(include=_FOR_THE_JOB),
                         on_gpu=on_gpu,
+                        processes=workload.processes,
                     )
                 )
     return jobs
@@ -129,6 +136,8 @@ def _filled(command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, 
 def _usable(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
     if tool.name == "torch" and workload.command is not None:
         return Missing("torch", "torch.profiler works inside the process, and a command is not ours", "Use `script:`.")
+    if workload.processes > 1 and tool.name in _OF_ONE_PROCESS:
+        return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or processes: 1.")
     return tool
 
 

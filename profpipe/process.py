@@ -29,7 +29,7 @@ def described() -> dict[str, Any]:
     if library is not None:
         seen |= {"torch": library.__version__, "cuda": library.version.cuda}
     if device() == "cuda":
-        properties = library.cuda.get_device_properties(0)
+        properties = library.cuda.get_device_properties(library.cuda.current_device())
         seen["machine"] = {
             "device": properties.name,
             "sm_count": properties.multi_processor_count,

@@ -10,14 +10,33 @@ _TELLING = re.compile(
     r"error|exception|fail|fatal|abort|denied|cannot|unable|no such|not found|illegal|unrecogni", re.IGNORECASE
 )
 _IMPORTER = re.compile(r"Importer error status|QDSTRM")
+#: What torchrun says when one of its processes has failed, and the first line that its agent writes then.
+_FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)
+_OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_AGENT = re.compile(r"^.*torch/distributed/elastic/.*$", re.MULTILINE)
 #: nsys's progress bars and headings, the runner's own header lines, and Python's pointers into a traceback.
 _NOISE = re.compile(r"^\[\d+/\d+\] \[|^Generat(ed|ing)\b|^\$ |^Traceback|^File \"|^[\^~ ]+$|^Processing events")
 _LONGEST = 240
 
 
 def of_exit(returncode: int, log: str) -> str:
-    """``killed by SIGSEGV`` or ``exit code 3``, and the last line that tells something."""
+    """``killed by SIGSEGV`` or ``exit code 3``, and the last line that tells something.
+
+    Of several processes it is the one that failed first: ``rank 1 killed by SIGSEGV``. torchrun ends the others.
+    """
+    if first := first_failure(log):
+        rank, code = first
+        before = _AGENT.split(log, maxsplit=1)[0]
+        # What the others say is that they lost it. torch puts the rank before an exception that nobody caught.
+        own = [line for line in before.splitlines() if line.startswith(f"[rank{rank}]") or not _OF_A_RANK.match(line)]
+        return with_line(f"rank {rank} {_died(code)}", _OF_A_RANK.sub("", "\n".join(own)))
     return with_line(how(returncode), log)
+
+
+def first_failure(log: str) -> tuple[int, int] | None:
+    """Rank and exit code of the process that failed first, as torchrun reports it; None where it reports none."""
+    found = _FIRST_FAILURE.search(log)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def of_missing(missing: Path, log: str) -> str:
@@ -43,6 +62,11 @@ def generated(log: str) -> list[Path]:
 def how(returncode: int) -> str:
     name = killed_by(returncode)
     return f"killed by {name}" if name else f"exit code {returncode}"
+
+
+def _died(returncode: int) -> str:
+    name = killed_by(returncode)
+    return f"was killed by {name}" if name else f"ended with exit code {returncode}"
 
 
 def killed_by(returncode: int) -> str | None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from profpipe.job import Command, Job, Tool
 #: In the folder of a job that was taken over: the run that measured it.
 _ORIGIN = "reused.json"
 #: Files that are written to in place; a hard link would carry that into the run they came from.
-_COPIED = ("events.jsonl", "log.txt", _ORIGIN)
+_COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
 #: A file named in a command is read whole up to this size; a larger one is known by its size and time.
 _HASHED_BYTES = 16 << 20
 
@@ -212,7 +213,7 @@ def take(offer: Offer, folder: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    if Path(source).name in _COPIED:
+    if _COPIED.fullmatch(Path(source).name):
         shutil.copy2(source, target)
         return
     try:

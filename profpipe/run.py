@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from profpipe import ending, environment, events, journal, made, oomkiller, sizes, verdict
+from profpipe import ending, environment, events, journal, made, oomkiller, reasons, sizes, verdict
 from profpipe.ending import Interrupts, Patience
 from profpipe.errors import Interrupted
 from profpipe.events import Events
@@ -156,7 +156,9 @@ def _outcome(
     fates |= too_large
     status, reason = next((part.trouble for part in parts if part.trouble), verdict.OK)
     made = {part.job.part: _files(part, profiler) for part in parts}
-    again = {path: part.again for part in parts if part.again for path in made[part.job.part] if path != _events(job)}
+    again = {
+        path: part.again for part in parts if part.again for path in made[part.job.part] if path not in job.records
+    }
     return Outcome(
         job,
         status,
@@ -243,6 +245,7 @@ def _spec(job: Job) -> dict[str, object]:
         "cases": [{"id": case.id, "params": dict(case.params)} for case in job.cases],
         "warmup": job.warmup,
         "repeats": job.repeats,
+        "processes": job.processes,
         "options": dict(job.options),
         "stem": job.stem,
         "part": job.part,
@@ -273,10 +276,21 @@ def _run_process(command: Command, job: Job, seen: Events, desk: _Desk) -> Proce
             returncode = process.returncode
             if cause is None:
                 seen.read()
-                cause = oomkiller.fate(returncode, oom_kills) if seen.inside or job.script is None else None
+                if seen.inside or job.script is None:
+                    cause = _want_of_memory(job, returncode, oom_kills, output_begin)
         output_end = log.seek(0, os.SEEK_END)
     seconds = time.monotonic() - began
     return ProcessEnd(returncode, seconds, cause, made.missing(command, job, before), (output_begin, output_end))
+
+
+def _want_of_memory(job: Job, returncode: int | None, kills_before: int | None, output_begin: int) -> Fate | None:
+    """torchrun ends with a code of its own, and tells in its output which of its processes died of what."""
+    if job.processes == 1:
+        return oomkiller.fate(returncode, kills_before)
+    log = job.folder / "log.txt"
+    rank, code = reasons.first_failure(made.output(log, (output_begin, log.stat().st_size))) or (0, None)
+    fate = oomkiller.fate(code, kills_before)
+    return (fate[0], f"rank {rank}: {fate[1]}") if fate else None
 
 
 def _start(

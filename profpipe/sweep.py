@@ -8,6 +8,7 @@ so that only one case's tensors are in memory, and leaves its samples in ``event
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from profpipe import conditions, ranges, timing
 from profpipe.conditions import Conditions
+from profpipe.ranks import ALONE, Ranks
 
 #: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
 GRAPH_TIME = "time_cuda_graph"
@@ -26,7 +28,11 @@ Write = Callable[..., None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How the cases of one process are timed; from the pipeline's ``timing``, ``warmup`` and ``repeats``."""
+    """How the cases of one process are timed; from the pipeline's ``timing``, ``warmup`` and ``repeats``.
+
+    Several processes must make the same calls, so nothing of what they do may hang on a time: they make ``warmup``
+    calls and take ``repeats`` samples, in one round.
+    """
 
     rule: timing.Rule
     rounds: int
@@ -38,6 +44,9 @@ class Plan:
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Plan:
         asked, repeats = spec["options"].get("timing", {}), spec["repeats"]
+        if spec.get("processes", 1) > 1:
+            fixed = timing.Rule(least=repeats, budget_s=math.inf, most=repeats)
+            return cls(fixed, 1, asked.get("seed", 0), "eager", spec["warmup"], repeats)
         defaults = timing.Rule()
         rule = timing.Rule(
             least=repeats,
@@ -75,6 +84,7 @@ class Case:
     device: str
     range_name: str
     write: Write
+    ranks: Ranks = ALONE
     samples_ns: dict[str, list[float]] = field(default_factory=dict)
     rounds: int = 0
     seen: list[Conditions] = field(default_factory=list)
@@ -98,7 +108,11 @@ class Case:
     def _sample(self, fn: Callable[[], object], metric: str) -> timing.Samples:
         number = min(self.rounds, self.plan.rounds)
         rule = self.plan.rule.of_round(number, self.plan.rounds)
-        timing.settle(fn, device=self.device, least=self.plan.warmup_of(number), budget_s=rule.budget_s / 2)
+        warmup = self.plan.warmup_of(number)
+        if self.ranks.several:
+            timing.warm_up(fn, warmup, device=self.device)
+        else:
+            timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
         earlier = self.samples_ns.get(metric, [])
         with conditions.watching() as watched:
             samples = timing.sample(
@@ -108,6 +122,7 @@ class Case:
                 earlier=earlier,
                 range_name=self.range_name,
                 annotate=ranges.annotate,
+                ranks=self.ranks,
             )
         self.seen.append(watched.summary())
         self._add(metric, self.rounds, samples.values_ns)
@@ -139,8 +154,11 @@ class Case:
 
     def _loop_wall_ns(self, fn: Callable[[], object]) -> float:
         """The loop that profilers see, without one, so that what each of them adds to it can be told."""
-        affordable = int(self.plan.rule.budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0))
-        n = max(1, min(self.plan.repeats, affordable))
+        n, budget_s = self.plan.repeats, self.plan.rule.budget_s
+        if not self.ranks.several:
+            affordable = int(budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0))
+            n = max(1, min(n, affordable))
+        self.ranks.step("loop")
         return timing.loop_wall_ns(fn, n, device=self.device, range_name=self.range_name, annotate=ranges.annotate)
 
 

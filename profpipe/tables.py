@@ -20,6 +20,10 @@ SCHEMA_VERSION: Final = 1
 #: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
 CASE_PREFIX: Final = "profpipe:"
 
+#: Before the number of one of several processes, or of the GPU it ran on, where a metric is of that one alone.
+RANK_PREFIX: Final = "rank "
+DEVICE_PREFIX: Final = "device "
+
 #: Between the ranges of a path, outermost first.
 PATH_SEPARATOR: Final = " > "
 
@@ -119,7 +123,8 @@ METRICS: Final = Table(
         Column(
             "subject",
             "str",
-            "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file",
+            "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
+            "`device 0`",
         ),
         Column("metric", "str", "name of the quantity"),
         Column("value", "Float64", "its value, in `unit`"),

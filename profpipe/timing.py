@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from profpipe.intervals import of_median
+from profpipe.ranks import ALONE, Ranks
 from profpipe.watches import WATCHES, Watch, calls_that_synchronise
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
@@ -198,6 +199,7 @@ def sample(
     earlier: Sequence[float] = (),
     range_name: str,
     annotate: Annotate,
+    ranks: Ranks = ALONE,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
@@ -205,15 +207,19 @@ def sample(
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, twice over 0.5 s.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
+
+    Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
+    same number of samples of all of them, so none that depends on times.
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        issue = watch.learn(fn)
+        issue = watch.learn(fn, ranks)
         watch.forget_peaks()
         begin = time.perf_counter()
         while size := rule.batch([*earlier, *values], len(values), time.perf_counter() - begin):
+            ranks.step("batch")
             batch = _take(fn, size, watch, range_name, annotate)
-            if not watch.hold_longer():
+            if not ranks.most(watch.hold_longer()):
                 values += batch
         allocated, reserved = watch.peaks()
         notes = [f"{watch.flush_bytes} bytes written between samples to flush the caches", *watch.notes()]

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from profpipe.ranks import ALONE, Ranks
+
 MIB: Final = 2**20
 
 #: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s.
@@ -66,7 +68,7 @@ class Watch(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
-    def learn(self, fn: Callable[[], object]) -> Issue | None:
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> Issue | None:
         """Calls ``fn`` a few times to learn how the host issues it; None where that is not a question."""
 
     def flush(self) -> None:
@@ -130,13 +132,16 @@ class Gpu:
 
     # --- what the host does -----------------------------------------------------------------------------------------
 
-    def learn(self, fn: Callable[[], object]) -> Issue:
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
         A call that synchronises shows in three ways, of which one is enough: torch says so; behind a held GPU it takes
         the host longer by the time of the hold; the GPU is idle when it returns from behind the hold. A full launch
         queue shows in the second way only, and not below a thousand launches. Behind a hold that is short beside the
         call nothing can be seen, so of calls that take the host over half a second only what torch says is known.
+
+        Of several processes the one that takes longest counts for all: they then make the same calls, and hold their
+        GPUs for the same time, for in a call that they make together each would wait for the one held longest.
         """
         synchronises = calls_that_synchronise(fn) > 0
         self.wait()
@@ -144,11 +149,11 @@ class Gpu:
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        ns = statistics.median(issued for issued, _ in self._issues(fn, 0.0))
+        ns = ranks.most(statistics.median(issued for issued, _ in self._issues(fn, 0.0, ranks)))
         waits = idle = False
         if ns <= _LONGEST_TRIED_NS:
             behind_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
-            held = self._issues(fn, behind_ns)
+            held = self._issues(fn, behind_ns, ranks)
             waits, idle = min(held)[0] > ns + behind_ns / 2, all(idle for _, idle in held)
         overflows = waits and not (synchronises or idle) and ns > _LEAST_FULL_QUEUE_NS
         self._issue = Issue(ns, synchronises or (waits and not overflows), overflows)
@@ -156,11 +161,11 @@ class Gpu:
             self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * ns + _ROOM_NS - self._flush_ns))
         return self._issue
 
-    def _issues(self, fn: Callable[[], object], behind_ns: float) -> list[tuple[float, bool]]:
+    def _issues(self, fn: Callable[[], object], behind_ns: float, ranks: Ranks) -> list[tuple[float, bool]]:
         """(time to issue a call into a GPU that is busy for ``behind_ns``, whether the GPU was idle after it), each."""
         seen: list[tuple[float, bool]] = []
         first_ns = time.perf_counter_ns()
-        while len(seen) < _ISSUES and (not seen or time.perf_counter_ns() - first_ns < _ISSUES_NS):
+        while len(seen) < _ISSUES and (ranks.several or not seen or time.perf_counter_ns() - first_ns < _ISSUES_NS):
             self.wait()
             self._hold(behind_ns)
             begin = time.perf_counter_ns()
@@ -292,7 +297,7 @@ class Cpu:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         del self._buffer
 
-    def learn(self, fn: Callable[[], object]) -> None:
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
         return None
 
     def flush(self) -> None:

@@ -46,7 +46,7 @@ MEANS = {
     "ranges": {"ranges"},
     "sizes": {"sizes"},
     "process": {"process"},
-    "timing": {"timing", "watches"},
+    "timing": {"ranks", "timing", "watches"},
 }
 
 #: One stage a line: likewise.
@@ -114,7 +114,8 @@ ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {
-    "conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "sizes", "timing", "tolerance",
+    "conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "ranks", "sizes", "timing",
+    "tolerance",
 }  # fmt: skip
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {

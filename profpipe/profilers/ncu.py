@@ -70,7 +70,7 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
 
 
 def artifacts(job: Job) -> list[Path]:
-    return [report(job), job.folder / "events.jsonl"]
+    return [report(job), *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

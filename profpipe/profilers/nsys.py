@@ -63,15 +63,17 @@ def _capture(job: Job) -> list[str]:
     """From the harness's cudaProfilerStart to its Stop; `stop` keeps the application's exit code.
 
     Without a GPU nothing would ever start the capture, and a command of the user's may not call cudaProfilerStart:
-    both are recorded from beginning to end.
+    both are recorded from beginning to end. So are several processes, all of them into one report: which of their calls
+    would begin and end the one capture is documented nowhere. What they do before and after the measured iterations
+    then stands outside every case's range.
     """
-    if job.script is None or not job.on_gpu:
+    if job.script is None or not job.on_gpu or job.processes > 1:
         return []
     return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 
 
 def artifacts(job: Job) -> list[Path]:
-    return [sqlite(job), job.folder / "events.jsonl"]
+    return [sqlite(job), *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

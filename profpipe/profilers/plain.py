@@ -16,12 +16,12 @@ def find(ask: Ask) -> Tool | Missing:
 
 
 def commands(job: Job) -> list[Command]:
-    return [Command(workload_argv(job), makes=tuple(artifacts(job)))]
+    return [Command(workload_argv(job), makes=tuple(artifacts(job)[:1]))]
 
 
 def artifacts(job: Job) -> list[Path]:
-    """The harness's own record. A command of the user's leaves none: its wall time is the result."""
-    return [job.folder / "events.jsonl"] if job.script else []
+    """The harness's own records. A command of the user's leaves none: its wall time is the result."""
+    return job.records if job.script else []
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

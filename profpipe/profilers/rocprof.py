@@ -87,7 +87,7 @@ def artifacts(job: Job) -> list[Path]:
     ours = re.compile(rf"(results_)?{job.stem}(?!-\d)")
     left = [path for path in sorted(job.folder.rglob("*")) if ours.match(path.name)]
     forms = ([path for path in left if re.search(form, path.name)] for form in _FULLEST_FIRST)
-    return [*next(filter(None, forms), []), job.folder / "events.jsonl"]
+    return [*next(filter(None, forms), []), *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

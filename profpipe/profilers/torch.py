@@ -1,4 +1,4 @@
-"""torch.profiler, inside the workload's process: one chrome trace a case."""
+"""torch.profiler, inside the workload's process: one chrome trace a case, of several processes one each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def find(ask: Ask) -> Tool | Missing:
 
 
 def commands(job: Job) -> list[Command]:
-    return [Command(workload_argv(job), makes=(job.folder / "events.jsonl",))]
+    return [Command(workload_argv(job), makes=(job.records[0],))]
 
 
 def artifacts(job: Job) -> list[Path]:
     """A trace for each case that was measured; a skipped case leaves none."""
+    stems = [job.stem, *(f"{job.stem}.rank{rank}" for rank in range(1, job.processes))]
     numbers = range(1, len(job.cases) + 1)
-    return [job.folder / f"{job.stem}.{number}.pt.trace.json.gz" for number in numbers] + [job.folder / "events.jsonl"]
+    traces = [job.folder / f"{stem}.{number}.pt.trace.json.gz" for stem in stems for number in numbers]
+    return [*traces, *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

@@ -1,0 +1,377 @@
+"""Cases that several processes run together: under a real torchrun, on the CPU with gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from profpipe import plan, profilers, ranks, store, sweep, tables
+from profpipe.job import Job, Missing, Tool, workload_argv
+from profpipe.pipeline import Pipeline
+from profpipe.ranks import Ended, Ranks
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# --- meetings, of threads that share a store -------------------------------------------------------------------------
+
+
+def together(*does: Any) -> list[Any]:
+    """What each of the processes, here threads, returned or raised."""
+    shared, found = torch.distributed.HashStore(), [None] * len(does)
+
+    def one(rank: int) -> None:
+        try:
+            found[rank] = does[rank](Ranks(rank, len(does), store=shared))
+        except (Exception, SystemExit) as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(len(does))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+def test_a_single_process_meets_nobody_and_waits_for_nobody():
+    alone = ranks.joined(1)
+    alone.step("built")
+    assert (alone.most(3.5), alone.agreed("ok", "", ["noisy"]), alone.named("x")) == (3.5, ("ok", "", ("noisy",)), "x")
+    alone.part()
+
+
+def test_the_largest_value_is_everybodys():
+    assert together(lambda r: r.most(1.0), lambda r: r.most(2.5)) == [2.5, 2.5]
+
+
+def test_the_gravest_end_counts_for_all_and_names_who_met_it():
+    found = together(lambda r: r.agreed("failed", "lost the others"), lambda r: r.agreed("oom", "no more memory"))
+    assert found == [("oom", "rank 1: no more memory", ())] * 2
+
+
+def test_an_end_that_all_meet_alike_is_nobodys_in_particular():
+    assert together(*[lambda r: r.agreed("skipped", "no flash here")] * 2) == [("skipped", "no flash here", ())] * 2
+
+
+def test_the_marks_of_all_are_the_cases():
+    found = together(lambda r: r.agreed("ok", ""), lambda r: r.agreed("ok", "", ["noisy"]))
+    assert [flags for _, _, flags in found] == [("noisy",)] * 2
+
+
+def test_who_comes_to_a_step_leaves_the_case_that_another_has_ended():
+    def failing(own: Ranks) -> Any:
+        return own.agreed("oom", "no more memory")
+
+    waiting, ended = together(lambda r: r.step("built"), failing)
+    assert isinstance(waiting, Ended)
+    assert (waiting.status, waiting.reason) == ended[:2] == ("oom", "rank 1: no more memory")
+
+
+def test_processes_that_are_not_at_the_same_point_fail_the_case_and_say_where_they_are():
+    one, other = together(lambda r: r.step("batch"), lambda r: r.agreed("ok", ""))
+    assert other[:2] == ("failed", "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'")
+    assert one.reason == other[1]
+
+
+def test_who_waits_in_vain_learns_it_and_who_comes_too_late_ends(monkeypatch):
+    monkeypatch.setattr(ranks, "PATIENCE_S", 0.2)
+    left = threading.Event()
+
+    def early(own: Ranks) -> Any:
+        try:
+            return own.agreed("oom", "no more memory")
+        finally:
+            left.set()
+
+    def late(own: Ranks) -> Any:
+        left.wait(20)
+        return own.agreed("failed", "connection lost")
+
+    found = together(early, late)
+    assert [type(each) for each in found] == [ranks.Absent, SystemExit]
+
+
+@pytest.mark.parametrize(("gpus", "lacks"), [(0, ""), (1, "needs 2 GPUs, and torch sees 1 here. "), (2, ""), (8, "")])
+def test_fewer_gpus_than_processes_are_a_reason_to_skip_and_none_at_all_is_not(gpus, lacks):
+    """A mock, for want of GPUs."""
+    cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
+    found = ranks._lack(SimpleNamespace(cuda=cuda), 2)
+    assert found.startswith(lacks) and bool(found) == bool(lacks)
+
+
+# --- what is planned -------------------------------------------------------------------------------------------------
+
+
+def pipeline(**workload: Any) -> Pipeline:
+    return Pipeline.model_validate({"version": 1, "workloads": {"w": {"script": "w", **workload}}})
+
+
+def planned(**workload: Any) -> dict[str, Job]:
+    names = ("plain", "torch", "nsys", "ncu", "rocprof")
+    jobs = plan.plan(
+        pipeline(processes=2, profilers=list(names), **workload),
+        {name: Tool(name, "1", f"/bin/{name}") for name in names},
+        scripts={"w": Path("w.py")},
+        cwd=Path("/work"),
+        out=Path("/out"),
+        python="/bin/python",
+        on_gpu=True,
+    )
+    return {job.profiler: job for job in jobs}
+
+
+def test_torchrun_starts_the_harness_once_for_each_process():
+    argv = workload_argv(planned()["plain"])
+    assert argv[:3] == ("/bin/python", "-m", "torch.distributed.run")
+    assert argv[argv.index("--nproc-per-node") + 1] == "2"
+    assert argv[-3:] == ("-m", "profpipe.harness", "/out/raw/w/plain/cases.json")
+
+
+def test_profilers_of_one_process_say_so():
+    jobs = planned()
+    assert {name for name, job in jobs.items() if isinstance(job.tool, Missing)} == {"ncu", "rocprof"}
+    assert "would wait for ever" in str(jobs["ncu"].tool)
+
+
+def test_nsys_records_all_of_several_processes_and_one_only_between_start_and_stop():
+    several = planned()["nsys"]
+    one = replace(several, processes=1)
+    recorded = [" ".join(profilers.nsys.commands(job)[0].argv) for job in (several, one)]
+    assert ["--capture-range" in line for line in recorded] == [False, True]
+
+
+def test_each_process_leaves_a_record_and_traces_of_its_own():
+    jobs = planned(matrix={"a": [1, 2]})
+    names = [path.name for path in profilers.torch.artifacts(jobs["torch"])]
+    assert names == [
+        "capture.1.pt.trace.json.gz",
+        "capture.2.pt.trace.json.gz",
+        "capture.rank1.1.pt.trace.json.gz",
+        "capture.rank1.2.pt.trace.json.gz",
+        "events.jsonl",
+        "events.rank1.jsonl",
+    ]
+    assert [path.name for path in profilers.plain.commands(jobs["plain"])[0].makes] == ["events.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({"processes": 0}, "greater than or equal to 1"),
+        ({"processes": 2, "timing": {"mode": "cuda_graph"}}, "'timing.mode' must be eager"),
+        ({"processes": 2, "script": None, "command": ["python", "x.py"]}, "Let the command start its own"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_before_anything_runs(workload, said):
+    with pytest.raises(ValueError, match=said):
+        pipeline(**workload)
+
+
+def test_of_several_processes_nothing_that_they_do_hangs_on_a_time():
+    spec = {"options": {"timing": {"rounds": 3, "order": "interleaved"}}, "repeats": 7, "warmup": 2, "processes": 2}
+    asked = sweep.Plan.of(spec)
+    assert (asked.rounds, asked.mode) == (1, "eager")
+    # However noisy, and however long they took.
+    assert [asked.rule.batch([1.0, 9.0] * n, 2 * n, 1e9) for n in (0, 1, 3)] == [1, 5, 1]
+    assert asked.rule.batch([1.0] * 7, 7, 0.0) == 0
+
+
+def test_of_a_further_process_the_numbers_are_taken_and_the_cases_are_not(tmp_path):
+    from profpipe import load
+
+    events = load.module(ROOT / "parsers" / "events.py")
+    lines = [
+        {"event": "started", "profiler": "plain", "rank": 1, "processes": 2},
+        {"event": "case_started", "case": "a=1", "params": {"a": 1}},
+        {"event": "samples", "case": "a=1", "unit": "ns", "values": [1, 2, 3]},
+        {"event": "metric", "case": "a=1", "subject": "", "metric": "peak_allocated", "value": 5, "unit": "byte"},
+        {"event": "metric", "case": "a=1", "subject": "forward", "metric": "flops", "value": 5, "unit": "flop"},
+        {"event": "case_ended", "case": "a=1", "status": "ok"},
+        {"event": "case_started", "case": "a=2", "params": {"a": 2}},
+        {"event": "samples", "case": "a=2", "unit": "ns", "values": [1, 2, 3]},
+        {"event": "case_ended", "case": "a=2", "status": "oom"},
+    ]
+    record = tmp_path / ranks.record(1)
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parsed = events.parse(record)
+    assert parsed.cases.empty
+    assert set(parsed.metrics["subject"]) == {f"{tables.RANK_PREFIX}1"} and set(parsed.metrics["case"]) == {"a=1"}
+    found = dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
+    assert (found["time"], found["peak_allocated"]) == (2.0, 5.0) and "flops" not in found
+
+
+# --- under a real torchrun -------------------------------------------------------------------------------------------
+
+WORKLOAD = '''
+"""Two processes that do as `what` says. Each iteration is an all-reduce, which needs both."""
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from profpipe import ranks
+
+PARAMS = {"what": "ok"}
+ranks.PATIENCE_S = 3.0
+
+
+def second():
+    return distributed.get_rank() == 1
+
+
+def available(params):
+    if params["what"] == "unavailable" and second():
+        return "this one has no flash"
+
+
+def build(params):
+    what, calls = params["what"], []
+    if what == "oom_in_build" and second():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    def call():
+        calls.append(1)
+        Path(os.environ["CALLS"], f"{what}.{distributed.get_rank()}").write_text(str(len(calls)))
+        if len(calls) == 3 and second():
+            if what == "oom_inside":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+            if what == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+        distributed.all_reduce(torch.ones(1))
+
+    return call
+
+
+def check(params):
+    if params["what"] == "check_fails" and second():
+        raise ValueError("no reference")
+    return {"error_max": float(distributed.get_rank())}
+'''
+
+PIPELINE = """
+version: 1
+name: two
+workloads:
+  two:
+    script: two
+    processes: 2
+    profilers: [plain]
+    warmup: 1
+    repeats: 6
+    skip_larger_after_oom: false
+    env: {CALLS: CALLS_FOLDER}
+    matrix: {what: [ok, oom_in_build, unavailable, check_fails, oom_inside, last, dies, after]}
+"""
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run whose cases end in every way that one of two processes can end them: (its folder, what was printed)."""
+    home = tmp_path_factory.mktemp("two")
+    (home / "workloads").mkdir()
+    (home / "calls").mkdir()
+    (home / "workloads" / "two.py").write_text(WORKLOAD)
+    (home / "pipeline.yaml").write_text(PIPELINE.replace("CALLS_FOLDER", str(home / "calls")))
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "run", str(home / "pipeline.yaml"), "--out", str(home / "out")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return home / "out" / "latest", done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def ends(run_of_two: tuple[Path, str]) -> dict[str, tuple[str, str]]:
+    data, _ = store.load(run_of_two[0])
+    rows = zip(data.cases["params"], data.cases["status"], data.cases["reason"], strict=True)
+    return {json.loads(params)["what"]: (status, reason) for params, status, reason in rows}
+
+
+def test_both_processes_time_a_case_in_step(run_of_two, ends):
+    data, _ = store.load(run_of_two[0])
+    time = data.metrics[(data.metrics["case"] == "what=ok") & (data.metrics["metric"] == "time")]
+    assert ends["ok"] == ("ok", "")
+    assert dict(zip(time["subject"], time["n"], strict=True)) == {"": 6, "rank 1": 6}
+
+
+def test_both_processes_have_made_the_same_number_of_calls(run_of_two):
+    calls = run_of_two[0].resolve().parents[1] / "calls"
+    counts = {rank: (calls / f"ok.{rank}").read_text() for rank in (0, 1)}
+    # One to warm up, six samples, and six as a profiler would see them.
+    assert counts == {0: "13", 1: "13"}
+
+
+def test_each_process_checks_its_own_part(run_of_two):
+    data, _ = store.load(run_of_two[0])
+    errors = data.metrics[(data.metrics["case"] == "what=ok") & (data.metrics["metric"] == "error_max")]
+    assert dict(zip(errors["subject"], errors["value"], strict=True)) == {"": 0.0, "rank 1": 1.0}
+
+
+def test_an_oom_of_one_before_the_work_together_is_everybodys_and_they_go_on(ends):
+    status, reason = ends["oom_in_build"]
+    assert status == "oom" and reason.startswith("rank 1: ") and "2 GiB" in reason
+
+
+def test_what_one_cannot_run_is_skipped_by_all(ends):
+    assert ends["unavailable"] == ("skipped", "rank 1: this one has no flash")
+
+
+def test_a_check_that_fails_in_one_leaves_the_times_and_marks_the_case(run_of_two, ends):
+    data, _ = store.load(run_of_two[0])
+    flags = data.cases.loc[data.cases["case"] == "what=check_fails", "flags"].item()
+    assert ends["check_fails"] == ("ok", "") and "unchecked" in json.loads(flags)
+
+
+def test_an_oom_of_one_inside_the_work_together_ends_the_processes_and_others_go_on(ends, run_of_two):
+    status, reason = ends["oom_inside"]
+    assert status == "oom" and reason.startswith("rank 1: ") and "3 GiB" in reason
+    assert ends["last"] == ("ok", "")
+    assert "Cases that go on in a new process: 3" in run_of_two[1]
+
+
+def test_a_process_that_dies_ends_the_job_with_a_reason_that_names_it(ends):
+    status, reason = ends["dies"]
+    assert status == "crashed" and reason.startswith("rank 1: killed by SIGKILL")
+    assert ends["after"] == ("ok", "")
+
+
+def test_nsys_records_the_ranges_of_every_process_in_one_report(nsys, tmp_path):
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "two.py").write_text(WORKLOAD)
+    text = PIPELINE.replace("CALLS_FOLDER", str(tmp_path)).replace("[plain]", "[nsys]")
+    (tmp_path / "pipeline.yaml").write_text(text)
+    command = [sys.executable, "-m", "profpipe", "run", str(tmp_path / "pipeline.yaml"), "--set", "what=ok"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{nsys.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], env=env, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, _ = store.load(tmp_path / "out" / "latest")
+    own = data.ranges[(data.ranges["case"] == "what=ok") & (data.ranges["range"] == "")]
+    assert own["process"].nunique() == 2 and own["instances"].tolist() == [6, 6]
+
+
+def test_a_reused_record_of_any_process_is_a_file_of_its_own(tmp_path):
+    from profpipe import reuse
+
+    for name in ("events.jsonl", "events.rank1.jsonl", "capture.sqlite"):
+        (tmp_path / name).write_text("x")
+        reuse._link(str(tmp_path / name), str(tmp_path / f"{name}.taken"))
+    linked = [path.name for path in sorted(tmp_path.iterdir()) if path.stat().st_nlink > 1]
+    assert linked == ["capture.sqlite", "capture.sqlite.taken"]
