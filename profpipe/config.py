@@ -95,6 +95,7 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     for name in takers:
         # A matrix axis also takes one value, so a fixed parameter becomes an axis: its cases then carry its name.
         _assign(document, ["workloads", name, "matrix", keys[0]], scalar(text))
+        _mapping(document["workloads"][name], "params").pop(keys[0], None)
 
 
 def _keep_commas(document: dict[str, Any], path: Path) -> None:

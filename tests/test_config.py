@@ -176,6 +176,12 @@ def test_set_takes_a_path_a_parameter_and_a_setting(tmp_path):
     assert (workload.repeats, workload.warmup) == (2, 1)
 
 
+def test_set_makes_an_axis_of_a_parameter_that_was_the_same_in_every_case(tmp_path):
+    pipeline = load(tmp_path, MINIMAL + "    params: {head_dim: 64, causal: true}\n", ["head_dim=32,128"])
+    assert pipeline.workloads["attention"].matrix["head_dim"] == [32, 128]
+    assert pipeline.workloads["attention"].params == {"causal": True}
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
