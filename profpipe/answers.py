@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from profpipe import excerpt
 from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
 from profpipe.markdown import code, escape, listed, slug
 from profpipe.quantities import count, duration, plus_minus, ratio, time_unit
@@ -11,6 +12,9 @@ from profpipe.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
 
 #: Shapes or cases that a sentence names; more are counted.
 _NAMED = 2
+
+#: Winners, and pairs that are level, that the headline names where there are several more.
+_WINNERS = 2
 
 #: A median of which less is known is told with its interval, and one without an interval with its samples, where these
 #: spread further. Leads of a tenth are common.
@@ -124,10 +128,8 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: S
         return _everywhere(workload, next(iter(clear.values())), largest)
     said = []
     if clear:
-        told = [f"{code(name)} {_where(own, len(shapes))} ({_leads(own)})" for name, own in clear.items()]
-        said.append(
-            f"Fastest{' of the accurate ones' if any(s.win.barred for s in shapes if s.win) else ''}: {listed(told)}."
-        )
+        of = " of the accurate ones" if any(s.win.barred for s in shapes if s.win) else ""
+        said.append(f"Fastest{of}: {listed(_winners(clear, len(shapes)))}.")
     said += list(_levels(shapes))
     said += list(_voided(shapes))
     if only := _by_variant(shapes, "only"):
@@ -137,6 +139,15 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: S
         ]
         said.append(f"{listed(alone)}.".replace("only", "Only", 1))
     return " ".join(said)
+
+
+def _winners(clear: Mapping[str, Sequence[Shape]], total: int) -> Iterator[str]:
+    """Who wins where and by how much; of many winners the first two, and in how many shapes the others do."""
+    named = list(clear.items()) if len(clear) <= _WINNERS + 1 else list(clear.items())[:_WINNERS]
+    for name, own in named:
+        yield f"{code(name)} {_where(own, total)} ({_leads(own)})"
+    if others := [own for name, own in clear.items() if name not in dict(named)]:
+        yield f"{len(others)} others in {sum(map(len, others))}"
 
 
 def _by_variant(shapes: Iterable[Shape], verdict: str) -> dict[str, list[Shape]]:
@@ -200,8 +211,12 @@ def _levels(shapes: Sequence[Shape]) -> Iterator[str]:
     for shape in shapes:
         if shape.win and shape.win.verdict == "level" and shape.win.second:
             pairs.setdefault(tuple(sorted((shape.win.best.variant, shape.win.second.variant))), []).append(shape)
-    for pair, own in pairs.items():
+    ordered = sorted(pairs.items(), key=lambda item: -len(item[1]))
+    named = ordered if len(ordered) <= _WINNERS + 1 else ordered[:_WINNERS]
+    for pair, own in named:
         yield f"{listed(map(code, pair))} are level {_where(own, len(shapes))}."
+    if others := ordered[len(named) :]:
+        yield f"{len(others)} other pairs are level in {sum(len(own) for _, own in others)} shapes."
 
 
 def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
@@ -209,6 +224,10 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
     for shape in shapes:
         if shape.win and shape.win.verdict == "void":
             groups.setdefault((shape.win.best.variant, shape.win.why), []).append(shape)
+    if len(groups) > 1 and len(shapes) > excerpt.SHAPES:
+        count_of = sum(map(len, groups.values()))
+        yield f"In {count_of} shapes the lowest time is not called the fastest, for its marks or those of the next."
+        return
     for (name, why), own in groups.items():
         place = _where(own, len(shapes))
         yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."

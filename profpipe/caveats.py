@@ -12,7 +12,7 @@ from profpipe.findings import Agreement, Findings, WorkloadFindings
 from profpipe.markdown import code, escape, listed, short_names
 from profpipe.quantities import duration, percent, signed_percent
 from profpipe.skips import subject
-from profpipe.wording import case_label, cases
+from profpipe.wording import case_id, case_label, cases
 
 #: A classified share below this is told among the doubts.
 ENOUGH = 0.99
@@ -119,7 +119,7 @@ def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
     for e in expectations:
         groups.setdefault((e.workload, e.asked, e.found, e.met, e.own_copy), []).append(e.case)
     return [
-        Expectation(workload, listed((code(case) for case in alike), most=4), asked, found, met, own)  # type: ignore[arg-type]
+        Expectation(workload, listed((case_id(case) for case in alike), most=4), asked, found, met, own)  # type: ignore[arg-type]
         for (workload, asked, found, met, own), alike in groups.items()
     ]
 
@@ -166,7 +166,7 @@ def set_up(findings: Findings, alone: bool) -> list[str]:
 def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
     where = "" if alone else f" of {code(u.workload)}"
     points = {point.id: point for w in findings.workloads if w.name == u.workload for point in w.points}
-    named = listed((case_label(points[case]) if case in points else code(case) for case in u.cases), most=3)
+    named = listed((case_label(points[case]) if case in points else case_id(case) for case in u.cases), most=3)
     return f"{code(u.profiler)} shows no kernel of {cases(len(u.cases))}{where} that ran well: {named}."
 
 

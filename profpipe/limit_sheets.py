@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from profpipe.findings import OVERHEAD, Limit, Point, WorkloadFindings
 from profpipe.markdown import Sheet, code
 from profpipe.quantities import MISSING, number, percent, ratio, size_unit, time_unit
-from profpipe.wording import case_label
+from profpipe.wording import axes, case_label
 
 
 def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bool) -> Sheet:
@@ -84,13 +84,23 @@ def in_words(workload: WorkloadFindings) -> str:
     best = workload.largest.fastest if workload.largest else None
     if best is None or not best.limit.binds:
         return ""
+    there = _there(workload)
     limit, rate = best.limit, "measured ceiling" if workload.rates_measured else "peak"
     if limit.binds == "host":
-        return f"There the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
+        return f"{there} the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
     if limit.binds == "compute" and best.tflops and limit.of_flops:
         reached = f"{number(best.tflops)} TFLOP/s, {percent(limit.of_flops)} % of the {rate}"
-        return f"There {code(best.variant)} reaches {reached}; arithmetic limits it, not memory."
+        return f"{there} {code(best.variant)} reaches {reached}; arithmetic limits it, not memory."
     if limit.of_bandwidth:
         reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
-        return f"There {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
+        return f"{there} {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
     return ""
+
+
+def _there(workload: WorkloadFindings) -> str:
+    """The largest shape: "there" where the headline ends with it, which it does when one wins everywhere."""
+    wins = [shape.win for shape in workload.shapes if shape.win]
+    everywhere = {(win.best.variant, win.verdict == "clear") for win in wins}
+    if len(wins) == 1 or (len(everywhere) == 1 and wins[0].verdict == "clear"):
+        return "There"
+    return f"At {axes(workload.largest.axes)}," if workload.largest else "There"

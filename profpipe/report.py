@@ -21,6 +21,7 @@ from profpipe.markdown import Sheet, code, escape, listed
 from profpipe.points import shown
 from profpipe.quantities import duration, percent, size_unit
 from profpipe.tables import Tables
+from profpipe.wording import case_id
 
 
 def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
@@ -115,7 +116,7 @@ def _failures(findings: Findings) -> Iterator[str]:
     for group in findings.not_run:
         if group.status != "skipped" and group.cases:
             who = listed(code(profiler) for profiler in group.profilers)
-            yield f"{caveats.fate(group)} under {who}: {listed(map(code, group.cases), most=20)}."
+            yield f"{caveats.fate(group)} under {who}: {listed(map(case_id, group.cases), most=20)}."
 
 
 def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

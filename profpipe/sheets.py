@@ -21,7 +21,7 @@ from profpipe.quantities import (
     size_unit,
     time_unit,
 )
-from profpipe.wording import PART_NAMES, axes, case_label
+from profpipe.wording import PART_NAMES, axes, case_id, case_label
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10
@@ -293,7 +293,7 @@ def _clock(point: Point) -> str:
 def _labels(point: Point, workload: WorkloadFindings) -> list[str]:
     shape = [escape(shown(value)) for _, value in point.shape]
     named = [code(point.variant) + (" (baseline)" if point.is_baseline else "")] if workload.compare else []
-    return shape + named or [code(point.id) or "whole capture"]
+    return shape + named or [case_id(point.id) or "whole capture"]
 
 
 def _between(unit: Unit, low: float | None, high: float | None) -> str:

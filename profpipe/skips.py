@@ -10,6 +10,7 @@ from profpipe.concerns import NotRun
 from profpipe.findings import Axes, Findings, Point, WorkloadFindings
 from profpipe.markdown import code, escape, listed
 from profpipe.points import in_words, is_number, shown
+from profpipe.wording import case_id
 
 #: ``flash-attn is not installed. Install it.``: who, what of it, and what to do.
 _STATED = re.compile(
@@ -114,13 +115,15 @@ def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]
     own = [point for point in workload.points if point.variant == variant] if workload else []
     chosen = [point for point in own if point.id in set(cases)]
     if not chosen or len(chosen) < len(cases):
-        return listed(map(code, cases), most=3)
+        return listed(map(case_id, cases), most=3)
     name = code(variant)
     if len(chosen) == len(own):
         return name or "every case"
     common = _common(chosen)
     if common and len([p for p in own if set(common) <= set(p.shape)]) == len(chosen):
         return f"{name} {_at(common)}" if name else escape(in_words(common))
+    if spanned := _spanned(chosen, own):
+        return f"{name} {spanned}".strip()
     if not name:
         return listed((escape(in_words(point.shape)) for point in chosen), most=3)
     return f"{name} {listed((_at(point.shape) for point in chosen), most=3)}"
@@ -131,6 +134,30 @@ def _at(axes: Axes) -> str:
     words = listed(code(f"{axis}={shown(value)}") for axis, value in axes if not is_number(value))
     numbers = escape(in_words(tuple(pair for pair in axes if is_number(pair[1]))))
     return " ".join(part for part in (words and f"with {words}", numbers and f"at {numbers}") if part)
+
+
+def _spanned(chosen: Sequence[Point], own: Sequence[Point]) -> str:
+    """```at seqlen 32768 and 65536``: the values that single them out, where they are all of these values' cases."""
+    if len(chosen) < 4:
+        return ""
+    values = _values(chosen)
+    told = {axis: here for axis, here in values.items() if here != _values(own)[axis]}
+    among = [p for p in own if all(shown(value) in values.get(axis, ()) for axis, value in p.shape)]
+    if len(among) != len(chosen) or not told:
+        return ""
+    numbers = {axis for axis, value in chosen[0].shape if is_number(value)}
+    words = listed(f"{code(axis)} {listed(map(code, here))}" for axis, here in told.items() if axis not in numbers)
+    sizes = listed(f"{escape(axis)} {listed(map(escape, here))}" for axis, here in told.items() if axis in numbers)
+    return " ".join(part for part in (words and f"with {words}", sizes and f"at {sizes}") if part)
+
+
+def _values(points: Sequence[Point]) -> dict[str, tuple[str, ...]]:
+    """Each axis with the values that ``points`` have on it."""
+    found: dict[str, dict[str, None]] = {}
+    for point in points:
+        for axis, value in point.shape:
+            found.setdefault(axis, {})[shown(value)] = None
+    return {axis: tuple(values) for axis, values in found.items()}
 
 
 def _common(points: Sequence[Point]) -> Axes:

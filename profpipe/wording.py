@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 from profpipe.findings import Axes, Basis, Point, WorkloadFindings
 from profpipe.markdown import code, escape
@@ -30,7 +31,12 @@ def axes(shape: Axes) -> str:
 def case_label(point: Point) -> str:
     """``seqlen 512, `flash` ``: a case in words."""
     words = [part for part in (axes(point.shape), code(point.variant)) if part]
-    return ", ".join(words) or code(point.id) or "whole capture"
+    return ", ".join(words) or case_id(point.id) or "whole capture"
+
+
+def case_id(case: str) -> str:
+    """A case by its name, as its parameters are written: a comma inside a value is ``%2C`` in the name."""
+    return code(unquote(case))
 
 
 def cases(number: int) -> str:

@@ -502,3 +502,34 @@ def test_a_column_has_the_unit_of_its_middle(ns: list[float], unit: str) -> None
 )
 def test_a_share_is_not_rounded_to_all_or_nothing(share: float, text: str) -> None:
     assert quantities.percent(share) == text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_value_with_commas_is_written_as_it_is_in_the_pipeline_file(tmp_path: Path) -> None:
+    rows = [case_row("seqlens=128%2C128", status="failed", reason="why not"), case_row("seqlens=256")]
+    text = page(tables(rows, metrics=[metric_row("seqlens=256", "time", 5.0)]), {}, tmp_path)
+    assert "Failed under `plain`: `seqlens=128,128`." in text and "%2C" not in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_many_lost_cases_are_named_by_the_values_that_they_share(tmp_path: Path) -> None:
+    names = [f"impl={i},mode={m},seqlen={n}" for i in "ab" for m in ("fwd", "bwd") for n in (1, 2, 3)]
+    lost = [name for name in names if name.startswith("impl=b") and not name.endswith("=1")]
+    rows = [case_row(name, status="oom" if name in lost else "ok", reason="no room") for name in names]
+    metrics = [metric_row(name, "time", 5.0) for name in names if name not in lost]
+    text = page(tables(rows, metrics=metrics), with_baseline("a"), tmp_path)
+    assert "- **Out of memory** under `plain`, `b` at seqlen 2 and 3: no room." in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_of_many_winners_and_many_wins_in_doubt_the_headline_counts_the_rest(tmp_path: Path) -> None:
+    names = [f"impl={i},n={n},mode={m}" for i in "abcdef" for n in range(1, 16) for m in ("fwd", "bwd")]
+    own = {"a": range(1, 5), "b": range(5, 9), "c": (9, 10), "d": (11, 12), "e": (13,), "f": (14, 15)}
+    times = {name: 5.0 if int(name.split(",")[1][2:]) in own[name[5]] else 9.0 for name in names}
+    rows = [case_row(name, flags=["other_process"] if name[5] in "ef" and times[name] == 5.0 else []) for name in names]
+    data = tables(rows, metrics=[metric_row(name, "time", ns, n=3) for name, ns in times.items()])
+    top = first_screen(page(data, with_baseline("a"), tmp_path))
+    assert (
+        "**Fastest: `a` in 8 of 30 shapes (1.80x over the next), `b` in 8 of 30 shapes (1.80x over `a` (baseline))"
+        " and 2 others in 8. In 6 shapes the lowest time is not called the fastest, for its marks or those of the next."
+    ) in top
