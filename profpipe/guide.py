@@ -38,8 +38,8 @@ def guided(job: Job) -> bool:
 def jobs(waiting: Iterable[Job], data: Tables) -> list[Job]:
     """The jobs in place of those that ``guided`` holds back, each with the pattern of its kernels' names.
 
-    ncu is told to take one launch of each kernel and launch configuration. That counts over its whole process, so
-    cases that share a kernel go into processes of their own, and those that share none into one.
+    ncu is told to take the first launch of each kernel in each shape (``profilers/ncu.py``). That counts over its whole
+    process, so cases that share a kernel go into processes of their own, and those that share none into one.
     """
     made = []
     for job in waiting:

@@ -70,11 +70,32 @@ def test_only_a_guided_ncu_job_waits():
     assert not guide.guided(replace(JOB, profiler="nsys"))
 
 
-def test_a_guided_job_takes_one_launch_of_each_kernel_and_configuration():
+def filtered(pattern, exclude="nccl"):
+    """(kernel names' base, what stands before, in and behind the pattern of --kernel-id)."""
+    ncu_options = {**JOB.options["ncu"], "pattern": pattern, "exclude": exclude}
+    argv = ncu.commands(replace(JOB, options={"ncu": ncu_options}))[0].argv
+    kernel_id = argv[argv.index("--kernel-id") + 1]
+    assert kernel_id.count(":") == 4, "ncu divides it by colons"
+    return argv[argv.index("--kernel-name-base") + 1], kernel_id.split(":")
+
+
+def test_a_guided_job_takes_the_first_launch_of_each_kernel_in_each_shape():
     (job, *_) = guide.jobs([JOB], captured(n_1={"nsys": {"at::add_kernel<int>": 2}}))
-    text = " ".join(ncu.commands(job)[0].argv)
-    assert "--filter-mode per-launch-config --launch-count 1" in text and "--kernel-name-base demangled" in text
-    assert r"\badd_kernel\b" in text
+    base, (context, stream, operator, pattern, invocation) = filtered(job.options["ncu"]["pattern"])
+    assert (base, context, stream, operator, invocation) == ("demangled", "", "", "regex", "1")
+    assert re.search(pattern, "void at::add_kernel<int>(int)") and not re.search(pattern, "void at::sub_kernel(int)")
+    assert not re.search(pattern, "ncclDevKernel at::add_kernel<int>(int)")
+
+
+def test_shapes_do_not_stand_for_kernels():
+    argv = ncu.commands(replace(JOB, options={"ncu": {**JOB.options["ncu"], "pattern": "a"}}))[0].argv
+    assert "--filter-mode" not in argv, "per-launch-config takes one kernel of those launched in one shape"
+
+
+def test_a_pattern_with_colons_finds_the_same_names_without_them():
+    _, (*_, pattern, _) = filtered("(?:at::a_kernel)|b_kernel", exclude="nccl::|(?:nvshmem)")
+    assert all(re.search(pattern, name) for name in ("void at::a_kernel(int)", "b_kernel"))
+    assert not any(re.search(pattern, name) for name in ("nccl::b_kernel", "nvshmem_b_kernel", "at::c_kernel"))
 
 
 @pytest.mark.parametrize("recording", sorted(DATA.glob("*/*.sqlite")), ids=lambda path: path.stem)

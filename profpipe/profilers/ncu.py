@@ -59,14 +59,27 @@ def commands(job: Job) -> list[Command]:
 
 
 def _kernels(options: Mapping[str, Any]) -> list[str]:
-    """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time."""
+    """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time.
+
+    Guided, it is ``--kernel-id`` with invocation 1, whose count is by name, grid, block and shared memory. That of
+    ``--filter-mode per-launch-config`` is not by name: of kernels launched in one shape, as matmuls often are, it would
+    take the first and leave out the others (ncu's command line options, read for 2024 and later).
+    """
     unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")
     if wanted == "guided":
         wanted = options["pattern"]  # set by guide.jobs, once another profiler's capture has named the kernels
     parts = [f"(?!.*(?:{unwanted}))" if unwanted else "", "" if wanted == "all" else f".*(?:{wanted})"]
-    named = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:^{''.join(parts)}"] if any(parts) else []
-    once = ["--filter-mode", "per-launch-config", "--launch-count", "1"]
-    return [*named, *(once if options.get("kernels") == "guided" else [])]
+    if not any(parts):
+        return []
+    pattern = f"^{''.join(parts)}"
+    if options.get("kernels") == "guided":
+        return ["--kernel-name-base", "demangled", "--kernel-id", f"::regex:{_without_colons(pattern)}:1"]
+    return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]
+
+
+def _without_colons(pattern: str) -> str:
+    """The regular expression for ``--kernel-id``, whose parts are divided by colons."""
+    return pattern.replace("(?:", "(").replace(":", ".")
 
 
 def artifacts(job: Job) -> list[Path]:
