@@ -194,7 +194,8 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
 
 def _let_run(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
     """Lets a row of the table run on the CPU."""
-    row = replace(implementations.IMPLEMENTATIONS[impl], on_cpu=True, dtypes=("fp32",), distribution="")
+    row = implementations.IMPLEMENTATIONS[impl]
+    row = replace(row, alone=replace(row.alone, on_cpu=True, dtypes=("fp32",), distribution=""))
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, impl: row})
 
 
@@ -202,7 +203,7 @@ def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPa
     def reversed_group(group: Any) -> Any:
         return lambda q, k, v: (v.flip(0),)
 
-    row = implementations.Implementation(reversed_group, varlen._group.packed, "", on_cpu=True)
+    row = replace(implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=varlen._group.packed)
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, "mine": row})
     errors = varlen.check({**SMALL, "impl": "mine", "kvheads": 4})
     assert errors["error_rel_l1"] > 0.5

@@ -28,7 +28,7 @@ else:
     _setting = load.module(Path(__file__).with_name("_setting.py"))
     _varlen_calls = load.module(Path(__file__).with_name("_varlen_calls.py"))
 
-# Its functions know a row and a setting by their fields, which Group and Implementation have too.
+# Of a setting its functions use the name of the implementation alone, which a group has too.
 _obstacles: Any = load.module(Path(__file__).with_name("_obstacles.py"))
 
 #: Outputs as the layout makes q, and gradients as it gives q, k and v.
@@ -37,74 +37,59 @@ Results = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Implementation:
-    """One row of the table, as ``_implementations.Implementation`` is for attention that knows no groups.
+    """One row of the table: how to call it, and what is known beforehand about what it takes.
 
-    ``apis`` are the forms of its interface that can be asked for. ``grouped``: there may be fewer key/value heads than
-    query heads.
+    ``alone`` is the row of attention without groups that is installed like this one and takes the same. ``family`` is
+    the kernel family on an NVIDIA GPU; alternatives are separated by ``|``. ``apis`` are the forms of its interface
+    that can be asked for. ``grouped``: there may be fewer key/value heads than query heads.
     """
 
     prepare: Callable[[Group], Forward]
     layout: Callable[[Group], Layout]
     family: str
-    rocm_family: str = ""
-    package: str = ""
-    distribution: str = ""
-    version: str = ""
-    install: str = ""
+    alone: _implementations.Implementation
     apis: tuple[str, ...] = ("varlen",)
-    on_cpu: bool = False
     grouped: bool = True
-    dtypes: tuple[str, ...] = tuple(_setting.DTYPES)
-    max_head_dim: int | None = None
-    least_sm: tuple[int, int] = (0, 0)
 
 
-def _like(
-    name: str, prepare: Callable[[Group], Forward], layout: Callable[[Group], Layout], **more: Any
-) -> Implementation:
-    """A row that takes what the row ``name`` of attention without groups takes, and is installed like it."""
-    row = _implementations.IMPLEMENTATIONS[name]
-    same = (
-        "rocm_family",
-        "package",
-        "distribution",
-        "version",
-        "install",
-        "on_cpu",
-        "dtypes",
-        "max_head_dim",
-        "least_sm",
-    )
-    return Implementation(prepare, layout, **{"family": name} | {field: getattr(row, field) for field in same} | more)
-
+_ALONE = _implementations.IMPLEMENTATIONS
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "fa2": _like("fa2", _varlen_calls.flash_attn, _varlen_calls.flash_layout, apis=_group.APIS),
-    "fa3": _like("fa3", _varlen_calls.flash_attn_3, _varlen_calls.flash_layout, apis=("func", "varlen")),
-    "fa4": _like("fa4", _varlen_calls.flash_attn_4, _varlen_calls.flash_layout, apis=("func", "varlen")),
-    # The first of its operators that takes the case.
-    "xformers": _like("xformers", _varlen_calls.xformers, _group.batch_of_one, family="fa2|fa3|cutlass_fmha"),
+    "fa2": Implementation(_varlen_calls.flash_attn, _varlen_calls.flash_layout, "fa2", _ALONE["fa2"], _group.APIS),
+    "fa3": Implementation(
+        _varlen_calls.flash_attn_3, _varlen_calls.flash_layout, "fa3", _ALONE["fa3"], ("func", "varlen")
+    ),
+    "fa4": Implementation(
+        _varlen_calls.flash_attn_4, _varlen_calls.flash_layout, "fa4", _ALONE["fa4"], ("func", "varlen")
+    ),
+    "xformers": Implementation(
+        _varlen_calls.xformers,
+        _group.batch_of_one,
+        "fa2|fa3|cutlass_fmha",  # the first of its operators that takes the case
+        _ALONE["xformers"],
+    ),
     "torch_varlen": Implementation(
         _varlen_calls.torch_varlen,
         _group.packed,
         "fa2",
-        rocm_family="aotriton|ck",
-        package="torch.nn.attention.varlen",
-        install="It is a part of torch since 2.10: pip install 'torch>=2.10'",
-        dtypes=("fp16", "bf16"),
-        max_head_dim=256,
-        least_sm=(8, 0),
+        replace(
+            _ALONE["sdpa_flash"],
+            package="torch.nn.attention.varlen",
+            install="It is a part of torch since 2.10: pip install 'torch>=2.10'",
+            on_cpu=False,
+            dtypes=("fp16", "bf16"),
+            max_head_dim=256,
+        ),
     ),
-    "flex": _like("flex", _varlen_calls.flex, _group.heads_first),
+    "flex": Implementation(_varlen_calls.flex, _group.heads_first, "flex", _ALONE["flex"]),
     "sdpa_nested": Implementation(
         _varlen_calls.sdpa_nested,
         _group.nested,
         "fa2|cutlass_fmha",
-        rocm_family="aotriton|ck",
-        on_cpu=True,
+        replace(_ALONE["sdpa_flash"], least_sm=(0, 0)),
         grouped=False,
     ),
-    "sdpa_loop": _like("sdpa_flash", _varlen_calls.sdpa_loop, _group.one_by_one, family="fa2"),
+    "sdpa_loop": Implementation(_varlen_calls.sdpa_loop, _group.one_by_one, "fa2", _ALONE["sdpa_flash"]),
 }
 
 
@@ -113,7 +98,7 @@ def expected_family(group: Group) -> str:
     row = IMPLEMENTATIONS[group.impl]
     if _setting.device() == "cpu":
         return ""
-    return row.rocm_family if torch.version.hip else row.family
+    return row.alone.rocm_family if torch.version.hip else row.family
 
 
 # --- one iteration ---------------------------------------------------------------------------------------------------
@@ -184,16 +169,18 @@ def unavailable(group: Group) -> str | None:
     What is known is looked up; the rest is tried by one call of a few short sequences.
     """
     row = IMPLEMENTATIONS[group.impl]
-    known = _unsupported(group, row) or _unformed(group, row) or _obstacles._no_device(group, row, IMPLEMENTATIONS)
-    return known or _obstacles._not_installed(group, row) or _refused(group, row)
+    every = {name: other.alone for name, other in IMPLEMENTATIONS.items()}
+    known = _unsupported(group, row) or _unformed(group, row) or _obstacles._no_device(group, row.alone, every)
+    return known or _obstacles._not_installed(group, row.alone) or _refused(group, row)
 
 
 def _unsupported(group: Group, row: Implementation) -> str | None:
     """What no build of the implementation can do, on no machine."""
-    if group.dtype not in row.dtypes:
-        return f"{group.impl} does not take {group.dtype}. Use dtype: {' or '.join(row.dtypes)}."
-    if row.max_head_dim is not None and group.head_dim > row.max_head_dim:
-        return f"{group.impl} takes head dims up to {row.max_head_dim}, not {group.head_dim}. Change head_dim."
+    dtypes, most = row.alone.dtypes, row.alone.max_head_dim
+    if group.dtype not in dtypes:
+        return f"{group.impl} does not take {group.dtype}. Use dtype: {' or '.join(dtypes)}."
+    if most is not None and group.head_dim > most:
+        return f"{group.impl} takes head dims up to {most}, not {group.head_dim}. Change head_dim."
     if group.shared > 1 and not row.grouped:
         return f"{group.impl} needs as many key/value heads as query heads. Use kvheads: {group.qheads}."
     return None
@@ -219,7 +206,7 @@ def _refused(group: Group, row: Implementation) -> str | None:
         return None
     return (
         f"{group.impl} refuses this case: {said}. "
-        f"Change head_dim, dtype, kvheads, causal or mode, or use another build of {row.package or 'torch'}."
+        f"Change head_dim, dtype, kvheads, causal or mode, or use another build of {row.alone.package or 'torch'}."
     )
 
 
@@ -238,4 +225,4 @@ def _tried(group: Group, row: Implementation) -> str | None:
         except (AssertionError, RuntimeError, ValueError) as error:
             if "CUDA error" in str(error):
                 raise  # the context is lost: a failure of the process, not a property of the case
-            return (not row.package and _obstacles._backend_reasons(caught)) or _obstacles._one_line(error)
+            return (not row.alone.package and _obstacles._backend_reasons(caught)) or _obstacles._one_line(error)
