@@ -253,7 +253,8 @@ def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: py
         (
             {"impl": "sdpa_flash", "queries": 4, "causal": True},
             "sdpa_flash has no causal mask in which the last of fewer queries than keys sees every key. "
-            "Use causal: false, queries: 1 or 0, or one of flex, fa2, fa3, fa4, xformers.",
+            "Use causal: false, queries: 1 or 0, or one of flex, fa2, fa3, fa4, xformers, plain, "
+            "plain_compiled, tiled.",
         ),
     ],
 )

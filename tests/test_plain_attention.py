@@ -52,7 +52,8 @@ def truth(s: Any, given: list[Any]) -> list[Any]:
         k, v = (tensor.repeat_interleave(s.group, 1) for tensor in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(s.head_dim)
         if s.causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+            hidden = torch.ones(scores.shape[-2:]).triu(1 + scores.shape[-1] - scores.shape[-2]).bool()
+            scores = scores.masked_fill(hidden, -math.inf)
         return scores.softmax(-1) @ v
 
     return with_gradients(forward, [tensor.double() for tensor in given])
@@ -64,6 +65,17 @@ def truth(s: Any, given: list[Any]) -> list[Any]:
 def test_output_and_gradients_in_fp64_are_those_of_autograd(way: str, causal: bool, kv_heads: int) -> None:
     s = a_setting(causal=causal, kv_heads=kv_heads)
     given = tensors(s, torch.float64)
+    for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 21])
+def test_queries_fewer_than_keys_are_the_last_of_the_sequence(way: str, causal: bool, queries: int) -> None:
+    s = a_setting(causal=causal, kv_heads=2, queries=queries)
+    given = tensors(s, torch.float64)
+    assert given[0].shape[2] == queries
     for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
@@ -190,6 +202,17 @@ def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: py
 
 
 @pytest.mark.usefixtures("_forgotten")
+def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend="aot_eager", **given))
+    s = a_setting(mode="bwd")
+    q, k, v, gradient = tensors(s, torch.float32)
+    out = plain.compiled(s)(q.requires_grad_(), k, v)
+    passes = [torch.autograd.grad(out, q, gradient, retain_graph=True)[0] for _ in range(2)]
+    torch.testing.assert_close(*passes)
+
+
+@pytest.mark.usefixtures("_forgotten")
 def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
     if reason := plain.no_compiler():
         pytest.skip(reason)
@@ -201,10 +224,10 @@ def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "c++-17")
-    monkeypatch.setattr(plain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(plain._compile.shutil, "which", lambda name: None)
     assert plain.no_compiler() == (
-        "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain here."
+        "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain instead."
     )
     monkeypatch.setattr(setting, "device", lambda: "cuda")
-    monkeypatch.setattr(plain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plain._compile.importlib.util, "find_spec", lambda name: None)
     assert plain.no_compiler().startswith("torch.compile needs triton, which is not installed.")

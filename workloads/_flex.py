@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from profpipe import load
 
 if TYPE_CHECKING:
+    import _compile
     import _setting
     from _setting import Forward, Setting
 else:
+    _compile = load.module(Path(__file__).with_name("_compile.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
 
 
@@ -30,10 +30,7 @@ def under(mask: Any, case: Hashable, *, grouped: bool, kept: bool) -> Forward:
 
     ``grouped``: there are fewer key/value heads than query heads. ``kept``: the graph outlives its backward pass.
     """
-    functorch: Any = importlib.import_module("torch._functorch.config")
-    if hasattr(functorch, "donated_buffer"):
-        # From torch 2.6 on a compiled backward pass reuses saved tensors' memory, and refuses a graph that is kept.
-        functorch.donated_buffer = not kept
+    _compile.keep_graphs(kept)
     call = _compiled(case, grouped)
     return lambda q, k, v: call(q, k, v, mask)
 
@@ -46,10 +43,7 @@ def _compiled(case: Hashable, grouped: bool) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
 
-    # What is compiled belongs to a code object, and one object may have 8 versions, after which it would run unfused
-    # without a word. With an object of its own, no setting counts against another or waits for its guards.
-    attend.__code__ = attend.__code__.replace()
-    return torch.compile(attend, dynamic=False, fullgraph=True)
+    return _compile.compiled(attend)
 
 
 def _block_mask(setting: Setting) -> Any:

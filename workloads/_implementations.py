@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import _flex
     import _obstacles
     import _packages
+    import _plain
     import _sdpa
     import _setting
     import _sparge
@@ -36,6 +37,7 @@ else:
     _flex = load.module(Path(__file__).with_name("_flex.py"))
     _obstacles = load.module(Path(__file__).with_name("_obstacles.py"))
     _packages = load.module(Path(__file__).with_name("_packages.py"))
+    _plain = load.module(Path(__file__).with_name("_plain.py"))
     _sdpa = load.module(Path(__file__).with_name("_sdpa.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
     _sparge = load.module(Path(__file__).with_name("_sparge.py"))
@@ -50,6 +52,7 @@ class Implementation:
 
     ``package`` is what is imported. ``distribution`` is what pip calls it, where that decides: its version must begin
     with ``version``. ``install`` is the command that gets it, in which ``{arch}`` stands for the GPU's, as 9.0.
+    ``lacks`` says what else it needs and is not here, and what to do about it.
 
     ``bottom_right``: a causal mask over fewer queries than keys lets the last query see every key. ``grouped``: there
     may be fewer key/value heads than query heads. ``sparsity`` prepares calls that give the share of the scores that
@@ -64,6 +67,7 @@ class Implementation:
     distribution: str = ""
     version: str = ""
     install: str = ""
+    lacks: Callable[[], str | None] = lambda: None
     on_cpu: bool = False
     has_backward: bool = True
     grouped: bool = True
@@ -201,13 +205,18 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         install="pip install xformers, of the release made for your torch (pip would replace torch otherwise)",
         bottom_right=True,
     ),
+    "plain": Implementation(_plain.plain, _fixed(""), on_cpu=True, bottom_right=True),
+    "plain_compiled": Implementation(
+        _plain.compiled, _fixed(""), lacks=_plain.no_compiler, on_cpu=True, bottom_right=True
+    ),
+    "tiled": Implementation(_plain.tiled, _fixed(""), on_cpu=True, bottom_right=True),
 }
 
 
 def expected_family(setting: Setting) -> str:
     """The kernel family that must be found in a trace; ``a|b``: any of them.
 
-    Empty: none, because the implementation is unfused (``sdpa_math``) or runs on a CPU, where kernels have no family.
+    Empty: none, because the implementation is unfused (as ``plain``) or runs on a CPU, where kernels have no family.
     """
     row = IMPLEMENTATIONS[setting.impl]
     if _setting.device() == "cpu":

@@ -30,8 +30,8 @@ else:
 def first(setting: Setting, implementations: Mapping[str, Implementation]) -> str | None:
     """The first reason that is found, or None. What is known is looked up; the rest is tried by one small call."""
     row = implementations[setting.impl]
-    reason = _unsupported(setting, row, implementations)
-    return reason or _no_device(setting, row, implementations) or _not_installed(setting, row) or _refused(setting, row)
+    known = _unsupported(setting, row, implementations) or _no_device(setting, row, implementations)
+    return known or row.lacks() or _not_installed(setting, row) or _refused(setting, row)
 
 
 def _unsupported(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:

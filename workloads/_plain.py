@@ -9,10 +9,7 @@ only q, k, v, the output and one number a query row.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,9 +23,11 @@ from profpipe import load
 from profpipe.ranges import annotate
 
 if TYPE_CHECKING:
+    import _compile
     import _setting
     from _setting import Forward, Setting
 else:
+    _compile = load.module(Path(__file__).with_name("_compile.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
 
 #: Queries and keys of one tile. FlashAttention's are 64 to 128, what an SM's shared memory takes. Here a tile costs
@@ -50,19 +49,19 @@ def plain(setting: Setting) -> Forward:
 
 def compiled(setting: Setting) -> Forward:
     """The same through torch.compile, for this shape alone and without the ranges, which no graph can hold."""
+    _compile.keep_graphs(setting.mode == "bwd")
     run, hidden = _compiled(setting), _hidden(setting)
-    return lambda q, k, v: run(q, k, v, hidden, _no_phase)
+    return lambda q, k, v: run(q, k, v, hidden)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _compiled(setting: Setting) -> Callable[..., Tensor]:
-    """Compiled at its first call; the last one is kept, for a case is built more than once.
+    """Compiled at its first call, once a process for each setting, for a case is built more than once."""
 
-    What earlier cases compiled is forgotten first: their sizes would count against torch's limit of 8 recompilations,
-    after which it runs the code uncompiled without a word.
-    """
-    torch.compiler.reset()
-    return torch.compile(_plain, fullgraph=True, dynamic=False)
+    def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        return _plain(q, k, v, hidden, lambda name: nullcontext())
+
+    return _compile.compiled(attend)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, phase: Phase) -> Tensor:
@@ -78,10 +77,6 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, phase: Phase)
         return _ungrouped(weights @ v, q.shape[1])
 
 
-def _no_phase(name: str) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
 def _hidden(setting: Setting) -> Tensor | None:
     """True where a query must not see a key: ``(queries, seqlen)``, made once, as a model keeps it in a buffer."""
     if not setting.causal:
@@ -91,15 +86,9 @@ def _hidden(setting: Setting) -> Tensor | None:
 
 
 def no_compiler() -> str | None:
-    """What torch.compile lacks here, with the remedy: Triton on a GPU, a C++ compiler on a CPU."""
-    if _setting.device() == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "torch.compile needs triton, which is not installed. Install it, or leave plain_compiled out."
-        return None
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None and shutil.which("clang++") is None:
-        return f"torch.compile needs a C++ compiler, and there is no {compiler}. Install g++, or use plain here."
-    return None
+    """Why ``compiled`` cannot run here and what to do about it, or None."""
+    reason = _compile.lacking()
+    return f"{reason}, or use plain instead." if reason else None
 
 
 # --- tiled -----------------------------------------------------------------------------------------------------------
