@@ -69,11 +69,13 @@ class Conditions:
 
     @property
     def sm_clock_min_hz(self) -> float | None:
-        return _over(min, self._known("sm_clock_hz"))
+        """The lowest, without the lowest twentieth of the readings: as few do not move a median time."""
+        return _over(lambda clocks: sorted(clocks)[int(_LEAST_SHARE * len(clocks))], self._known("sm_clock_hz"))
 
     @property
     def sm_clock_max_hz(self) -> float | None:
-        return _over(max, self._known("sm_clock_hz"))
+        """The highest, without the highest twentieth: until power runs into its cap the clock is at its peak."""
+        return _over(lambda clocks: sorted(clocks)[-1 - int(_LEAST_SHARE * len(clocks))], self._known("sm_clock_hz"))
 
     @property
     def power_w(self) -> float | None:
@@ -173,6 +175,10 @@ class Watched:
         near = {number + step for number in idle for step in range(-_NEAR_IDLE, _NEAR_IDLE + 1)}
         loaded = tuple(reading for number, reading in enumerate(self.readings) if number not in near)
         return Conditions(loaded, max(self._others, default=None))
+
+    def forget(self) -> None:
+        """What was read so far was before what is measured."""
+        self.readings.clear()
 
     def read(self) -> None:
         if self._gpu is not None:

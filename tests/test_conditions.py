@@ -73,6 +73,14 @@ def test_clocks_more_than_five_percent_apart_are_marked() -> None:
     assert conditions.notes(running([1980, 1500, 1980])) == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
 
 
+def test_a_clock_that_few_readings_saw_is_none_that_the_times_were_measured_at() -> None:
+    capped = running([1980, 1980, *[1400] * 38])  # the first 40 ms, until power runs into its cap
+    assert conditions.marks(capped) == []
+    assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
+    assert conditions.marks(running([1980] * 3 + [1400] * 37)) == ["clock_spread"]
+    assert conditions.marks(running([1980] + [1400] * 18)) == ["clock_spread"], "too few to leave one out"
+
+
 def test_other_processes_are_marked_and_counted() -> None:
     assert conditions.marks(running([1980], others=2)) == ["other_process"]
     assert conditions.notes(running([1980], others=2)) == ["other processes on the GPU: 2"]
@@ -107,6 +115,14 @@ def test_idle_readings_and_those_beside_them_do_not_count() -> None:
     assert seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1980 * MHZ
     watched.readings = watched.readings[:1]
     assert watched.summary() == Conditions(), "of a GPU that did nothing there is nothing to say"
+
+
+def test_what_was_read_before_the_measurement_is_forgotten() -> None:
+    watched = conditions.Watched(None)
+    watched.readings = [Reading(345 * MHZ)]
+    watched.forget()
+    watched.readings += [Reading(1980 * MHZ)]
+    assert watched.summary().sm_clock_min_hz == 1980 * MHZ
 
 
 # --- reading NVML, a mock --------------------------------------------------------------------------------------------
