@@ -123,6 +123,7 @@ class Case:
                 range_name=self.range_name,
                 annotate=ranges.annotate,
                 ranks=self.ranks,
+                begun=watched.forget,
             )
         self.seen.append(watched.summary())
         self._add(metric, self.rounds, samples.values_ns)

@@ -200,12 +200,14 @@ def sample(
     range_name: str,
     annotate: Annotate,
     ranks: Ranks = ALONE,
+    begun: Callable[[], object] = lambda: None,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, twice over 0.5 s.
+    Then ``begun()`` is called, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
@@ -215,6 +217,7 @@ def sample(
     with WATCHES[device]() as watch:
         issue = watch.learn(fn, ranks)
         watch.forget_peaks()
+        begun()
         begin = time.perf_counter()
         while size := rule.batch([*earlier, *values], len(values), time.perf_counter() - begin):
             ranks.step("batch")

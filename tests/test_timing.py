@@ -279,6 +279,13 @@ def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_e
     assert gpu.seen[gpu.seen.index("reset") + 1 :] == [*one, "synchronize", *one, *one, "synchronize"]
 
 
+def test_the_measurement_begins_after_the_calls_that_only_learn(gpu: StandInGpu) -> None:
+    begun = lambda: gpu.seen.append("begun")  # noqa: E731
+    timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, begun=begun)
+    at = gpu.seen.index("begun")
+    assert gpu.seen[:at].count("call") == 11 and gpu.seen[at:].count("call") == 3
+
+
 def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: StandInGpu) -> None:
     samples = on_gpu(gpu, gpu.call)
     assert samples.clock == "cuda_event"
