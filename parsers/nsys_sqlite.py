@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, errors, kernels, tables
+from profpipe import attribution, errors, kernels, overlap, tables
 from profpipe.columns import (
     FAILURES,
     SQLITE_HEAD,
@@ -128,10 +128,12 @@ def _parse(path: Path) -> tables.Tables:
     launches = replace(launches, start=_NOTHING, end=_NOTHING, thread=_NOTHING)
     range_rows = attribution.summarise_ranges(ranges, launches, placed, work.start, work.end)
     range_rows["process"] = pd.array(_pids(range_rows["process"]), dtype="Int64")
+    metrics = overlap.metrics(_kernels(work, placed), overlap.iterations(range_rows))
     frame = _launch_frame(work, placed)
     return tables.Tables(
         kernels=kernels.annotate(tables.summarise(frame)).assign(profiler="nsys"),
         ranges=tables.frame(tables.RANGES, range_rows).assign(profiler="nsys"),
+        metrics=tables.frame(tables.METRICS, metrics).assign(profiler="nsys"),
         origin=_origin(export, work, frame, placed, tuple(notes)),
     )
 
@@ -396,6 +398,23 @@ def _launch_frame(work: _Work, placed: attribution.Attribution) -> pd.DataFrame:
             "duration_ns": work.end - work.start,
         },
         copy=False,
+    )
+
+
+def _kernels(work: _Work, placed: attribution.Attribution) -> overlap.Kernels:
+    communicates = overlap.communicate(kernels.classify(name)[0] for name in work.names)
+    # Most files have no communication, and with ten million kernels each column is 80 MB.
+    rows = np.flatnonzero(work.is_kind("kernel", "graph")) if communicates.any() else _NOTHING
+    path, paths = pd.factorize(placed.path[rows])
+    cases, _ = placed.cases_and_phases(paths)
+    names, process = work.name[rows], work.process[rows]
+    return overlap.Kernels(
+        *overlap.numbered(path, cases),
+        np.where(process == _NULL, -1, (process >> 24) & _THREAD_BITS),
+        work.device[rows],
+        work.start[rows],
+        work.end[rows],
+        communicates[names] & (work.kind[rows] == tables.KINDS.index("kernel")),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, jsonstream, kernels, tables
+from profpipe import attribution, jsonstream, kernels, overlap, tables
 from profpipe.errors import Refused
 
 FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
@@ -232,9 +232,12 @@ def parse(path: Path) -> tables.Tables:
     calls = _calls(trace, launches)
     placed = attribution.attribute(ranges, calls)
     rows = _rows(trace, launches, placed)
+    range_rows = _range_table(trace, ranges, calls, placed, launches)
+    metrics = overlap.metrics(_kernels(trace, launches, rows), overlap.iterations(range_rows))
     return tables.Tables(
         kernels=kernels.annotate(tables.summarise(rows)).assign(profiler="torch"),
-        ranges=_range_table(trace, ranges, calls, placed, launches).assign(profiler="torch"),
+        ranges=range_rows.assign(profiler="torch"),
+        metrics=tables.frame(tables.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
     )
 
@@ -273,6 +276,21 @@ def _rows(trace: Trace, launches: pd.DataFrame, placed: attribution.Attribution)
             "kernel": _categories(trace.texts, launches["name"].astype(int).to_numpy()),
             "duration_ns": _ns(launches["dur"]),
         }
+    )
+
+
+def _kernels(trace: Trace, launches: pd.DataFrame, rows: pd.DataFrame) -> overlap.Kernels:
+    of_kernels = (launches["kind"] == "kernel").to_numpy()
+    launches, rows = launches[of_kernels], rows[of_kernels]
+    start, communicates = _ns(launches["start"]), overlap.communicate(kernels.classify(n)[0] for n in trace.texts)
+    return overlap.Kernels(
+        *overlap.numbered(rows["case"].cat.codes.to_numpy(), rows["case"].cat.categories.tolist()),
+        # A trace is one process's, and that of a kernel is known only where its launch is.
+        np.zeros(len(rows), dtype=np.int64),
+        rows["device"].fillna(-1).to_numpy(dtype=np.int64),
+        start,
+        start + rows["duration_ns"].to_numpy(),
+        communicates[launches["name"].astype(int).to_numpy()],
     )
 
 

@@ -286,7 +286,7 @@ def summarise_ranges(
             row, start, end = row[known], start[known], end[known]
         count += np.bincount(row, minlength=len(rows))
         kernel_ns += np.bincount(row, weights=end - start, minlength=len(rows))
-        busy_ns += _union(row, start, end, len(rows))
+        busy_ns += union(row, start, end, len(rows))
     frame = rows.frame()
     frame["instances"] = np.bincount(opened, minlength=len(rows))
     frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
@@ -351,7 +351,7 @@ def combine(*keys: Ints) -> tuple[Ints, Ints]:
     return codes, firsts
 
 
-def _union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
+def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
     """Length of the union of the intervals of each group; intervals ordered by start."""
     if not len(group):
         return np.zeros(groups)
@@ -359,7 +359,7 @@ def _union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[
     span = int(end.max()) - low + 1
     if span * groups >= 2**62:
         parts = [(group == g) for g in range(groups)]
-        return np.array([_union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
+        return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
     # Sorting numbers that carry their position is several times as fast as a stable argsort. In place from here on, for
     # with ten million kernels each array is 80 MB.
     bits = len(group).bit_length()

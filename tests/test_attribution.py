@@ -232,4 +232,4 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
 def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:
     group = np.repeat(np.arange(600), 2)
     start = np.tile([0, 2**52], 600).astype(np.int64)
-    assert attribution._union(group, start, start + 10, 600).tolist() == [20.0] * 600
+    assert attribution.union(group, start, start + 10, 600).tolist() == [20.0] * 600

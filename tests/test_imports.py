@@ -31,7 +31,7 @@ WORDS = {
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
-    "attribution": {"attribution", "recording"},
+    "attribution": {"attribution", "overlap", "recording"},
     "columns": {"columns"},
     "conditions": {"conditions"},
     "config": {"config", "document", "mistakes", "pipeline", "scripts", "table_mistakes"},
@@ -119,8 +119,8 @@ HARNESS = {
 }  # fmt: skip
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {
-    "attribution", "columns", "counters", "csvfile", "errors", "intervals", "jsonstream", "kernels", "recording",
-    "tables",
+    "attribution", "columns", "counters", "csvfile", "errors", "intervals", "jsonstream", "kernels", "overlap",
+    "recording", "tables",
 }  # fmt: skip
 WORKLOADS = {"errors", "load", "ranges"}
 
