@@ -239,12 +239,14 @@ def _with_rates(point: Point, peaks: Rates) -> Point:
     if point.time is None or point.time.ns <= 0 or point.time.n is None:
         return point
     flops, moved = point.values.get("flops"), point.values.get("bytes_moved")
+    # Of sparse work only what is done can be held against a peak; its dense equivalent may well lie above.
+    done = point.values.get("flops_effective", flops)
     peak_flops, peak_bytes, per_s = peaks.flops_of(point), peaks.bytes_per_s, 1e9 / point.time.ns
     return replace(
         point,
         tflops=flops * per_s / 1e12 if flops else None,
         gbytes_per_s=moved * per_s / 1e9 if moved else None,
-        of_peak_flops=flops * per_s / peak_flops if flops and peak_flops else None,
+        of_peak_flops=done * per_s / peak_flops if done and peak_flops else None,
         of_peak_bytes=moved * per_s / peak_bytes if moved and peak_bytes else None,
     )
 

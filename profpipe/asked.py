@@ -12,7 +12,7 @@ from typing import Final
 #: Of the timed call, each with its unit: these come from one profiler's times and are never mixed with another's.
 OF_CALLS: Final[Mapping[str, str]] = {
     "time": "ns", "p10": "ns", "p90": "ns", "throughput": "1/s", "tflops": "TFLOP/s", "bandwidth": "GB/s",
-    "speedup": "x",
+    "speedup": "x", "tflops_effective": "TFLOP/s",
 }  # fmt: skip
 
 #: Of the case, by shorter names than those of the metrics.

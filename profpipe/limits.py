@@ -62,7 +62,9 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     moved, per_s = (traffic, bandwidth) if traffic else (least, (point.gbytes_per_s or 0.0) * 1e9 or None)
     peak, memory = rates.flops_of(point), rates.bytes_per_s
     of_bandwidth = per_s / memory if per_s and memory else None
-    of_flops = point.tflops * 1e12 / peak if point.tflops and peak else None
+    # Of sparse work, what is done of it.
+    done = point.values.get("flops_effective", flops)
+    of_flops = point.tflops * 1e12 / peak * (done / flops) if point.tflops and peak and flops and done else None
     intensity = flops / moved if flops and moved else None
     binds = ""
     if _host_binds(point, issue, gpu_ns):

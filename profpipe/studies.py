@@ -298,12 +298,15 @@ def _of_call(point: Point, name: str) -> float | None:
     if point.time is None:
         return None
     per_s = 1e9 / point.time.ns if point.time.ns and point.time.n is not None else None
+    # What a sparse implementation does not leave out of its `flops`.
+    effective = point.values.get("flops_effective")
     return {
         "time": point.time.ns,
         "p10": point.time.p10,
         "p90": point.time.p90,
         "throughput": per_s,
         "tflops": point.tflops,
+        "tflops_effective": effective * per_s / 1e12 if effective is not None and per_s else None,
         "bandwidth": point.gbytes_per_s,
         "speedup": point.speedup,
     }[name]

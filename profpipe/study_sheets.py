@@ -19,15 +19,16 @@ _GRIDS, _ROWS = 9, 60
 
 _TITLES: Mapping[str, str] = {
     "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
-    "tflops": "TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline", "memory": "peak memory",
-    "memory_reserved": "reserved memory", "passed": "within tolerance", "kernels.calls": "launches",
+    "tflops": "TFLOP/s", "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
+    "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance", "kernels.calls": "launches",
     "kernels.time": "all kernels", "most_launched.name": "most launched kernel", "most_launched.calls": "its launches",
     "most_launched.time": "its time", "most_launched.share": "its share", "range.time": "range on the host",
     "range.busy": "GPU busy", "range.calls": "times entered",
 }  # fmt: skip
 
 #: What a sentence says of times that are this.
-_SAID_OF = (("Times are", ("time", "p10", "p90")), ("Rates are of", ("throughput", "tflops", "bandwidth")),
+_SAID_OF = (("Times are", ("time", "p10", "p90")),
+            ("Rates are of", ("throughput", "tflops", "tflops_effective", "bandwidth")),
             ("Ratios are of", ("speedup",)))  # fmt: skip
 
 

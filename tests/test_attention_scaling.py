@@ -1,0 +1,61 @@
+"""The study of attention over length and batch: its cases everywhere, a reduced form on a CPU."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIPELINE = ROOT / "pipelines" / "attention_scaling.yaml"
+
+#: Lengths and batches that a CPU does in a moment, and the two implementations that it has in each torch.
+REDUCED = {
+    "SEQLEN": "32,64",
+    "BATCH": "1,2",
+    "BATCH_SEQLEN": "32",
+    "NHEADS": "2",
+    "HEADDIM": "16",
+    "DTYPE": "bf16",
+    "IMPLS": "sdpa_math,sdpa_flash",
+    "BUDGET_S": "0.05",
+}
+
+
+def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", *map(str, arguments)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_path: Path) -> None:
+    said = _profpipe(tmp_path, "list", PIPELINE).splitlines()
+    lengths = {line.strip() for line in said if "seqlen=" in line}
+    assert "lengths: attention, 880 cases under plain" in said
+    assert len(lengths) == 880 == 10 * 2 * 2 * (13 + 9)
+    assert "dtype=bf16,mode=fwd_bwd,causal=true,seqlen=65536,impl=fa3" in lengths
+    # Those without a backward pass are not asked for one.
+    assert not [line for line in lengths if "fwd_bwd" in line and ("sage" in line or "sparge" in line)]
+    assert "batches: attention, 88 cases under plain, torch" in said
+
+
+def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    _profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)
+    with (tmp_path / "latest" / "cases.csv").open(newline="") as stream:
+        cases = list(csv.DictReader(stream))
+    assert len(cases) == 2 * 2 * 2 * 2 + 2 * 2 * 2
+    assert {case["status"] for case in cases} == {"ok"}
+    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    for title in ("TFLOP/s of the forward pass over the length", "The batch, peak memory"):
+        assert f"### {title}" in summary
+    assert "inaccurate" not in summary

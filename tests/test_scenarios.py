@@ -1,0 +1,86 @@
+"""Attention in the shapes of known models: the shapes themselves, and the study on a CPU."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[1]
+PIPELINE = ROOT / "pipelines" / "scenarios.yaml"
+scenarios = load.module(ROOT / "workloads" / "attention_scenarios.py")
+attention = load.module(ROOT / "workloads" / "attention.py")
+
+
+def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", *map(str, arguments)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("scenario", "width"),
+    [("gpt2-small", 768), ("gpt3", 12288), ("bert-base", 768), ("bert-large", 1024), ("decode", 4096)],
+)
+def test_heads_times_head_dim_is_the_width_of_the_model(scenario: str, width: int) -> None:
+    shape = scenarios._shaped({"scenario": scenario})
+    assert shape["heads"] * shape["head_dim"] == width
+
+
+def test_a_scenario_is_attention_in_its_shape() -> None:
+    gpt3 = {"batch": 1, "seqlen": 2048, "heads": 96, "head_dim": 128, "causal": True, "dtype": "bf16"}
+    params = {"impl": "sdpa_math", "scenario": "gpt3", "mode": "fwd_bwd"}
+    assert scenarios.flops(params) == attention.flops({**gpt3, "mode": "fwd_bwd"})
+    assert scenarios.bytes_moved(params) == attention.bytes_moved({**gpt3, "mode": "fwd_bwd"})
+
+
+def test_decoding_is_one_query_of_each_request_over_its_whole_context() -> None:
+    params = {"impl": "sdpa_math", "scenario": "decode"}
+    assert scenarios.flops(params) == 4 * 64 * 32 * 8192 * 128
+    # Keys and values of 8 heads in bf16; the queries are next to nothing.
+    assert scenarios.bytes_moved(params) == pytest.approx(2 * 2 * 64 * 8192 * 8 * 128, rel=1e-3)
+
+
+def test_the_smallest_scenario_agrees_with_the_reference_and_tells_its_shape() -> None:
+    params = {"impl": "sdpa_math", "scenario": "tiny", "dtype": "fp32", "mode": "fwd_bwd"}
+    assert scenarios.available(params) is None
+    assert scenarios.check(params)["error_max"] < 1e-4
+    assert scenarios.facts(params)["kv_heads"] == (2.0, "1")
+    assert scenarios.build(params)()[0].shape == (1, 4, 64, 16)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"scenario": "gtp3"}, "unknown scenario 'gtp3'. Did you mean 'gpt3'?"),
+        ({"seqlen": 8}, "unknown parameter 'seqlen'."),
+        ({"impl": "sdpa"}, "unknown impl 'sdpa'."),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        scenarios.flops(params)
+    assert str(raised.value).startswith(message)
+
+
+def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
+    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    assert all(f"scenario={name},impl=fa2" in said for name in scenarios.SCENARIOS if name != "tiny")
+    reduced = {"SCENARIOS": "tiny", "IMPLS": "sdpa_flash,sdpa_math", "BUDGET_S": "0.05", "REPEATS": "6"}
+    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)
+    with (tmp_path / "latest" / "cases.csv").open(newline="") as stream:
+        assert [case["status"] for case in csv.DictReader(stream)] == ["ok"] * 4
+    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "### Time of a call by scenario" in summary

@@ -1,0 +1,139 @@
+"""The study of sparse attention: its cases everywhere, its dense part on a CPU, and how work that is left out counts.
+
+SpargeAttn needs a GPU. What its cases would report is reported by a workload that is written here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import case_row, metric_row, tables
+
+from profpipe.analyze import analyze
+
+ROOT = Path(__file__).parents[1]
+PIPELINE = ROOT / "pipelines" / "sparsity.yaml"
+
+#: Leaves out a share of its work and takes a time as if it had done it all at twice the speed of the dense one.
+WORKLOAD = """
+import time
+
+PARAMS = {"impl": "dense", "dtype": "fp16", "left_out": 0.0}
+
+def build(params):
+    return lambda: time.sleep(0.001)
+
+def flops(params):
+    return 4e9
+
+def facts(params):
+    if params["impl"] == "dense":
+        return {}
+    return {"sparsity": (100 * params["left_out"], "%"), "flops_effective": (4e9 * (1 - params["left_out"]), "flop")}
+"""
+
+STUDY = """
+version: 1
+name: mine
+workloads:
+  sparse:
+    script: mine.py
+    profilers: [plain]
+    warmup: 1
+    repeats: 6
+    timing: {rounds: 1, budget_s: 0.1}
+    matrix: {impl: [sparse], left_out: [0.5, 0.75]}
+    include: [{impl: dense, left_out: 0.0}]
+    baseline: {impl: dense, left_out: 0.0}
+tables:
+  - {title: Work, rows: [impl, left_out], value: [sparsity, tflops, tflops_effective, speedup]}
+"""
+
+
+def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", *map(str, arguments)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) -> None:
+    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    for case in (
+        "inputs=local,impl=sparge_fp8,topk=0.1",
+        "inputs=normal,impl=sage2,topk=none",
+        "inputs=local,impl=sdpa_flash",
+    ):
+        assert case in said
+    assert "cdfthreshd=0.98,simthreshd1=0.3" in said
+
+
+def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    small = {
+        "SEQLEN": "128",
+        "NHEADS": "2",
+        "HEADDIM": "16",
+        "DTYPE": "bf16",
+        "REPEATS": "6",
+        "TOPK": "0.5",
+        "BUDGET_S": "0.1",
+    }
+    _profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, CDFTHRESHD="0.9", **small)
+    cases = _rows(tmp_path / "latest" / "cases.csv")
+    ran = [case for case in cases if case["status"] == "ok"]
+    assert {(json.loads(case["params"])["impl"], json.loads(case["params"])["inputs"]) for case in ran} == {
+        ("sdpa_flash", "local"),
+        ("sdpa_flash", "normal"),
+    }
+    assert {case["status"] for case in cases} == {"ok", "skipped"}
+    assert all("needs a GPU" in case["reason"] for case in cases if case["status"] == "skipped")
+
+
+def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WORKLOAD)
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    _profpipe(tmp_path, "run", "mine.yaml")
+    metrics = _rows(tmp_path / "out" / "latest" / "metrics.csv")
+    found = {(row["case"], row["metric"]): float(row["value"]) for row in metrics if row["value"]}
+    assert found["impl=sparse,left_out=0.75", "sparsity"] == 75
+    summary = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    table = summary[summary.index("Work") :]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "0.75 |" in line]
+    dense_equivalent, effective = (float(cell) for cell in rows[0] if _is_rate(cell))
+    assert effective == pytest.approx(dense_equivalent / 4, rel=0.02)
+
+
+def test_only_work_that_is_done_is_held_against_the_peak() -> None:
+    """900 TFLOP/s of dense attention in the same time, on a machine that gives 500: a tenth of it was done."""
+    numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", 9e11, "flop")]
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
+    run = {"machine": {"peaks": {"flops": {"fp16": 5e14}}}}
+    sparse = [*numbers, metric_row("impl=a", "flops_effective", 9e10, "flop")]
+    for metrics, share, marks in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
+        (workload,) = analyze(tables(cases, metrics=metrics), run).workloads
+        (point,) = workload.points
+        assert point.tflops == 900
+        assert point.of_peak_flops == pytest.approx(share)
+        assert point.limit.of_flops == pytest.approx(share)
+        assert point.marks == marks
+
+
+def _is_rate(cell: str) -> Any:
+    return cell.replace(".", "").isdigit() and cell not in ("0.75", "75", "75.0", "1.00")
