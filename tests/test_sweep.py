@@ -61,6 +61,18 @@ def test_the_facts_name_the_loop_that_profilers_see():
     assert metrics["loop_wall"]["value"] > 0 and metrics["loop_wall"]["unit"] == "ns"
 
 
+def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_that_was_timed(monkeypatch):
+    # A mock: graphs need a GPU. It shows only what is called as what.
+    calls = []
+    monkeypatch.setattr(sweep.timing, "graphed", lambda fn: lambda: calls.append("replay"))
+    monkeypatch.setattr(sweep.timing, "loop_wall_ns", lambda fn, n, **_: calls.append("loop") or 1.0)
+    case = timed(plan(order="sequential", mode="cuda_graph", target=0.9), [])
+    case.visit(lambda: calls.append("eager"))
+    calls.clear()
+    case.facts(lambda: calls.append("eager"))
+    assert calls == ["replay", "loop"]
+
+
 def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     log = tmp_path / "events.jsonl"
     events = [
