@@ -1,0 +1,124 @@
+"""CogVideoX: weights from a folder, and what cannot run here or anywhere.
+
+Where a test needs what only a GPU machine has, it replaces that one thing and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+pytest.importorskip("torch")
+pytest.importorskip("diffusers", reason="the package diffusers is not installed")
+
+SCRIPT = Path(__file__).parents[1] / "workloads" / "cogvideox.py"
+cog = load.module(SCRIPT)
+model, room = cog._cogvideox_model, cog._cogvideox_room
+
+TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers on a machine with a GPU."""
+    monkeypatch.setattr(cog._setting, "device", lambda: "cpu")
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as Hugging Face stores a model, of the tiny size."""
+    folder = tmp_path_factory.mktemp("weights")
+    setting = replace(cog._case({**TINY, "what": "end_to_end", "seed": 5}), vae_tiling=False)
+    for part in (model.transformer, model.vae, model.scheduler):
+        part(setting).save_pretrained(folder / part.__name__)
+    return folder
+
+
+def test_weights_come_from_a_folder(stored: Path) -> None:
+    """The same as the random ones that were stored there, so that the prompt's and the noise's seed alone differ."""
+    params = {**TINY, "what": "end_to_end", "steps": 2, "seed": 5}
+    assert cog.available({**params, "weights": str(stored)}) is None
+    assert cog.build({**params, "weights": str(stored)})().equal(cog.build(params)())
+
+
+def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stored: Path, tmp_path: Path) -> None:
+    lacking = cog.available({**TINY, "weights": str(tmp_path)})
+    assert lacking.startswith(
+        f"weights: {tmp_path} cannot be used: there is no transformer/config.json in it. Get them"
+    )
+    assert "hf download THUDM/CogVideoX-2b" in lacking
+    for part in ("transformer", "scheduler"):
+        (tmp_path / part).symlink_to(stored / part)
+    assert cog.available({**TINY, "weights": str(tmp_path)}) is None
+    assert "vae/config.json" in cog.available({**TINY, "weights": str(tmp_path), "what": "end_to_end"})
+    other = room._mismatch(cog._case({"weights": str(tmp_path)}))
+    assert other == "its transformer is not 2b: num_layers is 2"
+
+
+# --- what cannot run -------------------------------------------------------------------------------------------------
+
+
+def test_without_diffusers_the_command_that_gets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
+    assert cog.available(TINY) == "diffusers is not installed. Install it: pip install diffusers."
+
+
+def test_the_2b_model_asks_for_a_gpu() -> None:
+    assert (
+        cog.available({}) == "2b needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."
+    )
+
+
+def test_what_attention_says_is_passed_on() -> None:
+    assert cog.available(TINY) is None
+    assert cog.available({**TINY, "impl": "fa2"}) == "fa2 does not take fp32. Use dtype: fp16 or bf16."
+    assert cog.expects(TINY) == ""
+
+
+def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_memory_bytes", lambda: 24 * 2**30)
+    assert room._no_room(cog._case({})) is None
+    # Scores of 60 heads over 17776 tokens, twice, in 2 bytes
+    assert room._no_room(cog._case({"impl": "sdpa_math"})).startswith(
+        "2b with 17776 tokens and sdpa_math needs at least 74 GiB, and this machine has 24 GiB."
+    )
+
+
+# --- parameters that are wrong everywhere ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"impl": "sage3"}, "unknown impl 'sage3'."),
+        ({"size": "5b"}, "unknown size '5b'."),
+        ({"what": "video"}, "unknown what 'video'."),
+        ({"dtype": "fp8"}, "unknown dtype 'fp8'."),
+        ({"seqlen": 8}, "unknown parameter 'seqlen'."),
+        ({"guidance": 6}, "guidance must be true or false, not 6"),
+        ({"frames": 48}, "frames must be a multiple of 4 and one more, as 49 is, not 48"),
+        ({"height": 481}, "height must be a multiple of 16, not 481"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+        ({"steps": 1001}, "steps must be at most 1000"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any], message: str) -> None:
+    for ask in (cog.build, cog.flops, cog.facts, cog.available):
+        with pytest.raises(ValueError) as raised:
+            ask(params)
+        assert str(raised.value).startswith(message)
+
+
+def test_the_parameters_are_a_literal_that_needs_no_torch_to_be_read() -> None:
+    assigned = (node for node in ast.parse(SCRIPT.read_text()).body if isinstance(node, ast.Assign))
+    (literal,) = (node.value for node in assigned if node.targets[0].id == "PARAMS")
+    assert ast.literal_eval(literal) == cog.PARAMS
