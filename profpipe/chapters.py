@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from profpipe import (
+    accuracy_sheets,
     agreement_sheets,
     answer_sheets,
     answers,
@@ -69,6 +70,8 @@ class Chapter:
     limited: str
     agreement: list[Block]
     overheads: Sheet
+    accuracy: list[Block]
+    accuracy_said: str
     cases: list[Block]
     kernels: list[Block]
     targets: str
@@ -110,6 +113,8 @@ def chapter(
         limited=limit_sheets.in_words(workload) if workload.compare else "",
         agreement=list(_agreement(workload, part)),
         overheads=agreement_sheets.overheads(workload),
+        accuracy=list(_accuracy(part)) if accuracy_sheets.compared(workload) else [],
+        accuracy_said=accuracy_sheets.said(workload),
         cases=list(_cases(workload, part)),
         kernels=list(_kernels(part)),
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
@@ -150,6 +155,15 @@ def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block
     if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
         title = "every number by case" if part is workload else f"every number of {len(part.shapes)} shapes by case"
         yield Block(title, sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
+
+
+def _accuracy(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = accuracy_sheets.accuracy(workload, largest)
+    if opened:
+        yield Block("", opened, folded=len(opened.rows) > 2 * _LONG)
+    if rest := accuracy_sheets.accuracy(workload, others):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
 
 
 def _shares(workload: WorkloadFindings) -> Iterator[Block]:

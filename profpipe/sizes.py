@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+#: Parameters that are numbers and no dimensions.
+_NO_SIZES = {"memory_cap_gib", "seed"}
+
 
 def larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     """Whether a case with ``params`` is larger in every dimension than one that ran out of memory with ``oom_params``.
 
     Every number is at least as large, one is larger, and all that is no number is the same. True and False count as no
-    numbers. Cases with different parameters are not comparable, and neither is a case with itself.
+    numbers, and neither do a seed and a limit of memory: the larger of two asks for no more. Cases with different
+    parameters are not comparable, and neither is a case with itself.
     """
     if params.keys() != oom_params.keys():
         return False
-    pairs = [(value, oom_params[name]) for name, value in params.items()]
-    numbers = [(value, other) for value, other in pairs if _is_number(value) and _is_number(other)]
-    others = [(value, other) for value, other in pairs if not (_is_number(value) and _is_number(other))]
+    sized = {name for name, value in params.items() if _is_number(value) and _is_number(oom_params[name])} - _NO_SIZES
+    numbers = [(params[name], oom_params[name]) for name in params if name in sized]
+    others = [(params[name], oom_params[name]) for name in params if name not in sized]
     return (
         all(type(value) is type(other) and value == other for value, other in others)
         and all(value >= other for value, other in numbers)

@@ -77,6 +77,7 @@ STAGES = {
     "progress": {"progress"},
     "record": {"record"},
     "report": {
+        "accuracy_sheets",
         "agreement_sheets",
         "answer_sheets",
         "answers",

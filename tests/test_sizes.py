@@ -35,6 +35,13 @@ def test_larger_is_as_large_in_every_number_larger_in_one_and_the_same_in_all_el
     assert larger({**OOM, **changed}, OOM) is expected
 
 
+def test_a_larger_limit_of_memory_asks_for_no_more():
+    capped = {**OOM, "memory_cap_gib": 24}
+    assert not larger({**capped, "memory_cap_gib": 80}, capped)
+    assert not larger({**capped, "seqlen": 8192, "memory_cap_gib": 80}, capped)
+    assert larger({**capped, "seqlen": 8192}, capped)
+
+
 def test_a_missing_parameter_is_not_compared_with_anything():
     assert not larger({"seqlen": 8192}, OOM)
 

@@ -291,6 +291,38 @@ def test_a_case_that_ran_out_of_memory_is_no_miss_of_the_tolerance() -> None:
     assert {point.variant: point.marks for point in only(data).points} == {"a": (), "b": ()}
 
 
+def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: Any) -> None:
+    data = study(**FAST_AND_WRONG, d=(9000.0, None))
+    more = {"error_rel_l1_dq": 0.06, "error_max": 0.25, "cosine": 0.99995, "cosine_dq": 0.9, "checked": 12.5}
+    rows = [metric_row("impl=b", name, value, "1") for name, value in more.items()]
+    data = tables(data.cases.to_dict("records"), metrics=[*data.metrics.to_dict("records"), *rows])
+    section = page(data).partition("## Accuracy")[2].partition("\n## ")[0]
+    assert (
+        "Differences from the workload's reference. Allowed: error_rel_l1 at most 0.05, for gradients as for the"
+        " output. 1 of 4 cases are within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05), `b` (error_rel_l1_dq"
+        " is 0.06, at most 0.05) and `d` (nothing was compared for error_rel_l1).\n"
+    ) in section
+    assert [line for line in section.splitlines() if line.startswith("|")][2:] == [
+        "| `c` | out | – | 0.08 | – | – | **no**: relative L1 at most 0.05 |",
+        "| `b` | out | 0.25 | 0.01 | 0.999950 | 12.5 | yes |",
+        "| `b` | dQ | – | 0.06 | 0.900 | 12.5 | **no**: relative L1 at most 0.05 |",
+        "| `a` | out | – | 0.001 | – | – | yes |",
+        "| `d` | – | – | – | – | – | **unchecked** |",
+    ]
+
+
+def test_without_a_tolerance_differences_are_told_and_not_judged(page: Any) -> None:
+    text = page(study(**FAST_AND_WRONG), tolerance={})
+    section = text.partition("## Accuracy")[2].partition("\n## ")[0]
+    assert "Differences from the workload's reference.\n" in section and "within" not in section
+    assert "| `c` | out | 0.08 |" in section
+
+
+def test_the_largest_error_alone_stands_with_the_times(page: Any) -> None:
+    data = tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=a", "error_max", 0.5, "1")])
+    assert "## Accuracy" not in page(data, tolerance={})
+
+
 def test_a_study_may_ask_whether_a_case_passed(page: Any) -> None:
     data, spec = study(**FAST_AND_WRONG, d=(9000.0, None)), run()
     spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["passed"]}]
