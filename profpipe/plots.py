@@ -14,7 +14,6 @@ from profpipe.lines import Dot, Panel, Picture, Series, caption, styles
 from profpipe.lines import draw as draw_lines
 from profpipe.points import running_axis, without
 
-
 #: From this speed-up on a linear scale would press the others together.
 _WIDE = 8.0
 

@@ -90,6 +90,7 @@ STAGES = {
         "files",
         "kernel_sheets",
         "limit_sheets",
+        "lines",
         "markdown",
         "marks",
         "memory_sheets",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_study import made_up, metric_row, recorded, tables
 
-from profpipe import plots
+from profpipe import lines, plots
 from profpipe.analyze import analyze
 from profpipe.canvas import spread
 
@@ -49,8 +49,8 @@ def test_every_implementation_has_a_look_of_its_own(count: int) -> None:
     assert len(set(looks)) == count
 
 
-def test_twenty_lines_fit_and_the_picture_grows_with_them(tmp_path: Path) -> None:
-    few, many = (analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])) for n in (2, 20))
+def test_forty_lines_fit_and_the_picture_grows_with_them(tmp_path: Path) -> None:
+    few, many = (analyze(*made_up([f"variant_{i}" for i in range(n)], [512, 2048, 8192])) for n in (2, 40))
     heights = []
     for name, findings in (("few", few), ("many", many)):
         drawn = plots.draw(findings, tmp_path / name)["w"]
@@ -65,6 +65,28 @@ def test_other_axes_become_panels_of_one_picture(tmp_path: Path) -> None:
     panels = list(plots._panels(workload, "seqlen", quantity))
     assert [panel.others for panel in panels] == [(("causal", False),), (("causal", True),)]
     assert len(plots.draw(findings, tmp_path)["w"]) == 5
+
+
+def test_of_many_combinations_eight_are_drawn_and_the_caption_says_so(tmp_path: Path) -> None:
+    study = made_up(["a", "b"], [512, 2048], causal=(False, True), mode=("fwd", "bwd"), heads=(4, 8, 16))
+    drawn = plots.draw(analyze(*study), tmp_path)["w"]
+    assert len(drawn) == 4 and "8 of 12 combinations of the other axes." in drawn[1].caption
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [([128, 256, 512, 1024], True), ([1, 2, 8], True), ([100, 200, 300, 400, 500], False), ([1, 3], False),
+     ([0, 10, 100], False), ([512, 65536], True), ([16, 32, 64, 80, 96, 128], False)],
+)  # fmt: skip
+def test_an_axis_that_doubles_is_logarithmic(values: list[float], logarithmic: bool) -> None:
+    assert lines.doubles(values) is logarithmic
+
+
+def test_rates_start_at_zero_and_times_may_span_decades() -> None:
+    (workload,) = analyze(*made_up(["a", "b"], [128, 65536])).workloads
+    assert {quantity.name: quantity.decades for quantity in plots._quantities(workload)} == {
+        "speedup": False, "time": True, "tflops": False, "bandwidth": False,
+    }  # fmt: skip
 
 
 def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:
