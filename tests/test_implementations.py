@@ -241,6 +241,19 @@ def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: py
     assert reason.startswith("spas_sage_attn is installed and lacks einops_that_is_not_here. Install that, or spas_")
 
 
+def test_a_build_without_the_function_that_is_needed_refuses_the_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend_cuda(monkeypatch)
+    _package(tmp_path, monkeypatch, "spas_sage_attn", "")
+    monkeypatch.setattr(obstacles, "_called_once", lambda setting, row: row.prepare(setting))
+    reason = attention.available({"impl": "sparge_fp8", "topk": 0.25})
+    assert reason.startswith(
+        "sparge_fp8 refuses this case: module 'spas_sage_attn' has no attribute 'spas_sage2_attn_meansim_topk_cuda'."
+    )
+    assert reason.endswith("or use another build of spas_sage_attn.")
+
+
 @pytest.mark.parametrize(
     ("params", "reason"),
     [

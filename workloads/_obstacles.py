@@ -140,7 +140,8 @@ def _tried(setting: Setting, row: Implementation) -> str | None:
             return _called_once(setting, row)
         except torch.cuda.OutOfMemoryError:
             return None  # the case itself will say so, and it is no property of the implementation
-        except (AssertionError, RuntimeError, ValueError) as error:
+        except (AssertionError, AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
+            # A build that lacks the function, or one of its arguments, refuses too.
             if "CUDA error" in str(error):
                 raise  # the context is lost: a failure of the process, not a property of the case
             return (not row.package and _backend_reasons(caught)) or _one_line(error)
