@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.ranks import ALONE, Ranks
@@ -266,6 +266,17 @@ class NotCapturable(RuntimeError):
     """The call cannot become a CUDA graph, with the reason."""
 
 
+@dataclass(frozen=True)
+class _Replay:
+    """A captured graph. It knows what it reads by address only, so ``of``, which holds that, must live as long."""
+
+    graph: Any
+    of: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def graphed(fn: Callable[[], object]) -> Callable[[], None]:
     """``fn`` captured once as a CUDA graph; calling the result replays it.
 
@@ -295,11 +306,7 @@ def graphed(fn: Callable[[], object]) -> Callable[[], None]:
             raise NotCapturable(f"the call cannot be captured as a CUDA graph: {said}. Use mode: eager.") from error
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-
-    def replay() -> None:
-        graph.replay()
-
-    return replay
+    return _Replay(graph, fn)
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -10,6 +10,7 @@ import math
 import random
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -466,6 +467,18 @@ def test_a_failed_capture_says_what_came_first_and_not_that_something_did(gpu: S
 
     with pytest.raises(timing.NotCapturable, match="not permitted when stream is capturing"):
         timing.graphed(call)
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph(gpu: StandInGpu) -> None:
+    class Inputs:
+        def __call__(self) -> None:
+            gpu.call()
+
+    inputs = Inputs()
+    alive, replay = weakref.ref(inputs), timing.graphed(inputs)
+    del inputs
+    replay()
+    assert alive() is not None
 
 
 def test_without_a_gpu_there_is_no_graph(gpu: StandInGpu) -> None:
