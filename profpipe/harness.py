@@ -119,6 +119,7 @@ def _visit(desk: _Desk, case: Mapping[str, Any], do: Callable[[dict[str, Any]], 
 
 def _tried(desk: _Desk, name: str, params: dict[str, Any], do: Callable[[dict[str, Any]], _End | None]) -> _End | None:
     """What the visit came to in this process. Raises Ended where another one has ended the case."""
+    lost = ""
     try:
         end = _unwanted(desk, name, params) or do(params)
     except ranks.Ended:
@@ -126,9 +127,11 @@ def _tried(desk: _Desk, name: str, params: dict[str, Any], do: Callable[[dict[st
     except Exception as error:  # whatever a workload raises is its case's result, never the end of the sweep
         end = _End("oom" if _out_of_memory(error) else "failed", one_line(error))
         desk.events.write("error", case=name, traceback=traceback.format_exc())
+        if isinstance(error, timing.LeftCapturing):
+            lost = "torch is left in the midst of the capture"
     if _clean_up():
-        end = _End("crashed", f"{end.reason if end else 'CUDA error'}; the CUDA context is lost")
-    return end
+        lost = "the CUDA context is lost"
+    return _End("crashed", f"{end.reason if end else 'CUDA error'}; {lost}") if lost else end
 
 
 def _agreed(desk: _Desk, name: str, end: _End | None) -> _End | None:

@@ -266,6 +266,14 @@ class NotCapturable(RuntimeError):
     """The call cannot become a CUDA graph, with the reason."""
 
 
+class LeftCapturing(NotCapturable):
+    """The driver gave the capture up, and this process is not to be measured in any more.
+
+    torch (2.11; parts of it up to 2.13) then goes on as in a capture: the allocator never gives the memory of that
+    capture back, so every later peak has it, and the random number generator refuses to work.
+    """
+
+
 @dataclass(frozen=True)
 class _Replay:
     """A captured graph. It knows what it reads by address only, so ``of``, which holds that, must live as long."""
@@ -282,8 +290,7 @@ def graphed(fn: Callable[[], object]) -> Callable[[], None]:
 
     Ranges that ``fn`` opens are passed at capture, not at replay. The graph and its memory live as long as the result:
     once that is dropped, ``torch.cuda.empty_cache`` gives the memory back. Raises NotCapturable, before it tries where
-    torch already sees ``fn`` synchronise: an attempt that fails leaves the random number generator of some releases in
-    the state of a capture.
+    torch already sees ``fn`` synchronise: an attempt that fails in the driver raises LeftCapturing.
     """
     import torch
 
@@ -297,16 +304,24 @@ def graphed(fn: Callable[[], object]) -> Callable[[], None]:
             waits = calls_that_synchronise(fn)
         if waits:
             raise NotCapturable(f"the call synchronises ({waits} operations, as item() and cpu() do). Use mode: eager.")
+        failed: Exception | None = None
         try:
             with torch.cuda.graph(graph, stream=side):
-                fn()
-        except Exception as error:  # whatever the driver, torch or the workload raises: this call has no graph
-            # The end of a capture that failed raises too, and only says that something came before it.
-            said = " ".join(str(error.__context__ or error).split())[:300]
-            raise NotCapturable(f"the call cannot be captured as a CUDA graph: {said}. Use mode: eager.") from error
+                try:
+                    fn()
+                except Exception as error:  # whatever the driver, torch or the workload raises: this call has no graph
+                    failed = error
+        except Exception as error:  # the end of a capture that the driver gave up only says that something came before
+            raise LeftCapturing(_uncaptured(failed or error)) from error
+        if failed is not None:
+            raise NotCapturable(_uncaptured(failed)) from failed
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     return _Replay(graph, fn)
+
+
+def _uncaptured(error: Exception) -> str:
+    return f"the call cannot be captured as a CUDA graph: {' '.join(str(error).split())[:300]}. Use mode: eager."
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 WORKLOAD = """
 import torch
+from profpipe import timing
 from profpipe.ranges import annotate
 
 PARAMS = {"n": 8, "do": "work"}
@@ -27,6 +28,8 @@ def build(params):
     def fn():
         if params["do"] == "oom":
             raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        if params["do"] == "spoil":  # in place of a capture that fails, for want of a GPU
+            raise timing.LeftCapturing("the call cannot be captured")
         with annotate("multiply"):
             return x @ x
     return fn
@@ -58,7 +61,7 @@ def snapshot(params, folder):
 """
 
 
-def carry_out(folder, cases, profiler="plain", **spec):
+def carry_out(folder, cases, profiler="plain", code=0, **spec):
     """The harness in a process of its own; returns its events."""
     (folder / "workload.py").write_text(WORKLOAD)
     document = {
@@ -71,7 +74,7 @@ def carry_out(folder, cases, profiler="plain", **spec):
         [sys.executable, "-m", "profpipe.harness", str(folder / "cases.json")],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
@@ -111,6 +114,13 @@ def test_every_case_is_tried_whatever_became_of_the_one_before(plain):
         "work": "ok", "refuse": "failed", "skip": "skipped", "oom": "oom", "uncheckable": "ok", "again": "ok",
     }  # fmt: skip
     assert plain[0]["event"] == "started" and plain[-1]["event"] == "finished"
+
+
+def test_a_process_that_torch_left_in_a_capture_measures_no_further_case(tmp_path):
+    events = carry_out(tmp_path, {"a": {"do": "spoil"}, "b": {"do": "work"}}, code=harness.CONTEXT_LOST)
+    (ended,) = of(events, "case_ended")
+    assert (ended["case"], ended["status"]) == ("a", "crashed")
+    assert ended["reason"].endswith("the call cannot be captured; torch is left in the midst of the capture")
 
 
 def test_a_failure_says_why_in_a_line_and_keeps_its_traceback(plain):

@@ -450,23 +450,35 @@ def test_a_call_that_synchronises_is_refused_before_a_capture_is_tried(gpu: Stan
         timing.graphed(call)
 
 
-def test_a_failed_capture_says_what_came_first_and_not_that_something_did(gpu: StandInGpu) -> None:
-    @contextmanager
-    def capture(graph: object, stream: object) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError:
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
-
-    gpu.cuda.graph = capture
+def fails_when_captured(error: Exception) -> Any:
     calls = iter(range(10))
 
     def call() -> None:
         if next(calls) == 3:
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            raise error
 
-    with pytest.raises(timing.NotCapturable, match="not permitted when stream is capturing"):
+    return call
+
+
+def test_a_capture_that_the_driver_gave_up_says_what_came_first_and_that_torch_is_left_in_it(gpu: StandInGpu) -> None:
+    @contextmanager
+    def capture(graph: object, stream: object) -> Iterator[None]:
+        yield
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    gpu.cuda.graph = capture
+    call = fails_when_captured(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
+    with pytest.raises(timing.LeftCapturing, match="not permitted when stream is capturing"):
         timing.graphed(call)
+    with pytest.raises(timing.LeftCapturing, match="previous error during capture"):
+        timing.graphed(gpu.call)
+
+
+def test_a_call_that_fails_by_itself_leaves_the_capture_well_ended(gpu: StandInGpu) -> None:
+    call = fails_when_captured(RuntimeError("AdamW's capturable is False"))
+    with pytest.raises(timing.NotCapturable, match="capturable is False") as raised:
+        timing.graphed(call)
+    assert not isinstance(raised.value, timing.LeftCapturing)
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_graph(gpu: StandInGpu) -> None:
