@@ -294,8 +294,10 @@ class _Gpu:
         return value.value.uiVal / 1e3 if value.nvmlReturn == 0 else None
 
     def _reasons(self) -> int:
-        ask = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        return int((ask or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(self._handle))
+        try:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
+        except (self._nvml.NVMLError, AttributeError):  # the driver, or the binding, has it under its older name
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
     def other_processes(self) -> int | None:
         """Processes with a context on the GPU besides this one.

@@ -263,6 +263,17 @@ def test_old_drivers_and_bindings_are_asked_by_their_old_names(nvml: Nvml, monke
     assert watched.summary().power_w == 600.0
 
 
+def test_a_driver_older_than_the_binding_is_asked_by_the_old_name(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function_not_found(*_: object) -> int:
+        raise Nvml.NVMLError("Function Not Found")
+
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons", function_not_found)
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x20, raising=False)
+    with conditions.watching() as watched:
+        pass
+    assert watched.summary().reasons == {"software thermal slowdown": 1.0}
+
+
 @pytest.mark.parametrize(
     ("pids", "has_context", "others"),
     [
