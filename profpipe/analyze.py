@@ -7,7 +7,7 @@ whose kernels stand for its shares.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
 from profpipe.studies import Material
+from profpipe.study_findings import Study
 from profpipe.tables import ALL, Tables
 from profpipe.tolerance import INACCURATE, Verdict, judge
 
@@ -53,15 +54,20 @@ def analyze(tables: Tables, run: Run) -> Findings:
         workloads=tuple(
             _workload(m, run, {case for workload, case in doubted if workload == m.name}) for m in materials
         ),
-        studies=studies.tabulate(
-            (run.get("pipeline") or {}).get("tables") or (), materials, functools.partial(_points_on, run=run)
-        ),
+        studies=_studies("tables", materials, run),
+        plots=_studies("plots", materials, run),
         not_run=doubts.not_run(tables, run),
         expectations=expectations,
         coverage=doubts.coverage(tables, run),
         unattributed=doubts.unattributed(tables, run),
         unseen=doubts.unseen(tables),
     )
+
+
+def _studies(part: str, materials: Sequence[Material], run: Run) -> tuple[Study, ...]:
+    """What the pipeline file asks for under ``part``."""
+    entries = (run.get("pipeline") or {}).get(part) or ()
+    return studies.tabulate(entries, materials, functools.partial(_points_on, run=run))
 
 
 def _only(tables: Tables, workload: str) -> Tables:

@@ -328,7 +328,9 @@ class Findings:
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
+    plots: tuple[Study, ...] = ()
 
     @property
     def cases(self) -> int:

@@ -140,22 +140,34 @@ class Workload(Settings):
         return self
 
 
-class Table(_Model):
-    """A table of the study's own in the report, filled from what was measured."""
+class _Study(_Model):
+    """What a table and a plot of the study's own have in common."""
 
     title: str = Field(min_length=1, description="its heading in the report")
     workload: Names = Field([], description="whose cases; may be left out where there is only one")
     where: Mapping[str, Values] = Field({}, description="the cases: {precision: bf16, batch: [1, 8]}")
-    rows: Names = Field(
-        min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in that order"
-    )
-    columns: Names = Field([], description="likewise; what has several values and stands nowhere is put here")
     value: Names = Field(
         min_length=1, description="time, tflops, memory, attention.share, kernels.calls, any metric, ..."
     )
     unit: Names = Field([], description="units to show them in: ms, GiB, million; left out: what reads best")
     phase: Names = Field([], description="kernels of these ranges of the workload's own: forward, 'forward > softmax'")
     profiler: ProfilerName | None = Field(None, description="whose times and kernels; the report's own if left out")
+
+
+class Table(_Study):
+    """A table of the study's own in the report, filled from what was measured."""
+
+    rows: Names = Field(
+        min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in that order"
+    )
+    columns: Names = Field([], description="likewise; what has several values and stands nowhere is put here")
+
+
+class Plot(_Study):
+    """A plot of the study's own: a picture for each value, and in it a panel for each combination of what is left."""
+
+    over: str = Field(min_length=1, description="an axis or a metric of numbers: seqlen, tokens")
+    lines: Names = Field([], description="a line each: axes, 'workload', 'phase'; left out: what is compared")
 
 
 class Pipeline(_Model):
@@ -168,3 +180,4 @@ class Pipeline(_Model):
     coverage: Coverage = Coverage()
     kernel_classes: tuple[KernelRule, ...] = ()
     tables: tuple[Table, ...] = Field((), description="tables of the study's own, first in the report")
+    plots: tuple[Plot, ...] = Field((), description="plots of the study's own, behind its tables")

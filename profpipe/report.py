@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from profpipe import caveats, companions, files, plots, skips, study_sheets
+from profpipe import caveats, companions, files, plots, skips, study_plots, study_sheets
 from profpipe.chapters import chapter
 from profpipe.findings import Findings
 from profpipe.markdown import Sheet, code, escape, listed
@@ -41,6 +41,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
     page = environment.get_template(template.name).render(
         title=_title(findings, run),
         chapters=chapters,
+        study_plots=[plot for study in findings.plots for plot in study_plots.draw(study, folder)],
         studies=[study_sheets.written(study) for study in findings.studies],
         doubts=caveats.doubts(findings, run, alone),
         skipped=skips.skipped(findings, alone),

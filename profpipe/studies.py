@@ -1,4 +1,4 @@
-"""The tables that a pipeline file asks for (`tables:`), filled from what was measured.
+"""The tables and plots that a pipeline file asks for (`tables:`, `plots:`), filled from what was measured.
 
 Every time in one table is of one basis, and every kernel in it of one profiler, whichever workloads it spans: neither
 is ever mixed with another's.
@@ -25,6 +25,9 @@ from profpipe.tolerance import UNCHECKED
 #: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
 OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
 
+#: Rows of a table from which on its first axis makes tables instead, and how many of these there may be.
+_ROWS, _TABLES = 24, 9
+
 _VALUE, _PHASE, _WORKLOAD = "value", "phase", "workload"
 
 
@@ -47,7 +50,10 @@ PointsOn = Callable[[Material, Basis | None], Mapping[str, Point]]
 
 @dataclass(frozen=True)
 class _Request:
-    """An entry of `tables`. ``placed`` are the axes of its rows and columns, ``value`` and ``phase`` among them."""
+    """An entry of `tables`, or of `plots`, where rows are what it runs over and columns its lines.
+
+    ``placed`` are the axes of its rows and columns, ``value`` and ``phase`` among them.
+    """
 
     title: str
     workloads: tuple[str, ...]
@@ -58,11 +64,13 @@ class _Request:
     phases: tuple[str, ...]
     units: tuple[str, ...]
     profiler: str | None
+    is_plot: bool
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> _Request:
         """What run.json says. Several values, or phases, become columns where they are given no place."""
-        rows, columns = list(entry["rows"]), list(entry.get("columns") or ())
+        rows = list(entry["rows"]) if "rows" in entry else [entry["over"]]
+        columns = list(entry.get("columns") or entry.get("lines") or ())
         values, phases = list(entry["value"]), list(entry.get("phase") or ())
         for axis, several in ((_PHASE, phases), (_VALUE, values)):
             if len(several) > 1 and axis not in rows + columns:
@@ -77,6 +85,7 @@ class _Request:
             phases=tuple(phases) or ("",),
             units=tuple(entry.get("unit") or ()),
             profiler=entry.get("profiler"),
+            is_plot="over" in entry,
         )
 
     @property
@@ -88,9 +97,23 @@ def tabulate(
     entries: Iterable[Mapping[str, Any]], materials: Sequence[Material], points_on: PointsOn
 ) -> tuple[Study, ...]:
     """Each of `tables` whose workloads are in this run; ``points_on`` gives their cases with times on a basis."""
-    requests = [_Request.of(entry) for entry in entries]
-    chosen = [(r, [m for m in materials if m.name in r.workloads or not r.workloads]) for r in requests]
-    return tuple(_study(request, own, points_on) for request, own in chosen if own)
+    found = []
+    for entry in entries:
+        asked_for = entry.get("workload") or ()
+        own = [material for material in materials if material.name in asked_for or not asked_for]
+        if own:
+            found.append(_study(_Request.of(_with_lines(entry, own)), own, points_on))
+    return tuple(found)
+
+
+def _with_lines(entry: Mapping[str, Any], materials: Sequence[Material]) -> Mapping[str, Any]:
+    """A plot that names no lines has one for each of what is compared, in each workload."""
+    if "over" not in entry or entry.get("lines"):
+        return entry
+    compared = [
+        material.layout.compare for material in materials if material.layout.compare not in (None, entry["over"])
+    ]
+    return {**entry, "lines": [*([_WORKLOAD] if len(materials) > 1 else []), *compared[:1]]}
 
 
 def _study(request: _Request, materials: Sequence[Material], points_on: PointsOn) -> Study:
@@ -99,6 +122,8 @@ def _study(request: _Request, materials: Sequence[Material], points_on: PointsOn
     cases = [case for workload in asides for case in workload.cases()]
     whole = [case for case in cases if not case.lacking]
     row_axes, column_axes = _that_vary(request.rows, whole, keep=1), _that_vary(request.columns, whole, keep=0)
+    lifted = _lifted(row_axes, whole)
+    row_axes = row_axes[len(lifted) :]
     compare = next((m.layout.compare for m in materials if m.layout.compare), None)
     first = _any_split(materials, profiler)
     return Study(
@@ -108,8 +133,8 @@ def _study(request: _Request, materials: Sequence[Material], points_on: PointsOn
         phases=tuple(phase for phase in request.phases if phase),
         row_axes=row_axes,
         column_axes=column_axes,
-        grids=tuple(_grids(request, whole, row_axes, column_axes)),
-        fixed=_fixed(request, materials, whole, (*row_axes, *column_axes)),
+        grids=tuple(_grids(request, whole, row_axes, column_axes, lifted)),
+        fixed=_fixed(request, materials, whole, (*lifted, *row_axes, *column_axes)),
         units=_units(request, materials),
         wanted=request.units,
         basis=(basis.profiler, basis.quantity) if basis else None,
@@ -208,9 +233,10 @@ class _Workload:
             own = statuses.get(self._profiler or "", "ok")
             return Cell(found, "" if found is not None else fate or (own if own != "ok" else point.fate))
         if value.of == "call":
-            # Once a case: its further numbers are of the same measurement.
+            # In a table once a case: its further numbers are of the same measurement.
             first = next(asked for asked in self._request.values if asked.of == "call")
-            return Cell(_of_call(point, value.subject), point.fate, point.own_marks if value == first else ())
+            marks = point.own_marks if self._request.is_plot or value == first else ()
+            return Cell(_of_call(point, value.subject), point.fate, marks)
         found = self._passed(point) if value.word == "passed" else self._metric(point, value)
         return Cell(found, "" if found is not None else point.fate)
 
@@ -374,16 +400,36 @@ def _fixed(request: _Request, materials: Sequence[Material], cases: Sequence[_Ca
     return tuple(found)
 
 
+def _lifted(row_axes: Sequence[str], cases: Sequence[_Case]) -> tuple[str, ...]:
+    """The leading axes of the rows that make tables of their own instead, where one table would be too long."""
+    rows = {tuple(_key(case.at.get(axis)) for axis in row_axes) for case in cases}
+    for depth, axis in enumerate(row_axes):
+        tables = {row[:depth] for row in rows}
+        if len(tables) > _TABLES:
+            break
+        if len(rows) <= _ROWS * len(tables):
+            return tuple(row_axes[:depth])
+        if axis in (_VALUE, _PHASE):
+            break
+    return ()
+
+
 def _grids(
-    request: _Request, cases: Sequence[_Case], row_axes: Sequence[str], column_axes: Sequence[str]
+    request: _Request,
+    cases: Sequence[_Case],
+    row_axes: Sequence[str],
+    column_axes: Sequence[str],
+    lifted: Sequence[str],
 ) -> Iterator[Grid]:
-    """A grid for each combination of the axes that the table does not name and that would put two cases in a cell."""
-    left = _left_over(request, cases, (*row_axes, *column_axes))
+    """A grid for each combination of the lifted axes, and of those that would else put two cases in a cell."""
+    left = (*lifted, *_left_over(request, cases, (*lifted, *row_axes, *column_axes)))
     groups: dict[tuple[Any, ...], list[_Case]] = {}
     for case in cases:
         groups.setdefault(tuple(case.at.get(axis) for axis in left), []).append(case)
-    made = [_grid(request, tuple(zip(left, others, strict=True)), own, row_axes, column_axes)
-            for others, own in groups.items()]  # fmt: skip
+    made = [
+        _grid(request, tuple(zip(left, others, strict=True)), own, row_axes, column_axes)
+        for others, own in groups.items()
+    ]
     yield from sorted(made, key=lambda grid: -_size(grid.others))
 
 

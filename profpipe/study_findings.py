@@ -36,7 +36,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """A table of the pipeline file, filled: the largest of its grids first.
+    """A table of the pipeline file, filled: the largest of its grids first. Of a plot the rows are what it runs over.
 
     Among its axes are ``value`` and ``phase`` where several were asked for. ``fixed`` is what all of its cases share,
     ``units`` the stored unit of each value, ``wanted`` the units that it asks to be shown in. ``lacking`` counts the

@@ -12,6 +12,7 @@ from profpipe.markdown import Sheet, code, escape, listed, short_names
 from profpipe.points import in_words, is_number, shown
 from profpipe.quantities import MISSING, Unit, count, number, percent, ratio, unit_of
 from profpipe.study_findings import Cell, Grid, Study
+from profpipe.tolerance import cosine
 from profpipe.wording import cases, quantity
 
 #: Grids of one table that are shown, and rows of one that stand open.
@@ -20,10 +21,10 @@ _GRIDS, _ROWS = 9, 60
 _TITLES: Mapping[str, str] = {
     "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
     "tflops": "TFLOP/s", "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
-    "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance", "kernels.calls": "launches",
-    "kernels.time": "all kernels", "most_launched.name": "most launched kernel", "most_launched.calls": "its launches",
-    "most_launched.time": "its time", "most_launched.share": "its share", "range.time": "range on the host",
-    "range.busy": "GPU busy", "range.calls": "times entered",
+    "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance",
+    "kernels.calls": "launches", "kernels.time": "all kernels", "most_launched.name": "most launched kernel",
+    "most_launched.calls": "its launches", "most_launched.time": "its time", "most_launched.share": "its share",
+    "range.time": "range on the host", "range.busy": "GPU busy", "range.calls": "times entered",
 }  # fmt: skip
 
 #: What a sentence says of times that are this.
@@ -53,7 +54,7 @@ class Written:
 
 def written(study: Study) -> Written:
     """``study`` in words; of more than nine grids the rest is counted."""
-    units = {value.word: _unit(study, value) for value in study.values}
+    units = {value.word: unit(study, value) for value in study.values}
     names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
     parts = []
     for i, grid in enumerate(study.grids[:_GRIDS]):
@@ -80,14 +81,12 @@ def _text(markdown: str) -> str:
 
 def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
     of = quantity(Basis(*study.basis)) if study.basis else ""
-    subjects = {value.subject for value in study.values if value.of == "call"}
-    if _in_caption(study):
+    named = _in_caption(study)
+    if named:
         yield _only_value(study.values[0], units, of)
-    if of and subjects and not (_in_caption(study) and subjects == {"time"}):
-        said = next(words for words, group in _SAID_OF if subjects & set(group))
-        yield f"{said} the {of}."
-    if any(value.of == "kernels" for value in study.values) and study.kernel_profiler:
-        yield _of_kernels(study)
+    if not (named and study.values[0].word == "time"):
+        yield from of_calls(study, study.values)
+    yield from of_kernels(study, study.values)
     if study.fixed:
         yield f"In every case: {escape(_fixed(study))}."
     if not study.grids:
@@ -104,24 +103,34 @@ def _in_caption(study: Study) -> bool:
 
 
 def _only_value(value: Asked, units: Mapping[str, Unit], of: str) -> str:
-    unit = units[value.word].name
+    name = units[value.word].name
     named = code(value.subject) if value.of == "metric" else _named(value)
     named = of if value.word == "time" and of else named
-    return f"{_capitalised(named)}{f' in {escape(unit)}' if unit else ''}."
+    return f"{_capitalised(named)}{f' in {escape(name)}' if name else ''}."
 
 
 def _fixed(study: Study) -> str:
     return ", ".join(f"{axis} {shown(value)}" for axis, value in study.fixed)
 
 
-def _of_kernels(study: Study) -> str:
+def of_calls(study: Study, values: Sequence[Asked]) -> Iterator[str]:
+    """Whose times ``values`` are, or are computed from."""
+    subjects = {value.subject for value in values if value.of == "call"}
+    if study.basis and subjects:
+        said = next(words for words, group in _SAID_OF if subjects & set(group))
+        yield f"{said} the {quantity(Basis(*study.basis))}."
+
+
+def of_kernels(study: Study, values: Sequence[Asked]) -> Iterator[str]:
+    """Whose kernels ``values`` are of, and which of them."""
+    if study.kernel_profiler is None or all(value.of != "kernels" for value in values):
+        return
     noun = "Operators" if study.cpu else "Kernels"
     per = "per call" if study.iterated else "all iterations together"
     inside = f", in {code(study.phases[0])} alone" if len(study.phases) == 1 else ""
-    shares = any(value.figure == "share" for value in study.values)
-    whole = "that range's" if study.phases else "a call's"
-    of = f" Shares are of {whole} {'operator' if study.cpu else 'kernel'} time." if shares else ""
-    return f"{noun} as {escape(study.kernel_profiler)} saw them, {per}{inside}.{of}"
+    yield f"{noun} as {escape(study.kernel_profiler)} saw them, {per}{inside}."
+    if any(value.figure == "share" for value in values):
+        yield f"Shares are of {'that range' if study.phases else 'a call'}'s {noun[:-1].lower()} time."
 
 
 def _left_out(study: Study) -> str:
@@ -157,7 +166,7 @@ def _value_of(study: Study, row: Sequence[Any], column: Sequence[Any]) -> Asked:
     return next((value for value in study.values if value.word == at.get("value")), study.values[0])
 
 
-def _unit(study: Study, value: Asked) -> Unit:
+def unit(study: Study, value: Asked) -> Unit:
     """One unit for all its cells: the one that the study asks for, else that in which they read best."""
     stored = study.units.get(value.word, "")
     wanted = next((name for name in study.wanted if name in UNITS.get(stored, {})), None)
@@ -166,21 +175,26 @@ def _unit(study: Study, value: Asked) -> Unit:
     return unit_of(stored, (c.value for v, c in _valued(study) if v == value and isinstance(c.value, (int, float))))
 
 
-def _named(value: Asked) -> str:
+def plain_name(value: Asked) -> str:
+    """``time``, ``attention``, ``attention calls``: what a value is called, without its unit."""
     named = value.subject + (" calls" if value.of == "kernels" and value.figure == "calls" else "")
-    return escape(_TITLES.get(value.word, named))
+    return _TITLES.get(value.word, named)
 
 
-def _title(value: Asked, units: Mapping[str, Unit]) -> str:
+def _named(value: Asked) -> str:
+    return escape(plain_name(value))
+
+
+def title(value: Asked, units: Mapping[str, Unit]) -> str:
     """``time ms``, ``attention %``, ``attention calls``."""
-    unit = units[value.word].name
-    return _named(value) + (f" {escape(unit)}" if unit else "")
+    name = units[value.word].name
+    return _named(value) + (f" {escape(name)}" if name else "")
 
 
 def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
     if isinstance(value, str):
         return code(names.get(value, value)) if stored == "kernel" else f"**{value}**" if value == "fail" else value
-    written_as = {"share": percent, "calls": count, "x": ratio}.get(stored)
+    written_as = {"share": percent, "calls": count, "x": ratio, "cosine": cosine}.get(stored)
     if written_as is not None and unit.size == 1.0:
         return written_as(value)
     return number(value / unit.size)
@@ -194,10 +208,11 @@ def _sheet(study: Study, grid: Grid, units: Mapping[str, Unit], names: Mapping[s
     head += [_column(study, grid, column, units) for column in grid.columns]
     rows, texts = [], set()
     for row, cells in zip(grid.rows, grid.cells, strict=True):
-        line = [_label(study, axis, value, units) for axis, value in zip(study.row_axes, row, strict=True)]
+        line = [label(study, axis, value, units) for axis, value in zip(study.row_axes, row, strict=True)]
         for i, (column, cell) in enumerate(zip(grid.columns, cells, strict=True), start=len(line)):
             value = _value_of(study, row, column)
-            line.append(_cell(cell, units[value.word], study.units.get(value.word, ""), names))
+            stored = "cosine" if value.subject.startswith("cosine") else study.units.get(value.word, "")
+            line.append(_cell(cell, units[value.word], stored, names))
             if cell is not None and isinstance(cell.value, str):
                 texts.add(head[i])
         rows.append(line)
@@ -214,19 +229,19 @@ def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str]) 
 
 def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str, Unit]) -> str:
     if not column:
-        return _title(study.values[0], units)
+        return title(study.values[0], units)
     parts = []
     for axis, value in zip(study.column_axes, column, strict=True):
         # A number says nothing without its axis, which the first of several columns names for all.
         bare = len(study.column_axes) == 1 and column != grid.columns[0]
         named = is_number(value) and not bare
-        parts.append((f"{escape(axis)} " if named else "") + _label(study, axis, value, units))
+        parts.append((f"{escape(axis)} " if named else "") + label(study, axis, value, units))
     return ", ".join(parts)
 
 
-def _label(study: Study, axis: str, value: Any, units: Mapping[str, Unit]) -> str:
+def label(study: Study, axis: str, value: Any, units: Mapping[str, Unit]) -> str:
     if axis == "value":
-        return _title(next(asked for asked in study.values if asked.word == value), units)
+        return title(next(asked for asked in study.values if asked.word == value), units)
     if value is None:
         return MISSING
     if axis == study.compare:

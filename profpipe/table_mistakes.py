@@ -1,4 +1,4 @@
-"""What is wrong in a pipeline file's `tables`: words that stand for nothing in its workloads."""
+"""What is wrong in a pipeline file's `tables` and `plots`: words that stand for nothing in its workloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from profpipe import asked
 from profpipe.document import as_list, without_environment
 from profpipe.errors import did_you_mean
-from profpipe.pipeline import Pipeline, Table, Workload
+from profpipe.pipeline import Pipeline, Plot, Table, Workload
 from profpipe.scripts import declared_params, script_path
 
 #: (path in the file, what is wrong, what to do), as in mistakes.
@@ -28,13 +28,12 @@ _NAME = re.compile(r"[A-Za-z]\w*")
 
 
 def found(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> Iterator[Mistake]:
-    """The mistakes in the tables of ``pipeline``, read from ``path``.
+    """The mistakes in the tables and plots of ``pipeline``, read from ``path``.
 
     ``written`` is the file without the environment and ``--set``: what is a value there is none of these mistakes when
     a run leaves it out.
     """
-    for i, table in enumerate(pipeline.tables):
-        at = f"tables.{i}"
+    for at, table in _entries(pipeline):
         for name in table.workload:
             if name not in pipeline.workloads:
                 yield f"{at}.workload", f"there is no workload '{name}'.", did_you_mean(name, pipeline.workloads)
@@ -44,6 +43,19 @@ def found(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> Iterato
         chosen = {n: w for n, w in pipeline.workloads.items() if n in table.workload or not table.workload}
         if chosen:
             yield from _in_table(at, table, _Known.of(chosen, path, written))
+
+
+def _entries(pipeline: Pipeline) -> Iterator[tuple[str, Table | Plot]]:
+    """Each with its path in the file."""
+    for part in ("tables", "plots"):
+        yield from ((f"{part}.{i}", entry) for i, entry in enumerate(getattr(pipeline, part)))
+
+
+def _places(entry: Table | Plot) -> dict[str, list[str]]:
+    """The axes of an entry by the key that they stand under."""
+    if isinstance(entry, Table):
+        return {"rows": entry.rows, "columns": entry.columns}
+    return {"over": [entry.over], "lines": entry.lines}
 
 
 class _Known:
@@ -112,16 +124,9 @@ def _texts(script: Path) -> frozenset[str]:
 # --- one table -------------------------------------------------------------------------------------------------------
 
 
-def _in_table(at: str, table: Table, known: _Known) -> Iterator[Mistake]:
+def _in_table(at: str, table: Table | Plot, known: _Known) -> Iterator[Mistake]:
     yield from _in_values(at, table, known)
-    for part in ("rows", "columns"):
-        for word in getattr(table, part):
-            if word not in known.axes and word not in _PLACES and not known.is_metric(word):
-                yield f"{at}.{part}", f"'{word}' is no axis and no metric.", _nearest(word, [*known.axes, *_PLACES])
-    if "phase" in (*table.rows, *table.columns) and not table.phase:
-        yield at, "has 'phase' among its axes and names none.", "For example: phase: [forward, backward]"
-    for word in dict.fromkeys(w for w in table.rows if w in table.columns):
-        yield f"{at}.columns", f"'{word}' is also among the rows.", "Keep one of the two."
+    yield from _in_places(at, table, known)
     for axis, values in table.where.items():
         if axis not in known.axes:
             if axis != "workload" and not known.is_metric(axis):
@@ -133,7 +138,22 @@ def _in_table(at: str, table: Table, known: _Known) -> Iterator[Mistake]:
     yield from _in_units(at, table)
 
 
-def _in_values(at: str, table: Table, known: _Known) -> Iterator[Mistake]:
+def _in_places(at: str, table: Table | Plot, known: _Known) -> Iterator[Mistake]:
+    places = _places(table)
+    # In a plot each value is a picture of its own.
+    reserved = _PLACES if isinstance(table, Table) else tuple(word for word in _PLACES if word != "value")
+    for part, words in places.items():
+        for word in words:
+            if word not in known.axes and word not in reserved and not known.is_metric(word):
+                yield f"{at}.{part}", f"'{word}' is no axis and no metric.", _nearest(word, [*known.axes, *reserved])
+    (first, one), (second, other) = places.items()
+    for word in dict.fromkeys(word for word in one if word in other):
+        yield f"{at}.{second}", f"'{word}' is also under {first}.", "Keep one of the two."
+    if "phase" in (*one, *other) and not table.phase:
+        yield at, "has 'phase' among its axes and names none.", "For example: phase: [forward, backward]"
+
+
+def _in_values(at: str, table: Table | Plot, known: _Known) -> Iterator[Mistake]:
     wanted = [asked.asked(word) for word in table.value]
     for value in wanted:
         if value.of == "metric" and not known.is_metric(value.word) and value.word not in known.axes:
@@ -151,7 +171,7 @@ def _in_values(at: str, table: Table, known: _Known) -> Iterator[Mistake]:
             yield f"{at}.value", f"'{value.word}' is not known by phase.", "Give it a table of its own."
 
 
-def _in_units(at: str, table: Table) -> Iterator[Mistake]:
+def _in_units(at: str, table: Table | Plot) -> Iterator[Mistake]:
     stored = [asked.asked(word).unit for word in table.value]
     for unit in table.unit:
         fitting = [name for name, units in asked.UNITS.items() if unit in units]

@@ -100,6 +100,7 @@ STAGES = {
         "report",
         "sheets",
         "skips",
+        "study_plots",
         "study_sheets",
         "wording",
     },

@@ -33,17 +33,19 @@ def facts(params): return {"tokens_seen": (1.0, "1")}
 """
 
 
-def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None) -> Pipeline:
+def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None, part: str = "tables") -> Pipeline:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "_part.py").write_text('def facts(): return {"pages_read": (1.0, "1")}\n')
     path = tmp_path / "pipeline.yaml"
-    path.write_text(PIPELINE + "".join(f"  - {{title: A table, {table}}}\n" for table in tables))
+    path.write_text(
+        PIPELINE.replace("tables:", f"{part}:") + "".join(f"  - {{title: A table, {table}}}\n" for table in tables)
+    )
     return config.load_pipeline(path, (), env or {})
 
 
-def refusal(tmp_path: Path, table: str) -> str:
+def refusal(tmp_path: Path, table: str, part: str = "tables") -> str:
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path, table)
+        read(tmp_path, table, part=part)
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
@@ -92,7 +94,7 @@ def test_what_a_workload_tells_of_may_be_asked_for(tmp_path: Path, table: str) -
         ),
         ("workload: lm, rows: size, where: {compile: 1}, value: time", "tables.0.where.compile: no case has 1."),
         ("workload: lm, rows: size, where: {wht: forward}, value: time", "Did you mean 'what'?"),
-        ("workload: lm, rows: size, columns: size, value: time", "'size' is also among the rows."),
+        ("workload: lm, rows: size, columns: size, value: time", "'size' is also under rows."),
         ("workload: lm, rows: size, value: time, unit: mss", "tables.0.unit: 'mss' is no unit. Did you mean 'ms'?"),
         ("workload: lm, rows: size, value: time, unit: GiB", "tables.0.unit: nothing here is measured in GiB."),
         ("workload: lm, rows: size, value: time, phase: forward", "tables.0.phase: narrows values of kernels"),
@@ -107,6 +109,28 @@ def test_what_a_workload_tells_of_may_be_asked_for(tmp_path: Path, table: str) -
 )
 def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path: Path, table: str, expected: str) -> None:
     assert expected in refusal(tmp_path, table)
+
+
+@pytest.mark.parametrize(
+    ("plot", "expected"),
+    [
+        (
+            "workload: lm, over: bach, value: time",
+            "plots.0.over: 'bach' is no axis and no metric. Did you mean 'batch'?",
+        ),
+        ("workload: lm, over: batch, lines: value, value: time", "plots.0.lines: 'value' is no axis and no metric."),
+        ("workload: lm, over: batch, lines: batch, value: time", "plots.0.lines: 'batch' is also under over."),
+        ("workload: lm, over: batch, rows: size, value: time", "plots.0: unknown key 'rows'."),
+        ("workload: lm, value: time", "plots.0.over: is missing."),
+    ],
+)
+def test_a_mistake_in_a_plot_is_named_likewise(tmp_path: Path, plot: str, expected: str) -> None:
+    assert expected in refusal(tmp_path, plot, part="plots")
+
+
+def test_a_plot_needs_no_more_than_what_it_runs_over_and_a_value(tmp_path: Path) -> None:
+    (plot,) = read(tmp_path, "workload: [lm, own], over: tokens_seen, value: [time, tflops]", part="plots").plots
+    assert (plot.over, plot.lines, plot.value) == ("tokens_seen", [], ["time", "tflops"])
 
 
 def test_a_value_that_the_environment_took_out_of_a_run_is_no_mistake(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""`plots:` of a pipeline file -> pictures. How they look, a person judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from report_study import case_row, made_up, metric_row, tables
+
+from profpipe import lines, load, report, study_plots
+from profpipe.analyze import analyze
+from profpipe.pipeline import Plot
+from profpipe.study_findings import Study
+from profpipe.tables import Tables
+
+TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
+
+
+def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
+    """``run`` as it would be with these `plots` in its pipeline file."""
+    entries = [Plot.model_validate({"title": "A plot", **entry}).model_dump(mode="json") for entry in wanted]
+    return {**run, "pipeline": {**run.get("pipeline", {}), "plots": entries}}
+
+
+def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
+    (study,) = analyze(data, asking(run, wanted)).plots
+    return study
+
+
+def groups() -> Tables:
+    """One sequence against the same length in groups, whose parameter is no number; invented times."""
+    cases, metrics = [], []
+    for workload, group in (("single", 1), ("groups", 128)):
+        for tokens in (128, 256, 512, 1024):
+            value = str(tokens) if group == 1 else "%2C".join(["128"] * (tokens // 128))
+            for impl, factor in (("fa2", 1.0), ("cudnn", 0.7)):
+                case, own = f"impl={impl},seqlens={value}", {"workload": workload}
+                cases.append(case_row(case, flags=["noisy"] if tokens == 256 else [], **own))
+                metrics += [metric_row(case, "time", factor * tokens**1.5 * 10 / group**0.25, n=9, **own),
+                            metric_row(case, "flops", 1e6 * tokens, "flop", **own),
+                            metric_row(case, "tokens", float(tokens), "1", **own)]  # fmt: skip
+    return tables(cases, metrics=metrics)
+
+
+def panels(study: Study, word: str) -> list[lines.Panel]:
+    value = next(value for value in study.values if value.word == word)
+    looks = lines.styles(study_plots._names(study), study_plots._baseline(study))
+    return [panel for grid in study.grids if (panel := study_plots._panel(study, grid, value, looks))]
+
+
+def test_a_fact_is_what_a_plot_runs_over_and_workloads_are_lines() -> None:
+    study = only(
+        groups(), {}, workload=["single", "groups"], over="tokens", lines=["workload", "impl"], value=["time", "tflops"]
+    )
+    (panel,) = panels(study, "tflops")
+    assert [line.label for line in panel.lines] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
+    assert [dot.x for dot in panel.lines[0].dots] == [128, 256, 512, 1024]
+    assert [dot.hollow for dot in panel.lines[3].dots] == [False, True, False, False]
+
+
+def test_lines_are_what_is_compared_where_none_are_named() -> None:
+    data, run = made_up(["a", "b"], [512, 1024, 2048])
+    study = only(data, run, over="seqlen", value="time")
+    assert study_plots._names(study) == ["a", "b"] and study_plots._baseline(study) == "a"
+    study = only(groups(), {}, workload=["single", "groups"], over="tokens", where={"impl": "fa2"}, value="time")
+    assert study_plots._names(study) == ["single", "groups"]
+
+
+def test_what_a_plot_does_not_name_becomes_its_panels(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 1024], causal=(False, True))
+    study = only(data, run, over="seqlen", value=["time", "memory"], title="Time & memory")
+    assert [panel.others for panel in panels(study, "memory")] == [(("causal", False),), (("causal", True),)]
+    drawn = study_plots.draw(study, tmp_path)
+    assert [plot.path for plot in drawn] == ["plots/study-time-memory-time.png", "plots/study-time-memory-memory.png"]
+    assert all((tmp_path / plot.path).stat().st_size > 10_000 for plot in drawn)
+    assert drawn[0].caption.startswith("Times are the median time of a call.")
+
+
+def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 1024])
+    assert study_plots.draw(only(data, run, over="seqlen", where={"seqlen": 512}, value="time"), tmp_path) == []
+    assert study_plots.draw(only(data, run, over="impl", value="time"), tmp_path) == []
+    assert not (tmp_path / "plots").exists()
+
+
+def test_plots_stand_with_the_tables_of_the_study(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 1024])
+    run = asking(run, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
+    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
+    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in section
+    assert "Kernels as nsys saw them, per call." in section
