@@ -8,8 +8,7 @@ from profpipe.findings import Point, WorkloadFindings
 from profpipe.markdown import Sheet, code, escape, listed
 from profpipe.points import shown
 from profpipe.quantities import MISSING, number, percent
-from profpipe.tolerance import MEASURES, TENSORS, UNCHECKED, bound, parts
-from profpipe.tolerance import shown as measure_shown
+from profpipe.tolerance import MEASURES, TENSORS, UNCHECKED, bound, cosine, parts
 from profpipe.wording import case_label, cases
 
 _TITLES = {
@@ -73,7 +72,7 @@ def _rows(point: Point, workload: WorkloadFindings) -> Iterator[list[str]]:
 
 
 def _number(measure: str, value: float) -> str:
-    return measure_shown(measure, value) if measure.startswith("cosine") else number(value)
+    return cosine(value) if measure.startswith("cosine") else number(value)
 
 
 def _within(point: Point, tensor: str) -> str:

@@ -80,14 +80,21 @@ def parts(measure: str) -> tuple[str, str]:
 
 def bound(measure: str, limit: float) -> str:
     """``at most 0.05``, ``at least 0.99``: what a limit allows, in words."""
-    return f"{'at least' if _is_cosine(measure) else 'at most'} {limit:g}"
+    return f"{'at least' if _is_cosine(measure) else 'at most'} {limit:.12g}"
 
 
 def shown(measure: str, value: float) -> str:
-    """Three digits of an error; of a cosine as many as tell it from 1."""
-    if not _is_cosine(measure) or value in (0, 1) or not abs(value) < 1:
+    """Three digits of an error, and of a cosine as many as it needs."""
+    return cosine(value) if _is_cosine(measure) else f"{value:.3g}"
+
+
+def cosine(value: float) -> str:
+    """As many digits as tell it from 1, up to nine."""
+    if value in (0, 1) or not abs(value) < 1:
         return f"{value:.3g}"
-    return f"{value:.{max(3, 1 - math.floor(math.log10(1 - value)))}f}"
+    if value > 1 - 1e-9:
+        return "> 0.999999999"
+    return f"{value:.{min(9, max(3, 1 - math.floor(math.log10(1 - value))))}f}"
 
 
 def _is_cosine(measure: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
 
-from profpipe import config, facts, plots, report
+from profpipe import config, facts, plots, report, study_sheets
 from profpipe.analyze import analyze
 from profpipe.errors import ConfigError
 from profpipe.findings import WorkloadFindings
@@ -41,6 +41,11 @@ def test_the_worst_misses_are_named_first_and_the_rest_counted() -> None:
     )
 
 
+def test_a_limit_is_said_as_it_was_written() -> None:
+    assert judge({"cosine": 0.5}, {"cosine": 0.99999999}).why == "cosine is 0.500, at least 0.99999999"
+    assert judge({"error_max": 0.5}, {"error_max": 1e-4}).why == "error_max is 0.5, at most 0.0001"
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_what_is_no_number_is_outside_every_limit(wrong: float) -> None:
     assert judge({"error_max": wrong}, {"error_max": 1e9}).mark == "inaccurate"
@@ -66,7 +71,15 @@ def test_without_limits_everything_passes() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.5, "0.500"), (0.98, "0.980"), (0.99991, "0.999910"), (0.999999987, "0.999999987"), (1.0, "1"), (-1.0, "-1")],
+    [
+        (0.5, "0.500"),
+        (0.98, "0.980"),
+        (0.99991, "0.999910"),
+        (0.999999987, "0.999999987"),
+        (1 - 1e-14, "> 0.999999999"),
+        (1.0, "1"),
+        (-1.0, "-1"),
+    ],
 )
 def test_a_cosine_has_the_digits_that_tell_it_from_one(value: float, text: str) -> None:
     assert shown("cosine_dq", value) == text
@@ -329,3 +342,11 @@ def test_a_study_may_ask_whether_a_case_passed(page: Any) -> None:
     (table,) = analyze(data, json.loads(json.dumps(spec))).studies
     values = {row[0]: cells[0].value for row, cells in zip(table.grids[0].rows, table.grids[0].cells, strict=True)}
     assert values == {"a": "pass", "b": "pass", "c": "fail", "d": None}
+
+
+def test_a_study_shows_the_digits_that_tell_a_cosine_from_one() -> None:
+    spec = run()
+    spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["cosine_dq"]}]
+    data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
+    (table,) = analyze(data, spec).studies
+    assert [row[1] for row in study_sheets.written(table).parts[0].sheet.rows] == ["0.999950", "1"]
