@@ -89,6 +89,7 @@ class Case:
     rounds: int = 0
     seen: list[Conditions] = field(default_factory=list)
     last: timing.Samples | None = None
+    uncaptured: bool = False
 
     def inherit(self, earlier: Mapping[str, Mapping[int, list[float]]]) -> None:
         """Takes over, and writes again as this process's own, what a process before it had measured."""
@@ -101,9 +102,21 @@ class Case:
         """Times ``fn`` for the next round; True after the last. In mode `both` the eager times are the case's."""
         self.rounds += 1
         self.last = self._sample(self._as_timed(fn), "time")
-        if self.plan.mode == "both":
-            self._sample(timing.graphed(fn), GRAPH_TIME)
+        if self.plan.mode == "both" and not self.uncaptured:
+            self._sample_graph(fn)
         return self.rounds >= self.plan.rounds
+
+    def _sample_graph(self, fn: Callable[[], object]) -> None:
+        """The graph's times beside the eager ones, which stand where the call has no graph."""
+        try:
+            replay = timing.graphed(fn)
+        except timing.LeftCapturing:
+            raise  # this process can measure nothing more
+        except timing.NotCapturable as error:
+            self.uncaptured = True
+            self.write("note", text=str(error))
+        else:
+            self._sample(replay, GRAPH_TIME)
 
     def _as_timed(self, fn: Callable[[], object]) -> Callable[[], object]:
         return timing.graphed(fn) if self.plan.mode == "cuda_graph" else fn
@@ -154,14 +167,19 @@ class Case:
                 self.write("metric", subject="", metric=metric, value=value, unit=unit, n=1)
         for note in conditions.notes(conditions_seen):
             self.write("note", text=note)
-        return list(dict.fromkeys([*self.last.flags, *conditions.marks(conditions_seen)]))
+        uncaptured = ["not_captured"] if self.uncaptured else []
+        return list(dict.fromkeys([*self.last.flags, *conditions.marks(conditions_seen), *uncaptured]))
 
-    def _loop_wall_ns(self, fn: Callable[[], object]) -> float:
-        """The loop that profilers see, without one, so that what each of them adds to it can be told."""
-        n, budget_s = self.plan.repeats, self.plan.rule.budget_s
+    def _loop_wall_ns(self, fn: Callable[[], object]) -> float | None:
+        """The loop that profilers see, without one, so that what each of them adds to it can be told.
+
+        None where one call alone takes longer than all measuring should: of it nobody notices what a profiler adds.
+        """
+        n = self.plan.repeats
         if not self.ranks.several:
-            affordable = int(budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0))
-            n = max(1, min(n, affordable))
+            n = min(n, int(self.plan.rule.budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0)))
+        if n == 0:
+            return None
         self.ranks.step("loop")
         # Sampling gave the allocator's cache back; under a profiler the calls before the loop have filled it.
         timing.warm_up(fn, 1, device=self.device)

@@ -206,7 +206,7 @@ def sample(
 
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
-    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, twice over 0.5 s.
+    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s.
     Then ``begun()`` is called, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 

@@ -37,6 +37,7 @@ _ROOM: Final = 1.5
 _ROOM_NS: Final = 30e3
 _LONGEST_HOLD_NS: Final = 100e6
 _LONGEST_TRIED_NS: Final = 500e6
+_LONG_CALL_NS: Final = 2e9
 
 #: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
 _QUEUE: Final = 1024
@@ -138,20 +139,28 @@ class Gpu:
         A call that synchronises shows in three ways, of which one is enough: torch says so; behind a held GPU it takes
         the host longer by the time of the hold; the GPU is idle when it returns from behind the hold. A full launch
         queue shows in the second way only, and not below a thousand launches. Behind a hold that is short beside the
-        call nothing can be seen, so of calls that take the host over half a second only what torch says is known.
+        call nothing can be seen, so of calls that take the host over half a second only what torch says is known. One
+        that takes two seconds in all is called once only: a launch is nothing beside it.
 
         Of several processes the one that takes longest counts for all: they then make the same calls, and hold their
         GPUs for the same time, for in a call that they make together each would wait for the one held longest.
         """
-        synchronises = calls_that_synchronise(fn) > 0
         self.wait()
+        begin = time.perf_counter_ns()
+        synchronises = calls_that_synchronise(fn) > 0
+        issued_ns = time.perf_counter_ns() - begin
+        self.wait()
+        long = not ranks.several and time.perf_counter_ns() - begin > _LONG_CALL_NS
         self._flush_ns = self._duration_ns(self._clear)
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        ns = ranks.most(statistics.median(issued for issued, _ in self._issues(fn, 0.0, ranks)))
+        if long:
+            ns = float(issued_ns)
+        else:
+            ns = ranks.most(statistics.median(issued for issued, _ in self._issues(fn, 0.0, ranks)))
         waits = idle = False
-        if ns <= _LONGEST_TRIED_NS:
+        if not long and ns <= _LONGEST_TRIED_NS:
             behind_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
             held = self._issues(fn, behind_ns, ranks)
             waits, idle = min(held)[0] > ns + behind_ns / 2, all(idle for _, idle in held)

@@ -1,11 +1,12 @@
 """Cases timed in rounds: their order, what a round takes, and what outlives a process."""
 
 import json
+import time
 from contextlib import nullcontext
 
 import pytest
 
-from profpipe import sweep
+from profpipe import process, sweep
 
 CASES = [{"id": name, "params": {}} for name in "abcd"]
 
@@ -102,6 +103,37 @@ def test_mode_both_keeps_the_graphs_times_under_a_name_of_their_own(monkeypatch)
     case = timed(plan(order="sequential", mode="both", target=0.9), written)
     case.visit(lambda: None)
     assert [event["metric"] for event in written if event["event"] == "samples"] == ["time", "time_cuda_graph"]
+
+
+def test_a_call_that_has_no_graph_keeps_its_eager_times_in_mode_both_and_is_marked(monkeypatch):
+    """No mock is needed: without a GPU no call can be captured."""
+    if process.device() == "cuda":
+        pytest.skip("here the call would be captured")
+    written = []
+    case = timed(plan(order="interleaved", rounds=2, mode="both", target=0.9), written)
+    assert [case.visit(lambda: None) for _ in range(2)] == [False, True]
+    assert "not_captured" in case.facts(lambda: None)
+    assert [event["metric"] for event in written if event["event"] == "samples"] == ["time", "time"]
+    assert sum("CUDA graph" in event.get("text", "") for event in written) == 1
+
+
+def test_a_process_that_a_failed_capture_spoiled_is_not_measured_in_any_more(monkeypatch):
+    """A mock: what the driver does is made up."""
+
+    def give_up(fn):
+        raise sweep.timing.LeftCapturing("the driver gave the capture up")
+
+    monkeypatch.setattr(sweep.timing, "graphed", give_up)
+    with pytest.raises(sweep.timing.LeftCapturing):
+        timed(plan(order="sequential", mode="both", target=0.9), []).visit(lambda: None)
+
+
+def test_of_a_call_that_alone_takes_the_whole_budget_no_loop_is_timed():
+    written = []
+    case = timed(plan(order="sequential", budget_s=0.001, repeats=1), written)
+    assert case.visit(lambda: time.sleep(0.01))
+    case.facts(lambda: pytest.fail("was called again"))
+    assert "loop_wall" not in {event.get("metric") for event in written}
 
 
 @pytest.mark.parametrize("mode", ["cuda_graph"])
