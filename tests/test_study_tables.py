@@ -341,3 +341,13 @@ def test_run_json_carries_the_tables(example: Any) -> None:
     _, run = example
     run = json.loads(json.dumps(asking(run, {"rows": "impl", "value": "time"})))
     assert analyze(example[0], run).studies[0].values[0].word == "time"
+
+
+def test_a_long_table_is_parted_by_its_first_axis() -> None:
+    names = [f"mask={m},dtype={d},n={n},impl={i}" for m in "cn" for d in ("a", "b") for n in range(1, 11) for i in "xy"]
+    data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
+    study = only(data, {}, rows=["mask", "dtype", "n"], columns="impl", value="time")
+    assert study.row_axes == ("dtype", "n") and [len(grid.rows) for grid in study.grids] == [20, 20]
+    assert [part.title for part in study_sheets.written(study).parts] == ["mask c", "mask n"]
+    whole = only(data, {}, rows=["mask", "dtype", "n"], where={"n": [1, 2, 3]}, columns="impl", value="time")
+    assert whole.row_axes == ("mask", "dtype", "n") and len(whole.grids) == 1
