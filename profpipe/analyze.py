@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import agreement, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
+from profpipe import agreement, by_rank, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
 from profpipe.findings import (
     Axes,
     Basis,
@@ -119,6 +119,7 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
         phases=tuple(phase for own in phases.values() for phase in own),
         phase_work=tuple(_phase_work(recorded, points, phases, rates)),
+        ranks=tuple(by_rank.found(recorded, layout.params)),
         memory=tuple(memory.records(recorded.numbers, layout.params, _plain_folder(run, name))),
         agreements=tuple(
             found

@@ -16,6 +16,7 @@ from profpipe import (
     marks,
     memory_sheets,
     phase_sheets,
+    rank_sheets,
     sheets,
     wording,
 )
@@ -81,6 +82,8 @@ class Chapter:
     phase_work_said: list[str]
     memory: list[Block]
     memory_said: str
+    ranks: list[Block]
+    ranks_said: str
     plots: Sequence[Plot]
     largest: str
     fixed: str
@@ -124,6 +127,8 @@ def chapter(
         phase_work_said=phase_sheets.explained(workload),
         memory=list(_memory(workload)),
         memory_said=memory_sheets.explained(workload),
+        ranks=list(_ranks(workload, part)),
+        ranks_said=rank_sheets.explained(workload),
         plots=drawn.get(workload.name, ()),
         largest=wording.axes(workload.largest.axes) if workload.largest else "",
         fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
@@ -229,6 +234,11 @@ def _phase_work(workload: WorkloadFindings) -> Iterator[Block]:
         yield Block("", opened, folded=len(opened.rows) > _LONG)
     if rest := phase_sheets.work(workload, others):
         yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _ranks(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
+    if sheet := rank_sheets.ranks(workload, part.points):
+        yield Block("each process", sheet, folded=len(sheet.rows) > _LONG)
 
 
 def _memory(workload: WorkloadFindings) -> Iterator[Block]:

@@ -14,6 +14,7 @@ from typing import Any
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.phase_findings import Memory, PhaseWork
+from profpipe.rank_findings import OfRank
 from profpipe.study_findings import Study
 from profpipe.tolerance import Verdict
 
@@ -285,6 +286,7 @@ class WorkloadFindings:
     phases: tuple[Phase, ...] = ()
     phase_work: tuple[PhaseWork, ...] = ()
     memory: tuple[Memory, ...] = ()
+    ranks: tuple[OfRank, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     overheads: tuple[Overhead, ...] = ()
     counters: tuple[Counters, ...] = ()

@@ -10,8 +10,10 @@ from typing import Any
 from profpipe.concerns import status_told
 from profpipe.findings import Split
 from profpipe.shares import split
-from profpipe.tables import Tables
+from profpipe.tables import DEVICE_PREFIX, RANK_PREFIX, Tables
 from profpipe.tallies import Key, OwnRange, Tally, own_ranges, rows, tally
+
+_APART = (RANK_PREFIX, DEVICE_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -34,25 +36,32 @@ class Recorded:
     ranges: Mapping[Key, OwnRange]
     #: (case, profiler, subject) -> metric -> its row; of a number recorded twice (a resumed run) the last.
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
+    #: (case, profiler) -> subject -> metric -> its row: of a single one of several processes, or of its GPU.
+    apart: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
 
     @classmethod
     def of(cls, tables: Tables) -> Recorded:
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
+        apart: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         # A rule of ncu speaks also where it estimates no speed-up.
         told = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith("rule:")
         m = tables.metrics[told]
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
         for case, profiler, subject, metric, *row in rows(m, *names):
-            numbers.setdefault((case, profiler, subject), {})[metric] = Number(*row)
+            if subject.startswith(_APART):
+                own = apart.setdefault((case, profiler), {}).setdefault(subject, {})
+            else:
+                own = numbers.setdefault((case, profiler, subject), {})
+            own[metric] = Number(*row)
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):
             statuses.setdefault(case, {})[profiler] = status_told(status, reason)
             # Runs of before 0.2 wrote host-bound, later ones host_bound.
             flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
-        return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, statuses, flags)
+        return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, apart, statuses, flags)
 
     def splits(self, once: bool) -> dict[str, dict[str, Split]]:
         """Kernel time by case and profiler; ``once``: a command, whose process is its one iteration."""

@@ -24,6 +24,7 @@ WORDS = {
     "kernel_findings",
     "load",
     "phase_findings",
+    "rank_findings",
     "study_findings",
     "tables",
     "tolerance",
@@ -54,6 +55,7 @@ STAGES = {
     "analyze": {
         "agreement",
         "analyze",
+        "by_rank",
         "doubts",
         "limits",
         "memory",
@@ -97,6 +99,7 @@ STAGES = {
         "phase_sheets",
         "plots",
         "quantities",
+        "rank_sheets",
         "report",
         "sheets",
         "skips",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +132,15 @@ def test_a_torch_trace_of_one_rank_tells_its_device(tmp_path):
     assert found["a=1", "device 1"] == {
         "communication_busy": 40_000, "compute_busy": 30_000, "communication_overlap": 12.5,
     }  # fmt: skip
+
+
+def test_the_report_shows_by_gpu_what_is_hidden(tmp_path):
+    export = two_ranks(tmp_path)
+    command = [sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = (tmp_path / "out" / "SUMMARY.md").read_text().split("## Processes and GPUs")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["case", "rank", "communicates ns", "computes ns", "hidden %"]
+    assert [row[1:] for row in rows[2:]] == [["0", "100.0", "70.0", "40.0"], ["1", "100.0", "70.0", "0"]]
+    assert "single launches (nsys)" in table
