@@ -225,8 +225,9 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
         if shape.win and shape.win.verdict == "void":
             groups.setdefault((shape.win.best.variant, shape.win.why), []).append(shape)
     if len(groups) > 1 and len(shapes) > excerpt.SHAPES:
-        count_of = sum(map(len, groups.values()))
-        yield f"In {count_of} shapes the lowest time is not called the fastest, for its marks or those of the next."
+        reasons = {why for _, why in groups}
+        why = reasons.pop() if len(reasons) == 1 else "for its marks or those of the next"
+        yield f"In {sum(map(len, groups.values()))} shapes the lowest time is not called the fastest: {why}."
         return
     for (name, why), own in groups.items():
         place = _where(own, len(shapes))

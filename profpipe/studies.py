@@ -403,15 +403,14 @@ def _fixed(request: _Request, materials: Sequence[Material], cases: Sequence[_Ca
 def _lifted(row_axes: Sequence[str], cases: Sequence[_Case]) -> tuple[str, ...]:
     """The leading axes of the rows that make tables of their own instead, where one table would be too long."""
     rows = {tuple(_key(case.at.get(axis)) for axis in row_axes) for case in cases}
-    for depth, axis in enumerate(row_axes):
+    lifted: tuple[str, ...] = ()
+    for depth, axis in enumerate(row_axes[:-1], 1):
         tables = {row[:depth] for row in rows}
-        if len(tables) > _TABLES:
+        enough = len(rows) <= _ROWS * len({row[: len(lifted)] for row in rows})
+        if enough or axis in (_VALUE, _PHASE) or len(tables) > _TABLES:
             break
-        if len(rows) <= _ROWS * len(tables):
-            return tuple(row_axes[:depth])
-        if axis in (_VALUE, _PHASE):
-            break
-    return ()
+        lifted = tuple(row_axes[:depth])
+    return lifted
 
 
 def _grids(

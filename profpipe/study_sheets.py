@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,11 @@ from profpipe.study_findings import Cell, Grid, Study
 from profpipe.tolerance import cosine
 from profpipe.wording import cases, quantity
 
-#: Grids of one table that are shown, and rows of one that stand open.
-_GRIDS, _ROWS = 9, 60
+#: Grids of one table that are shown, rows of one that stand open, and rows of it that a page has at most.
+_GRIDS, _ROWS, _MOST = 9, 60, 120
+
+#: The file that has every row.
+FILE = "comparison_results.txt"
 
 _TITLES: Mapping[str, str] = {
     "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
@@ -52,20 +56,23 @@ class Written:
     left_out: str
 
 
-def written(study: Study) -> Written:
-    """``study`` in words; of more than nine grids the rest is counted."""
+def written(study: Study, most: int = _MOST) -> Written:
+    """``study`` in words; of more than nine grids, and of more rows than ``most``, the rest is counted."""
     units = {value.word: unit(study, value) for value in study.values}
     names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
     parts = []
     for i, grid in enumerate(study.grids[:_GRIDS]):
         sheet = _sheet(study, grid, units, names)
-        parts.append(Part(escape(in_words(grid.others)), sheet, folded=i > 0 or len(sheet.rows) > _ROWS))
+        title, folded = escape(in_words(grid.others)), i > 0 or len(sheet.rows) > _ROWS
+        if len(sheet.rows) > most:
+            title = f"{title or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
+        parts.append(Part(title, sheet.first(most), folded))
     return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study))
 
 
 def plain(study: Study) -> str:
     """The same as text, for a terminal."""
-    told = written(study)
+    told = written(study, most=sys.maxsize)
     lines = [_text(told.title), _text(told.said)]
     for part in told.parts:
         lines += [f"{_text(part.title)}\n\n{part.sheet.plain()}" if part.title else part.sheet.plain()]

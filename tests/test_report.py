@@ -531,5 +531,6 @@ def test_of_many_winners_and_many_wins_in_doubt_the_headline_counts_the_rest(tmp
     top = first_screen(page(data, with_baseline("a"), tmp_path))
     assert (
         "**Fastest: `a` in 8 of 30 shapes (1.80x over the next), `b` in 8 of 30 shapes (1.80x over `a` (baseline))"
-        " and 2 others in 8. In 6 shapes the lowest time is not called the fastest, for its marks or those of the next."
+        " and 2 others in 8. In 6 shapes the lowest time is not called the fastest: its measurement is marked"
+        " other_process.**"
     ) in top
