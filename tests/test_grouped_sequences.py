@@ -107,3 +107,10 @@ def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path
     assert "time us, single | time us, groups" in table.replace("ms", "us")
     assert "| 8,8 | `sdpa_loop` |" in report
     assert "%2C" not in report.partition("## The command behind each number")[0]
+
+
+def test_the_report_draws_the_rates_over_the_total_length(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = {picture.stem.removeprefix("study-") for picture in (run / "plots").glob("study-*.png")}
+    plots = ("one-sequence-or-a-group-of-short-ones", "groups-by-implementation")
+    assert drawn == {f"{plot}-{value}" for plot in plots for value in ("time", "tflops", "bandwidth")}
