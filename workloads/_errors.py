@@ -71,7 +71,7 @@ class Difference:
             _or_infinite(absolute / self.count),
             _or_infinite(_ratio(absolute, of_b)),
             _or_infinite(math.sqrt(squared / self.count)),
-            _cosine(a_a, b_b, a_b),
+            _cosine(a_a, b_b, a_b) if squared else 1.0,
         )
         suffix = "" if tensor == "out" else f"_{tensor}"
         return {f"{name}{suffix}": value for name, value in zip(MEASURES, values, strict=True)}
@@ -93,8 +93,8 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def _cosine(a_a: float, b_b: float, a_b: float) -> float:
-    """Two zeros point the same way; a zero and anything else are as far apart as orthogonal ones."""
+    """Of two tensors that differ. A zero and anything else are as far apart as orthogonal ones."""
     if a_a == 0 or b_b == 0:
-        return 1.0 if a_a == b_b else 0.0
+        return 0.0
     cosine = a_b / (math.sqrt(a_a) * math.sqrt(b_b))
     return -1.0 if math.isnan(cosine) else min(1.0, max(-1.0, cosine))

@@ -157,7 +157,8 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
     ``sparsity``: the share of QK that a sparse implementation leaves out with these inputs, by its own count, and
     ``flops_effective``, what is left of ``flops``. ``checked``: the share of the tensors that an fp64 reference is
-    compared with, where that is not all.
+    compared with, where that is not all. ``memory_before_backward``: the bytes of GPU memory that the case has in use
+    between its two passes.
     """
     case = _case(params)
     row = _implementations.IMPLEMENTATIONS[case.impl]
@@ -165,8 +166,22 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     if row.sparsity is not None:
         left_out = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in _drawn(case)[:3]))
         found |= {"sparsity": (100 * left_out, "%"), "flops_effective": (flops(params) * (1 - left_out), "flop")}
+    if case.backward and _setting.device() == "cuda":
+        found["memory_before_backward"] = (float(_in_use_before_backward(case, torch.cuda.memory_allocated)), "byte")
     share = _reference.share_checked(case, case.reference, backward=case.backward)
     return found | ({"checked": (100 * share, "%")} if share < 1 else {})
+
+
+def _in_use_before_backward(case: Case, allocated: Callable[[], int]) -> int:
+    """What a forward pass leaves behind: q, k, v, the mask, the output, and what is kept for the backward pass."""
+    before = allocated()
+    row = _implementations.IMPLEMENTATIONS[case.impl]
+    forward = row.prepare(case)
+    given = [row.view(tensor).contiguous().requires_grad_() for tensor in _drawn(case)[:3]]
+    out = forward(*given)
+    in_use = allocated() - before
+    del out  # which kept the graph until now
+    return in_use
 
 
 # --- parameters and inputs -------------------------------------------------------------------------------------------

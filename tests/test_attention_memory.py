@@ -1,0 +1,155 @@
+"""The study of attention's memory: what is in use between the passes, a GPU made smaller, and the study on a CPU.
+
+Memory is that of torch's GPU allocator. Where it is missing, the functions of torch.cuda that are asked are replaced,
+and the test says so; no kernel runs behind them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import load
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[1]
+PIPELINE = ROOT / "pipelines" / "attention_memory.yaml"
+attention = load.module(ROOT / "workloads" / "attention.py")
+setting = load.module(ROOT / "workloads" / "_setting.py")
+implementations = load.module(ROOT / "workloads" / "_implementations.py")
+
+SMALL = {"impl": "plain", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
+GIB = 2**30
+
+
+# --- between the passes ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_use_before_the_backward_pass_is_what_the_forward_pass_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator is a counter; what is asked is when it is read."""
+    seen: list[str] = []
+
+    def prepare(case: Any) -> Any:
+        seen.append("prepared")
+        return lambda q, k, v: seen.append(f"called with gradients: {q.requires_grad}") or q + k + v
+
+    def allocated() -> int:
+        seen.append("read")
+        return 300 * seen.count("read")
+
+    row = implementations.Implementation(prepare, lambda case: "", on_cpu=True)
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    case = attention._case({**SMALL, "impl": "mine", "mode": "bwd"})
+    assert attention._in_use_before_backward(case, allocated) == 300
+    assert seen == ["read", "prepared", "called with gradients: True", "read"]
+
+
+def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_in_use_before_backward", lambda case, allocated: 5)
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    assert attention.facts({**SMALL, "mode": "bwd"}) == {}
+    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    assert attention.facts({**SMALL, "mode": "fwd"}) == {}
+    assert attention.facts({**SMALL, "mode": "bwd"}) == {"memory_before_backward": (5.0, "byte")}
+
+
+# --- a smaller GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What torch is told to take of a GPU of 80 GiB; a mock of the device, without any kernel."""
+    told: list[float] = []
+    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr(attention, "_iteration", lambda case, phase: lambda: ())
+    return told
+
+
+def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]) -> None:
+    for cap in (24, 0, 80, 0.5):
+        attention.build({**SMALL, "memory_cap_gib": cap})
+    assert fractions == [24 / 80, 1.0, 1.0, 0.5 / 80]
+
+
+def test_the_reference_has_all_the_memory(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    produced, told = {"out": torch.zeros(2, 40, 4, 16)}, []
+    monkeypatch.setattr(attention, "_produced", lambda case: told.append(list(fractions)) or produced)
+    monkeypatch.setattr(attention, "_drawn", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
+    attention.build({**SMALL, "memory_cap_gib": 24})
+    attention.check({**SMALL, "memory_cap_gib": 24})
+    assert told == [[24 / 80]] and fractions == [24 / 80, 1.0]
+
+
+def test_a_limit_that_means_nothing_here_is_the_reason_why_a_case_does_not_run(
+    fractions: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(implementations, "unavailable", lambda case: None)
+    assert attention.available({**SMALL, "memory_cap_gib": 79.5}) is None
+    assert attention.available({**SMALL, "memory_cap_gib": 81}) == (
+        "memory_cap_gib 81 is more than this GPU has. Use 0, or less than 80.0."
+    )
+    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    assert attention.available({**SMALL, "memory_cap_gib": 24}) == (
+        "memory_cap_gib limits torch's memory on a GPU, and torch sees none. Use memory_cap_gib: 0."
+    )
+
+
+# --- the study -------------------------------------------------------------------------------------------------------
+
+
+def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", *map(str, arguments)],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _cases(folder: Path) -> list[dict[str, str]]:
+    with (folder / "latest" / "cases.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_study_dry_runs_with_its_168_cases(tmp_path: Path) -> None:
+    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    assert said.count("head_dim=") == 2 * 4 * 7 * 3
+    assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in said
+
+
+def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Path) -> None:
+    small = {
+        "HEADDIM": "16",
+        "SEQLEN": "32,64",
+        "BATCH": "2",
+        "IMPLS": "plain,tiled",
+        "REPEATS": "7",
+        "BUDGET_S": "0.1",
+    }
+    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
+    assert [case["status"] for case in _cases(tmp_path)] == ["ok"] * 8
+    with (tmp_path / "latest" / "metrics.csv").open(newline="") as stream:
+        passes = {row["n"] for row in csv.DictReader(stream) if row["metric"] == "time"}
+    assert passes == {"7"}
+    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "### Time of a pass" in summary and "In every case: " in summary
+
+
+def test_with_a_limit_of_memory_its_cases_say_on_a_cpu_why_they_do_not_run(tmp_path: Path) -> None:
+    small = {"HEADDIM": "16", "SEQLEN": "32", "IMPLS": "plain", "REPEATS": "1", "MEMORY_CAP_GIB": "24"}
+    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
+    assert {(case["status"], case["reason"].partition(",")[0]) for case in _cases(tmp_path)} == {
+        ("skipped", "memory_cap_gib limits torch's memory on a GPU"),
+    }  # fmt: skip
+    assert "memory_cap_gib=24" in (tmp_path / "latest" / "cases.csv").read_text().replace('""', "").replace(": ", "=")
