@@ -165,6 +165,9 @@ def _compare(args: argparse.Namespace) -> int:
         if slower := compare.slower(changes, args.gate):
             names = ", ".join(f"{change.workload}/{change.case}" for change in slower)
             raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
+        if spoilt := compare.spoilt(changes):
+            names = ", ".join(f"{change.workload}/{change.case}" for change in spoilt)
+            raise errors.GateFailed(f"{len(spoilt)} cases were within the tolerance in A and are not in B: {names}")
         if lost:
             raise errors.GateFailed(f"{len(lost)} cases had a time in A and did not end well in B: {', '.join(lost)}")
         if not changes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from profpipe.tables import Tables
+from profpipe.tolerance import INACCURATE
 
 _KEY = ["workload", "case"]
 
@@ -22,6 +23,8 @@ class Change:
     after_ns: float
     #: The confidence intervals of the two medians do not meet; None where a run kept none.
     distinct: bool | None
+    #: The runs in which its result was outside the tolerance: ``A``, ``B``, ``A and B``; empty for none.
+    inaccurate: str = ""
 
     @property
     def percent(self) -> float:
@@ -32,10 +35,18 @@ class Change:
 def compare(a: Tables, b: Tables) -> list[Change]:
     """The cases that have a time in both runs, in the order of ``a``."""
     both = _times(a).merge(_times(b), on=_KEY, suffixes=("_a", "_b"))
-    return [
-        Change(row["workload"], row["case"], float(row["value_a"]), float(row["value_b"]), _distinct(row))
-        for _, row in both.iterrows()
-    ]
+    missed = {"A": _inaccurate(a), "B": _inaccurate(b)}
+    changes = []
+    for _, row in both.iterrows():
+        case = (str(row["workload"]), str(row["case"]))
+        where = " and ".join(run for run, cases in missed.items() if case in cases)
+        changes.append(Change(*case, float(row["value_a"]), float(row["value_b"]), _distinct(row), where))
+    return changes
+
+
+def _inaccurate(data: Tables) -> set[tuple[str, str]]:
+    marked = data.cases[data.cases["flags"].str.contains(f'"{INACCURATE}"', regex=False, na=False)]
+    return set(zip(marked["workload"], marked["case"], strict=True))
 
 
 def lost(a: Tables, b: Tables) -> list[str]:
@@ -64,6 +75,11 @@ def slower(changes: Iterable[Change], percent: float) -> list[Change]:
     return [change for change in changes if change.percent > percent and change.distinct is not False]
 
 
+def spoilt(changes: Iterable[Change]) -> list[Change]:
+    """Those whose result was within the tolerance in A and is not in B, whatever time they take."""
+    return [change for change in changes if change.inaccurate == "B"]
+
+
 def text(changes: Sequence[Change], lost: Sequence[str] = ()) -> str:
     """One line a case."""
     failed = [f"{name}: has a time in A and failed in B" for name in lost]
@@ -74,6 +90,7 @@ def text(changes: Sequence[Change], lost: Sequence[str] = ()) -> str:
     for change in changes:
         name = f"{change.workload}/{change.case}"
         doubt = {True: "", False: "  within the noise", None: "  no interval kept"}[change.distinct]
+        doubt += f"  inaccurate in {change.inaccurate}" if change.inaccurate else ""
         times = f"{change.before_ns / 1e3:12.2f}  {change.after_ns / 1e3:12.2f}"
         lines.append(f"{name:{width}}  {times}  {change.percent:+7.1f}%{doubt}")
     return "\n".join([*lines, *failed])

@@ -60,3 +60,17 @@ def test_a_case_that_failed_in_the_second_run_is_named():
     after = Tables(cases=failed, metrics=AFTER.metrics)
     assert compare.lost(BEFORE, after) == ["w/gone"] and compare.lost(BEFORE, AFTER) == []
     assert "w/gone: has a time in A and failed in B" in compare.text([], ["w/gone"])
+
+
+def marked(data, *cases):
+    rows = [{"workload": "w", "case": case, "profiler": "plain", "status": "ok", "flags": '["noisy", "inaccurate"]'}
+            for case in cases]  # fmt: skip
+    return Tables(cases=tables.frame(CASES, rows), metrics=data.metrics)
+
+
+def test_a_result_that_has_become_inaccurate_is_said_beside_its_time_and_stops_a_gate():
+    found = compare.compare(marked(BEFORE, "bare"), marked(AFTER, "bare", "slow"))
+    assert {change.case: change.inaccurate for change in found} == {"same": "", "slow": "B", "bare": "A and B"}
+    assert [change.case for change in compare.spoilt(found)] == ["slow"]
+    text = compare.text(found)
+    assert "+10.0%  inaccurate in B\n" in text and "no interval kept  inaccurate in A and B" in text
