@@ -32,7 +32,7 @@ from profpipe.limits import Rates
 from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.recorded import Number, Recorded
-from profpipe.studies import Material
+from profpipe.study_cases import OF_ITS_PROCESS, Material
 from profpipe.study_findings import Study
 from profpipe.tables import ALL, Tables
 from profpipe.tolerance import INACCURATE, Verdict, judge
@@ -233,7 +233,7 @@ def _values(recorded: Recorded, case: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for profiler in ("plain", *shares.PREFERENCE):
         for metric, number in recorded.numbers.get((case, profiler, ""), {}).items():
-            if profiler == "plain" or not metric.startswith(studies.OF_ITS_PROCESS):
+            if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)
     return found
 

@@ -33,7 +33,7 @@ def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], fold
     if len({dot.x for panel in shown_panels for line in panel.lines for dot in line.dots}) < 2:
         return
     stored, unit = study.units.get(value.word, ""), study_sheets.unit(study, value)
-    named = study_sheets.plain_name(value)
+    named = study_sheets.plain_name(study, value)
     own_unit = "" if stored in ("ns", "byte", "x") else unit.name
     picture = lines.Picture(
         title=f"{study.title}: {named}" if len(study.values) > 1 else study.title,

@@ -31,6 +31,12 @@ _TITLES: Mapping[str, str] = {
     "range.time": "range on the host", "range.busy": "GPU busy", "range.calls": "times entered",
 }  # fmt: skip
 
+#: The same of operators of a CPU.
+_TITLES_CPU: Mapping[str, str] = {
+    "kernels.calls": "operators", "kernels.time": "all operators", "most_launched.name": "most called operator",
+    "most_launched.calls": "its calls",
+}  # fmt: skip
+
 #: What a sentence says of times that are this.
 _SAID_OF = (("Times are", ("time", "p10", "p90")),
             ("Rates are of", ("throughput", "tflops", "tflops_effective", "bandwidth")),
@@ -90,7 +96,7 @@ def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
     of = quantity(Basis(*study.basis)) if study.basis else ""
     named = _in_caption(study)
     if named:
-        yield _only_value(study.values[0], units, of)
+        yield _only_value(study, study.values[0], units, of)
     if not (named and study.values[0].word == "time"):
         yield from of_calls(study, study.values)
     yield from of_kernels(study, study.values)
@@ -109,9 +115,9 @@ def _in_caption(study: Study) -> bool:
     return "value" not in (*study.row_axes, *study.column_axes) and bool(study.column_axes)
 
 
-def _only_value(value: Asked, units: Mapping[str, Unit], of: str) -> str:
+def _only_value(study: Study, value: Asked, units: Mapping[str, Unit], of: str) -> str:
     name = units[value.word].name
-    named = code(value.subject) if value.of == "metric" else _named(value)
+    named = code(value.subject) if value.of == "metric" else escape(plain_name(study, value))
     named = of if value.word == "time" and of else named
     return f"{_capitalised(named)}{f' in {escape(name)}' if name else ''}."
 
@@ -182,20 +188,17 @@ def unit(study: Study, value: Asked) -> Unit:
     return unit_of(stored, (c.value for v, c in _valued(study) if v == value and isinstance(c.value, (int, float))))
 
 
-def plain_name(value: Asked) -> str:
+def plain_name(study: Study, value: Asked) -> str:
     """``time``, ``attention``, ``attention calls``: what a value is called, without its unit."""
     named = value.subject + (" calls" if value.of == "kernels" and value.figure == "calls" else "")
-    return _TITLES.get(value.word, named)
+    on_cpu = _TITLES_CPU.get(value.word) if study.cpu else None
+    return on_cpu or _TITLES.get(value.word, named)
 
 
-def _named(value: Asked) -> str:
-    return escape(plain_name(value))
-
-
-def title(value: Asked, units: Mapping[str, Unit]) -> str:
+def title(study: Study, value: Asked, units: Mapping[str, Unit]) -> str:
     """``time ms``, ``attention %``, ``attention calls``."""
     name = units[value.word].name
-    return _named(value) + (f" {escape(name)}" if name else "")
+    return escape(plain_name(study, value)) + (f" {escape(name)}" if name else "")
 
 
 def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
@@ -236,7 +239,7 @@ def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str]) 
 
 def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str, Unit]) -> str:
     if not column:
-        return title(study.values[0], units)
+        return title(study, study.values[0], units)
     parts = []
     for axis, value in zip(study.column_axes, column, strict=True):
         # A number says nothing without its axis, which the first of several columns names for all.
@@ -248,7 +251,7 @@ def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str,
 
 def label(study: Study, axis: str, value: Any, units: Mapping[str, Unit]) -> str:
     if axis == "value":
-        return title(next(asked for asked in study.values if asked.word == value), units)
+        return title(study, next(asked for asked in study.values if asked.word == value), units)
     if value is None:
         return MISSING
     if axis == study.compare:

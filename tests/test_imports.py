@@ -64,6 +64,7 @@ STAGES = {
         "recorded",
         "shares",
         "studies",
+        "study_cases",
         "tallies",
         "wins",
     },

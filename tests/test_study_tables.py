@@ -351,3 +351,18 @@ def test_a_long_table_is_parted_by_its_first_axis() -> None:
     assert [part.title for part in study_sheets.written(study).parts] == ["mask c", "mask n"]
     whole = only(data, {}, rows=["mask", "dtype", "n"], where={"n": [1, 2, 3]}, columns="impl", value="time")
     assert whole.row_axes == ("mask", "dtype", "n") and len(whole.grids) == 1
+
+
+def test_the_host_s_time_of_a_range_is_known_where_the_gpu_s_is_not() -> None:
+    data = lm()
+    data.ranges["busy_ns"] = pd.NA
+    study = only(data, {}, workload="eager", rows="size", phase="forward", value=["range.time", "range.busy"])
+    assert rows_of(study)[1] == ["small", "500.0", "–"]
+
+
+def test_rows_that_a_page_would_not_hold_are_in_the_text_file() -> None:
+    data = tables(metrics=[metric_row(f"n={n}", "time", 5.0, n=1) for n in range(130)])
+    study = only(data, {}, rows="n", value="time")
+    (part,) = study_sheets.written(study).parts
+    assert part.folded and part.title == "table: the first 120 of 130 rows, all are in `comparison_results.txt`"
+    assert len(part.sheet.rows) == 120 and "\n129     5.00" in study_sheets.plain(study)
