@@ -251,7 +251,8 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
             fn()
     else:
         with region():
-            wall = timing.loop_wall_ns(fn, repeats, device=desk.device, range_name=range_name, annotate=ranges.annotate)
+            named: dict[str, Any] = {"range_name": range_name, "annotate": ranges.annotate}
+            wall = timing.loop_wall_ns(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
         desk.events.metric(name, "loop_wall", wall, "ns")
     desk.events.metric(name, "iterations", repeats, "1")
     return _End("ok")

@@ -180,10 +180,10 @@ class Case:
             n = min(n, int(self.plan.rule.budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0)))
         if n == 0:
             return None
-        self.ranks.step("loop")
         # Sampling gave the allocator's cache back; under a profiler the calls before the loop have filled it.
         timing.warm_up(fn, 1, device=self.device)
-        return timing.loop_wall_ns(fn, n, device=self.device, range_name=self.range_name, annotate=ranges.annotate)
+        named: dict[str, Any] = {"range_name": self.range_name, "annotate": ranges.annotate}
+        return timing.loop_wall_ns(fn, n, device=self.device, **named, ranks=self.ranks)
 
 
 def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, list[float]]]]:

@@ -10,7 +10,7 @@ The inputs follow from ``seed`` alone: every process draws the whole of them and
 
 Work and memory traffic are those of one device, so that TFLOP/s stand beside what one device can do; ``flops_all`` is
 what all of them do together. A ring without load balance gives each device the mean. ``bytes_received`` is what one
-device gets from the others.
+device gets from the others. Peak memory is that of torch's allocator; NCCL holds buffers of its own beside it.
 """
 
 from __future__ import annotations
