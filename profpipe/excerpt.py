@@ -14,14 +14,18 @@ from profpipe.points import is_number, running_axis, shown, without
 _CASES, SHAPES, GROUPS = 100, 24, 8
 
 
-def groups(workload: WorkloadFindings, axis: str | None) -> list[Axes]:
-    """The combinations of the axes besides ``axis``, at most eight: the largest shape's, and those next to it."""
-    every = list(dict.fromkeys(without(shape.axes, axis or "") for shape in workload.shapes))
+def groups(workload: WorkloadFindings, *axes: str | None) -> list[Axes]:
+    """The combinations of the axes besides ``axes``, at most eight: the largest shape's, and those next to it."""
+    every = list(dict.fromkeys(besides(shape.axes, axes) for shape in workload.shapes))
     if len(every) <= GROUPS or workload.largest is None:
         return every
-    main = dict(without(workload.largest.axes, axis or ""))
+    main = dict(workload.largest.axes)
     chosen = sorted(every, key=lambda others: sum(main.get(name) != value for name, value in others))[:GROUPS]
     return [others for others in every if others in chosen]
+
+
+def besides(shape: Axes, axes: Sequence[str | None]) -> Axes:
+    return tuple(pair for pair in shape if pair[0] not in axes)
 
 
 def shapes(workload: WorkloadFindings) -> tuple[Shape, ...]:
@@ -56,10 +60,15 @@ def said(workload: WorkloadFindings, file: str) -> str:
         return ""
     axis = running_axis(shape.axes for shape in workload.shapes)
     varying = [name for name in workload.varying_shape if name != axis]
-    largest = f"the largest {code(axis)}" if axis else "those next to the largest"
-    of_each = f" for each combination of {listed(map(code, varying))}" if axis and varying else ""
+    combinations = len({without(shape.axes, axis or "") for shape in workload.shapes})
+    which = "the largest and those next to it"
+    if axis and combinations <= GROUPS:
+        which = f"the largest {code(axis)}" + (f" for each combination of {listed(map(code, varying))}" * bool(varying))
+    elif axis:
+        near = f"{GROUPS} of {combinations} combinations of {listed(map(code, varying))}, those next to the largest"
+        which = f"the largest {code(axis)} for {near}"
     return (
-        f"Below, {len(kept)} of its {len(workload.shapes)} shapes are shown case by case: {largest}{of_each}. "
+        f"Below, {len(kept)} of its {len(workload.shapes)} shapes are shown case by case: {which}. "
         f"{code(file)} has all of them."
     )
 

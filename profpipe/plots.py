@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import bars, excerpt
-from profpipe.canvas import Plot, fixed, path_of
+from profpipe.canvas import COLOURS, Plot, fixed, path_of
 from profpipe.findings import Axes, Findings, Point, WorkloadFindings
 from profpipe.lines import Dot, Panel, Picture, Series, caption, styles
 from profpipe.lines import draw as draw_lines
-from profpipe.points import running_axis, without
+from profpipe.points import in_words, running_axis, shown
 
 #: From this speed-up on a linear scale would press the others together.
 _WIDE = 8.0
@@ -100,30 +100,47 @@ def _over(workload: WorkloadFindings, axis: str, quantity: Quantity, folder: Pat
     picture = Picture(title, fixed(workload), axis, quantity.tick, quantity.decades, quantity.unit, quantity.peak,
                       quantity.level)  # fmt: skip
     draw_lines(picture, panels, folder / path)
-    every = len({without(shape.axes, axis) for shape in workload.shapes})
+    every = len({excerpt.besides(shape.axes, (axis, _line_axis(workload, axis))) for shape in workload.shapes})
     left_out = f" {len(panels)} of {every} combinations of the other axes." if every > excerpt.GROUPS else ""
     yield Plot(title, path.as_posix(), (caption(picture, panels) + left_out).strip())
 
 
 def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[Panel]:
-    looks = _styles(workload)
-    groups: dict[Axes, list[Point]] = {others: [] for others in excerpt.groups(workload, axis)}
+    lines = _line_axis(workload, axis)
+    looks = _styles(workload) if lines is None else styles(dict.fromkeys(_label(p, lines) for p in workload.points))
+    groups: dict[Axes, list[Point]] = {others: [] for others in excerpt.groups(workload, axis, lines)}
     for point in workload.points:
-        if (others := without(point.shape, axis)) in groups:
+        if (others := excerpt.besides(point.shape, (axis, lines))) in groups:
             groups[others].append(point)
     for others, points in groups.items():
-        lines = [_series(name, style, points, axis, quantity) for name, style in looks.items()]
-        if kept := tuple(line for line in lines if line.dots):
+        own = [(name, [p for p in points if _label(p, lines) == name]) for name in looks]
+        series = [_series(name, looks[name], line, axis, quantity) for name, line in own]
+        if kept := tuple(one for one in series if one.dots):
             yield Panel(others, kept)
 
 
+def _line_axis(workload: WorkloadFindings, axis: str) -> str | None:
+    """Where nothing is compared: the axis whose values are the lines, that with the most of those that fit."""
+    if workload.compare:
+        return None
+    counts = {name: len({shown(dict(shape.axes)[name]) for shape in workload.shapes})
+              for name in workload.varying_shape if name != axis}  # fmt: skip
+    return max((name for name in counts if counts[name] <= len(COLOURS)), key=lambda name: counts[name], default=None)
+
+
+def _label(point: Point, lines: str | None) -> str:
+    if lines is None:
+        return point.variant
+    value = dict(point.shape)[lines]
+    return shown(value) if isinstance(value, str) else in_words(((lines, value),))
+
+
 def _series(name: str, style: Mapping[str, Any], points: Sequence[Point], axis: str, quantity: Quantity) -> Series:
-    dots = []
-    for point in points:
-        if point.variant == name and (value := quantity.value(point)):
-            dots.append(
-                Dot(float(dict(point.shape)[axis]), value, *quantity.spread(point), hollow=bool(point.own_marks))
-            )
+    dots = [
+        Dot(float(dict(point.shape)[axis]), value, *quantity.spread(point), hollow=bool(point.own_marks))
+        for point in points
+        if (value := quantity.value(point))
+    ]
     return Series(name, style, tuple(sorted(dots, key=lambda dot: dot.x)))
 
 

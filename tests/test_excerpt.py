@@ -79,6 +79,7 @@ def test_of_many_combinations_those_next_to_the_largest_are_shown() -> None:
     assert all(sum(main[axis] != value for axis, value in axes.items()) <= 2 for axes in kept)
     single = [axes for axes in kept if sum(main[axis] != value for axis, value in axes.items()) == 1]
     assert len(kept) == 7 and len(single) == 4
+    assert "`seqlen` for 8 of 16 combinations of `causal`, `mode`, `heads` and `batch`" in excerpt.said(workload, "x")
 
 
 def test_a_small_comparison_is_shown_whole() -> None:

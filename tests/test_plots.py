@@ -89,6 +89,16 @@ def test_rates_start_at_zero_and_times_may_span_decades() -> None:
     }  # fmt: skip
 
 
+def test_without_a_comparison_the_values_of_another_axis_are_the_lines() -> None:
+    names = [f"size={s},what={w},n={n}" for s in ("small", "large", "xl") for w in ("fwd", "step") for n in (1, 2)]
+    (workload,) = analyze(tables(metrics=[metric_row(name, "time", 5.0) for name in names]), {}).workloads
+    quantity = next(iter(plots._quantities(workload)))
+    panels = list(plots._panels(workload, "n", quantity))
+    assert [(panel.others, [line.label for line in panel.lines]) for panel in panels] == [
+        ((("what", "fwd"),), ["small", "large", "xl"]), ((("what", "step"),), ["small", "large", "xl"]),
+    ]  # fmt: skip
+
+
 def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 2048])
     run["machine"]["peaks"]["flops"]["bf16"] = 1.0
