@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from report_study import made_up
 
 from profpipe import answer_sheets, excerpt, load, plots, report
 from profpipe.analyze import analyze
+from profpipe.canvas import Plot
 from profpipe.findings import WorkloadFindings
 from profpipe.tables import Tables
 
@@ -108,3 +110,13 @@ def test_a_grid_says_who_is_level_in_doubt_or_alone() -> None:
 
 def test_few_shapes_keep_their_lines() -> None:
     assert not answer_sheets.grid(only(made_up(["a", "b"], [512, 1024], causal=(False, True))))
+
+
+def test_pictures_stand_once_and_first_where_much_is_left_out(
+    large: tuple[Tables, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "draw", lambda findings, folder: {"w": [Plot("A picture", "plots/a.png")]})
+    for study, is_first in ((large, True), (made_up(["a", "b"], [512, 1024]), False)):
+        text = report.render(analyze(*study), *study, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+        assert text.count("![A picture](plots/a.png)") == 1
+        assert (text.index("## Plots") < text.index("## Kernel share")) is is_first
