@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, errors, kernels, overlap, tables
+from profpipe import attribution, errors, kernels, overlap, range_sums, tables
 from profpipe.columns import (
     FAILURES,
     SQLITE_HEAD,
@@ -33,6 +33,7 @@ from profpipe.columns import (
     read_rows,
     read_texts,
 )
+from profpipe.grouping import combine, groups
 
 FORMATS = ("nsys SQLite export (schemas of 2020 to 2026)", "nsys Parquet export (directory of TABLE.parquet)")
 
@@ -126,7 +127,7 @@ def _parse(path: Path) -> tables.Tables:
     del calls
     placed = attribution.attribute(ranges, launches)
     launches = replace(launches, start=_NOTHING, end=_NOTHING, thread=_NOTHING)
-    range_rows = attribution.summarise_ranges(ranges, launches, placed, work.start, work.end)
+    range_rows = range_sums.summarise(ranges, launches, placed, work.start, work.end)
     range_rows["process"] = pd.array(_pids(range_rows["process"]), dtype="Int64")
     metrics = overlap.metrics(_kernels(work, placed), overlap.iterations(range_rows))
     frame = _launch_frame(work, placed)
@@ -279,8 +280,8 @@ def _launches(work: _Work, calls: _Calls) -> attribution.Launches:
 def _join(work: _Work, calls: _Calls) -> npt.NDArray[np.int64]:
     """For each activity the row of its call, -1 where the file has none."""
     call = np.full(len(work.start), -1, dtype=np.int64)
-    of_calls = dict(attribution.groups(calls.process))
-    for process, rows in attribution.groups(work.process):
+    of_calls = dict(groups(calls.process))
+    for process, rows in groups(work.process):
         if process in of_calls:
             call[rows] = _find(work.correlation[rows], calls, of_calls[process])
     call[work.correlation == 0] = -1
@@ -357,7 +358,7 @@ def _range_names(
     """(number of each event's name, the names): `domain:name` outside the default domain, as nsys prints it."""
     process = events["globalTid"].to_numpy() & ~_THREAD_BITS
     text_id, domain = events["textId"].to_numpy(), events["domainId"].to_numpy()
-    codes, firsts = attribution.combine(text, text_id, domain, process)
+    codes, firsts = combine(text, text_id, domain, process)
     registered = strings.of(text_id[firsts])
     plain = [texts[t] or r or "" for t, r in zip(text[firsts].tolist(), registered, strict=True)]
     created = np.flatnonzero(events["eventType"].to_numpy() == _DOMAIN_EVENTS[0])
@@ -466,7 +467,7 @@ def _attribution_in_words(placed: attribution.Attribution) -> str:
 
 def _device(export: Source, work: _Work) -> str:
     """Names of the GPUs that ran something; empty where the file does not say."""
-    _, firsts = attribution.combine(work.process, work.device)
+    _, firsts = combine(work.process, work.device)
     ran = {(str(pid), str(work.device[i])) for pid, i in zip(_pids(work.process[firsts]), firsts, strict=True)}
     by_id = read_lookup(export, "TARGET_INFO_GPU", "id", "name")
     # `id` numbers the GPUs by bus, the kernels' deviceId is CUDA's ordinal: on a four-GPU node they may run in opposite

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, jsonstream, kernels, overlap, tables
+from profpipe import attribution, jsonstream, kernels, overlap, range_sums, tables
 from profpipe.errors import Refused
 
 FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
@@ -307,7 +307,7 @@ def _range_table(
     launches: pd.DataFrame,
 ) -> pd.DataFrame:
     start = _ns(launches["start"])
-    rows = attribution.summarise_ranges(ranges, calls, placed, start, start + _ns(launches["dur"]))
+    rows = range_sums.summarise(ranges, calls, placed, start, start + _ns(launches["dur"]))
     pids = {code: _number(process) for code, process in zip(trace.process_codes, trace.processes, strict=False)}
     rows["process"] = rows["process"].map(pids).astype("Float64").astype("Int64")
     if not (launches["kind"] != "cpu_op").any():

@@ -1,4 +1,4 @@
-"""Which ranges a launch belongs to, and what the launches inside each range add up to.
+"""Which ranges a launch belongs to.
 
 The rule is NVIDIA's own (the scripts behind ``nsys stats -r nvtx_kern_sum``): a launch belongs to the ranges of the
 thread that made the call, if the call begins and ends inside them; when the kernel ran on the GPU plays no role. Two
@@ -16,17 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profpipe import tables
-
-Int64s = npt.NDArray[np.int64]
-Ints = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
+from profpipe.grouping import Bools, Int64s, Ints, combine, groups
 
 #: The thread of a launch whose call is not in the file.
 NO_THREAD = np.iinfo(np.int64).min
@@ -157,16 +152,6 @@ def attribute(ranges: Ranges, launches: Launches) -> Attribution:
     return Attribution(paths, path, range_path, by_time)
 
 
-def groups(key: Int64s) -> list[tuple[int, Ints]]:
-    """(value, rows) for each value in ``key``; rows in order."""
-    codes, values = pd.factorize(key)
-    if len(values) <= 8:
-        return [(int(value), np.flatnonzero(codes == code)) for code, value in enumerate(values)]
-    order = np.argsort(codes, kind="stable")
-    stops = np.cumsum(np.bincount(codes, minlength=len(values)))
-    return [(int(v), rows) for v, rows in zip(values, np.split(order, stops[:-1]), strict=True)]
-
-
 def _timeline(ranges: Ranges, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
     """The timeline of one thread, and the path of each of its ranges."""
     opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
@@ -262,121 +247,3 @@ def _move(
     grafts = [paths.graft(int(best[i]), int(own[i])) for i in found_rows[firsts]]
     path[rows[found_rows]] = np.array(grafts, dtype=np.int32)[code]
     moved[rows[found_rows]] = True
-
-
-def summarise_ranges(
-    ranges: Ranges, launches: Launches, placed: Attribution, start_ns: Int64s, end_ns: Int64s
-) -> pd.DataFrame:
-    """Rows of ``ranges`` (without run, workload, profiler and source) with the kernels inside them.
-
-    ``start_ns`` and ``end_ns`` are when each launch's kernel ran on the GPU. Copies and sets do not count; a whole
-    graph traced as one counts as one kernel with its whole time, for that time is its kernels'.
-    """
-    kernels = np.flatnonzero(launches.is_kernel & (placed.path != 0))
-    kernels = kernels[np.argsort(start_ns[kernels], kind="stable")]
-    start_ns, end_ns = start_ns[kernels], end_ns[kernels]
-    rows = _Rows(placed.paths)
-    opened = rows.of_ranges(ranges, placed.range_path)
-    combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
-    count, kernel_ns, busy_ns = np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows))
-    for level in levels:
-        row, start, end = level[combination], start_ns, end_ns
-        if (level < 0).any():
-            known = np.flatnonzero(row >= 0)
-            row, start, end = row[known], start[known], end[known]
-        count += np.bincount(row, minlength=len(rows))
-        kernel_ns += np.bincount(row, weights=end - start, minlength=len(rows))
-        busy_ns += union(row, start, end, len(rows))
-    frame = rows.frame()
-    frame["instances"] = np.bincount(opened, minlength=len(rows))
-    frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
-    frame["kernel_ns"], frame["kernels"], frame["busy_ns"] = kernel_ns, count, busy_ns
-    first = np.full(len(rows), _NEVER)
-    np.minimum.at(first, opened, ranges.start)
-    order = np.lexsort((np.arange(len(rows)), first))
-    return frame.iloc[order].reset_index(drop=True)
-
-
-class _Rows:
-    """Numbers the rows (process, case, path inside it) of a table of ranges."""
-
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-        self._row: dict[tuple[int, str, str], int] = {}
-        self._label: dict[int, tuple[str, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def _of(self, process: int, node: int) -> int:
-        if node not in self._label:
-            self._label[node] = tables.split_path(self._paths.names_of(node))
-        key = (process, *self._label[node])
-        return self._row.setdefault(key, len(self._row))
-
-    def of_ranges(self, ranges: Ranges, range_path: Ints) -> Ints:
-        """The row of each range instance."""
-        combination, firsts = combine(ranges.process, range_path)
-        rows = [self._of(int(ranges.process[i]), int(range_path[i])) for i in firsts]
-        return np.array(rows, dtype=np.int64)[combination]
-
-    def around(self, process: Int64s, path: Ints) -> tuple[Ints, Ints]:
-        """(number of each launch's combination of process and path, table depth x combination of rows, -1 for none)."""
-        combination, firsts = combine(process, path)
-        chains = []
-        for i in firsts:
-            rows = [self._of(int(process[i]), node) for node in self._paths.ancestors(int(path[i]))]
-            # A case nested in itself is one row, and counts a launch once.
-            chains.append(list(dict.fromkeys(rows)))
-        levels = np.full((max(map(len, chains), default=0), len(chains)), -1, dtype=np.int32)
-        for c, chain in enumerate(chains):
-            levels[: len(chain), c] = chain
-        return combination, levels
-
-    def frame(self) -> pd.DataFrame:
-        process, case, name = zip(*self._row, strict=True) if self._row else ((), (), ())
-        return pd.DataFrame({"process": np.array(process, dtype=np.int64), "case": list(case), "range": list(name)})
-
-
-def combine(*keys: Ints) -> tuple[Ints, Ints]:
-    """(number of each row's combination of keys, first row of each combination); numbered in order of appearance."""
-    codes = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:
-        code, values = pd.factorize(key)
-        codes *= max(len(values), 1)
-        codes += code
-        codes, _ = pd.factorize(codes)
-    firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
-    firsts[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    return codes, firsts
-
-
-def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
-    """Length of the union of the intervals of each group; intervals ordered by start."""
-    if not len(group):
-        return np.zeros(groups)
-    low = int(start[0])
-    span = int(end.max()) - low + 1
-    if span * groups >= 2**62:
-        parts = [(group == g) for g in range(groups)]
-        return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
-    # Sorting numbers that carry their position is several times as fast as a stable argsort. In place from here on, for
-    # with ten million kernels each array is 80 MB.
-    bits = len(group).bit_length()
-    keys = group.astype(np.int64)
-    keys <<= bits
-    keys |= np.arange(len(group))
-    keys.sort()
-    order = keys & ((1 << bits) - 1)
-    keys >>= bits
-    start, end = start[order], end[order]
-    # Shifted by its group, every time lies behind all times of the groups before it, so that one running maximum serves
-    # them all.
-    shift = np.multiply(keys, span, out=order)
-    shift -= low
-    start += shift
-    end += shift
-    reached = np.maximum.accumulate(end)
-    np.maximum(start[1:], reached[:-1], out=start[1:])
-    end -= start
-    return np.bincount(keys, weights=np.maximum(end, 0, out=end), minlength=groups).astype(np.float64)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, tables
-from profpipe.attribution import Bools, Ints
+from profpipe import tables
+from profpipe.grouping import Bools, Ints, combine, union
 
 _CLASS: Final = "communication"
 
@@ -88,11 +88,11 @@ def _by_case(launched: Kernels) -> dict[str, list[tuple[str, _Busy]]]:
     if not launched.communicates.any():
         return {}
     order = np.argsort(launched.start, kind="stable")
-    place, firsts = attribution.combine(launched.case[order], launched.process[order], launched.device[order])
+    place, firsts = combine(launched.case[order], launched.process[order], launched.device[order])
     start, end, communicates = launched.start[order], launched.end[order], launched.communicates[order]
 
     def busy(rows: Bools) -> Any:
-        return attribution.union(place[rows], start[rows], end[rows], len(firsts))
+        return union(place[rows], start[rows], end[rows], len(firsts))
 
     one, other, any_of_them = busy(communicates), busy(~communicates), busy(np.ones(len(order), dtype=bool))
     found: dict[str, dict[tuple[int, int], _Busy]] = {}

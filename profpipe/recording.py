@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, tables
+from profpipe import attribution, range_sums, tables
+from profpipe.grouping import combine
 
 #: What a launch is: ``name``, ``kind``, ``start`` and ``end`` on the GPU. ``process``, ``thread`` (that launched it),
 #: ``device``, ``stream``, ``correlation`` and ``dispatched`` (when the host queued it) are NA where the tool is silent.
@@ -114,7 +115,7 @@ def place(recording: Recording, origin: tables.Origin) -> Placed:
     launches["phase"] = np.array(phases, dtype=object)[placed.path]
     launches["duration_ns"] = (launches["end"] - launches["start"]).astype("int64")
     start, end = (launches[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    sums = attribution.summarise_ranges(given_ranges, given, placed, start, end)
+    sums = range_sums.summarise(given_ranges, given, placed, start, end)
     notes = _counted(impossible, "launches with an impossible time left out") + _counted(
         odd, "ranges with an impossible time left out"
     )
@@ -191,7 +192,7 @@ class _Codes:
         self._process, self.pids = pd.factorize(both["process"], use_na_sentinel=False)
         # NA, a launch whose thread is not known, is a thread of its own: one without ranges.
         thread, _ = pd.factorize(both["thread"], use_na_sentinel=False)
-        self._thread, _ = attribution.combine(self._process, thread)
+        self._thread, _ = combine(self._process, thread)
 
     def launches(self, launches: pd.DataFrame) -> attribution.Launches:
         part = slice(0, self._launches)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nsys_exports import Export, thread_id
 
-from profpipe import attribution, load, tables
+from profpipe import attribution, grouping, load, range_sums, tables
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
     assert [(placed.paths.names_of(p), bool(t)) for p, t in zip(placed.path, placed.by_time, strict=True)] == expected
     start = np.array([k.kernel_start for k in launches], dtype=np.int64) + offset
     end = np.array([k.kernel_end for k in launches], dtype=np.int64) + offset
-    frame = attribution.summarise_ranges(given_ranges, given_launches, placed, start, end)
+    frame = range_sums.summarise(given_ranges, given_launches, placed, start, end)
     assert as_rows(frame) == range_rows(ranges, launches)
 
 
@@ -232,4 +232,4 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
 def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:
     group = np.repeat(np.arange(600), 2)
     start = np.tile([0, 2**52], 600).astype(np.int64)
-    assert attribution.union(group, start, start + 10, 600).tolist() == [20.0] * 600
+    assert grouping.union(group, start, start + 10, 600).tolist() == [20.0] * 600

@@ -32,7 +32,7 @@ WORDS = {
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
-    "attribution": {"attribution", "overlap", "recording"},
+    "attribution": {"attribution", "grouping", "overlap", "range_sums", "recording"},
     "columns": {"columns"},
     "conditions": {"conditions"},
     "config": {"config", "document", "mistakes", "pipeline", "scripts", "table_mistakes"},
@@ -126,8 +126,8 @@ HARNESS = {
 }  # fmt: skip
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {
-    "attribution", "columns", "counters", "csvfile", "errors", "intervals", "jsonstream", "kernels", "overlap",
-    "recording", "tables",
+    "attribution", "columns", "counters", "csvfile", "errors", "grouping", "intervals", "jsonstream", "kernels", "load",
+    "overlap", "range_sums", "recording", "tables",
 }  # fmt: skip
 WORKLOADS = {"errors", "load", "ranges"}
 
