@@ -43,6 +43,7 @@ MEANS = {
     "exports": {"exports"},
     "jsonstream": {"jsonstream"},
     "kernels": {"kernel_names", "kernels"},
+    "numerals": {"numerals"},
     "points": {"points"},
     "ranges": {"ranges"},
     "sizes": {"sizes"},
@@ -127,7 +128,7 @@ HARNESS = {
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
 PARSERS = {
     "attribution", "columns", "counters", "csvfile", "errors", "grouping", "intervals", "jsonstream", "kernels", "load",
-    "overlap", "range_sums", "recording", "tables",
+    "numerals", "overlap", "range_sums", "recording", "tables",
 }  # fmt: skip
 WORKLOADS = {"errors", "load", "ranges"}
 

@@ -1,0 +1,123 @@
+"""Rows of ``kernels`` from the tables that ``nsys stats`` prints of them: single launches, or sums by name or shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe import load, tables
+
+if TYPE_CHECKING:
+    import _nsys_printed
+else:
+    _nsys_printed = load.module(Path(__file__).with_name("_nsys_printed.py"))
+
+_STATISTICS: Final = {"avg": "mean_ns", "med": "median_ns", "min": "min_ns", "max": "max_ns", "stddev": "stddev_ns"}
+_LAUNCHES: Final = ("trace", "exec_trace")
+#: The column that the time of a row stands in.
+_TIMES: Final = {"trace": "duration", "exec_trace": "kernel dur", "exec_sum": "kavg"}
+
+
+def read(found: Iterable[_nsys_printed.Table]) -> pd.DataFrame:
+    """Rows of ``kernels`` from tables of one kind. Raises ``Damaged`` where one contradicts itself."""
+    parts = [_read_launches(table) if table.kind in _LAUNCHES else _read_summary(table) for table in found]
+    return pd.concat(parts) if parts else tables.empty(tables.KERNELS)
+
+
+def resolution_ns(found: Iterable[_nsys_printed.Table]) -> float:
+    """How finely the tables print the time of a row; the coarsest of them."""
+    return max(table.resolution_ns(_TIMES.get(table.kind, "total time")) for table in found)
+
+
+def _read_launches(table: _nsys_printed.Table) -> pd.DataFrame:
+    names = table.column("name" if table.kind == "trace" else "kernel name")
+    launches = pd.DataFrame({"duration_ns": table.times(_TIMES[table.kind])})
+    launches["kernel"] = pd.Categorical(names)
+    launches["kind"] = pd.Categorical([_kind_of(text) for text in names])
+    for key, column in (("process", "pid"), ("device", "devid"), ("stream", "strm")):
+        if table.has(column):
+            launches[key] = pd.array(table.numbers(column), dtype="Float64").astype("Int64")
+    if table.has("device") and table.kind == "trace":
+        ordinals = pd.Series(table.column("device")).str.extract(r"\((\d+)\)\s*$")[0]
+        launches["device"] = pd.to_numeric(ordinals).astype("Int64")
+    if launches["duration_ns"].isna().any():
+        raise _nsys_printed.Damaged("a launch has no duration")
+    return tables.summarise(launches)
+
+
+def _read_summary(table: _nsys_printed.Table) -> pd.DataFrame:
+    name = next(c for c in ("kernel name", "name", "operation") if table.has(c))
+    calls = table.numbers(next(c for c in ("instances", "count") if table.has(c)))
+    data: dict[str, Any] = {"kernel": table.column(name), "calls": calls}
+    prefix = "k" if table.kind == "exec_sum" else ""
+    for statistic, column in _STATISTICS.items():
+        if table.has(prefix + statistic):
+            data[column] = table.times(prefix + statistic)
+    data["total_ns"] = data["mean_ns"] * calls if prefix else table.times("total time")
+    data["kind"] = [_kind_of(text) for text in data["kernel"]]
+    frame = pd.DataFrame(data)
+    if table.has("category"):
+        # cuda_api_gpu_sum counts the calls that launched the kernels too.
+        frame = frame[~pd.Series(table.column("category")).str.contains("API")]
+    _check(frame, table)
+    frame["calls"] = frame["calls"].astype("Int64")
+    frame.loc[frame["calls"] < 2, "stddev_ns"] = np.nan
+    return tables.frame(tables.KERNELS, frame)
+
+
+def _check(frame: pd.DataFrame, table: _nsys_printed.Table) -> None:
+    """Raises ``Damaged`` where a row of a summary is not whole, or its numbers contradict each other."""
+    if frame[["calls", "total_ns"]].isna().any(axis=None) or (frame["calls"] < 1).any():
+        raise _nsys_printed.Damaged("a row has no time or no launches")
+    if (frame["calls"] % 1 != 0).any():
+        raise _nsys_printed.Damaged("a row has a broken number of launches")
+    if table.has("avg"):
+        # Also finds a decimal mark that was taken for the other. nsys 2020 cuts the mean to whole ns.
+        slack = frame["calls"] * max(table.resolution_ns("avg"), 1.0) + table.resolution_ns("total time")
+        off = (frame["mean_ns"] * frame["calls"] - frame["total_ns"]).abs() > slack + 1e-9 * frame["total_ns"]
+        if off.any():
+            kernel = _nsys_printed.printable(frame["kernel"][off].iloc[0])
+            raise _nsys_printed.Damaged(f"launches times mean are not the total in the row of {kernel!r}")
+
+
+def _kind_of(name: str) -> str:
+    """``[CUDA memcpy HtoD]``, ``[CUDA Unified Memory memcpy HtoD]``, ``[CUDA memset]``, or a kernel's name."""
+    if not name.startswith("[CUDA "):
+        return "kernel"
+    return "memset" if "memset" in name else "memcpy"
+
+
+def merge(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One row for each kernel: a summary by launch shape has several, and so have two captures in one file."""
+    if not parts:
+        return tables.empty(tables.KERNELS)
+    frame = pd.concat(parts)
+    keys = [key for key in tables.LAUNCH_KEYS if key in frame.columns]
+    grouped = frame.groupby(keys, sort=False, dropna=False)
+    merged = grouped.agg(
+        calls=("calls", "sum"),
+        total_ns=("total_ns", "sum"),
+        median_ns=("median_ns", "first"),
+        min_ns=("min_ns", lambda values: values.min(skipna=False)),
+        max_ns=("max_ns", lambda values: values.max(skipna=False)),
+    )
+    merged["mean_ns"] = merged["total_ns"] / merged["calls"]
+    several, alone = grouped.size() > 1, grouped["stddev_ns"].first()
+    merged["stddev_ns"] = _common_stddev(frame, keys, merged).where(several, alone)
+    merged.loc[several, "median_ns"] = pd.NA
+    return tables.frame(tables.KERNELS, merged.reset_index())
+
+
+def _common_stddev(frame: pd.DataFrame, keys: list[str], merged: pd.DataFrame) -> pd.Series[Any]:
+    """From squares around the common mean: those inside each part, and those of the parts' means."""
+    mean = merged["mean_ns"].reindex(pd.MultiIndex.from_frame(frame[keys])).array
+    inside = (frame["calls"] - 1) * frame["stddev_ns"].where(frame["calls"] > 1, 0.0) ** 2
+    squares = inside + frame["calls"] * (frame["mean_ns"] - mean) ** 2
+    total = squares.groupby([frame[key] for key in keys], sort=False, dropna=False).agg(
+        lambda values: values.sum(skipna=False)
+    )
+    return ((total / (merged["calls"] - 1)) ** 0.5).where(merged["calls"] > 1)

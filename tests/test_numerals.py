@@ -1,0 +1,50 @@
+"""Numbers as tools print them: any grouping of digits, either decimal mark."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profpipe import numerals
+
+
+def printed(value: float, group: str, mark: str) -> str:
+    """``value`` with two decimals."""
+    return f"{value:,.2f}".replace(",", "\0").replace(".", mark).replace("\0", group)
+
+
+@given(
+    value=st.floats(min_value=-1e12, max_value=1e12).map(lambda value: round(value, 2)),
+    group=st.sampled_from(["", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f"]),
+    mark=st.sampled_from([".", ","]),
+)
+def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: str) -> None:
+    if group == mark:
+        group = ""
+    text = printed(value, group, mark)
+    assert numerals.decimal_mark([text]) == mark
+    assert numerals.number(text, mark) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("texts", "mark"),
+    [
+        (["64.000", "1,5"], ","),
+        (["64,000", "1.5"], "."),
+        (["27.595.520"], ","),
+        (["64.000", "12"], "."),
+        (["0.125"], "."),
+        (["0,125"], ","),
+        (["1.234,5", "1,234.5"], "."),
+        (["12 345,5"], ","),
+        ([], "."),
+    ],
+)
+def test_the_numbers_that_can_be_read_one_way_only_tell_the_decimal_mark(texts: list[str], mark: str) -> None:
+    assert numerals.decimal_mark(texts) == mark
+
+
+@pytest.mark.parametrize("text", ["", "n/a", "nan", "1.2.3", "12abc", "0x10", "1e999", "٣", "-", "5 (2; 3)"])
+def test_what_is_no_number_is_none(text: str) -> None:
+    assert numerals.number(text, ".") is None
