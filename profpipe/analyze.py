@@ -87,7 +87,7 @@ def _material(tables: Tables, name: str, run: Run) -> Material:
 
 def _points_on(material: Material, basis: Basis | None, run: Run) -> dict[str, Point]:
     """The cases of a workload with their times, rates and marks on ``basis``."""
-    points = _points(material, basis, _rates(run)[0])
+    points = _points(material, basis, Rates.of_workload(material.name, run)[0])
     return _marked(points, limits.overheads(material.recorded.numbers), basis)
 
 
@@ -98,7 +98,7 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
     targets = (declared.get("ncu") or {}).get("targets") or {}
     counters = {case: ncu_figures.of_case(recorded, case, targets) for case in layout.params}
     overheads = tuple(limits.overheads(recorded.numbers))
-    peaks, rates = _rates(run)
+    peaks, rates = Rates.of_workload(name, run)
     points = _points_on(material, basis, run)
     points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
     setting = agreement.Setting.of(run, name)
@@ -134,13 +134,6 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
         rates_measured=rates is not peaks,
         tolerance=declared.get("tolerance") or {},
     )
-
-
-def _rates(run: Run) -> tuple[Rates, Rates]:
-    """(the most that the machine can give, what limits are held against: ceilings where they were measured)."""
-    machine = run.get("machine") or {}
-    peaks, ceilings = Rates.of(machine.get("peaks")), Rates.of(machine.get("ceilings"))
-    return peaks, ceilings if ceilings.flops else peaks
 
 
 def _marked(points: Mapping[str, Point], overheads: Iterable[Overhead], basis: Basis | None) -> dict[str, Point]:

@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -93,15 +93,19 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *found["notes"]])
 
 
-def load(path: Path, gpu: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Ceilings measured on a GPU of this name, in the form of ``device.peaks``; None where ``path`` has none of it."""
+def load(path: Path, gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Ceilings measured on one of ``gpus``, or its like, in the form of ``device.peaks``, with its name as ``device``.
+
+    None where ``path`` holds none of them.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["device"] != gpu.get("name"):
+        if found["device"] not in [gpu.get("name") for gpu in gpus]:
             return None
         matmul, copied = found["matmul"], found["copy"]
         sizes = ", ".join(f"{dtype} {one['size']} (n={one['n']})" for dtype, one in matmul.items())
         return {
+            "device": found["device"],
             "flops": {dtype: one["flops"] for dtype, one in matmul.items()},
             "bytes_per_s": copied["bytes_per_s"],
             "source": f"measured on such a GPU with driver {found['driver']} and torch {found['torch']}: a copy of "

@@ -48,8 +48,12 @@ def _gpu_info(run: Run) -> str:
         lines += [f"  {name}: {_value(name, value)}" for name, value in gpu.items() if value not in (None, "")]
     if "gpus" in machine and not machine["gpus"]:
         lines.append("no NVIDIA GPU")
-    if peaks := machine.get("peaks"):
-        lines += ["peak rates", *(f"  {name}: {value}" for name, value in _flat(peaks))]
+    jobs = [job for job in run.get("jobs") or () if "peaks" in job]
+    rates = {"peak rates": machine.get("peaks")}
+    rates |= {f"peak rates of {job['workload']} under {job['profiler']}": job["peaks"] for job in jobs}
+    for title, peaks in rates.items():
+        if peaks:
+            lines += [title, *(f"  {name}: {value}" for name, value in _flat(peaks))]
     lines += [f"{name}: {machine[name]}" for name in ("cpu", "cpu_count", "os", "python") if machine.get(name)]
     return "\n".join(lines)
 

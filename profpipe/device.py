@@ -47,12 +47,10 @@ _HALVED: Final[Mapping[tuple[int, int], frozenset[str]]] = {
 _CORES_PER_SM: Final[Mapping[int, int]] = {7: 64, 8: 128, 9: 128, 10: 128, 12: 128}
 
 
-def machine() -> dict[str, Any]:
-    """This machine as run.json records it; sizes in bytes, clocks in Hz."""
-    gpus = nvidia_gpus()
+def machine(gpus: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """This machine with its ``gpus`` as run.json records it, which tells of none which one it is."""
     return {
-        "gpus": gpus,
-        "peaks": peaks(gpus[0]) if gpus else {"source": "unknown: no NVIDIA GPU"},
+        "gpus": [{name: value for name, value in gpu.items() if name != "uuid"} for gpu in gpus],
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
         "os": f"{platform.system()} {platform.release()}",
@@ -88,7 +86,10 @@ def nvml() -> Any:
 
 
 def nvidia_gpus() -> list[dict[str, Any]]:
-    """Each NVIDIA GPU; a value that its driver does not give is absent."""
+    """Each NVIDIA GPU, in NVML's order, by PCI bus; sizes in bytes, clocks in Hz.
+
+    A value that its driver does not give is absent, and ``mig`` where the GPU is not divided.
+    """
     with nvml() as library:
         if library is None:
             return []
@@ -100,6 +101,7 @@ def _gpu(library: Any, handle: Any) -> dict[str, Any]:
     clock = library.nvmlDeviceGetMaxClockInfo
     asked = {
         "name": lambda: library.nvmlDeviceGetName(handle),
+        "uuid": lambda: library.nvmlDeviceGetUUID(handle),
         "driver": library.nvmlSystemGetDriverVersion,
         "cuda": lambda: _cuda_version(library.nvmlSystemGetCudaDriverVersion_v2()),
         "memory_bytes": lambda: library.nvmlDeviceGetMemoryInfo(handle).total,
@@ -109,6 +111,7 @@ def _gpu(library: Any, handle: Any) -> dict[str, Any]:
         "max_memory_clock_hz": lambda: clock(handle, library.NVML_CLOCK_MEM) * 1_000_000,
         "memory_bus_bits": lambda: library.nvmlDeviceGetMemoryBusWidth(handle),
         "power_limit_w": lambda: library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "mig": lambda: bool(library.nvmlDeviceGetMigMode(handle)[0]),
     }
     gpu: dict[str, Any] = {}
     for key, ask in asked.items():
@@ -116,6 +119,8 @@ def _gpu(library: Any, handle: Any) -> dict[str, Any]:
             gpu[key] = ask()
         except library.NVMLError:
             continue  # not supported on this GPU, or not permitted in this container
+    if not gpu.get("mig"):
+        gpu.pop("mig", None)
     capability, cores = gpu.get("compute_capability"), gpu.pop("cores", None)
     if cores and capability and capability[0] in _CORES_PER_SM:
         per_sm = 64 if tuple(capability) == (8, 0) else _CORES_PER_SM[capability[0]]

@@ -204,6 +204,16 @@ def expectations(events: Path) -> dict[str, str]:
     return {event["case"]: event["family"] for event in said if event["family"]}
 
 
+def devices(records: Iterable[Path]) -> list[dict[str, Any]]:
+    """The devices that a job's processes ran on, each once, as they described them in ``records``.
+
+    A process without torch describes none: it says that it has a CPU, and may have used anything.
+    """
+    started = (event for path in records for event in _events(path) if event.get("event") == "started")
+    told = [event["machine"] for event in started if event.get("torch") and event.get("machine")]
+    return [one for number, one in enumerate(told) if one not in told[:number]]
+
+
 def _events(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return

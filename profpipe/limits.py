@@ -33,9 +33,27 @@ class Rates:
 
     @classmethod
     def of(cls, stated: Mapping[str, Any] | None) -> Rates:
-        """From ``machine.peaks`` or ``machine.ceilings`` of run.json."""
+        """From ``peaks`` or ``ceilings`` of run.json."""
         stated = stated or {}
         return cls(stated.get("flops") or {}, stated.get("bytes_per_s"), str(stated.get("source") or ""))
+
+    @classmethod
+    def of_workload(cls, name: str, run: Mapping[str, Any]) -> tuple[Rates, Rates]:
+        """(the most that its GPU can give, what limits are held against: ceilings where they were measured on it).
+
+        Its GPU is the one that its jobs say they ran on. Records of earlier versions, and jobs that do not say, have
+        the machine's rates.
+        """
+        machine, jobs = run.get("machine") or {}, [job for job in run.get("jobs") or () if job.get("workload") == name]
+        telling = [job for job in jobs if job.get("devices")]
+        stated = [job.get("peaks") or machine.get("peaks") for job in telling or jobs] or [machine.get("peaks")]
+        alike = all(one == stated[0] for one in stated)
+        peaks = cls.of(stated[0] if alike else {"source": "unknown: its jobs ran on GPUs of different rates"})
+        names = {one.get("device") for job in telling for one in job["devices"]}
+        names = names or {gpu.get("name") for gpu in machine.get("gpus") or ()}
+        measured = machine.get("ceilings") or {}
+        ceilings = cls.of(measured if names == {measured.get("device")} or "device" not in measured else {})
+        return peaks, ceilings if ceilings.flops else peaks
 
     def flops_of(self, point: Point) -> float | None:
         """Of the data type that the case names: its ``dtype``, or its ``precision``."""

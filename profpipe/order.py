@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profpipe import ceilings, device, profilers, run, store
+from profpipe import ceilings, device, gpus, profilers, run, store
 from profpipe.errors import ConfigError
+from profpipe.gpus import Gpu
 from profpipe.job import Missing, Tool
 from profpipe.pipeline import Pipeline
 
@@ -78,6 +80,8 @@ class Machine:
     """What is here to run on."""
 
     tools: Mapping[str, Tool | Missing]
+    #: With what tells one of them from the others, which ``described``, being published, has not.
+    gpus: Sequence[Gpu]
     described: Mapping[str, Any]
 
     @classmethod
@@ -85,7 +89,8 @@ class Machine:
         named = [name for workload in order.pipeline.workloads.values() for name in workload.profilers]
         wanted = {*named, *order.profilers}
         tools = {name: module.find(run.ask) for name, module in profilers.ALL.items() if name in wanted}
-        described = device.machine()
-        if described["gpus"] and (measured := ceilings.load(order.out / ceilings.FILE, described["gpus"][0])):
+        here = device.nvidia_gpus()
+        described = {**device.machine(here), "peaks": gpus.peaks_of_job(here, os.environ, ())}
+        if measured := ceilings.load(order.out / ceilings.FILE, here):
             described["ceilings"] = measured
-        return cls(tools, described)
+        return cls(tools, here, described)

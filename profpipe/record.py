@@ -71,11 +71,19 @@ def _tool(tool: Tool | Missing) -> dict[str, str]:
     return {"version": tool.version, "variant": tool.variant}
 
 
-def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path, key: str, reused_from: str) -> dict[str, Any]:
+def job(
+    outcome: Outcome,
+    commands: Iterable[Command],
+    run_folder: Path,
+    key: str,
+    reused_from: str,
+    rates: Mapping[str, Any],
+) -> dict[str, Any]:
     """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder.
 
     ``key`` is what a later run may recognise the job by (empty: never), ``reused_from`` the run that measured it where
-    that is another.
+    that is another. ``rates`` are ``devices``, what its processes ran on as far as they say, and ``peaks``, where those
+    are not the machine's.
     """
     done = outcome.job
     return {
@@ -84,6 +92,7 @@ def job(outcome: Outcome, commands: Iterable[Command], run_folder: Path, key: st
         "cases": [case.id for case in done.cases],
         "status": outcome.status,
         "reason": outcome.reason,
+        **rates,
         "interrupted": outcome.interrupted,
         "key": key,
         "reused_from": reused_from,

@@ -90,7 +90,11 @@ def _machine(run: Mapping[str, Any]) -> str:
     """The GPU, or the CPU where the run says that there is none, or what the files say."""
     machine = run.get("machine") or {}
     if gpus := machine.get("gpus"):
-        return (f"{len(gpus)} x " if len(gpus) > 1 else "") + str(gpus[0].get("name", "GPU"))
+        names = list(dict.fromkeys(str(gpu.get("name", "GPU")) for gpu in gpus))
+        if len(names) > 1:
+            used = [str(one.get("device")) for job in run.get("jobs") or () for one in job.get("devices") or ()]
+            return listed(dict.fromkeys(used or names), most=3)
+        return (f"{len(gpus)} x " if len(gpus) > 1 else "") + names[0]
     if "gpus" in machine:
         return f"{machine['cpu']}, no GPU" if machine.get("cpu") else "CPU, no GPU"
     return listed(dict.fromkeys(str(f["device"]) for f in run.get("files") or () if f.get("device")), most=3)
@@ -127,6 +131,8 @@ def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, title in (("peaks", "peak rates"), ("ceilings", "measured rates")):
         if source := (machine.get(key) or {}).get("source"):
             yield title, str(source)
+    own = [(f"peak rates of {j['workload']}", str(j["peaks"]["source"])) for j in run.get("jobs") or () if "peaks" in j]
+    yield from dict.fromkeys(own)
     if machine.get("cpu"):
         yield "CPU", f"{machine['cpu']}" + (f", {machine['cpu_count']} CPUs" if machine.get("cpu_count") else "")
     for key, title in (("os", "system"), ("python", "Python")):

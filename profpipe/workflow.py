@@ -25,6 +25,7 @@ from profpipe import (
     device,
     environment,
     errors,
+    gpus,
     guide,
     ingest,
     kernels,
@@ -176,7 +177,7 @@ class _Run:
         if self.order.reuse:
             self._take_over(jobs, keys)
         for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
-            self._keep(outcome, keys[outcome.job.folder])
+            self._keep(outcome, keys[outcome.job.folder], machine)
 
     def _show(self, begun: Mapping[str, Any]) -> bool:
         """Writes the report, the Parquet tables and the history; whether the report names a failure."""
@@ -196,7 +197,7 @@ class _Run:
             if (offer := offered.get(keys[job.folder])) and not job.folder.exists():
                 reuse.take(offer, job.folder)
 
-    def _keep(self, outcome: Outcome, key: str) -> None:
+    def _keep(self, outcome: Outcome, key: str, machine: Machine) -> None:
         """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
         job, read, stored = outcome.job, [], self.data
         scrubbed = privacy.scrubbed(outcome.files, self.order.beside)
@@ -214,11 +215,18 @@ class _Run:
         fresh = ingest.replaced(fresh, ingest.fates(outcome, self.folder.name, fresh.cases))
         self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
         went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
-        entry = record.job(outcome, _commands(job), self.folder, key if went_well else "", reuse.origin(job.folder))
+        known = key if went_well else "", reuse.origin(job.folder)
+        entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine))
         record.put(self.record["jobs"], entry, "folder")
         self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
+
+    def _rates(self, job: Job, machine: Machine) -> dict[str, Any]:
+        """The devices that the job's processes name, and the rates that hold for it where the machine's do not."""
+        devices = ingest.devices(job.records)
+        peaks = gpus.peaks_of_job(machine.gpus, {**environment.passed_on(os.environ), **job.env}, devices)
+        return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
 
 
 def _resume_command(folder: Path) -> str:

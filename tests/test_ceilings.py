@@ -54,11 +54,11 @@ def test_what_is_written_names_the_gpu_and_no_machine(measured: dict[str, Any]) 
 def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps({**measured, "device": "NVIDIA H200", "driver": "580.1"}), encoding="utf-8")
-    found = ceilings.load(path, H200)
-    assert found is not None and set(found) == {"flops", "bytes_per_s", "source"}
+    found = ceilings.load(path, [{"name": "NVIDIA A2"}, H200])
+    assert found is not None and set(found) == {"device", "flops", "bytes_per_s", "source"}
     assert found["flops"]["fp32"] == measured["matmul"]["fp32"]["flops"]
     assert "measured" in found["source"] and "driver 580.1" in found["source"] and "copy of 1 MiB" in found["source"]
-    assert ceilings.load(path, {"name": "NVIDIA B200"}) is None
+    assert ceilings.load(path, [{"name": "NVIDIA B200"}]) is None
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str,
 )
 def test_a_file_without_ceilings_gives_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ceilings.json"
-    assert ceilings.load(path, H200) is None
+    assert ceilings.load(path, [H200]) is None
     path.write_text(text, encoding="utf-8")
-    assert ceilings.load(path, H200) is None
+    assert ceilings.load(path, [H200]) is None
 
 
 def test_without_a_gpu_the_program_says_so_and_writes_nothing(
@@ -97,7 +97,7 @@ def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, m
         return ""
 
     found = ceilings.renew(tmp_path / "out", measuring)
-    loaded = ceilings.load(tmp_path / "out" / ceilings.FILE, H200)
+    loaded = ceilings.load(tmp_path / "out" / ceilings.FILE, [H200])
     assert loaded is not None and loaded["flops"]["fp16"] == found["matmul"]["fp16"]["flops"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [ceilings.FILE]
     assert f"fp16    {found['matmul']['fp16']['flops'] / 1e12:8.1f} TFLOP/s" in ceilings.text(found)
@@ -127,7 +127,7 @@ def test_a_run_takes_the_ceilings_of_its_results_folder(
     tmp_path: Path, measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU is made up: there is none where these tests run."""
-    monkeypatch.setattr(order.device, "machine", lambda: {"gpus": [H200]})
+    monkeypatch.setattr(order.device, "nvidia_gpus", lambda: [H200])
     (tmp_path / ceilings.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
     pipeline = Pipeline.model_validate({"version": 1, "workloads": {"a": {"command": ["true"], "profilers": "plain"}}})
     machine = order.Machine.examine(order.Order.of(pipeline, tmp_path / "p.yaml", tmp_path, [], []))

@@ -38,7 +38,7 @@ MEANS = {
     "config": {"config", "document", "mistakes", "pipeline", "scripts", "table_mistakes"},
     "csvfile": {"csvfile"},
     "counters": {"counters"},
-    "device": {"device"},
+    "device": {"device", "gpus"},
     "environment": {"environment"},
     "exports": {"exports"},
     "jsonstream": {"jsonstream"},

@@ -1,0 +1,221 @@
+"""Whose rates judge a job. The GPUs are made up after real ones, and so is the NVML that a run asks: there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import metric_row, tables
+
+from profpipe import device, gpus, ingest, store
+from profpipe.analyze import analyze
+
+H200 = {
+    "name": "NVIDIA H200", "uuid": "GPU-aaaa-1", "compute_capability": [9, 0], "sm_count": 132,
+    "max_sm_clock_hz": 1_980_000_000, "max_memory_clock_hz": 3_201_000_000, "memory_bus_bits": 6016,
+}  # fmt: skip
+L40S = {
+    "name": "NVIDIA L40S", "uuid": "GPU-bbbb-2", "compute_capability": [8, 9], "sm_count": 142,
+    "max_sm_clock_hz": 2_520_000_000, "max_memory_clock_hz": 9_001_000_000, "memory_bus_bits": 384,
+}  # fmt: skip
+TWIN = {**H200, "uuid": "GPU-aaaa-3"}
+BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def told(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
+    return gpus.peaks_of_job(devices, environment, described)
+
+
+# --- of a process that does not say ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "whose"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2"}, L40S),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, L40S),
+        ({"CUDA_VISIBLE_DEVICES": "1", **BY_BUS}, L40S),
+        ({"CUDA_VISIBLE_DEVICES": "2,0", **BY_BUS}, H200),
+        ({"CUDA_VISIBLE_DEVICES": " GPU-aaaa-3 , GPU-aaaa-1"}, H200),
+    ],
+)
+def test_the_rates_are_those_of_the_gpu_that_the_environment_shows(
+    shown: dict[str, str], whose: dict[str, Any]
+) -> None:
+    assert told([H200, L40S, TWIN], shown) == device.peaks(whose)
+
+
+@pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1", **BY_BUS}])
+def test_where_gpus_of_different_rates_could_have_been_used_none_is_taken(shown: dict[str, str]) -> None:
+    assert told([H200, L40S], shown) == {"source": "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"}
+
+
+@pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
+def test_gpus_of_one_kind_need_not_be_told_apart(shown: dict[str, str]) -> None:
+    assert told([H200, TWIN], shown) == device.peaks(H200)
+
+
+@pytest.mark.parametrize("shown", ["", "-1", "NoDevFiles", "7", "GPU-c"])
+def test_a_gpu_that_is_not_visible_judges_nothing(shown: str) -> None:
+    unknown = {"source": "unknown: CUDA_VISIBLE_DEVICES shows no GPU"}
+    assert told([H200, L40S], {"CUDA_VISIBLE_DEVICES": shown, **BY_BUS}) == unknown
+
+
+def test_a_part_of_a_gpu_has_not_the_rates_of_the_whole() -> None:
+    assert told([H200], {"CUDA_VISIBLE_DEVICES": "MIG-1234"}) == {"source": "unknown for a part (MIG) of a GPU"}
+    assert told([{**H200, "mig": True}], {}) == {"source": "unknown for a part (MIG) of NVIDIA H200"}
+
+
+def test_without_a_gpu_there_is_no_rate() -> None:
+    assert told([], {}) == told([], {}, {"device": "cpu"}) == {"source": "unknown: no NVIDIA GPU"}
+
+
+# --- of a process that does ------------------------------------------------------------------------------------------
+
+
+def test_what_the_process_saw_decides_whatever_was_visible() -> None:
+    assert told([H200, L40S], {}, {"device": "NVIDIA L40S", "sm_count": 142}) == device.peaks(L40S)
+    saw_none = told([H200], {}, {"device": "cpu"})
+    assert saw_none == {"source": "unknown: its process used the CPU"}
+
+
+def test_processes_on_gpus_of_different_rates_have_none_in_common() -> None:
+    saw = [{"device": one["name"], "sm_count": one["sm_count"]} for one in (H200, L40S)]
+    assert told([H200, L40S], {}, *saw)["source"].startswith("unknown: which of several")
+
+
+def test_of_two_gpus_of_one_name_the_one_with_as_many_sms_was_used() -> None:
+    smaller = {**L40S, "sm_count": 100, "max_sm_clock_hz": 1_000_000_000}
+    assert told([L40S, smaller], {}, {"device": "NVIDIA L40S", "sm_count": 100}) == device.peaks(smaller)
+
+
+def test_a_part_of_a_gpu_has_the_flops_of_its_sms_and_no_known_bandwidth() -> None:
+    rates = told([{**H200, "mig": True}], {}, {"device": "NVIDIA H200 MIG 1g.18gb", "sm_count": 16})
+    assert rates["flops"]["fp16"] * 132 == device.peaks(H200)["flops"]["fp16"] * 16
+    assert "bytes_per_s" not in rates and "16 SMs" in rates["source"]
+
+
+def test_a_gpu_that_nvml_does_not_know_has_unknown_rates() -> None:
+    assert told([], {}, {"device": "AMD Instinct MI300X", "sm_count": 304}) == {
+        "source": "unknown for AMD Instinct MI300X"
+    }
+
+
+def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch_named_them(tmp_path: Path) -> None:
+    def record(name: str, *started: dict[str, Any]) -> Path:
+        (tmp_path / name).write_text("".join(json.dumps({"event": "started", **one}) + "\n" for one in started))
+        return tmp_path / name
+
+    h200, l40s = {"device": "NVIDIA H200", "sm_count": 132}, {"device": "NVIDIA L40S", "sm_count": 142}
+    of_torch = {"torch": "2.11.0"}
+    first = record("events.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
+    second = record("events.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
+    assert ingest.devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+def share_of_peak(**run: Any) -> tuple[float | None, str]:
+    """Of a call of 5e11 FLOP in a millisecond, on a machine of 1e15 FLOP/s at most; and the rates' source."""
+    data = tables(metrics=[metric_row("dtype=fp16", "time", 1e6), metric_row("dtype=fp16", "flops", 5e11, "flop")])
+    data.cases["params"] = '{"dtype": "fp16"}'
+    machine = {"gpus": [{"name": "A"}, {"name": "B"}], "peaks": {"flops": {"fp16": 1e15}, "source": "of A"}}
+    (workload,) = analyze(data, {"machine": machine, **run}).workloads
+    return workload.points[0].of_peak_flops, workload.rates_from
+
+
+def job(**entry: Any) -> dict[str, Any]:
+    return {"workload": "w", "profiler": "plain", **entry}
+
+
+SLOW = {"flops": {"fp16": 5e14}, "source": "of B"}
+
+
+def test_a_workload_is_held_against_the_rates_of_its_own_jobs() -> None:
+    on_b = job(devices=[{"device": "B"}], peaks=SLOW)
+    assert share_of_peak(jobs=[on_b]) == (1.0, "of B")
+    assert share_of_peak(jobs=[on_b, job(profiler="rocprof", devices=[])]) == (1.0, "of B"), "one that says nothing"
+    assert share_of_peak(jobs=[{**on_b, "workload": "other"}]) == (0.5, "of A")
+    assert share_of_peak(jobs=[on_b, job(profiler="nsys", devices=[{"device": "A"}])]) == (
+        None, "unknown: its jobs ran on GPUs of different rates",
+    )  # fmt: skip
+
+
+def test_a_run_of_an_earlier_version_has_the_rates_of_its_machine() -> None:
+    assert share_of_peak() == share_of_peak(jobs=[job()]) == (0.5, "of A")
+
+
+def test_measured_rates_hold_only_for_the_gpu_that_they_were_measured_on() -> None:
+    def source(measured: dict[str, Any], *names: str) -> str:
+        machine = {"gpus": [{"name": "A"}], "peaks": {"source": "rule"}, "ceilings": measured}
+        return share_of_peak(machine=machine, jobs=[job(devices=[{"device": name} for name in names])])[1]
+
+    measured = {"device": "A", "flops": {"fp16": 6e14}, "source": "measured"}
+    assert source(measured) == source(measured, "A") == "measured"
+    assert source(measured, "B") == source(measured, "A", "B") == "rule"
+    assert source({"flops": {"fp16": 6e14}, "source": "measured"}, "B") == "measured", "it was not told formerly"
+
+
+NVML = f"""
+GPUS = {[H200, L40S]!r}
+NVML_CLOCK_SM, NVML_CLOCK_MEM = "max_sm_clock_hz", "max_memory_clock_hz"
+
+class NVMLError(Exception):
+    pass
+
+class Memory:
+    total = 48 << 30
+
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return len(GPUS)
+def nvmlDeviceGetHandleByIndex(index): return GPUS[index]
+def nvmlDeviceGetName(gpu): return gpu["name"]
+def nvmlDeviceGetUUID(gpu): return gpu["uuid"]
+def nvmlSystemGetDriverVersion(): return "580.1"
+def nvmlSystemGetCudaDriverVersion_v2(): return 13000
+def nvmlDeviceGetMemoryInfo(gpu): return Memory
+def nvmlDeviceGetCudaComputeCapability(gpu): return gpu["compute_capability"]
+def nvmlDeviceGetNumGpuCores(gpu): return 128 * gpu["sm_count"]
+def nvmlDeviceGetMaxClockInfo(gpu, clock): return gpu[clock] // 1_000_000
+def nvmlDeviceGetMemoryBusWidth(gpu): return gpu["memory_bus_bits"]
+def nvmlDeviceGetEnforcedPowerLimit(gpu): raise NVMLError
+def nvmlDeviceGetMigMode(gpu): raise NVMLError
+"""
+
+PIPELINE = """
+version: 1
+workloads:
+  first: {command: ["true"], profilers: [plain], env: {CUDA_VISIBLE_DEVICES: GPU-bbbb-2}}
+  second: {command: ["true"], profilers: [plain]}
+"""
+
+
+def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and_names_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(NVML)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[1])])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**environment, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = (tmp_path / "out" / "latest").resolve()
+    record = store.read_record(folder)
+    unknown = "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
+    assert record["machine"]["peaks"] == {"source": unknown}
+    assert {entry["workload"]: entry.get("peaks") for entry in record["jobs"]} == {
+        "first": device.peaks(L40S), "second": None,
+    }  # fmt: skip
+    summary, info = ((folder / name).read_text() for name in ("SUMMARY.md", "gpu_info.txt"))
+    assert unknown in summary and "- peak rates of first: dense FLOP/s = 142 SMs" in summary
+    assert "peak rates of first under plain\n  flops fp16: " in info
+    assert "NVIDIA H200 and NVIDIA L40S" in summary.splitlines()[0]
+    assert "GPU-bbbb-2" not in (folder / "run.json").read_text() + summary + info
