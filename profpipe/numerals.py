@@ -8,7 +8,7 @@ from collections.abc import Iterable
 _NUMERAL = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?$")
 _FLOAT = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?$")
 #: Blanks and apostrophes only ever group digits.
-_GROUPING = re.compile(r"(?<=\d)['\u2019\u00a0\u202f ](?=\d{3})")
+_GROUPING = re.compile(r"(?<=\d)['\u2019\u00a0\u2009\u202f ](?=\d{3})")
 _OTHER = {".": ",", ",": "."}
 
 
