@@ -99,6 +99,7 @@ def test_the_harness_is_told_all_it_needs(tmp_path: Path) -> None:
         "stem": "capture",
         "part": 1,
         "folder": str(job.folder),
+        "processes": 1,
     }
 
 
