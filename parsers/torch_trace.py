@@ -2,47 +2,32 @@
 
 The format is Kineto's ``output_json.cpp``: ``ts`` and ``dur`` are microseconds whatever ``displayTimeUnit`` says. A GPU
 event carries the correlation id of the runtime or driver call that launched it, and the ``External id`` of the operator
-around that call. The trace is read event by event: a million of them take a gigabyte as Python objects.
+around that call.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, jsonstream, kernels, overlap, range_sums, tables
+from profpipe import attribution, jsonstream, kernels, load, overlap, range_sums, tables
 from profpipe.errors import Refused
+
+if TYPE_CHECKING:
+    import _torch_events
+else:
+    _torch_events = load.module(Path(__file__).with_name("_torch_events.py"))
 
 FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
 
-_NONE: Final = float("nan")
-#: Microseconds (a year): events further apart were not recorded by one profiler.
-_FOREVER: Final = 3.2e13
-
-_KINDS: Final = ("kernel", "memcpy", "memset")
-#: Categories of Kineto, lower case: torch 1.8 capitalises them and has no "gpu_" before its copies. Not among them:
-#: gpu_user_annotation, which spans kernels that are there themselves, flows, and the Python stack.
-_SORTS: Final = {
-    "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset",
-    "cpu_op": "op", "operator": "op", "user_annotation": "range",
-    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call",
-}  # fmt: skip
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
-_RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
+_RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."
 
 
 def sniff(path: Path) -> bool:
@@ -56,116 +41,35 @@ def sniff(path: Path) -> bool:
     return b'"traceEvents"' in head or kineto or (head.startswith(b"[") and b'"ph"' in head)
 
 
-# --- collecting ------------------------------------------------------------------------------------------------------
+def parse(path: Path) -> tables.Tables:
+    """Kernels and ranges of a trace; CPU operators by self time where it holds no GPU events.
 
-_FIELDS: Final = {
-    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external"),
-    "call": ("name", "thread", "start", "correlation", "external"),
-    "op": ("name", "thread", "start", "dur", "external"),
-    "range": ("name", "thread", "start", "dur", "external"),
-}
-
-
-@dataclass
-class Trace:
-    """The events that matter, as flat columns: names and threads are codes, times microseconds from ``base``."""
-
-    columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
-    names: dict[str, int] = field(default_factory=dict)
-    threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
-    top: dict[str, Any] = field(default_factory=dict)
-    #: Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
-    base: float | None = None
-    dropped: int = 0
-
-    def add(self, event: dict[str, Any]) -> None:
-        category = event.get("cat")
-        if category is None or event.get("ph") != "X":
-            return
-        sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
-        if sort is None:
-            return
-        if category == "Operator" and event["name"].startswith(("ProfilerStep#", tables.CASE_PREFIX)):
-            sort = "range"  # torch 1.8 has no category for annotations
-        start, dur = float(event["ts"]), float(event["dur"])
-        if self.base is None:
-            self.base = start
-        if not (0 <= dur < _FOREVER and abs(start - self.base) < _FOREVER):
-            self.dropped += 1
-            return
-        args = event.get("args") or {}
-        external = _number(args.get("External id", args.get("external id")))
-        name = self.names.setdefault(str(event["name"]), len(self.names))
-        if sort in _KINDS:
-            self._add_gpu(event, args, (name, _KINDS.index(sort), start - self.base, dur, external))
-            return
-        thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
-        if sort == "call":
-            values = (name, thread, start - self.base, _number(args.get("correlation")), external)
-        else:
-            values = (name, thread, start - self.base, dur, external)
-        self.columns[sort].extend(values)
-
-    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
-        name, kind, start, dur, external = seen
-        # Kineto draws a GPU as a process and a stream as its thread.
-        device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
-        place = (_number(device), _number(stream))
-        self.columns["gpu"].extend((name, kind, *place, start, dur, _number(args.get("correlation")), external))
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The names by their codes. JSON can hold half a surrogate pair, which no table can be written with."""
-        return [name.encode("utf-8", "replace").decode() for name in self.names]
-
-    @cached_property
-    def processes(self) -> list[Any]:
-        """The process of each thread, as the trace names it."""
-        return [process for process, _ in self.threads]
-
-    @cached_property
-    def process_codes(self) -> np.ndarray:
-        """The process of each thread as a number; one more for the unknown thread of an empty trace."""
-        numbers: dict[str, int] = {}
-        return np.array([numbers.setdefault(str(process), len(numbers)) for process in [*self.processes, None]])
-
-    def frame(self, sort: str) -> pd.DataFrame:
-        values = np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
-        return pd.DataFrame(values, columns=list(_FIELDS[sort]))
-
-
-def _number(value: Any) -> float:
-    """``value`` where it is a number, also as text (torch 1.8 quotes its ids)."""
-    if type(value) is int:
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return _NONE
-
-
-def _read(path: Path) -> Trace:
-    """The whole trace. Raises ``Refused`` where the text or the zip ends early, or is no trace."""
-    trace = Trace()
-    try:
-        with jsonstream.opened(path) as stream:
-            for key, value in jsonstream.items(stream, unroll="traceEvents"):
-                if key != "traceEvents":
-                    trace.top[key] = value
-                elif isinstance(value, dict):
-                    trace.add(value)
-    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
-        size = f"{path.stat().st_size:,} bytes"
-        raise Refused(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Refused(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
-    return trace
+    Raises ``Refused`` for a damaged trace and for one without GPU events, operators and ranges.
+    """
+    trace = _torch_events.read(path)
+    launches = _launches(trace)
+    if launches.empty:
+        launches = _operators(trace)
+    ranges = _ranges(trace)
+    if launches.empty and not len(ranges.start):
+        raise Refused(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
+    calls = _calls(trace, launches)
+    placed = attribution.attribute(ranges, calls)
+    rows = _rows(trace, launches, placed)
+    range_rows = _range_table(trace, ranges, calls, placed, launches)
+    metrics = overlap.metrics(_kernels(trace, launches, rows), overlap.iterations(range_rows))
+    return tables.Tables(
+        kernels=kernels.annotate(tables.summarise(rows)).assign(profiler="torch"),
+        ranges=range_rows.assign(profiler="torch"),
+        metrics=tables.frame(tables.METRICS, metrics).assign(profiler="torch"),
+        origin=_origin(trace, launches, rows, placed),
+    )
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
 
 
-def _launches(trace: Trace) -> pd.DataFrame:
+def _launches(trace: _torch_events.Trace) -> pd.DataFrame:
     """The GPU's events with ``thread`` and ``time`` of their launch (NaN: unknown), and whether an operator told them.
 
     By correlation id, unless two processes of a merged trace share it; else by the operator with the same External id.
@@ -182,15 +86,15 @@ def _launches(trace: Trace) -> pd.DataFrame:
     gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
     gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
     gpu["by_operator"] = ~called & gpu["thread"].notna()
-    gpu["kind"] = np.array(_KINDS, dtype=object)[gpu["kind"].astype(int)]
+    gpu["kind"] = np.array(_torch_events.KINDS, dtype=object)[gpu["kind"].astype(int)]
     return gpu
 
 
-def _operators(trace: Trace) -> pd.DataFrame:
+def _operators(trace: _torch_events.Trace) -> pd.DataFrame:
     """Operators in the shape of ``_launches``, ``dur`` being self time: less the operators directly inside."""
     ops = trace.frame("op")
     ops["dur"], ops["time"] = _self_times(ops), ops["start"]
-    return ops.assign(kind="cpu_op", device=_NONE, stream=_NONE, by_operator=False)
+    return ops.assign(kind="cpu_op", device=_torch_events.MISSING, stream=_torch_events.MISSING, by_operator=False)
 
 
 def _self_times(ops: pd.DataFrame) -> np.ndarray:
@@ -217,32 +121,7 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels and ranges of a trace; CPU operators by self time where it holds no GPU events.
-
-    Raises ``Refused`` for a damaged trace and for one without GPU events, operators and ranges.
-    """
-    trace = _read(path)
-    launches = _launches(trace)
-    if launches.empty:
-        launches = _operators(trace)
-    ranges = _ranges(trace)
-    if launches.empty and not len(ranges.start):
-        raise Refused(path, "a Chrome trace without GPU events, operators or ranges", _RECORD_SOMETHING)
-    calls = _calls(trace, launches)
-    placed = attribution.attribute(ranges, calls)
-    rows = _rows(trace, launches, placed)
-    range_rows = _range_table(trace, ranges, calls, placed, launches)
-    metrics = overlap.metrics(_kernels(trace, launches, rows), overlap.iterations(range_rows))
-    return tables.Tables(
-        kernels=kernels.annotate(tables.summarise(rows)).assign(profiler="torch"),
-        ranges=range_rows.assign(profiler="torch"),
-        metrics=tables.frame(tables.METRICS, metrics).assign(profiler="torch"),
-        origin=_origin(trace, launches, rows, placed),
-    )
-
-
-def _ranges(trace: Trace) -> attribution.Ranges:
+def _ranges(trace: _torch_events.Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
     # Each step would otherwise be a range of its own.
@@ -251,7 +130,7 @@ def _ranges(trace: Trace) -> attribution.Ranges:
     return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
 
 
-def _calls(trace: Trace, launches: pd.DataFrame) -> attribution.Launches:
+def _calls(trace: _torch_events.Trace, launches: pd.DataFrame) -> attribution.Launches:
     """Each launch as an instant: a thread that calls inside its range also returns inside it, rounding apart."""
     known = launches["thread"].notna().to_numpy()
     code = launches["thread"].fillna(0).astype(int).to_numpy()
@@ -261,14 +140,13 @@ def _calls(trace: Trace, launches: pd.DataFrame) -> attribution.Launches:
     return attribution.Launches(time, time, thread, process, (launches["kind"] == "kernel").to_numpy())
 
 
-def _rows(trace: Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
+def _rows(trace: _torch_events.Trace, launches: pd.DataFrame, placed: attribution.Attribution) -> pd.DataFrame:
     """One row a launch, as ``tables.summarise`` takes them."""
     cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
-    pids = pd.Series([_number(process) for process in trace.processes], dtype="Float64")
     return pd.DataFrame(
         {
             "case": _categories(cases, placed.path),
-            "process": launches["thread"].map(pids).astype("Float64").astype("Int64"),
+            "process": launches["thread"].map(trace.pids).astype("Float64").astype("Int64"),
             "device": launches["device"].astype("Float64").astype("Int64"),
             "stream": launches["stream"].astype("Float64").astype("Int64"),
             "phase": _categories(phases, placed.path),
@@ -279,7 +157,7 @@ def _rows(trace: Trace, launches: pd.DataFrame, placed: attribution.Attribution)
     )
 
 
-def _kernels(trace: Trace, launches: pd.DataFrame, rows: pd.DataFrame) -> overlap.Kernels:
+def _kernels(trace: _torch_events.Trace, launches: pd.DataFrame, rows: pd.DataFrame) -> overlap.Kernels:
     of_kernels = (launches["kind"] == "kernel").to_numpy()
     launches, rows = launches[of_kernels], rows[of_kernels]
     start, communicates = _ns(launches["start"]), overlap.communicate(kernels.classify(n)[0] for n in trace.texts)
@@ -300,7 +178,7 @@ def _categories(texts: list[str], codes: np.ndarray) -> pd.Categorical:
 
 
 def _range_table(
-    trace: Trace,
+    trace: _torch_events.Trace,
     ranges: attribution.Ranges,
     calls: attribution.Launches,
     placed: attribution.Attribution,
@@ -308,7 +186,7 @@ def _range_table(
 ) -> pd.DataFrame:
     start = _ns(launches["start"])
     rows = range_sums.summarise(ranges, calls, placed, start, start + _ns(launches["dur"]))
-    pids = {code: _number(process) for code, process in zip(trace.process_codes, trace.processes, strict=False)}
+    pids = dict(zip(trace.process_codes, trace.pids, strict=False))
     rows["process"] = rows["process"].map(pids).astype("Float64").astype("Int64")
     if not (launches["kind"] != "cpu_op").any():
         # Nothing on a GPU was recorded, so nothing can be said of it.
@@ -319,7 +197,9 @@ def _range_table(
 # --- origin ----------------------------------------------------------------------------------------------------------
 
 
-def _origin(trace: Trace, launches: pd.DataFrame, rows: pd.DataFrame, placed: attribution.Attribution) -> tables.Origin:
+def _origin(
+    trace: _torch_events.Trace, launches: pd.DataFrame, rows: pd.DataFrame, placed: attribution.Attribution
+) -> tables.Origin:
     is_kernel = (rows["kind"] == "kernel").to_numpy()
     durations = rows["duration_ns"].to_numpy()
     attributed = float(durations[is_kernel & (rows["case"] != "").to_numpy()].sum())
@@ -351,7 +231,7 @@ def _in_words(launches: pd.DataFrame, placed: attribution.Attribution) -> str:
     return "; ".join(words)
 
 
-def _device(trace: Trace, launches: pd.DataFrame) -> str:
+def _device(trace: _torch_events.Trace, launches: pd.DataFrame) -> str:
     """Names of the GPUs that ran something; on ROCm, whose device numbers are not indices, of all that are listed."""
     listed = [d for d in trace.top.get("deviceProperties") or [] if isinstance(d, dict)]
     used = set(launches["device"].dropna())
@@ -360,7 +240,7 @@ def _device(trace: Trace, launches: pd.DataFrame) -> str:
     return ", ".join(names).encode("utf-8", "replace").decode()
 
 
-def _notes(trace: Trace, launches: pd.DataFrame) -> Iterator[str]:
+def _notes(trace: _torch_events.Trace, launches: pd.DataFrame) -> Iterator[str]:
     kernels_only = launches[launches["kind"] == "kernel"]
     if (launches["kind"] == "cpu_op").any():
         yield "no GPU events: CPU operators, each with its self time"
@@ -379,6 +259,3 @@ def _notes(trace: Trace, launches: pd.DataFrame) -> Iterator[str]:
         yield "ROCm: device numbers are HSA agent ids, which count CPUs too"
     if trace.dropped:
         yield f"{trace.dropped} events with an impossible time dropped"
-
-
-_RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."

@@ -1,0 +1,142 @@
+"""The events of a Chrome trace that matter, as columns of numbers.
+
+The trace is read event by event: a million of them take a gigabyte as Python objects.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe import jsonstream, tables
+from profpipe.errors import Refused
+
+MISSING: Final = float("nan")
+#: Microseconds (a year): events further apart were not recorded by one profiler.
+_FOREVER: Final = 3.2e13
+
+KINDS: Final = ("kernel", "memcpy", "memset")
+#: Categories of Kineto, lower case: torch 1.8 capitalises them and has no "gpu_" before its copies. Not among them:
+#: gpu_user_annotation, which spans kernels that are there themselves, flows, and the Python stack.
+_SORTS: Final = {
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset",
+    "cpu_op": "op", "operator": "op", "user_annotation": "range",
+    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call",
+}  # fmt: skip
+_RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
+
+_FIELDS: Final = {
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external"),
+    "call": ("name", "thread", "start", "correlation", "external"),
+    "op": ("name", "thread", "start", "dur", "external"),
+    "range": ("name", "thread", "start", "dur", "external"),
+}
+
+
+@dataclass
+class Trace:
+    """The events that matter, as flat columns: names and threads are codes, times microseconds from ``base``."""
+
+    columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    top: dict[str, Any] = field(default_factory=dict)
+    #: Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
+    base: float | None = None
+    dropped: int = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if category is None or event.get("ph") != "X":
+            return
+        sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
+        if sort is None:
+            return
+        if category == "Operator" and event["name"].startswith(("ProfilerStep#", tables.CASE_PREFIX)):
+            sort = "range"  # torch 1.8 has no category for annotations
+        start, dur = float(event["ts"]), float(event["dur"])
+        if self.base is None:
+            self.base = start
+        if not (0 <= dur < _FOREVER and abs(start - self.base) < _FOREVER):
+            self.dropped += 1
+            return
+        args = event.get("args") or {}
+        external = number(args.get("External id", args.get("external id")))
+        name = self.names.setdefault(str(event["name"]), len(self.names))
+        if sort in KINDS:
+            self._add_gpu(event, args, (name, KINDS.index(sort), start - self.base, dur, external))
+            return
+        thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
+        if sort == "call":
+            values = (name, thread, start - self.base, number(args.get("correlation")), external)
+        else:
+            values = (name, thread, start - self.base, dur, external)
+        self.columns[sort].extend(values)
+
+    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
+        name, kind, start, dur, external = seen
+        # Kineto draws a GPU as a process and a stream as its thread.
+        device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
+        place = (number(device), number(stream))
+        self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The names by their codes. JSON can hold half a surrogate pair, which no table can be written with."""
+        return [name.encode("utf-8", "replace").decode() for name in self.names]
+
+    @cached_property
+    def processes(self) -> list[Any]:
+        """The process of each thread, as the trace names it."""
+        return [process for process, _ in self.threads]
+
+    @cached_property
+    def pids(self) -> pd.Series[Any]:
+        """The process of each thread where it is a number."""
+        return pd.Series([number(process) for process in self.processes], dtype="Float64")
+
+    @cached_property
+    def process_codes(self) -> np.ndarray:
+        """The process of each thread as a number; one more for the unknown thread of an empty trace."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(str(process), len(numbers)) for process in [*self.processes, None]])
+
+    def frame(self, sort: str) -> pd.DataFrame:
+        values = np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
+        return pd.DataFrame(values, columns=list(_FIELDS[sort]))
+
+
+def number(value: Any) -> float:
+    """``value`` where it is a number, also as text (torch 1.8 quotes its ids)."""
+    if type(value) is int:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return MISSING
+
+
+def read(path: Path) -> Trace:
+    """The whole trace. Raises ``Refused`` where the text or the zip ends early, or is no trace."""
+    trace = Trace()
+    try:
+        with jsonstream.opened(path) as stream:
+            for key, value in jsonstream.items(stream, unroll="traceEvents"):
+                if key != "traceEvents":
+                    trace.top[key] = value
+                elif isinstance(value, dict):
+                    trace.add(value)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
+        size = f"{path.stat().st_size:,} bytes"
+        raise Refused(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Refused(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
+    return trace
