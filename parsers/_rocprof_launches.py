@@ -33,7 +33,12 @@ def launches(sheet: Sheet, **place: Any) -> pd.DataFrame:
         raise refused(sheet, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
     named = {"name": sheet.columns["Kernel_Name"], "kind": "kernel"}
     times = {"start": sheet.numbers("Start_Timestamp"), "end": sheet.numbers("End_Timestamp")}
-    return recording.records(recording.LAUNCH, {**named, **times, **place})
+    return numbered(recording.records(recording.LAUNCH, {**named, **times, **place}))
+
+
+def numbered(launches: pd.DataFrame) -> pd.DataFrame:
+    """With ``launch``, by which counters find theirs: each row is one."""
+    return launches.assign(launch=pd.array(range(len(launches)), dtype="Int64"))
 
 
 def annotated(placed: recording.Placed, sheet: Sheet) -> tables.Tables:
@@ -43,17 +48,26 @@ def annotated(placed: recording.Placed, sheet: Sheet) -> tables.Tables:
     return replace(found, kernels=kernels.annotate(found.kernels))
 
 
-def with_counters(sheet: Sheet, launches: pd.DataFrame, origin: tables.Origin, known: Collection[str]) -> tables.Tables:
-    """Tables of dispatches with their counters, one column each, and with or without times."""
-    counters = [name for name in sheet.columns if name not in known]
-    values = pd.DataFrame({name: pd.to_numeric(pd.Series(sheet.columns[name]), errors="coerce") for name in counters})
-    long = values.assign(subject=launches["name"].map(kernels.normalise)).melt(["subject"], var_name="metric")
+def counters(sheet: Sheet, launches: pd.DataFrame, known: Collection[str]) -> pd.DataFrame:
+    """``launch``, ``subject``, ``metric`` and ``value`` of the counters, which are the columns that are not ``known``.
+
+    ``launches`` has the rows of the sheet.
+    """
+    names = [name for name in sheet.columns if name not in known]
+    values = pd.DataFrame({name: pd.to_numeric(pd.Series(sheet.columns[name]), errors="coerce") for name in names})
+    told = values.assign(launch=launches["launch"], subject=launches["name"].map(kernels.normalise))
+    return told.melt(["launch", "subject"], var_name="metric")
+
+
+def with_counters(
+    sheet: Sheet, everything: recording.Recording, values: pd.DataFrame, origin: tables.Origin
+) -> tables.Tables:
+    """Tables of launches with or without times, and of their counters' ``values``, told by ``launch``."""
+    launches = everything.launches
     if launches["start"].isna().all():
-        return untimed(launches, long, origin)
-    found = annotated(recording.place(recording.Recording(launches), origin), sheet)
-    return replace(found, metrics=recording.counters(long))
-
-
-def untimed(launches: pd.DataFrame, values: pd.DataFrame, origin: tables.Origin) -> tables.Tables:
-    found = recording.count_only(launches, origin)
-    return replace(found, kernels=kernels.annotate(found.kernels), metrics=recording.counters(values))
+        found = recording.count_only(launches, origin)
+        return replace(found, kernels=kernels.annotate(found.kernels), metrics=recording.counters(values))
+    placed = recording.place(everything, origin)
+    case_of = placed.launches.dropna(subset=["launch"]).set_index("launch")["case"]
+    cases = values["launch"].map(case_of.to_dict()).fillna("")
+    return replace(annotated(placed, sheet), metrics=recording.counters(values.assign(case=cases)))

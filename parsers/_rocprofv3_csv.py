@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +68,12 @@ def counters(sheet: Sheet) -> tables.Tables:
             "correlation": sheet.numbers("Correlation_Id"),
         },
     )
-    rows["dispatch"] = pd.array(sheet.numbers("Dispatch_Id"), dtype="Int64")
-    launches = rows.drop_duplicates(["process", "device", "dispatch"]).reset_index(drop=True)
-    long = pd.DataFrame(
+    dispatch = pd.Series(pd.array(sheet.numbers("Dispatch_Id"), dtype="Int64"), index=rows.index)
+    rows["launch"] = rows.groupby([rows["process"], rows["device"], dispatch], dropna=False).ngroup()
+    launches = rows.drop_duplicates("launch").reset_index(drop=True)
+    values = pd.DataFrame(
         {
+            "launch": rows["launch"],
             "subject": rows["name"].map(kernels.normalise),
             "metric": sheet.columns["Counter_Name"],
             "value": sheet.columns["Counter_Value"],
@@ -85,13 +86,8 @@ def counters(sheet: Sheet) -> tables.Tables:
         device=siblings.device(launches),
         notes=(*sheet.notes, *siblings.notes()),
     )
-    if launches["start"].isna().all():
-        return _rocprof_launches.untimed(launches, long, origin)
-    placed = recording.place(recording.Recording(launches, siblings.ranges(), siblings.calls()), origin)
-    case_of = placed.launches.set_index(["process", "device", "dispatch"])["case"].to_dict()
-    keys = zip(rows["process"], rows["device"], rows["dispatch"], strict=True)
-    long["case"] = [case_of.get(key, "") for key in keys]
-    return replace(_rocprof_launches.annotated(placed, sheet), metrics=recording.counters(long))
+    everything = recording.Recording(launches, siblings.ranges(), siblings.calls())
+    return _rocprof_launches.with_counters(sheet, everything, values, origin)
 
 
 def calls(sheet: Sheet) -> tables.Tables:

@@ -24,7 +24,7 @@ else:
 
 FORMATS = (
     "rocprof v1 results.csv",
-    "rocprofv2 results CSV",
+    "rocprofv2 CSV: results, hcc_ops_trace, roctx_trace",
     "rocprofv3 CSV: kernel_trace, marker_api_trace, memory_copy_trace, counter_collection",
 )
 
@@ -71,21 +71,16 @@ def _dispatches_v1(sheet: Sheet) -> tables.Tables:
     if not len(sheet):
         raise _rocprof_launches.refused(sheet, "no kernels were recorded", _V1_AGAIN)
     names = [name.strip('"') for name in sheet.columns["KernelName"]]
-    launches = recording.records(
-        recording.LAUNCH,
-        {
-            "name": names,
-            "kind": "kernel",
-            "start": sheet.numbers("BeginNs"),
-            "end": sheet.numbers("EndNs"),
-            "process": sheet.numbers("pid"),
-            "thread": sheet.numbers("tid"),
-            "device": sheet.numbers("gpu-id"),
-            "dispatched": sheet.numbers("DispatchNs"),
-        },
-    )
+    columns = {
+        "start": "BeginNs", "end": "EndNs", "process": "pid", "thread": "tid", "device": "gpu-id",
+        "dispatched": "DispatchNs",
+    }  # fmt: skip
+    numbers = {ours: sheet.numbers(theirs) for ours, theirs in columns.items()}
+    launches = recording.records(recording.LAUNCH, {"name": names, "kind": "kernel", **numbers})
+    launches = _rocprof_launches.numbered(launches)
+    values = _rocprof_launches.counters(sheet, launches, _V1_COLUMNS)
     origin = tables.Origin(format="rocprof v1 results CSV", tool="rocprof", tool_version="v1", notes=sheet.notes)
-    return _rocprof_launches.with_counters(sheet, launches, origin, _V1_COLUMNS)
+    return _rocprof_launches.with_counters(sheet, recording.Recording(launches), values, origin)
 
 
 _LAYOUTS: tuple[tuple[set[str], Callable[[Sheet], tables.Tables]], ...] = (
@@ -93,6 +88,8 @@ _LAYOUTS: tuple[tuple[set[str], Callable[[Sheet], tables.Tables]], ...] = (
     ({"Kind", "Kernel_Name", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.dispatches),
     ({"Kernel_Name", "Dispatch_ID", "GPU_ID"}, _rocprofv2_csv.dispatches),
     ({"Index", "KernelName"}, _dispatches_v1),
+    ({"Domain", "ROCTX_ID", "Message", "Timestamp"}, _rocprofv2_csv.roctx),
+    ({"Domain", "Operation", "Kernel_Name", "Start_Timestamp", "Stop_Timestamp"}, _rocprofv2_csv.operations),
     ({"Domain", "Function", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.calls),
     ({"Kind", "Direction", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.copies),
     ({"Node_Id", "Agent_Type"}, _only_other),
@@ -102,5 +99,5 @@ _LAYOUTS: tuple[tuple[set[str], Callable[[Sheet], tables.Tables]], ...] = (
 #: The first two columns of each, by which a file that is cut in its first line is still known.
 _OPENINGS = {
     ("Kind", "Agent_Id"), ("Kind", "Direction"), ("Domain", "Function"), ("Correlation_Id", "Dispatch_Id"),
-    ("Dispatch_ID", "GPU_ID"), ("Index", "KernelName"),
+    ("Dispatch_ID", "GPU_ID"), ("Domain", "ROCTX_ID"), ("Domain", "Operation"), ("Index", "KernelName"),
 }  # fmt: skip

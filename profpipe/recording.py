@@ -173,7 +173,8 @@ def _located(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame,
     joined = launches.merge(renamed, on=keys, how="left", validate="many_to_one")
     by_call = joined["called"].notna() & (joined["correlation"] > 0).fillna(False)
     by_dispatch = ~by_call & joined["dispatched"].notna()
-    joined["thread"] = joined["caller"].where(by_call, joined["thread"])
+    # rocprofv2's calls do not say their thread; its launches do.
+    joined["thread"] = joined["caller"].where(by_call & joined["caller"].notna(), joined["thread"])
     moment = joined["dispatched"].where(by_dispatch, joined["start"])
     joined["called"] = joined["called"].where(by_call, moment)
     joined["returned"] = joined["returned"].where(by_call, moment)
