@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,13 @@ BAD_INPUT = 2
 TOOL_MISSING = 3
 GATE_FAILED = 4
 INTERRUPTED = 130
+
+#: Exit code of a workload's process that could not write down what it measured (EX_IOERR of sysexits.h).
+UNWRITTEN = 74
+
+#: A full disk, a used up quota, and a file that would be longer than `ulimit -f`; and SQLite's words for the first.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TELLS_NO_ROOM = re.compile("|".join(map(re.escape, [*map(os.strerror, _NO_ROOM), "database or disk is full"])))
 
 
 class ProfpipeError(Exception):
@@ -81,6 +89,11 @@ def of_the_system(error: OSError) -> str:
     }
     where = f"{os.fspath(error.filename)!s}: " if isinstance(error.filename, (str, os.PathLike)) else ""
     return f"{where}{what}. {remedies.get(error.errno or 0, '--debug shows where.')}"
+
+
+def lacks_room(text: str) -> bool:
+    """Whether ``text`` says that something could not be written for want of room: done again, it may well succeed."""
+    return bool(_TELLS_NO_ROOM.search(text))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

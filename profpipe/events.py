@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from profpipe.errors import lacks_room
 from profpipe.job import Watch
+
+#: The status here of a case that failed for want of room. It did end; a run that goes on has it once more.
+NO_ROOM: Final = "no room"
 
 
 class Events:
@@ -47,7 +52,7 @@ class Events:
             self.inside, self.inside_since = case, time.monotonic()
             self._watch.case_started(case)
         elif event.get("event") == "case_ended":
-            self.ended[case] = event["status"]
+            self.ended[case] = _status(event)
             self.inside = None if self.inside == case else self.inside
             self._watch.case_ended(case, event["status"], str(event.get("reason") or ""))
 
@@ -57,7 +62,11 @@ def statuses(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     told = (_event(line) for line in path.read_bytes().splitlines())
-    return {event["case"]: event["status"] for event in told if event and event.get("event") == "case_ended"}
+    return {event["case"]: _status(event) for event in told if event and event.get("event") == "case_ended"}
+
+
+def _status(event: Mapping[str, Any]) -> str:
+    return NO_ROOM if lacks_room(str(event.get("reason") or "")) else str(event["status"])
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

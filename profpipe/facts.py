@@ -1,6 +1,7 @@
 """What is true of a case whoever measures it: its work, its own numbers, and how far its result is from a reference.
 
-Asked of the workload after the case was timed. Its times stand whatever becomes of these questions.
+Asked of the workload after the case was timed. Its times stand whatever becomes of these questions. Only where there is
+no room for the files that it keeps has the case failed, and is done again once there is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import tolerance
-from profpipe.errors import one_line
+from profpipe.errors import lacks_room, one_line
 
 Write = Callable[..., None]
 #: What it is of (empty: the case), its name, value, unit and samples; a value that is None is not written.
@@ -81,8 +82,10 @@ class _Case:
             self._write((f"{where}/{file.name}", "kept", file.stat().st_size, "byte", 1) for file in kept)
             if not kept:
                 folder.rmdir()
-        except Exception as error:  # likewise
+        except Exception as error:  # likewise, but for a full disk: with room the files would be there
             self._failed("snapshot", error)
+            if lacks_room(str(error)):
+                raise
 
     def _write(self, rows: Iterable[Metric]) -> None:
         for subject, metric, value, unit, n in rows:

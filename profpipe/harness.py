@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 
 from profpipe import facts, load, process, ranges, ranks, sizes, sweep, timing
 from profpipe.captures import Region, captured, on_one_thread
-from profpipe.errors import one_line
+from profpipe.errors import UNWRITTEN, lacks_room, one_line
 from profpipe.ranks import Ranks
 
 #: Exit code of a process that could not go on after a CUDA error.
@@ -51,7 +52,27 @@ class Events:
 
 def main(argv: list[str]) -> int:
     """Runs the specification ``argv[0]``; 0 when every case was tried, whatever became of it."""
-    spec_path = Path(argv[0])
+    try:
+        _run(Path(argv[0]))
+    except OSError as error:
+        if not lacks_room(str(error)):
+            raise
+        _print_if_possible(traceback.format_exc())
+        return UNWRITTEN
+    return 0
+
+
+def _print_if_possible(text: str) -> None:
+    """The log may be on the full disk as well, and an interpreter that cannot flush its streams ends with code 120."""
+    for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
+        try:
+            stream.write(last)
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _run(spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text(encoding="utf-8"))
     together = ranks.joined(spec.get("processes", 1))
     log = spec_path.parent / ranks.record(together.rank)
@@ -69,7 +90,6 @@ def main(argv: list[str]) -> int:
             _profile_cases(desk, spec_path.parent)
         together.part()
         events.write("finished", time=time.time())
-    return 0
 
 
 # --- one visit to a case ---------------------------------------------------------------------------------------------

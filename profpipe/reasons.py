@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from pathlib import Path
+
+from profpipe.errors import UNWRITTEN, lacks_room
 
 _TELLING = re.compile(
     r"error|exception|fail|fatal|abort|denied|cannot|unable|no such|not found|illegal|unrecogni", re.IGNORECASE
@@ -80,6 +84,14 @@ def killed_by(returncode: int) -> str | None:
 def with_line(what: str, log: str, telling: re.Pattern[str] = _TELLING) -> str:
     line = last_line(log, telling)
     return f"{what}: {line}" if line else what
+
+
+def of_no_room(returncode: int, log: str) -> str | None:
+    """Where a process says that it could not write for want of room: how it ended, and in what words it says so."""
+    if returncode != UNWRITTEN and not lacks_room(log):
+        return None
+    said = next((line for line in reversed(_lines(log)) if lacks_room(line)), os.strerror(errno.ENOSPC))
+    return f"{how(returncode)}: {said if len(said) <= _LONGEST else os.strerror(errno.ENOSPC)}"
 
 
 def last_line(log: str, telling: re.Pattern[str] = _TELLING) -> str:

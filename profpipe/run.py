@@ -24,7 +24,7 @@ from typing import IO
 
 from profpipe import ending, environment, events, journal, made, oomkiller, reasons, sizes, verdict
 from profpipe.ending import Interrupts, Patience
-from profpipe.errors import Interrupted
+from profpipe.errors import Interrupted, lacks_room
 from profpipe.events import Events
 from profpipe.job import Case, Command, Job, Missing, Outcome, Profiler, Watch
 from profpipe.journal import Entry, ProcessEnd
@@ -222,18 +222,23 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
         of_part = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
         if entry.ends:
             seen = Events(_events(job), desk.watch, dict(entry.ended), entry.inside)
-            parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, _kept_ends(entry), desk)))
+            parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, _kept_ends(job, entry), desk)))
         else:
             known = events.statuses(_events(job))
             statuses = {case.id: known[case.id] for case in of_part.cases if case.id in known}
             parts.append(verdict.cut_off(of_part, statuses, keeps_ended_cases=profiler.KEEPS_ENDED_CASES))
-    return parts
+    return verdict.taken_together(parts)
 
 
-def _kept_ends(entry: Entry) -> list[ProcessEnd]:
-    """An export that was interrupted is made anew; the workload's process, always the first, is not."""
-    exports = [end for end in entry.ends[1:] if end.cause != verdict.INTERRUPTED]
-    return [entry.ends[0], *exports]
+def _kept_ends(job: Job, entry: Entry) -> list[ProcessEnd]:
+    """An export that was interrupted or lacked room is made anew; the workload's process, always the first, is not."""
+
+    def stands(end: ProcessEnd) -> bool:
+        failed = end.returncode or end.missing
+        return end.cause != verdict.INTERRUPTED and not (failed and lacks_room(made.output(log, end.log)))
+
+    log = job.folder / "log.txt"
+    return [entry.ends[0], *filter(stands, entry.ends[1:])]
 
 
 def _spec(job: Job) -> dict[str, object]:

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import tables
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, lacks_room
 from profpipe.tables import Tables
 
 DATABASE = "profpipe.db"
@@ -247,6 +247,8 @@ def _database(path: Path) -> Iterator[Any]:
     try:
         yield database
     except sqlite3.DatabaseError as error:
+        if lacks_room(str(error)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise ConfigError(str(path), f"cannot be used: {error}.", "Move it away.") from None
     finally:
         database.close()

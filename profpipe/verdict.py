@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from profpipe import reasons
+from profpipe import errors, reasons
+from profpipe.events import NO_ROOM
 from profpipe.job import Case, Command, Job, Profiler
 
 #: (status, reason): what became of a case, or of a job.
@@ -101,8 +102,16 @@ def _trouble(job: Job, profiler: Profiler, ends: Sequence[End], *, unfinished: b
         return None
     if bad.cause == INTERRUPTED:
         return INTERRUPTED
-    status, reason = bad.cause or profiler.diagnose(bad.log) or _found_out(bad, in_case=bool(job.script and inside))
+    own = bad.cause or _no_room(bad, job) or profiler.diagnose(bad.log)
+    status, reason = own or _found_out(bad, in_case=bool(job.script and inside))
     return status, f"{reason} (log: {job.portable(str(job.folder / 'log.txt'))})"
+
+
+def _no_room(end: End, job: Job) -> Fate | None:
+    # A command of the user's own may end with any code.
+    returncode = 1 if end.returncode == errors.UNWRITTEN and job.script is None else end.returncode
+    reason = reasons.of_no_room(returncode or 0, end.log)
+    return ("failed", reason) if reason else None
 
 
 def _found_out(end: End, *, in_case: bool) -> Fate:
@@ -122,19 +131,43 @@ def cut_off(job: Job, statuses: Mapping[str, str], *, keeps_ended_cases: bool) -
 
     Where the profiler writes its report only at the end, there is none, and nothing of the part counts.
     """
-    kept = statuses if keeps_ended_cases else {}
+    kept = {case: status for case, status in statuses.items() if keeps_ended_cases and status != NO_ROOM}
     rest = tuple(case for case in job.cases if case.id not in kept)
     again = frozenset(case.id for case in rest)
     return Part(job, None, {}, rest=rest, statuses=dict(kept), again=again, has_files=keeps_ended_cases)
 
 
 def gone_on_with(part: Part) -> Part:
-    """``part`` for a run that goes on: where the user stopped it, what that cost is to be done after all."""
-    if part.trouble != INTERRUPTED:
+    """``part`` for a run that goes on: what the user's stopping it cost, or want of room, is to be done after all."""
+    stopped = part.trouble == INTERRUPTED
+    lost = {case for case, (_, reason) in part.fates.items() if stopped or errors.lacks_room(reason)}
+    lost |= {case for case, status in part.statuses.items() if status == NO_ROOM}
+    mended = stopped or bool(part.trouble and errors.lacks_room(part.trouble[1]))
+    if not (lost or mended):
         return part
-    lost = {*part.fates, *(case.id for case in part.rest)}
-    rest = tuple(case for case in part.job.cases if case.id in lost)
-    kept = {case: status for case, status in part.statuses.items() if case not in lost}
+    rest = tuple(case for case in part.job.cases if case.id in lost or case in part.rest)
+    again = {case.id for case in rest} if stopped else lost
     return replace(
-        part, trouble=None, fates={}, rest=rest, statuses=kept, hopeless=False, again=frozenset(lost), began_a_case=True
+        part,
+        trouble=None if mended else part.trouble,
+        fates={case: fate for case, fate in part.fates.items() if case not in lost},
+        rest=rest,
+        statuses={case: status for case, status in part.statuses.items() if case not in again},
+        hopeless=False,
+        again=frozenset(again),
+        began_a_case=True,
     )
+
+
+def taken_together(parts: Sequence[Part]) -> list[Part]:
+    """``parts``, the last of which leaves what any of them has left and no later one has had."""
+    if not parts:
+        return []
+    left: dict[str, Case] = {}
+    for part in parts:
+        for case in part.job.cases:
+            left.pop(case.id, None)
+        left |= {case.id: case for case in part.rest}
+    last = parts[-1]
+    of_others = left.keys() - {case.id for case in last.rest}
+    return [*parts[:-1], replace(last, rest=tuple(left.values()), hopeless=last.hopeless and not of_others)]

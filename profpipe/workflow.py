@@ -3,7 +3,8 @@
 A run may be killed at any point and gone on with. What on disk says how far it is, from the whole to the parts:
 
 * ``ended`` in ``run.json`` is written last of all: the run is done.
-* A job in ``run.json``'s ``jobs`` that was not interrupted is done; its rows were in the tables before.
+* A job in ``run.json``'s ``jobs`` that was not interrupted is done; its rows were in the tables before. Not where one
+  of them says that its case failed for want of room.
 * Any other job is handed to ``run`` again, which takes it up where ``parts.json`` in its folder says. Where nothing is
   left to do it starts no process, and what there is is read.
 * Within a part that was cut off, ``case_ended`` in ``events.jsonl``, where the profiler keeps what such cases left.
@@ -19,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from profpipe import (
     analyze,
@@ -42,7 +45,7 @@ from profpipe import (
     tables,
 )
 from profpipe.document import shown
-from profpipe.errors import ConfigError, Interrupted, ToolMissing
+from profpipe.errors import ConfigError, Interrupted, ProfpipeError, ToolMissing
 from profpipe.job import Case, Job, Missing, Outcome, Watch
 from profpipe.order import ORDER, Machine, Order
 from profpipe.pipeline import Pipeline
@@ -103,9 +106,10 @@ def resume(folder: Path) -> int:
     with store.locked(folder):
         store.tidy(folder)
         data, begun = store.load(folder)
-        if begun.get("ended"):
+        if begun.get("ended") and not _lacked_room(data).any():
             print(f"{folder.name} has nothing left to do.")
             return _exit_code(data, begun, analyze.analyze(data, begun).failed)
+        begun["ended"] = None
         machine = Machine.examine(order)
         _check_same_gpus(folder, begun, machine)
         store.point_latest(order.out)
@@ -166,6 +170,11 @@ class _Run:
         if interrupted is not None:
             self._show(self.record)
             raise Interrupted(f"{interrupted} To go on: {_resume_command(self.folder)}")
+        if lacked := int(_lacked_room(self.data).sum()):
+            self._show(self.record)
+            told = "1 case" if lacked == 1 else f"{lacked} cases"
+            way_on = f"Free some; to go on: {_resume_command(self.folder)}"
+            raise ProfpipeError(f"{told} failed for want of room on the disk. {way_on}")
         ended = {**self.record, "ended": record.utc_now().isoformat(timespec="seconds")}
         failed = self._show(ended)
         store.save_record(self.folder, ended)
@@ -187,7 +196,10 @@ class _Run:
         return failed
 
     def _is_done(self, job: Job) -> bool:
-        name = str(job.folder.relative_to(self.folder))
+        name, cases = str(job.folder.relative_to(self.folder)), self.data.cases
+        own = (cases["workload"] == job.workload) & (cases["profiler"] == job.profiler)
+        if (own & cases["case"].isin([case.id for case in job.cases]) & _lacked_room(self.data)).any():
+            return False
         return any(entry["folder"] == name and not entry.get("interrupted") for entry in self.record["jobs"])
 
     def _take_over(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
@@ -201,6 +213,7 @@ class _Run:
         """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
         job, read, stored = outcome.job, [], self.data
         scrubbed = privacy.scrubbed(outcome.files, self.order.beside)
+        self._forget(job)
         for result in ingest.ingest(
             ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)
         ):
@@ -222,11 +235,22 @@ class _Run:
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
 
+    def _forget(self, job: Job) -> None:
+        """What an earlier try at the job left in the record of its files."""
+        below = f"{job.folder.relative_to(self.folder)}/"
+        for name in ("files", "refused"):
+            self.record[name][:] = [entry for entry in self.record[name] if not entry["source"].startswith(below)]
+
     def _rates(self, job: Job, machine: Machine) -> dict[str, Any]:
         """The devices that the job's processes name, and the rates that hold for it where the machine's do not."""
         devices = ingest.devices(job.records)
         peaks = gpus.peaks_of_job(machine.gpus, {**environment.passed_on(os.environ), **job.env}, devices)
         return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
+
+
+def _lacked_room(data: Tables) -> pd.Series[bool]:
+    """Which cases failed because something could not be written. With room they may well succeed."""
+    return (data.cases["status"] != "ok") & data.cases["reason"].map(errors.lacks_room).astype(bool)
 
 
 def _resume_command(folder: Path) -> str:
