@@ -13,7 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import agreement, by_rank, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
+from profpipe.analysis import agreement, by_rank, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
+from profpipe.analysis.limits import Rates
+from profpipe.analysis.recorded import Number, Recorded
+from profpipe.analysis.study_cases import OF_ITS_PROCESS, Material
 from profpipe.findings import (
     Axes,
     Basis,
@@ -28,11 +31,8 @@ from profpipe.findings import (
     WorkloadFindings,
 )
 from profpipe.kernel_findings import Counters, KernelRow, Phase
-from profpipe.limits import Rates
 from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
-from profpipe.recorded import Number, Recorded
-from profpipe.study_cases import OF_ITS_PROCESS, Material
 from profpipe.study_findings import Study
 from profpipe.tables import ALL, Tables
 from profpipe.tolerance import INACCURATE, Verdict, judge

@@ -14,14 +14,14 @@ from typing import Any
 
 import jinja2
 
-from profpipe import caveats, companions, files, plots, skips, study_plots, study_sheets
-from profpipe.chapters import chapter
 from profpipe.findings import Findings
-from profpipe.markdown import Sheet, code, escape, listed
+from profpipe.page import caveats, companions, files, plots, skips, study_plots, study_sheets
+from profpipe.page.chapters import chapter
+from profpipe.page.markdown import Sheet, code, escape, listed
+from profpipe.page.quantities import duration, percent, size_unit
+from profpipe.page.wording import case_id
 from profpipe.points import shown
-from profpipe.quantities import duration, percent, size_unit
 from profpipe.tables import Tables
-from profpipe.wording import case_id
 
 
 def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:

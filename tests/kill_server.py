@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parent
 #: What a run loads on its way; forked before any of it has started a thread.
 LOADED_LATER = (
     "matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet", "sqlite_utils", "jinja2",
-    "profpipe.plots",
+    "profpipe.page.plots",
 )  # fmt: skip
 
 #: What the runner does to the world. Reading is not among it: to be killed before or after makes no difference.

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from report_study import made_up
 
-from profpipe import answer_sheets, excerpt, load, plots, report
+from profpipe import load, report
 from profpipe.analyze import analyze
-from profpipe.canvas import Plot
 from profpipe.findings import WorkloadFindings
+from profpipe.page import answer_sheets, excerpt, plots
+from profpipe.page.canvas import Plot
 from profpipe.tables import Tables
 
 TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"

@@ -9,7 +9,7 @@ from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range
 
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
-from profpipe.limit_sheets import in_words
+from profpipe.page.limit_sheets import in_words
 from profpipe.tables import Tables
 
 

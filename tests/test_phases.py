@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import report_study as study
 
-from profpipe import load, memory_sheets, phase_sheets
+from profpipe import load
 from profpipe.analyze import analyze
 from profpipe.findings import WorkloadFindings
+from profpipe.page import memory_sheets, phase_sheets
 from profpipe.report import render
 from profpipe.tables import Tables
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_study import made_up, metric_row, recorded, tables
 
-from profpipe import lines, plots
 from profpipe.analyze import analyze
-from profpipe.canvas import spread
+from profpipe.page import lines, plots
+from profpipe.page.canvas import spread
 
 
 def size(path: Path) -> tuple[int, int]:

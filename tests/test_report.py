@@ -24,8 +24,9 @@ from report_study import (
     tables,
 )  # fmt: skip
 
-from profpipe import load, markdown, plots, quantities, report
+from profpipe import load, report
 from profpipe.analyze import analyze
+from profpipe.page import markdown, plots, quantities
 from profpipe.tables import Tables
 
 TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from report_study import case_row, metric_row, tables
 
 from profpipe.analyze import analyze
-from profpipe.skips import skipped
+from profpipe.page.skips import skipped
 
 
 def lines(cases: list[dict[str, object]], times: tuple[str, ...] = ()) -> list[str]:

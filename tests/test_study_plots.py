@@ -7,8 +7,9 @@ from typing import Any
 
 from report_study import case_row, made_up, metric_row, tables
 
-from profpipe import lines, load, report, study_plots
+from profpipe import load, report
 from profpipe.analyze import analyze
+from profpipe.page import lines, study_plots
 from profpipe.pipeline import Plot
 from profpipe.study_findings import Study
 from profpipe.tables import Tables

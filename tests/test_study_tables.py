@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from report_study import ADD, ATTENTION, COPY, case_row, kernel_row, metric_row, range_row, tables
 
-from profpipe import load, plots, report, store, study_sheets
+from profpipe import load, report, store
 from profpipe.analyze import analyze
+from profpipe.page import plots, study_sheets
 from profpipe.pipeline import Table
 from profpipe.study_findings import Study
 from profpipe.tables import Tables

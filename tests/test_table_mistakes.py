@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import asked, config, kernels, shares
+from profpipe import asked, config, kernels
+from profpipe.analysis import shares
 from profpipe.errors import ConfigError
 from profpipe.pipeline import Pipeline
 

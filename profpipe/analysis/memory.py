@@ -1,0 +1,63 @@
+"""The records of memory that a workload kept of its cases, from the tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import pandas as pd
+
+from profpipe.analysis.recorded import Number
+from profpipe.phase_findings import Allocation, Memory, PhaseMemory
+from profpipe.tables import PATH_SEPARATOR
+
+_RANKED = re.compile(r"allocation:(\d+)")
+
+
+def records(
+    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
+) -> Iterator[Memory]:
+    """The record of each of ``cases`` that has one; ``folder`` is that of their job in the run's."""
+    own: dict[str, dict[str, Mapping[str, Number]]] = {}
+    for (case, profiler, subject), found in numbers.items():
+        if profiler == "plain" and subject:
+            own.setdefault(case, {})[subject] = found
+    for case in cases:
+        subjects = own.get(case, {})
+        with_peak = {name: found for name, found in subjects.items() if "peak_allocated" in found}
+        phases = tuple(_phase(name, with_peak[name]) for name in _outer_first(with_peak))
+        if phases:
+            kept = {name: found["kept"].value for name, found in subjects.items() if "kept" in found}
+            files = tuple((f"{folder}/{name}" if folder else name, size) for name, size in kept.items())
+            yield Memory(case, phases, tuple(_allocations(subjects)), files)
+
+
+def _outer_first(names: Iterable[str]) -> Iterator[str]:
+    """In the order given, each after the ranges around it: other numbers of a range may stand before them."""
+    names = list(names)
+    around = (PATH_SEPARATOR.join(steps[:depth]) for steps in map(_steps, names) for depth in range(1, len(steps) + 1))
+    return (path for path in dict.fromkeys(around) if path in names)
+
+
+def _steps(path: str) -> list[str]:
+    return path.split(PATH_SEPARATOR)
+
+
+def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
+    start, end = (found[key].value if key in found else None for key in ("allocated_at_start", "allocated_at_end"))
+    return PhaseMemory(name, start, found["peak_allocated"].value, end)
+
+
+def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:
+    """In the order of their ranks: the largest first."""
+    ranked: dict[int, Allocation] = {}
+    for place, found in subjects.items():
+        for metric, number in found.items():
+            if match := _RANKED.fullmatch(metric):
+                held = _count(found.get(f"held:{match[1]}"))
+                ranked[int(match[1])] = Allocation(place, number.value, _count(number), held)
+    return [ranked[rank] for rank in sorted(ranked)]
+
+
+def _count(number: Number | None) -> int:
+    return 0 if number is None or pd.isna(number.n) else int(number.n)

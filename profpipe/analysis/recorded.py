@@ -1,0 +1,82 @@
+"""The tables of one workload, looked up once by case, so that each question about a case is a dictionary's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from profpipe.analysis.shares import split
+from profpipe.analysis.tallies import Key, OwnRange, Tally, own_ranges, rows, tally
+from profpipe.concerns import status_told
+from profpipe.findings import Split
+from profpipe.tables import DEVICE_PREFIX, RANK_PREFIX, Tables
+
+_APART = (RANK_PREFIX, DEVICE_PREFIX)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A row of `metrics`; ``n`` and the interval may be missing."""
+
+    value: float
+    unit: str
+    n: Any
+    ci_low: Any
+    ci_high: Any
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the tables hold of one workload by case, looked up once: a sweep has hundreds of cases."""
+
+    tables: Tables
+    tallies: Mapping[Key, Tally]
+    ranges: Mapping[Key, OwnRange]
+    #: (case, profiler, subject) -> metric -> its row; of a number recorded twice (a resumed run) the last.
+    numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
+    #: (case, profiler) -> subject -> metric -> its row: of a single one of several processes, or of its GPU.
+    apart: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
+    statuses: Mapping[str, Mapping[str, str]]
+    flags: Mapping[Key, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, tables: Tables) -> Recorded:
+        numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
+        apart: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
+        # A rule of ncu speaks also where it estimates no speed-up.
+        told = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith("rule:")
+        m = tables.metrics[told]
+        names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
+        for case, profiler, subject, metric, *row in rows(m, *names):
+            if subject.startswith(_APART):
+                own = apart.setdefault((case, profiler), {}).setdefault(subject, {})
+            else:
+                own = numbers.setdefault((case, profiler, subject), {})
+            own[metric] = Number(*row)
+        statuses: dict[str, dict[str, str]] = {}
+        flags: dict[Key, tuple[str, ...]] = {}
+        for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):
+            statuses.setdefault(case, {})[profiler] = status_told(status, reason)
+            # Runs of before 0.2 wrote host-bound, later ones host_bound.
+            flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
+        return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, apart, statuses, flags)
+
+    def splits(self, once: bool) -> dict[str, dict[str, Split]]:
+        """Kernel time by case and profiler; ``once``: a command, whose process is its one iteration."""
+        found: dict[str, dict[str, Split]] = {}
+        for (case, profiler), own in self.tallies.items():
+            own_range = self.ranges.get((case, profiler), OwnRange())
+            count = self._iterations(case, profiler) or (1 if once else None)
+            if divided := split(profiler, own, count, own_range):
+                found.setdefault(case, {})[profiler] = divided
+        return found
+
+    def _iterations(self, case: str, profiler: str) -> int | None:
+        """How often a case ran: the instances of its own range, else what the harness counted."""
+        own_range = self.ranges.get((case, profiler))
+        if own_range and own_range.instances:
+            return own_range.instances
+        said = self.numbers.get((case, profiler, ""), {}).get("iterations")
+        return int(said.value) if said and case else None

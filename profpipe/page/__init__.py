@@ -1,0 +1,1 @@
+"""The parts of ``report``: findings -> sentences, tables and plots of the page."""

@@ -1,0 +1,84 @@
+"""How far results are from their reference, and which of them are within the tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from profpipe.findings import Point, WorkloadFindings
+from profpipe.page.markdown import Sheet, code, escape, listed
+from profpipe.page.quantities import MISSING, number, percent
+from profpipe.page.wording import case_label, cases
+from profpipe.points import shown
+from profpipe.tolerance import MEASURES, TENSORS, UNCHECKED, bound, cosine, parts
+
+_TITLES = {
+    "error_max": "max error", "error_mean": "mean error", "error_rel_l1": "relative L1", "error_rmse": "RMSE",
+    "cosine": "cosine",
+}  # fmt: skip
+_NAMES = {"out": "out", "dq": "dQ", "dk": "dK", "dv": "dV"}
+
+#: Cases outside the tolerance that a sentence names; more are counted.
+_NAMED = 4
+
+
+def compared(workload: WorkloadFindings) -> bool:
+    """Whether there is more to say than the largest and the mean error, which stand with the times."""
+    return bool(workload.tolerance) or any("error_rel_l1" in point.values for point in workload.points)
+
+
+def said(workload: WorkloadFindings) -> str:
+    """The limits, how many cases are within them, and which are not."""
+    judged = [point for point in workload.points if point.accuracy is not None]
+    if not workload.tolerance or not judged:
+        return ""
+    limits = listed(f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items())
+    of_all = ", for gradients as for the output" if _has_gradients(judged) else ""
+    missed = [point for point in judged if point.barred]
+    every = "Every case is" if not missed else f"{len(judged) - len(missed)} of {cases(len(judged))} are"
+    outside = ""
+    if missed:
+        told = [f"{case_label(p)} ({escape(p.accuracy.why)})" for p in missed if p.accuracy]
+        outside = f". Not: {listed(told, most=_NAMED)}"
+    return f"Allowed: {escape(limits)}{of_all}. {every} within that{outside}."
+
+
+def _has_gradients(points: Sequence[Point]) -> bool:
+    return any(parts(measure)[1] != "out" for point in points for measure in point.values if measure in MEASURES)
+
+
+def accuracy(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
+    """A row a case and tensor; whether it is within the tolerance, and else what it misses."""
+    labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
+    head = [*map(escape, labels), "of", *_TITLES.values(), "% compared", "within tolerance"]
+    rows = [[*_labels(point, workload), *row] for point in points if point.time for row in _rows(point, workload)]
+    return Sheet(head, rows, labels=len(labels) + 1, words=frozenset({"within tolerance"})).without_empty()
+
+
+def _labels(point: Point, workload: WorkloadFindings) -> list[str]:
+    shape = [escape(shown(value)) for _, value in point.shape]
+    return shape + ([code(point.variant)] if workload.compare else []) or [code(point.id)]
+
+
+def _rows(point: Point, workload: WorkloadFindings) -> Iterator[list[str]]:
+    """One for each tensor that was compared; one that says so where none was."""
+    found = {parts(m): (m, value) for m, value in point.values.items() if m in MEASURES}
+    share = percent(point.values["checked"] / 100) if "checked" in point.values else MISSING
+    tensors = [tensor for tensor in TENSORS if any(of == tensor for _, of in found)]
+    for tensor in tensors:
+        own = [found.get((name, tensor)) for name in _TITLES]
+        yield [_NAMES[tensor], *(_number(*pair) if pair else MISSING for pair in own), share, _within(point, tensor)]
+    if not tensors and workload.tolerance:
+        yield [MISSING] * (len(_TITLES) + 2) + [f"**{UNCHECKED}**"]
+
+
+def _number(measure: str, value: float) -> str:
+    return cosine(value) if measure.startswith("cosine") else number(value)
+
+
+def _within(point: Point, tensor: str) -> str:
+    if point.accuracy is None:
+        return MISSING
+    misses = [miss for miss in point.accuracy.misses if parts(miss.measure)[1] == tensor]
+    if misses:
+        return "**no**: " + ", ".join(f"{_TITLES[parts(m.measure)[0]]} {bound(m.measure, m.limit)}" for m in misses)
+    return f"**{UNCHECKED}**" if point.accuracy.mark == UNCHECKED else "yes"

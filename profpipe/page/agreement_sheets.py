@@ -1,0 +1,159 @@
+"""Findings -> the tables that compare profilers with one another: in sum, each difference, each figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from profpipe.findings import Agreement, Figure, Point, WorkloadFindings
+from profpipe.page.markdown import Sheet, code, escape, listed
+from profpipe.page.quantities import MISSING, percent, ratio, signed_percent, time_unit
+from profpipe.page.wording import case_label
+
+#: Differences up to this need no reason, as in ``agreement``.
+CLOSE = 0.03
+
+#: Kernels above this are long enough for launch gaps and cold caches to be a small part of them.
+_LONG_NS = 50_000.0
+
+
+def in_sum(workload: WorkloadFindings) -> Sheet:
+    """A row a profiler: how many cases are within 3 % of the reference, how far the largest is off, and why."""
+    reference = workload.agreements[0].reference if workload.agreements else ""
+    rows = []
+    for profiler, own in _by_profiler(workload.agreements).items():
+        long = [(a, f) for a, f in own if a.figures[0].ns >= _LONG_NS]
+        rows.append(
+            [
+                _called(profiler, own[0][0].point),
+                _within(own),
+                _largest(own),
+                _within(long) if long and len(long) < len(own) else "",
+                _largest(long) if long and len(long) < len(own) else "",
+                _kinds(own),
+            ]
+        )
+    head = [
+        f"against {reference}",
+        "within 3 %",
+        "largest difference",
+        "above 50 us: within 3 %",
+        "largest",
+        "larger ones, by reason",
+    ]
+    return Sheet(head, rows, words=frozenset({head[2], head[4], head[5]})).without_empty()
+
+
+def apart(workload: WorkloadFindings) -> Sheet:
+    """Each difference of more than 3 %, with its reason; those without one first, then the largest."""
+    found = [
+        (a.point, f) for own in _by_profiler(workload.agreements).values() for a, f in own
+        if f.difference is None or abs(f.difference) > CLOSE
+    ]  # fmt: skip
+    found.sort(key=lambda pair: (not pair[1].flagged, -abs(pair[1].difference or 0.0)))
+    rows = [
+        [case_label(point), _called(figure.profiler, point), signed_percent(figure.difference), _because(figure)]
+        for point, figure in found
+    ]
+    return Sheet(["case", "as timed by", "difference", "because"], rows, labels=2, words=frozenset({"because"}))
+
+
+def everything(workload: WorkloadFindings) -> Sheet:
+    """A row a case: the reference's kernels, and how far each other figure is off."""
+    found = workload.agreements
+    unit = time_unit(agreement.figures[0].ns for agreement in found)
+    others = list(_by_profiler(found))
+    columns: list[tuple[str, Callable[[Agreement], str]]] = [
+        (f"{found[0].reference if found else ''}: {unit.name}/call", lambda a: unit.of(a.figures[0].ns)),
+        ("some kernel runs", lambda a: unit.of(_busy(a))),
+        ("host in its range", lambda a: unit.of(a.point.split.range_ns if a.point.split else None)),
+        *((_called(name, found[0].point), _difference(name)) for name in others),
+    ]
+    rows = [[case_label(a.point), *(cell(a) for _, cell in columns)] for a in found]
+    return Sheet(["case", *(title for title, _ in columns)], rows).without_empty()
+
+
+def _busy(agreement: Agreement) -> float | None:
+    """The time in which some kernel ran, where that is not the sum of them all."""
+    split = agreement.point.split
+    if split is None or split.busy_ns is None or abs(split.busy_ns / split.total.ns - 1) < 0.001:
+        return None
+    return split.busy_ns
+
+
+def overheads(workload: WorkloadFindings) -> Sheet:
+    """What each profiler added to the loop of the cases."""
+    labels = {point.id: case_label(point) for point in workload.points}
+    rows = []
+    for profiler in dict.fromkeys(o.profiler for o in workload.overheads):
+        own = [o for o in workload.overheads if o.profiler == profiler]
+        most = max(own, key=lambda o: o.share)
+        marked = sum(o.marked for o in own)
+        where = labels.get(most.case, code(most.case))
+        rows.append([code(profiler), _added(statistics.median(o.share for o in own)),
+                     f"{_added(most.share)} ({where})", f"{marked} of {len(own)}"])  # fmt: skip
+    head = ["profiler", "median", "most", "cases marked profiler_overhead"]
+    return Sheet(head, rows, words=frozenset({"most"}))
+
+
+def _added(share: float) -> str:
+    return signed_percent(share) if share < 9.995 else f"{ratio(share + 1)} the time"
+
+
+def _by_profiler(agreements: Iterable[Agreement]) -> dict[str, list[tuple[Agreement, Figure]]]:
+    """All figures but the reference's own."""
+    found: dict[str, list[tuple[Agreement, Figure]]] = {}
+    for agreement in agreements:
+        for figure in agreement.figures[1:]:
+            found.setdefault(figure.profiler, []).append((agreement, figure))
+    return found
+
+
+def _within(own: Sequence[tuple[Agreement, Figure]]) -> str:
+    close = sum(f.difference is not None and abs(f.difference) <= CLOSE for _, f in own)
+    return f"{close} of {len(own)}"
+
+
+def _largest(own: Sequence[tuple[Agreement, Figure]]) -> str:
+    known = [(a, f) for a, f in own if f.difference is not None]
+    if not known:
+        return MISSING
+    agreement, figure = max(known, key=lambda pair: abs(pair[1].difference or 0.0))
+    return f"{signed_percent(figure.difference)} ({case_label(agreement.point)})"
+
+
+def _kinds(own: Sequence[tuple[Agreement, Figure]]) -> str:
+    """``launch gaps 12, no known reason 1``: the differences above 3 % by the kind of their reason."""
+    kinds: dict[str, int] = {}
+    for _, figure in own:
+        if figure.difference is None or abs(figure.difference) > CLOSE:
+            kind = "**no known reason**" if figure.flagged else escape(figure.reason.partition(":")[0])
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return listed(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def _because(figure: Figure) -> str:
+    covered = (
+        f"over the kernels that both saw, {percent(figure.covered)} % of the time" if figure.covered < 0.995 else ""
+    )
+    reason = "**no known reason**" if figure.flagged and not figure.reason else escape(figure.reason)
+    return "; ".join(part for part in (reason, covered) if part)
+
+
+def _difference(profiler: str) -> Callable[[Agreement], str]:
+    def cell(agreement: Agreement) -> str:
+        figure = next((f for f in agreement.figures[1:] if f.profiler == profiler), None)
+        if figure is None:
+            return MISSING
+        covered = f" (over {percent(figure.covered)} %)" if figure.covered < 0.995 else ""
+        mark = " **?**" if figure.flagged else ""
+        return f"{signed_percent(figure.difference)}{covered}{mark}"
+
+    return cell
+
+
+def _called(profiler: str, point: Point) -> str:
+    cpu = bool(point.split and point.split.kind == "cpu_op")
+    if profiler == "plain":
+        return "time of a call" if cpu else "CUDA events"
+    return f"{profiler}, {'operators' if cpu else 'kernels'}"

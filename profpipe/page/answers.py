@@ -1,0 +1,323 @@
+"""Findings -> the sentences that answer the question: who is fastest, where, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
+from profpipe.page import excerpt
+from profpipe.page.markdown import code, escape, listed, slug
+from profpipe.page.quantities import count, duration, plus_minus, ratio, time_unit
+from profpipe.page.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
+
+#: Shapes or cases that a sentence names; more are counted.
+_NAMED = 2
+
+#: Winners, and pairs that are level, that the headline names where there are several more.
+_WINNERS = 2
+
+#: A median of which less is known is told with its interval, and one without an interval with its samples, where these
+#: spread further. Leads of a tenth are common.
+_WIDE, _SCATTERED = 0.05, 0.10
+
+
+def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
+    """The sentences of the first lines. ``alone``: the report has no other workload, so no heading carries its name."""
+    largest = workload.largest
+    if largest is None or not any(shape.win for shape in workload.shapes):
+        counted = [f"{n} launches under {code(profiler)}" for profiler, n in workload.launches.items() if n]
+        return [f"**No case has a time{'; ' + listed(counted) + ', of unknown duration' if counted else ''}.**"]
+    if not _compared(workload):
+        return [f"**{_capitalised(_plain_times(workload))}**"]
+    judged = [shape for shape in workload.shapes if shape.win]
+    said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
+    first = [f"**{_capitalised(said)}**", *_barred(judged)]
+    return [*first, *_spread(judged), *_paradoxes(workload, largest, alone)]
+
+
+def _capitalised(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _compared(workload: WorkloadFindings) -> bool:
+    several = any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes)
+    return several and bool(workload.compare)
+
+
+# --- nothing to compare ----------------------------------------------------------------------------------------------
+
+
+def _plain_times(workload: WorkloadFindings) -> str:
+    points = [point for shape in workload.shapes for point in shape.timed]
+    only = points[0]
+    if (
+        len(points) == 1
+        and only.split
+        and only.split.iterations is None
+        and workload.basis
+        and not workload.basis.timed
+    ):
+        noun = "call of a CPU operator" if only.split.kind == "cpu_op" else "kernel launch"
+        return f"{_several(only.split.total.calls, noun)}, {duration(only.split.total.ns)} in all."
+    if len(points) <= 4:
+        return f"{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}."
+    ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
+    return f"{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}."
+
+
+def _named_time(point: Point) -> str:
+    return (
+        f"{axes(point.shape) or code(point.variant) or 'one call'}: {duration(point.time.ns if point.time else None)}"
+    )
+
+
+def _time_of(point: Point) -> str:
+    return f"{duration(point.time.ns if point.time else None)} ({axes(point.shape) or code(point.variant)})"
+
+
+def _several(n: float, noun: str) -> str:
+    first, _, rest = noun.partition(" of ")
+    plural = first + ("es" if first.endswith("ch") else "s") if round(n) != 1 else first
+    return f"{count(n)} {plural}" + (f" of {rest}s" if rest else "")
+
+
+# --- one shape -------------------------------------------------------------------------------------------------------
+
+
+def _one_shape(workload: WorkloadFindings, shape: Shape) -> str:
+    win = shape.win
+    assert win is not None and win.best.time is not None
+    comma = "," if len(shape.axes) > 1 else ""
+    name, place = code(win.best.variant), f"At {axes(shape.axes)}{comma} " if shape.axes else ""
+    time = f"{duration(win.best.time.ns)} {of_what(workload.basis)}"
+    if win.second is None:
+        return f"{place}only {name} has a time{_and_accurate(shape)}: {time}."
+    if win.verdict == "void":
+        return f"{place}{name} has the lowest time, {time}, but is not called the fastest: {win.why}."
+    if win.verdict == "level":
+        both = f"{name} and {code(win.second.variant)} are level"
+        return f"{place}{both}: {time}, {_lead(win, shape)}; their 95 % intervals overlap."
+    fastest = "the fastest accurate one" if win.barred else "fastest"
+    return f"{place}{name} is {fastest}: {time}, {_lead(win, shape)}."
+
+
+def _and_accurate(*shapes: Shape) -> str:
+    """Of the only one left, where others have a time too."""
+    return " and is accurate" if any(len(shape.timed) > 1 for shape in shapes) else ""
+
+
+def _lead(win: Win, shape: Shape) -> str:
+    """By how much, over which baseline; a winning baseline is compared with the next."""
+    best, second = win.best, win.second
+    assert best.time is not None and second is not None and second.time is not None
+    ahead = f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}"
+    if best.is_baseline:
+        return f"the baseline itself, {ahead}"
+    if best.speedup is None:
+        return f"{ahead}; the baseline has no time here" if shape.baseline else ahead
+    base = f"{code(shape.baseline.variant)} (baseline)" if shape.baseline else "its baseline"
+    return f"{ratio(best.speedup)} over {base}"
+
+
+# --- several shapes --------------------------------------------------------------------------------------------------
+
+
+def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Shape) -> str:
+    clear = _by_variant(shapes, "clear")
+    if len(clear) == 1 and sum(map(len, clear.values())) == len(shapes):
+        return _everywhere(workload, next(iter(clear.values())), largest)
+    said = []
+    if clear:
+        of = " of the accurate ones" if any(s.win.barred for s in shapes if s.win) else ""
+        said.append(f"Fastest{of}: {listed(_winners(clear, len(shapes)))}.")
+    said += list(_levels(shapes))
+    said += list(_voided(shapes))
+    if only := _by_variant(shapes, "only"):
+        alone = [
+            f"only {code(name)} has a time{_and_accurate(*own)} {_where(own, len(shapes))}"
+            for name, own in only.items()
+        ]
+        said.append(f"{listed(alone)}.".replace("only", "Only", 1))
+    return " ".join(said)
+
+
+def _winners(clear: Mapping[str, Sequence[Shape]], total: int) -> Iterator[str]:
+    """Who wins where and by how much; of many winners the first two, and in how many shapes the others do."""
+    named = list(clear.items()) if len(clear) <= _WINNERS + 1 else list(clear.items())[:_WINNERS]
+    for name, own in named:
+        yield f"{code(name)} {_where(own, total)} ({_leads(own)})"
+    if others := [own for name, own in clear.items() if name not in dict(named)]:
+        yield f"{len(others)} others in {sum(map(len, others))}"
+
+
+def _by_variant(shapes: Iterable[Shape], verdict: str) -> dict[str, list[Shape]]:
+    """The shapes with that verdict by who is first in them, the one with most first."""
+    found: dict[str, list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == verdict:
+            found.setdefault(shape.win.best.variant, []).append(shape)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Shape) -> str:
+    win = shapes[0].win
+    assert win is not None
+    name = code(win.best.variant)
+    who = f"The baseline, {name}," if win.best.is_baseline else name
+    at = next((shape for shape in shapes if shape is largest), shapes[-1])
+    assert at.win is not None and at.win.best.time is not None
+    there = f"{duration(at.win.best.time.ns)} {of_what(workload.basis)} at {axes(at.axes)}"
+    fastest = "the fastest accurate one" if any(shape.win.barred for shape in shapes if shape.win) else "fastest"
+    return f"{who} is {fastest} in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+
+
+def _every(shapes: int) -> str:
+    return "both shapes" if shapes == 2 else f"all {shapes} shapes"
+
+
+def _leads(shapes: Sequence[Shape]) -> str:
+    """``1.34x to 1.61x over `sdpa_flash` (baseline)``, else over the next."""
+    low, high = min(map(_over, shapes)), max(map(_over, shapes))
+    span = ratio(low) if ratio(low) == ratio(high) else f"{ratio(low)} to {ratio(high)}"
+    base = shapes[0].baseline
+    bases = {shape.baseline.variant if shape.baseline and _has_speedup(shape) else None for shape in shapes}
+    over_one = base is not None and len(bases) == 1 and None not in bases
+    return f"{span} over {code(base.variant)} (baseline)" if base and over_one else f"{span} over the next"
+
+
+def _has_speedup(shape: Shape) -> bool:
+    return bool(shape.win and shape.win.best.speedup is not None and not shape.win.best.is_baseline)
+
+
+def _over(shape: Shape) -> float:
+    """The winner's lead over the baseline; over the next where it is the baseline or there is none."""
+    win = shape.win
+    assert win is not None and win.best.time is not None
+    if _has_speedup(shape) and win.best.speedup is not None:
+        return win.best.speedup
+    return win.second.time.ns / win.best.time.ns if win.second and win.second.time else 1.0
+
+
+def _where(shapes: Sequence[Shape], total: int) -> str:
+    if len(shapes) == total > 1:
+        return f"in {_every(total)}"
+    if len(shapes) <= _NAMED:
+        return "at " + listed(axes(shape.axes) for shape in shapes)
+    return f"in {len(shapes)} of {total} shapes"
+
+
+def _levels(shapes: Sequence[Shape]) -> Iterator[str]:
+    pairs: dict[tuple[str, ...], list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == "level" and shape.win.second:
+            pairs.setdefault(tuple(sorted((shape.win.best.variant, shape.win.second.variant))), []).append(shape)
+    ordered = sorted(pairs.items(), key=lambda item: -len(item[1]))
+    named = ordered if len(ordered) <= _WINNERS + 1 else ordered[:_WINNERS]
+    for pair, own in named:
+        yield f"{listed(map(code, pair))} are level {_where(own, len(shapes))}."
+    if others := ordered[len(named) :]:
+        yield f"{len(others)} other pairs are level in {sum(len(own) for _, own in others)} shapes."
+
+
+def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Shape]] = {}
+    for shape in shapes:
+        if shape.win and shape.win.verdict == "void":
+            groups.setdefault((shape.win.best.variant, shape.win.why), []).append(shape)
+    if len(groups) > 1 and len(shapes) > excerpt.SHAPES:
+        reasons = {why for _, why in groups}
+        why = reasons.pop() if len(reasons) == 1 else "for its marks or those of the next"
+        yield f"In {sum(map(len, groups.values()))} shapes the lowest time is not called the fastest: {why}."
+        return
+    for (name, why), own in groups.items():
+        place = _where(own, len(shapes))
+        yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."
+
+
+# --- who is not called fast ------------------------------------------------------------------------------------------
+
+
+def _barred(shapes: Sequence[Shape]) -> Iterator[str]:
+    """A sentence for each that took less time than the winner, and whose result is outside the tolerance."""
+    found: dict[tuple[str, str], list[tuple[Shape, Point]]] = {}
+    for shape in shapes:
+        for point in shape.win.barred if shape.win else ():
+            if point.accuracy:
+                found.setdefault((point.variant, point.accuracy.mark), []).append((shape, point))
+    for (name, mark), own in found.items():
+        shape, point = own[-1]
+        assert point.time is not None and point.accuracy is not None
+        why = escape(point.accuracy.why)
+        if len(shapes) == 1:
+            told = f"takes {duration(point.time.ns)}"
+        else:
+            told = f"takes less time {_where([shape for shape, _ in own], len(shapes))}"
+            why = f"{why} at {axes(shape.axes)}" if why else why
+        yield f"{code(name)} {told} and is not called faster: its result is **{mark}**{f' ({why})' if why else ''}."
+
+
+# --- how well the times are known ------------------------------------------------------------------------------------
+
+
+def _spread(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Whether the winner's or the next one's median is poorly known: the worst of them, and in how many shapes."""
+    first = [(s, p) for s in shapes if s.win for p in (s.win.best, s.win.second) if p is not None]
+    poor = [(shape, point) for shape, point in first if _uncertainty(point)]
+    if not poor:
+        return
+    shape, worst = max(poor, key=lambda pair: _uncertainty(pair[1]))
+    place = f" at {axes(shape.axes)}" if len(shapes) > 1 else ""
+    touched = len({shape.axes for shape, _ in poor})
+    among = f" in {_every(touched) if touched == len(shapes) else f'{touched} of {len(shapes)} shapes'}, most of all"
+    others = [point for _, point in poor if point is not worst] if len(shapes) == 1 else []
+    told = listed(
+        [f"{code(worst.variant)}{place} {_known(worst)}", *(f"{code(p.variant)} {_known(p)}" for p in others)]
+    )
+    yield f"Mind the spread{among if touched > 1 else ''}: {told}."
+
+
+def _uncertainty(point: Point) -> float:
+    """Half the width of what its median may be, or of its samples, as a share of it; 0 where that is no worry."""
+    time = point.time
+    if time is None:
+        return 0.0
+    if time.half_width is not None:
+        return time.half_width if time.half_width > _WIDE else 0.0
+    if time.p10 is None or time.p90 is None or not time.ns:
+        return 0.0
+    half = (time.p90 - time.p10) / 2 / time.ns
+    return half if half > _SCATTERED else 0.0
+
+
+def _known(point: Point) -> str:
+    time = point.time
+    assert time is not None
+    unit = time_unit([time.ns])
+    samples = ""
+    if time.p10 is not None and time.p90 is not None:
+        samples = f"p10 to p90 {unit.of(time.p10)} to {unit.with_name(time.p90)}"
+    if time.half_width is None:
+        return f"has too few samples for a 95 % interval ({samples})"
+    interval = f"has a 95 % interval of {plus_minus(time.half_width)}"
+    return f"{interval} ({samples})" if samples else interval
+
+
+# --- what a swap eats ------------------------------------------------------------------------------------------------
+
+
+def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterator[str]:
+    """A faster attention kernel in a slower call, and what ate the difference."""
+    anchor = slug(heading(SWAP_HEADING, workload, alone))
+    for swap in [swap for swap in shape.swaps if swap.faster_kernel_slower_call][:3]:
+        call = swap.measured_call if swap.measured_call is not None else swap.call
+        yield (
+            f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)})"
+            f" and yet a slower call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
+        )
+
+
+def _eaten(swap: Swap) -> str:
+    costs = [f"{PARTS_SAID[part]} ({duration(ns)} more)" for part, ns, _ in swap.changes if ns > 0]
+    if swap.call > 1 or not costs:
+        return "its kernels together are no slower, the time goes between them"
+    return f"{listed(costs)} cost what the kernel saves"

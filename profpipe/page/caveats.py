@@ -1,0 +1,212 @@
+"""Findings -> sentences: whatever casts doubt on the whole, and what is known to be in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.findings import Agreement, Findings, WorkloadFindings
+from profpipe.page.files import NO_KERNELS
+from profpipe.page.markdown import code, escape, listed, short_names
+from profpipe.page.quantities import duration, percent, signed_percent
+from profpipe.page.skips import subject
+from profpipe.page.wording import case_id, case_label, cases
+
+#: A classified share below this is told among the doubts.
+ENOUGH = 0.99
+
+#: What nsys says of every capture that is stopped by a range, and the harness of every run: no doubt, just a note.
+_HARMLESS = re.compile(r"might (not )?have |events were lost\? no|bytes written between samples|cut off is set aside")
+
+
+def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
+    """Every reason to be careful, most serious first, a sentence each."""
+    lines = _interrupted(findings, alone)
+    lines += [_not_run(g, findings, alone) for g in findings.not_run if g.status not in ("skipped", "interrupted")]
+    lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
+    lines += [_refused(refusal) for refusal in run.get("refused") or ()]
+    lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < ENOUGH or c.too_low]
+    lines += [_unseen(u, findings, alone) for u in findings.unseen]
+    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
+    lines += [line for w in findings.workloads for line in _disagreements(w, alone)]
+    # On a CPU every file says that it has no GPU events, which the first lines have said already.
+    serious = [] if on_cpu(findings) else [note for note, harmless in _told(run) if not harmless]
+    return list(dict.fromkeys(lines + serious))
+
+
+def on_cpu(findings: Findings) -> bool:
+    """Whether everything that was seen are CPU operators."""
+    kinds = {point.split.kind for w in findings.workloads for point in w.points if point.split}
+    return kinds == {"cpu_op"}
+
+
+def notes(findings: Findings, run: Mapping[str, Any]) -> list[str]:
+    """What the parsers had to say of the files and is no doubt."""
+    return [note for note, harmless in _told(run) if harmless or on_cpu(findings)]
+
+
+def _told(run: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """(sentences, whether they are harmless) of the parsers; files that share their notes together."""
+    sources: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
+    for file in run.get("files") or ():
+        for harmless in (False, True):
+            own = tuple(note for note in map(str, file.get("notes") or ()) if _is_harmless(note, run) is harmless)
+            if own:
+                sources.setdefault((harmless, own), []).append(code(file.get("source", "")))
+    return [
+        (f"{listed(files, most=3)}: {' '.join(map(sentence, own))}", harmless)
+        for (harmless, own), files in sources.items()
+    ]
+
+
+def _is_harmless(note: str, run: Mapping[str, Any]) -> bool:
+    return bool(_HARMLESS.search(note) or (without_gpu(run) and NO_KERNELS.match(note)))
+
+
+def without_gpu(run: Mapping[str, Any]) -> bool:
+    """Whether the run was made on a machine that has no GPU; of files from elsewhere nobody knows."""
+    return (run.get("machine") or {}).get("gpus") == []
+
+
+def sentence(text: object) -> str:
+    """Escaped text that ends as a sentence does; empty stays empty."""
+    flat = escape(text or "")
+    return flat if not flat or flat.endswith((".", "!", "?")) else flat + "."
+
+
+def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
+    what = subject(group, findings)
+    where = "" if alone else f" of {code(group.workload)}"
+    who = f" under {listed(map(code, group.profilers))}"
+    logs = [f"[{escape(log)}]({escape(log)})" for log in group.logs]
+    log = f" Log: {listed(logs, most=4)}." if logs else ""
+    reason = sentence(group.reason or "no reason was recorded")
+    return f"**{fate(group)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
+
+
+def _interrupted(findings: Findings, alone: bool) -> list[str]:
+    """One sentence for a run that the user stopped: how to go on, and what is missing until then."""
+    missing = []
+    for group in findings.not_run:
+        if group.status != "interrupted":
+            continue
+        what = subject(group, findings) or "everything"
+        number = f" ({cases(len(group.cases))})" if len(group.cases) > 1 else ""
+        where = "" if alone else f" of {code(group.workload)}"
+        missing.append(f"{fate(group).lower()} under {listed(map(code, group.profilers))}: {what}{where}{number}")
+    go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
+    return [f"{go_on} Until then it lacks what was {'; '.join(missing)}."] if missing else []
+
+
+def fate(group: NotRun) -> str:
+    if group.status == "interrupted" and group.reason.endswith("before it started"):
+        return "Not begun"
+    return {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(
+        group.status, group.status.capitalize()
+    )
+
+
+def _refused(refusal: Mapping[str, Any]) -> str:
+    told = [sentence(refusal.get(key, "")) for key in ("what", "remedy")]
+    return f"Not read: {code(refusal.get('source', ''))}: {' '.join(told)}".strip()
+
+
+def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
+    """One of each kind of expectation that failed alike, its cases together."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for e in expectations:
+        groups.setdefault((e.workload, e.asked, e.found, e.met, e.own_copy), []).append(e.case)
+    return [
+        Expectation(workload, listed((case_id(case) for case in alike), most=4), asked, found, met, own)  # type: ignore[arg-type]
+        for (workload, asked, found, met, own), alike in groups.items()
+    ]
+
+
+def _unmet(e: Expectation) -> str:
+    ran = listed(code(family) for family in e.found) or "no attention kernel at all (gemm and softmax)"
+    return f"**Failed expectation**: {e.case} asked for {code(e.asked)} kernels; what ran is {ran}."
+
+
+def expectations_met(findings: Findings) -> str:
+    """One sentence on the cases that ran what they asked for; empty where none was asked."""
+    met = [e for e in findings.expectations if e.met]
+    if not met:
+        return ""
+    total = len(findings.expectations)
+    every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
+    every = "The one case" if total == 1 else every
+    own = sorted({e.asked for e in met if e.own_copy})
+    note = f" ({listed(code(f) for f in own)} from PyTorch's own copy)" if own else ""
+    return f"{every} that name{'s' if total == 1 else ''} a kernel family ran kernels of that family{note}."
+
+
+def outside(u: Unattributed, alone: bool) -> str:
+    """What lies outside every case of a file that is not of a run of our own."""
+    where = "" if alone else f" of {code(u.workload)}"
+    said = f"{duration(u.ns)} of {code(u.profiler)}'s kernel time{where} ({percent(u.share)} %) lie outside every case"
+    flush = f"; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples"
+    return f"{said}{flush if u.flush_ns else ''}."
+
+
+def set_up(findings: Findings, alone: bool) -> list[str]:
+    """What lies outside every case of our own runs, where it belongs."""
+    told = [
+        f"{code(u.profiler)} {duration(u.ns)} ({percent(u.share)} % of its kernel time"
+        + ("" if alone else f" of {code(u.workload)}")
+        + (f", {percent(u.flush_ns / u.ns)} % of that the flush)" if u.flush_ns else ")")
+        for u in findings.unattributed
+        if u.own_run
+    ]
+    what = "set-up and warm-up of the cases, which one capture holds all, and the cache flush between samples"
+    return [f"Outside every case, where they belong, are {what}: {listed(told, most=12)}."] if told else []
+
+
+def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
+    where = "" if alone else f" of {code(u.workload)}"
+    points = {point.id: point for w in findings.workloads if w.name == u.workload for point in w.points}
+    named = listed((case_label(points[case]) if case in points else case_id(case) for case in u.cases), most=3)
+    return f"{code(u.profiler)} shows no kernel of {cases(len(u.cases))}{where} that ran well: {named}."
+
+
+def coverage(findings: Findings) -> list[str]:
+    """What is classified, where `doubts` has no reason to say it: of many workloads in one sentence."""
+    fine = [c for c in findings.coverage if c.classified >= ENOUGH and not c.too_low]
+    if len(fine) < 2:
+        return [coverage_sentence(c, len(findings.workloads) < 2) for c in fine]
+    least = min(c.classified for c in fine)
+    others = " other" if len(fine) < len(findings.coverage) else ""
+    return [f"Classified: at least {percent(least)} % of the kernel time of each of {len(fine)}{others} workloads."]
+
+
+def coverage_sentence(c: Coverage, alone: bool) -> str:
+    noun = "CPU operators' self time" if c.kind == "cpu_op" else "kernel time"
+    where = "" if alone else f" of {code(c.workload)}"
+    short = short_names(name for name, _ in c.largest)
+    largest = listed(f"{code(short[name])} ({percent(share)} %)" for name, share in c.largest[:3])
+    asked = f", **below the {percent(c.minimum)} % asked for**" if c.too_low else ""
+    return f"Classified: {percent(c.classified)} % of {noun}{where} ({c.profiler}){asked}" + (
+        f"; largest unclassified: {largest}." if largest else "."
+    )
+
+
+def _disagreements(workload: WorkloadFindings, alone: bool) -> list[str]:
+    """A sentence for each profiler whose figures differ from the reference's, and nobody knows why."""
+    flagged: dict[str, list[tuple[Agreement, float | None]]] = {}
+    for agreement in workload.agreements:
+        for figure in agreement.figures:
+            if figure.flagged:
+                flagged.setdefault(figure.profiler, []).append((agreement, figure.difference))
+    where = "" if alone else f" of {code(workload.name)}"
+    return [
+        f"{profiler_named(profiler)} and {code(own[0][0].reference)} differ without a known reason in {len(own)} of"
+        f" {cases(len(workload.agreements))}{where}: "
+        + listed((f"{case_label(a.point)} ({signed_percent(d)})" for a, d in own), most=3)
+        + "."
+        for profiler, own in flagged.items()
+    ]
+
+
+def profiler_named(profiler: str) -> str:
+    return "The time of calls" if profiler == "plain" else code(profiler)

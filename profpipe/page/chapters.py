@@ -1,0 +1,286 @@
+"""Findings of one workload -> what the template shows of it: sentences, tables, and which of them are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profpipe.findings import Findings, Point, Shape, WorkloadFindings
+from profpipe.page import (
+    accuracy_sheets,
+    agreement_sheets,
+    answer_sheets,
+    answers,
+    excerpt,
+    kernel_sheets,
+    limit_sheets,
+    marks,
+    memory_sheets,
+    phase_sheets,
+    rank_sheets,
+    sheets,
+    wording,
+)
+from profpipe.page.canvas import Plot
+from profpipe.page.markdown import Sheet, escape, listed
+from profpipe.points import shown
+
+#: Tables longer than this are folded.
+_LONG = 24
+
+#: Kernels of a lone case, of each case on the open page, and in the folded table; the tables on disk have every one.
+_ALL_KERNELS, _FIRST_KERNELS, _FOLDED_KERNELS, _LEAST_SHARE = 8, 3, 2, 0.1
+
+
+#: Allocations of a case that are listed.
+_ALLOCATIONS = 6
+
+#: Differences between profilers that the page of a large comparison lists, and the file that has what it leaves out.
+_DIFFERENCES, WHOLE = 40, "comparison_results.txt"
+
+#: Cases whose classes stand side by side.
+_ABREAST = 6
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table and where it goes: folded ones open at a click on their title."""
+
+    title: str
+    sheet: Sheet
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One workload, ready for the template."""
+
+    workload: WorkloadFindings
+    suffix: str
+    answer: list[str]
+    answers: Sheet
+    #: The same line by line, where ``answers`` is a grid; and what is left out below.
+    all_answers: list[Block]
+    excerpt: str
+    samples: str
+    marks: list[str]
+    shares: list[Block]
+    swaps: list[Block]
+    limits: list[Block]
+    limits_said: str
+    limited: str
+    agreement: list[Block]
+    overheads: Sheet
+    accuracy: list[Block]
+    accuracy_said: str
+    cases: list[Block]
+    kernels: list[Block]
+    targets: str
+    ncu: list[Block]
+    phases: list[Block]
+    phase_work: list[Block]
+    phase_work_said: list[str]
+    memory: list[Block]
+    memory_said: str
+    ranks: list[Block]
+    ranks_said: str
+    plots: Sequence[Plot]
+    largest: str
+    fixed: str
+    quantity: str
+    #: Whether shares are of CPU operators, and whether its calls were timed where there is no GPU.
+    cpu: bool
+    timed_on_cpu: bool
+
+
+def chapter(
+    workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]], without_gpu: bool
+) -> Chapter:
+    """Everything that the page says of ``workload``; ``without_gpu``: the run's machine has none."""
+    alone, part = len(findings.workloads) < 2, excerpt.of(workload)
+    grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
+    lines = sheets.answers(workload) if workload.compare else Sheet([], [])
+    return Chapter(
+        workload=workload,
+        suffix="" if alone else f": {escape(workload.name)}",
+        answer=answers.answer(workload, alone),
+        answers=grid or lines,
+        all_answers=[Block("with times and marks", lines, folded=True)] if grid else [],
+        excerpt=excerpt.said(workload, WHOLE),
+        samples=sheets.samples(workload),
+        marks=marks.explained(workload),
+        shares=list(_shares(part)),
+        swaps=_by_shape(part, sheets.swaps),
+        limits=list(_limits(part)),
+        limits_said=limit_sheets.explained(workload),
+        limited=limit_sheets.in_words(workload) if workload.compare else "",
+        agreement=list(_agreement(workload, part)),
+        overheads=agreement_sheets.overheads(workload),
+        accuracy=list(_accuracy(part)) if accuracy_sheets.compared(workload) else [],
+        accuracy_said=accuracy_sheets.said(workload),
+        cases=list(_cases(workload, part)),
+        kernels=list(_kernels(part)),
+        targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
+        ncu=list(_ncu(part)),
+        phases=list(_phases(part)),
+        phase_work=list(_phase_work(workload)),
+        phase_work_said=phase_sheets.explained(workload),
+        memory=list(_memory(workload)),
+        memory_said=memory_sheets.explained(workload),
+        ranks=list(_ranks(workload, part)),
+        ranks_said=rank_sheets.explained(workload),
+        plots=drawn.get(workload.name, ()),
+        largest=wording.axes(workload.largest.axes) if workload.largest else "",
+        fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
+        quantity=wording.quantity(workload.basis),
+        cpu=_of_operators(workload),
+        timed_on_cpu=without_gpu and workload.basis is not None and workload.basis.timed,
+    )
+
+
+def _of_operators(workload: WorkloadFindings) -> bool:
+    return any(point.split and point.split.kind == "cpu_op" for point in workload.points)
+
+
+def _by_shape(workload: WorkloadFindings, sheet_of: Callable[[Shape], Sheet]) -> list[Block]:
+    """A table a shape: the largest open, the others folded."""
+    ordered = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
+    made = [(shape, sheet_of(shape)) for shape in ordered]
+    made = [(shape, sheet) for shape, sheet in made if sheet]
+    return [Block(wording.axes(shape.axes), sheet, folded=i > 0) for i, (shape, sheet) in enumerate(made)]
+
+
+def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
+    """Times and TFLOP/s by shape, those of the largest group open; then every number of each case of ``part``."""
+    pivots = sheets.pivots(workload)
+    opened = 2 if len(pivots) > 1 and pivots[1][0].startswith("TFLOP/s") else 1
+    for i, (title, sheet) in enumerate(pivots):
+        yield Block(title, sheet, folded=i >= opened)
+    timed = [point for shape in part.shapes for point in shape.timed]
+    if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
+        title = "every number by case" if part is workload else f"every number of {len(part.shapes)} shapes by case"
+        yield Block(title, sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
+
+
+def _accuracy(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = accuracy_sheets.accuracy(workload, largest)
+    if opened:
+        yield Block("", opened, folded=len(opened.rows) > 2 * _LONG)
+    if rest := accuracy_sheets.accuracy(workload, others):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _shares(workload: WorkloadFindings) -> Iterator[Block]:
+    if workload.compare:
+        yield from _by_shape(workload, lambda shape: sheets.kernel_share(shape, workload.iterated))
+        return
+    points = [point for shape in workload.shapes for point in shape.points if point.split]
+    for i in range(0, len(points), _ABREAST):
+        group = points[i : i + _ABREAST]
+        title = "" if i == 0 else listed((wording.case_label(p) for p in group), most=2)
+        yield Block(title, sheets.classes(group), folded=i > 0)
+
+
+def _open_points(workload: WorkloadFindings) -> tuple[list[Point], list[Point]]:
+    """(cases of the largest shape, all others), both as shapes are ordered."""
+    largest = list(workload.largest.points) if workload.largest else []
+    if not workload.compare and len(workload.points) <= _LONG:
+        largest = [point for shape in workload.shapes for point in shape.points]
+    return largest, [point for shape in workload.shapes for point in shape.points if point not in largest]
+
+
+def _limits(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = limit_sheets.limits(workload, largest, one_shape=len({point.shape for point in largest}) == 1)
+    if opened:
+        yield Block("", opened)
+    if rest := limit_sheets.limits(workload, others, one_shape=False):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _agreement(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
+    if not workload.agreements:
+        return
+    yield Block("", agreement_sheets.in_sum(workload))
+    apart = agreement_sheets.apart(workload)
+    if apart:
+        one, every = len(apart.rows) == 1, len(apart.rows)
+        title = "the difference above 3 %" if one else f"the {every} differences above 3 %"
+        if part is not workload and every > _DIFFERENCES:
+            title, apart = f"the {_DIFFERENCES} largest of {every} differences above 3 %", apart.first(_DIFFERENCES)
+        yield Block(f"{title}, each with its reason", apart, folded=len(apart.rows) > 4)
+    yield Block("every figure", agreement_sheets.everything(part), folded=True)
+
+
+def _phases(workload: WorkloadFindings) -> Iterator[Block]:
+    """The largest shape that has several phases open, the others folded; without a comparison all in one."""
+    if not workload.compare:
+        sheet = kernel_sheets.phases(workload, [p for shape in workload.shapes for p in shape.points])
+        if sheet:
+            yield Block("by case", sheet, len(sheet.rows) > _LONG)
+        return
+    told = [shape for shape in workload.shapes if kernel_sheets.phases(workload, shape.points)]
+    largest = max(told, key=lambda shape: shape.size, default=None)
+    others = [point for shape in told if shape is not largest for point in shape.points]
+    for title, points in (("", largest.points if largest else ()), ("the other cases", others)):
+        if sheet := kernel_sheets.phases(workload, points):
+            yield Block(title, sheet, folded=bool(title))
+
+
+def _phase_work(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    if opened := phase_sheets.work(workload, largest):
+        yield Block("", opened, folded=len(opened.rows) > _LONG)
+    if rest := phase_sheets.work(workload, others):
+        yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
+
+
+def _ranks(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:
+    if sheet := rank_sheets.ranks(workload, part.points):
+        yield Block("each process", sheet, folded=len(sheet.rows) > _LONG)
+
+
+def _memory(workload: WorkloadFindings) -> Iterator[Block]:
+    peaks, files = memory_sheets.peaks(workload), memory_sheets.files(workload)
+    if peaks:
+        yield Block("peak by phase", peaks, folded=len(peaks.rows) > _LONG)
+    largest, others = _open_points(workload)
+    for title, points in (("largest allocations", largest), ("largest allocations of the other cases", others)):
+        if sheet := memory_sheets.allocations(workload, points, most=_ALLOCATIONS):
+            yield Block(title, sheet, folded=points is others or len(sheet.rows) > _LONG)
+    if files:
+        yield Block("files for the viewer", files, folded=len(files.rows) > 1)
+
+
+def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
+    largest, others = _open_points(workload)
+    opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS if len(workload.points) > 1 else _ALL_KERNELS)
+    rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, least=_LEAST_SHARE)
+    rest = rest.without("top stall", "misses")
+    if opened:
+        yield Block("", opened)
+    if rest:
+        noun = "operators" if _of_operators(workload) else "kernels"
+        yield Block(f"the first {noun} of the other cases, from 10 % on", rest, folded=True)
+    if names := kernel_sheets.full_names(workload, [opened, rest]):
+        yield Block("full names", names, folded=True)
+
+
+def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
+    """ncu's further figures and its rules, for the first kernels of the largest cases."""
+    largest, _ = _open_points(workload)
+    shown_kernels = {
+        (point.id, row.kernel)
+        for point in largest
+        for row in [r for r in workload.top if r.case == point.id][:_FIRST_KERNELS]
+    }
+    place = {point.id: i for i, point in enumerate(largest)}
+    rows = sorted(
+        (row for row in workload.counters if (row.case, row.kernel) in shown_kernels), key=lambda r: place[r.case]
+    )
+    further = kernel_sheets.counters(rows, largest, kernel_sheets.FURTHER_FIGURES)
+    if len(further.head) > 3:
+        yield Block("further figures of ncu", further, folded=True)
+    if sheet := kernel_sheets.rules(rows, largest):
+        yield Block("what ncu's own rules say", sheet, folded=True)

@@ -1,0 +1,132 @@
+"""The short text files beside SUMMARY.md: the same numbers for a terminal, a diff or a grep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from profpipe.findings import Findings, WorkloadFindings
+from profpipe.page import agreement_sheets, excerpt, kernel_sheets, limit_sheets, sheets, study_sheets, wording
+from profpipe.page.markdown import Sheet
+from profpipe.page.quantities import size_unit
+from profpipe.points import shown
+from profpipe.tables import Tables
+
+Run = Mapping[str, Any]
+
+
+def texts(findings: Findings, tables: Tables, run: Run) -> dict[str, str]:
+    """File name to content, for those files that have something to say."""
+    made = {
+        "gpu_info.txt": _gpu_info(run),
+        "baseline_benchmark.txt": _by_workload(findings, _baseline),
+        "comparison_results.txt": "\n\n".join(
+            [*map(study_sheets.plain, findings.studies), _by_workload(findings, _comparison)]
+        ),
+        "nsys_stats.txt": _nsys(findings, tables),
+        "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.MEMORY_FIGURES)),
+        "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.COMPUTE_FIGURES)),
+    }
+    return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
+
+
+def _by_workload(findings: Findings, text_of: Any) -> str:
+    parts = [(workload, text_of(workload)) for workload in findings.workloads]
+    return "\n\n".join(f"{w.name}{_fixed(w)}\n\n{text}" for w, text in parts if text)
+
+
+def _fixed(workload: WorkloadFindings) -> str:
+    words = ", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)
+    return f" ({words})" if words else ""
+
+
+def _gpu_info(run: Run) -> str:
+    machine = run.get("machine") or {}
+    lines = []
+    for i, gpu in enumerate(machine.get("gpus") or ()):
+        lines.append(f"GPU {i}")
+        lines += [f"  {name}: {_value(name, value)}" for name, value in gpu.items() if value not in (None, "")]
+    if "gpus" in machine and not machine["gpus"]:
+        lines.append("no NVIDIA GPU")
+    jobs = [job for job in run.get("jobs") or () if "peaks" in job]
+    rates = {"peak rates": machine.get("peaks")}
+    rates |= {f"peak rates of {job['workload']} under {job['profiler']}": job["peaks"] for job in jobs}
+    for title, peaks in rates.items():
+        if peaks:
+            lines += [title, *(f"  {name}: {value}" for name, value in _flat(peaks))]
+    lines += [f"{name}: {machine[name]}" for name in ("cpu", "cpu_count", "os", "python") if machine.get(name)]
+    return "\n".join(lines)
+
+
+def _value(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return size_unit([value]).with_name(value)
+    return ".".join(map(str, value)) if name == "compute_capability" and isinstance(value, list) else shown(value)
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name} {inner}", f"{number:.4g}") for inner, number in value.items() if number)
+        elif value is not None:
+            yield name, f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _baseline(workload: WorkloadFindings) -> str:
+    """The baseline's cases; without a baseline, every case, for there is nothing to compare."""
+    points = [point for point in workload.points if point.time and (point.is_baseline or not workload.baseline)]
+    return f"{_says(workload)}\n\n{sheets.cases(workload, points).plain()}" if points else ""
+
+
+def _comparison(workload: WorkloadFindings) -> str:
+    points = [point for point in workload.points if point.time]
+    shortened = excerpt.of(workload) is not workload
+    if not points or not (workload.compare or shortened):
+        return ""
+    parts = [_says(workload), sheets.cases(workload, points).plain()]
+    for shape in workload.shapes:
+        tables = [sheets.kernel_share(shape, workload.iterated), sheets.swaps(shape)]
+        title = _plain(wording.axes(shape.axes))
+        parts += [f"{title}\n\n{table.plain()}" if title else table.plain() for table in tables if table]
+    if shortened:
+        everything = {
+            "What limits it": limit_sheets.limits(workload, points, one_shape=False),
+            "By phase": kernel_sheets.phases(workload, points),
+            "Differences between profilers": agreement_sheets.apart(workload),
+            "Every figure of every profiler": agreement_sheets.everything(workload),
+        }
+        parts += [f"{title}\n\n{table.plain()}" for title, table in everything.items() if table]
+    return "\n\n".join(parts)
+
+
+def _says(workload: WorkloadFindings) -> str:
+    return f"Times are the {wording.quantity(workload.basis)}."
+
+
+def _plain(markdown: str) -> str:
+    return Sheet([markdown], []).plain().splitlines()[0] if markdown else ""
+
+
+def _nsys(findings: Findings, tables: Tables) -> str:
+    """Kernels by time over all cases, as `nsys stats` lists them; from nsys alone."""
+    rows = tables.kernels[tables.kernels["profiler"] == "nsys"]
+    if rows.empty:
+        return ""
+    sums = rows.groupby(["kernel_class", "kind", "kernel"], sort=False)[["calls", "total_ns"]].sum().reset_index()
+    sums = sums.sort_values("total_ns", ascending=False, kind="stable")
+    all_ns = float(sums["total_ns"].sum())
+    written = [
+        [f"{100 * total / all_ns:.1f}", f"{total:.0f}", str(calls), f"{total / calls:.0f}", *map(str, name)]
+        for *name, calls, total in sums.itertuples(index=False, name=None)
+    ]
+    head = ["%", "total ns", "launches", "mean ns", "class", "kind", "name"]
+    return "Kernels, copies and sets over all cases (nsys)\n\n" + _aligned(head, written)
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> str:
+    return Sheet(head, rows, labels=0, words=frozenset({"class", "kind", "name"})).plain()
+
+
+def _ncu(workload: WorkloadFindings, figures: Any) -> str:
+    sheet = kernel_sheets.counters(workload.counters, workload.points, figures)
+    return sheet.plain() if workload.counters and len(sheet.head) > 3 - (len(workload.points) == 1) else ""

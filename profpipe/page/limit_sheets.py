@@ -1,0 +1,106 @@
+"""Findings -> the table of what limits each case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from profpipe.findings import OVERHEAD, Limit, Point, WorkloadFindings
+from profpipe.page.markdown import Sheet, code
+from profpipe.page.quantities import MISSING, number, percent, ratio, size_unit, time_unit
+from profpipe.page.wording import axes, case_label
+
+
+def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bool) -> Sheet:
+    """A row a case: the host's time against the GPU's, idle share, the roofline's two axes, and which of them binds."""
+    known = [p for p in points if p.limit.binds]
+    rate = "ceiling" if workload.rates_measured else "peak"
+    times = time_unit(ns for p in known for ns in (p.limit.gpu_ns, p.limit.issue_ns) if ns)
+    sizes = size_unit(p.limit.traffic for p in known)
+    slowed = {o.case for o in workload.overheads if o.marked and o.profiler == workload.kernel_profiler}
+    columns: list[tuple[str, Callable[[Point], str]]] = [
+        (f"GPU {times.name}", lambda p: times.of(p.limit.gpu_ns)),
+        (f"host issues in {times.name}", lambda p: times.of(p.limit.issue_ns)),
+        ("GPU idle %", lambda p: _idle(p, p.id in slowed)),
+        ("as CUDA graph", lambda p: ratio(_graph(p))),
+        ("FLOP/byte", lambda p: number(p.limit.intensity)),
+        ("TFLOP/s", lambda p: number(p.tflops)),
+        (f"% of {rate} FLOP/s", lambda p: percent(p.limit.of_flops)),
+        (f"DRAM {sizes.name}", lambda p: sizes.of(p.limit.traffic)),
+        ("must move", lambda p: sizes.of(p.values.get("bytes_moved") if p.limit.traffic else None)),
+        (f"% of {rate} bytes/s", lambda p: percent(p.limit.of_bandwidth)),
+        ("limited by", lambda p: _words(p.limit)),
+    ]
+    label = (lambda p: code(p.variant) or case_label(p)) if one_shape else case_label
+    rows = [[label(p), *(cell(p) for _, cell in columns)] for p in known]
+    head = [workload.compare or "case", *(title for title, _ in columns)]
+    return Sheet(head, rows, words=frozenset({"limited by"})).without_empty()
+
+
+def _idle(point: Point, slowed: bool) -> str:
+    if point.split is None or point.split.idle is None:
+        return MISSING
+    return percent(point.split.idle) + (" *profiler_overhead*" if slowed else "")
+
+
+def _graph(point: Point) -> float | None:
+    graph, eager = point.values.get("time_cuda_graph"), point.values.get("time")
+    return eager / graph if graph and eager else None
+
+
+def _words(limit: Limit) -> str:
+    if limit.binds == "host" and limit.issue_ns and limit.gpu_ns:
+        return f"the host, {ratio(limit.issue_ns / limit.gpu_ns)} the GPU's time"
+    return {"host": "the host", "compute": "arithmetic", "memory": "memory"}.get(limit.binds, MISSING)
+
+
+def explained(workload: WorkloadFindings) -> str:
+    """What stands behind the words of the last column."""
+    said = []
+    known = [point.limit for point in workload.points if point.limit.binds]
+    if any(one.binds in ("compute", "memory") for one in known):
+        rate = "measured ceilings" if workload.rates_measured else "peaks"
+        named = {str(p.params.get("dtype") or p.params.get("precision") or "") for p in workload.points}
+        ridges = [f"{number(ridge)} for {name}" for name, ridge in workload.ridges.items() if name in named]
+        said.append(
+            f"By the roofline: a call with more FLOP per byte than the machine's {rate} have"
+            + (f" ({', '.join(ridges)})" if ridges else "")
+            + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
+        )
+    if any(one.traffic for one in known):
+        said.append(
+            "What ncu saw a call move at the DRAM decides; where it did not look, what a call must move, "
+            "and nothing where that would leave it below a tenth of either peak."
+        )
+    if any(one.binds == "host" for one in known):
+        said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
+    if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):
+        slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
+        said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
+    return " ".join(said)
+
+
+def in_words(workload: WorkloadFindings) -> str:
+    """What the fastest case of the largest shape reaches, and what limits it; empty where that is unknown."""
+    best = workload.largest.fastest if workload.largest else None
+    if best is None or not best.limit.binds:
+        return ""
+    there = _there(workload)
+    limit, rate = best.limit, "measured ceiling" if workload.rates_measured else "peak"
+    if limit.binds == "host":
+        return f"{there} the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
+    if limit.binds == "compute" and best.tflops and limit.of_flops:
+        reached = f"{number(best.tflops)} TFLOP/s, {percent(limit.of_flops)} % of the {rate}"
+        return f"{there} {code(best.variant)} reaches {reached}; arithmetic limits it, not memory."
+    if limit.of_bandwidth:
+        reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
+        return f"{there} {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
+    return ""
+
+
+def _there(workload: WorkloadFindings) -> str:
+    """The largest shape: "there" where the headline ends with it, which it does when one wins everywhere."""
+    wins = [shape.win for shape in workload.shapes if shape.win]
+    everywhere = {(win.best.variant, win.verdict == "clear") for win in wins}
+    if len(wins) == 1 or (len(everywhere) == 1 and wins[0].verdict == "clear"):
+        return "There"
+    return f"At {axes(workload.largest.axes)}," if workload.largest else "There"

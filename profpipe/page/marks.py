@@ -1,0 +1,80 @@
+"""What each validity mark means, and how it stands beside a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from profpipe.findings import OVERHEAD, Point, WorkloadFindings
+from profpipe.page.markdown import escape
+from profpipe.page.quantities import percent
+from profpipe.tolerance import INACCURATE, UNCHECKED
+
+#: What each validity mark means; a mark that is not here was set by the workload, and is shown under its own name.
+_MEANING: Mapping[str, str] = {
+    "throttled": "the GPU lowered its clock (power, heat) while this was measured. A lead that the clocks of the two"
+    " cases could explain is not called a win",
+    "clock_spread": "the SM clock moved by more than 5 % while this was measured. A lead that the clocks of the two"
+    " cases could explain is not called a win",
+    "noisy": "the samples spread so far that their median is not well known: see its 95 % interval",
+    "other_process": "another process used the GPU at the same time. Not called a win",
+    "above_peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache."
+    " Not called a win",
+    "too_few_samples": "fewer samples than the pipeline asks for",
+    "profiler_overhead": f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower. Kernel times are the"
+    " GPU's own and stand; idle shares come out too high",
+    "synchronises": "the host waits for the GPU inside the call, so launch cost is part of its time",
+    UNCHECKED: "its output was not compared with the reference, so it may be fast and wrong",
+    INACCURATE: "its result is further from the reference than the tolerance allows. Not called faster than anything",
+}
+_HOST_BOUND = {
+    True: "the host takes longer to issue a call than the GPU to run it, so calls in a row go at the host's pace and a"
+    " faster kernel changes nothing. What is compared here are calls; kernels are compared by their own times below",
+    False: "the host takes longer to issue a call than the GPU to run it, so no kernel runs for more than half of the"
+    " range. The sums of kernel times stand; a call takes longer than they say",
+}
+
+
+def explained(workload: WorkloadFindings) -> list[str]:
+    """One sentence for each mark that occurs."""
+    timed = [point for point in workload.points if point.time]
+    present = dict.fromkeys(mark for point in timed for mark in point.marks)
+    return [f"**{escape(mark)}** ({_how_many(mark, workload)}): {_meaning(mark, workload)}." for mark in present]
+
+
+def _how_many(mark: str, workload: WorkloadFindings) -> str:
+    timed = [point for point in workload.points if point.time]
+    marked = [point for point in timed if mark in point.marks]
+    if len(marked) == len(timed):
+        return "every case"
+    return f"{len(marked)} of {len(timed)} cases"
+
+
+def _meaning(mark: str, workload: WorkloadFindings) -> str:
+    if mark == UNCHECKED and workload.tolerance:
+        return f"{_MEANING[mark]}. Under a tolerance it is not called faster than anything"
+    if mark == "host_bound":
+        return _HOST_BOUND[bool(workload.basis and workload.basis.timed)]
+    if mark == "too_few_samples" and workload.asked_samples:
+        counts = [p.time.n for p in workload.points if p.time and mark in p.marks and p.time.n is not None]
+        if counts and min(counts) < workload.asked_samples:
+            least = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+            return f"fewer samples than the {workload.asked_samples} asked for: {least}"
+    return _MEANING.get(mark, "set by the workload")
+
+
+def told(point: Point, shared: tuple[str, ...]) -> str:
+    """The marks of a case, without those that every case carries, which are told once."""
+    return ", ".join(f"**{escape(mark)}**{_idle(mark, point)}" for mark in point.marks if mark not in shared)
+
+
+def _idle(mark: str, point: Point) -> str:
+    """How idle the GPU was, where no call was timed and that is why a sum of kernels is marked."""
+    split = point.split
+    if mark == "host_bound" and split and split.idle and "time" not in point.values:
+        return f" (no kernel in {percent(split.idle)} % of its range)"
+    return ""
+
+
+def beside(point: Point) -> str:
+    """What follows a number: its own marks, in italics."""
+    return f" *{escape(', '.join(point.own_marks))}*" if point.own_marks else ""

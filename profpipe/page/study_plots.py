@@ -1,0 +1,121 @@
+"""The plots that a study asked for, drawn: a picture for each value, a line for each combination of what it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from profpipe.asked import Asked
+from profpipe.page import lines, study_sheets
+from profpipe.page.canvas import Plot
+from profpipe.page.excerpt import GROUPS
+from profpipe.page.markdown import escape
+from profpipe.page.plots import time_tick
+from profpipe.page.quantities import size_unit
+from profpipe.points import in_words, is_number, shown
+from profpipe.study_findings import Cell, Grid, Study
+
+#: Stored units whose values may span decades.
+_DECADES = ("ns", "byte", "flop")
+
+
+def draw(study: Study, folder: Path) -> list[Plot]:
+    """The pictures of ``study`` in ``folder/plots``; none of a value that stands over fewer than two numbers."""
+    looks = lines.styles(_names(study), _baseline(study))
+    return [plot for value in study.values for plot in _of(study, value, looks, folder)]
+
+
+def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], folder: Path) -> Iterator[Plot]:
+    panels = [panel for grid in study.grids if (panel := _panel(study, grid, value, looks))]
+    shown_panels = panels[:GROUPS]
+    if len({dot.x for panel in shown_panels for line in panel.lines for dot in line.dots}) < 2:
+        return
+    stored, unit = study.units.get(value.word, ""), study_sheets.unit(study, value)
+    named = study_sheets.plain_name(study, value)
+    own_unit = "" if stored in ("ns", "byte", "x") else unit.name
+    picture = lines.Picture(
+        title=f"{study.title}: {named}" if len(study.values) > 1 else study.title,
+        below=", ".join([*([named] if len(study.values) == 1 else []), *_fixed(study)]),
+        axis=study.row_axes[0],
+        tick=_tick(stored, unit.size),
+        decades=stored in _DECADES,
+        unit=own_unit,
+        level=1.0 if value.word == "speedup" else None,
+    )
+    path = Path("plots") / f"study-{_slug(study.title)}-{_slug(value.word)}.png"
+    lines.draw(picture, shown_panels, folder / path)
+    said = [*study_sheets.of_calls(study, [value]), *study_sheets.of_kernels(study, [value])]
+    said.append(lines.caption(picture, shown_panels))
+    if len(panels) > GROUPS:
+        said.append(f"{GROUPS} of {len(panels)} combinations of the other axes.")
+    yield Plot(picture.title, path.as_posix(), escape(" ".join(part for part in said if part)))
+
+
+def _fixed(study: Study) -> list[str]:
+    return [in_words(study.fixed)] if study.fixed else []
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower() or "plot"
+
+
+def _tick(stored: str, size: float) -> Callable[[float], str]:
+    if stored == "ns":
+        return time_tick
+    if stored == "byte":
+        return lambda value: size_unit([value]).with_name(value) if value else "0"
+    sign = "x" if stored == "x" else ""
+    scale = 100 if stored == "share" else 1 / size
+    return lambda value: f"{value * scale:.4g}{sign}"
+
+
+# --- the lines -------------------------------------------------------------------------------------------------------
+
+
+def _line_name(study: Study, column: Sequence[Any]) -> str:
+    at = zip(study.column_axes, column, strict=True)
+    words = [in_words(((axis, v),)) if _needs_its_axis(v) else shown(v) for axis, v in at if axis != "value"]
+    return ", ".join(words)
+
+
+def _needs_its_axis(value: Any) -> bool:
+    return isinstance(value, bool) or is_number(value)
+
+
+def _columns(study: Study) -> list[tuple[Any, ...]]:
+    return list(dict.fromkeys(column for grid in study.grids for column in grid.columns))
+
+
+def _names(study: Study) -> list[str]:
+    return list(dict.fromkeys(_line_name(study, column) for column in _columns(study)))
+
+
+def _baseline(study: Study) -> str | None:
+    """The one line that the others are compared with, where there is just one."""
+    if study.compare not in study.column_axes:
+        return None
+    place = study.column_axes.index(study.compare or "")
+    found = {_line_name(study, column) for column in _columns(study) if column[place] in study.baselines}
+    return found.pop() if len(found) == 1 else None
+
+
+def _panel(study: Study, grid: Grid, value: Asked, looks: Mapping[str, Mapping[str, Any]]) -> lines.Panel | None:
+    dots: dict[str, list[lines.Dot]] = {}
+    for (x, *_), cells in zip(grid.rows, grid.cells, strict=True):
+        for column, cell in zip(grid.columns, cells, strict=True):
+            if _is_of(study, column, value) and (dot := _dot(x, cell)):
+                dots.setdefault(_line_name(study, column), []).append(dot)
+    series = [lines.Series(name, look, tuple(dots[name])) for name, look in looks.items() if name in dots]
+    return lines.Panel(grid.others, tuple(series)) if series else None
+
+
+def _is_of(study: Study, column: Sequence[Any], value: Asked) -> bool:
+    return "value" not in study.column_axes or column[study.column_axes.index("value")] == value.word
+
+
+def _dot(x: Any, cell: Cell | None) -> lines.Dot | None:
+    if cell is None or not is_number(x) or not isinstance(cell.value, (int, float)):
+        return None
+    return lines.Dot(float(x), float(cell.value), hollow=bool(cell.marks))

@@ -1,0 +1,259 @@
+"""The tables that a study asked for, written: what their numbers are, in which unit, and what stands in each cell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profpipe.asked import UNITS, Asked
+from profpipe.findings import Basis
+from profpipe.page.markdown import Sheet, code, escape, listed, short_names
+from profpipe.page.quantities import MISSING, Unit, count, number, percent, ratio, unit_of
+from profpipe.page.wording import cases, quantity
+from profpipe.points import in_words, is_number, shown
+from profpipe.study_findings import Cell, Grid, Study
+from profpipe.tolerance import cosine
+
+#: Grids of one table that are shown, rows of one that stand open, and rows of it that a page has at most.
+_GRIDS, _ROWS, _MOST = 9, 60, 120
+
+#: The file that has every row.
+FILE = "comparison_results.txt"
+
+_TITLES: Mapping[str, str] = {
+    "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
+    "tflops": "TFLOP/s", "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
+    "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance",
+    "kernels.calls": "launches", "kernels.time": "all kernels", "most_launched.name": "most launched kernel",
+    "most_launched.calls": "its launches", "most_launched.time": "its time", "most_launched.share": "its share",
+    "range.time": "range on the host", "range.busy": "GPU busy", "range.calls": "times entered",
+}  # fmt: skip
+
+#: The same of operators of a CPU.
+_TITLES_CPU: Mapping[str, str] = {
+    "kernels.calls": "operators", "kernels.time": "all operators", "most_launched.name": "most called operator",
+    "most_launched.calls": "its calls",
+}  # fmt: skip
+
+#: What a sentence says of times that are this.
+_SAID_OF = (("Times are", ("time", "p10", "p90")),
+            ("Rates are of", ("throughput", "tflops", "tflops_effective", "bandwidth")),
+            ("Ratios are of", ("speedup",)))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One grid of a table; ``folded`` ones open at a click on their title."""
+
+    title: str
+    sheet: Sheet
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table of the study, ready for the page."""
+
+    title: str
+    said: str
+    parts: tuple[Part, ...]
+    left_out: str
+
+
+def written(study: Study, most: int = _MOST) -> Written:
+    """``study`` in words; of more than nine grids, and of more rows than ``most``, the rest is counted."""
+    units = {value.word: unit(study, value) for value in study.values}
+    names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
+    parts = []
+    for i, grid in enumerate(study.grids[:_GRIDS]):
+        sheet = _sheet(study, grid, units, names)
+        title, folded = escape(in_words(grid.others)), i > 0 or len(sheet.rows) > _ROWS
+        if len(sheet.rows) > most:
+            title = f"{title or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
+        parts.append(Part(title, sheet.first(most), folded))
+    return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study))
+
+
+def plain(study: Study) -> str:
+    """The same as text, for a terminal."""
+    told = written(study, most=sys.maxsize)
+    lines = [_text(told.title), _text(told.said)]
+    for part in told.parts:
+        lines += [f"{_text(part.title)}\n\n{part.sheet.plain()}" if part.title else part.sheet.plain()]
+    return "\n\n".join(line for line in (*lines, _text(told.left_out)) if line)
+
+
+def _text(markdown: str) -> str:
+    return Sheet([markdown], []).plain().splitlines()[0] if markdown else ""
+
+
+# --- what is said above a table --------------------------------------------------------------------------------------
+
+
+def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
+    of = quantity(Basis(*study.basis)) if study.basis else ""
+    named = _in_caption(study)
+    if named:
+        yield _only_value(study, study.values[0], units, of)
+    if not (named and study.values[0].word == "time"):
+        yield from of_calls(study, study.values)
+    yield from of_kernels(study, study.values)
+    if study.fixed:
+        yield f"In every case: {escape(_fixed(study))}."
+    if not study.grids:
+        yield "No case of this run is in this table."
+    for value in study.values:
+        own = [cell for of_cell, cell in _valued(study) if of_cell == value]
+        if any(not cell.fate for cell in own) and all(cell.value is None for cell in own):
+            yield f"No case has {code(value.word)}."
+
+
+def _in_caption(study: Study) -> bool:
+    """Whether no head of a row or column names the one value."""
+    return "value" not in (*study.row_axes, *study.column_axes) and bool(study.column_axes)
+
+
+def _only_value(study: Study, value: Asked, units: Mapping[str, Unit], of: str) -> str:
+    name = units[value.word].name
+    named = code(value.subject) if value.of == "metric" else escape(plain_name(study, value))
+    named = of if value.word == "time" and of else named
+    return f"{_capitalised(named)}{f' in {escape(name)}' if name else ''}."
+
+
+def _fixed(study: Study) -> str:
+    return ", ".join(f"{axis} {shown(value)}" for axis, value in study.fixed)
+
+
+def of_calls(study: Study, values: Sequence[Asked]) -> Iterator[str]:
+    """Whose times ``values`` are, or are computed from."""
+    subjects = {value.subject for value in values if value.of == "call"}
+    if study.basis and subjects:
+        said = next(words for words, group in _SAID_OF if subjects & set(group))
+        yield f"{said} the {quantity(Basis(*study.basis))}."
+
+
+def of_kernels(study: Study, values: Sequence[Asked]) -> Iterator[str]:
+    """Whose kernels ``values`` are of, and which of them."""
+    if study.kernel_profiler is None or all(value.of != "kernels" for value in values):
+        return
+    noun = "Operators" if study.cpu else "Kernels"
+    per = "per call" if study.iterated else "all iterations together"
+    inside = f", in {code(study.phases[0])} alone" if len(study.phases) == 1 else ""
+    yield f"{noun} as {escape(study.kernel_profiler)} saw them, {per}{inside}."
+    if any(value.figure == "share" for value in values):
+        yield f"Shares are of {'that range' if study.phases else 'a call'}'s {noun[:-1].lower()} time."
+
+
+def _left_out(study: Study) -> str:
+    said = []
+    if (more := len(study.grids) - _GRIDS) > 0:
+        axes = listed(code(axis) for axis, _ in study.grids[0].others)
+        said.append(f"{more} more like these, by {axes}, are left out: `where` or a further row chooses.")
+    for axis, number_of in study.lacking.items():
+        said.append(
+            f"{_capitalised(cases(number_of))} without {code(axis)} {'is' if number_of == 1 else 'are'} left out."
+        )
+    return " ".join(said)
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _valued(study: Study) -> Iterator[tuple[Asked, Cell]]:
+    """Every cell with what was asked for in it."""
+    for grid in study.grids:
+        for row, cells in zip(grid.rows, grid.cells, strict=True):
+            for column, cell in zip(grid.columns, cells, strict=True):
+                if cell is not None:
+                    yield _value_of(study, row, column), cell
+
+
+def _value_of(study: Study, row: Sequence[Any], column: Sequence[Any]) -> Asked:
+    at = dict(zip((*study.row_axes, *study.column_axes), (*row, *column), strict=True))
+    return next((value for value in study.values if value.word == at.get("value")), study.values[0])
+
+
+def unit(study: Study, value: Asked) -> Unit:
+    """One unit for all its cells: the one that the study asks for, else that in which they read best."""
+    stored = study.units.get(value.word, "")
+    wanted = next((name for name in study.wanted if name in UNITS.get(stored, {})), None)
+    if wanted is not None:
+        return Unit(wanted, UNITS[stored][wanted])
+    return unit_of(stored, (c.value for v, c in _valued(study) if v == value and isinstance(c.value, (int, float))))
+
+
+def plain_name(study: Study, value: Asked) -> str:
+    """``time``, ``attention``, ``attention calls``: what a value is called, without its unit."""
+    named = value.subject + (" calls" if value.of == "kernels" and value.figure == "calls" else "")
+    on_cpu = _TITLES_CPU.get(value.word) if study.cpu else None
+    return on_cpu or _TITLES.get(value.word, named)
+
+
+def title(study: Study, value: Asked, units: Mapping[str, Unit]) -> str:
+    """``time ms``, ``attention %``, ``attention calls``."""
+    name = units[value.word].name
+    return escape(plain_name(study, value)) + (f" {escape(name)}" if name else "")
+
+
+def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        return code(names.get(value, value)) if stored == "kernel" else f"**{value}**" if value == "fail" else value
+    written_as = {"share": percent, "calls": count, "x": ratio, "cosine": cosine}.get(stored)
+    if written_as is not None and unit.size == 1.0:
+        return written_as(value)
+    return number(value / unit.size)
+
+
+# --- the sheet -------------------------------------------------------------------------------------------------------
+
+
+def _sheet(study: Study, grid: Grid, units: Mapping[str, Unit], names: Mapping[str, str]) -> Sheet:
+    head = ["" if axis == "value" else escape(axis) for axis in study.row_axes]
+    head += [_column(study, grid, column, units) for column in grid.columns]
+    rows, texts = [], set()
+    for row, cells in zip(grid.rows, grid.cells, strict=True):
+        line = [label(study, axis, value, units) for axis, value in zip(study.row_axes, row, strict=True)]
+        for i, (column, cell) in enumerate(zip(grid.columns, cells, strict=True), start=len(line)):
+            value = _value_of(study, row, column)
+            stored = "cosine" if value.subject.startswith("cosine") else study.units.get(value.word, "")
+            line.append(_cell(cell, units[value.word], stored, names))
+            if cell is not None and isinstance(cell.value, str):
+                texts.add(head[i])
+        rows.append(line)
+    return Sheet(head, rows, labels=len(study.row_axes), words=frozenset(texts))
+
+
+def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
+    if cell is None:
+        return ""
+    if cell.value is None:
+        return escape(cell.fate) or MISSING
+    return _shown(cell.value, unit, stored, names) + (f" *{escape(', '.join(cell.marks))}*" if cell.marks else "")
+
+
+def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str, Unit]) -> str:
+    if not column:
+        return title(study, study.values[0], units)
+    parts = []
+    for axis, value in zip(study.column_axes, column, strict=True):
+        # A number says nothing without its axis, which the first of several columns names for all.
+        bare = len(study.column_axes) == 1 and column != grid.columns[0]
+        named = is_number(value) and not bare
+        parts.append((f"{escape(axis)} " if named else "") + label(study, axis, value, units))
+    return ", ".join(parts)
+
+
+def label(study: Study, axis: str, value: Any, units: Mapping[str, Unit]) -> str:
+    if axis == "value":
+        return title(study, next(asked for asked in study.values if asked.word == value), units)
+    if value is None:
+        return MISSING
+    if axis == study.compare:
+        return code(shown(value)) + (" (baseline)" if value in study.baselines else "")
+    return escape(in_words(((axis, value),))) if isinstance(value, bool) else escape(shown(value))
