@@ -152,7 +152,7 @@ def test_no_two_modules_import_each_other() -> None:
     files_of = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files("profpipe")}
     graph = {}
     for name, path in files_of.items():
-        # `from profpipe.page import sheets` and `from profpipe.page.sheets import cases` both need profpipe.page.sheets.
+        # `from profpipe.page import sheets` and `from profpipe.page.sheets import cases` need the same module.
         needs = {part for found in imported(path) for part in (found, found.rpartition(".")[0])}
         graph[name] = needs & files_of.keys() - {name}
     while leaves := {name for name, needs in graph.items() if not needs & graph.keys()}:
