@@ -8,7 +8,6 @@ it with the same stem (``X_marker_api_trace.csv``, ``X_hip_api_trace.csv``, ``X_
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ def dispatches(sheet: Sheet) -> tables.Tables:
         sheet,
         process=process,
         thread=sheet.numbers("Thread_Id"),
-        device=siblings.ordinals(sheet.numbers("Agent_Id")),
+        device=siblings.gpus.ordinals(sheet, "Agent_Id"),
         stream=sheet.numbers("Stream_Id"),
         correlation=sheet.numbers("Correlation_Id"),
     )
@@ -41,7 +40,7 @@ def dispatches(sheet: Sheet) -> tables.Tables:
             format="rocprofv3 kernel_trace CSV",
             tool="rocprof",
             tool_version="v3",
-            device=siblings.device(launches),
+            device=siblings.gpus.named(launches),
             notes=(*sheet.notes, *siblings.notes()),
         ),
     )
@@ -64,7 +63,7 @@ def counters(sheet: Sheet) -> tables.Tables:
             "end": sheet.numbers("End_Timestamp"),
             "process": sheet.numbers("Process_Id"),
             "thread": sheet.numbers("Thread_Id"),
-            "device": siblings.ordinals(sheet.numbers("Agent_Id")),
+            "device": siblings.gpus.ordinals(sheet, "Agent_Id"),
             "correlation": sheet.numbers("Correlation_Id"),
         },
     )
@@ -83,7 +82,7 @@ def counters(sheet: Sheet) -> tables.Tables:
         format="rocprofv3 counter_collection CSV",
         tool="rocprof",
         tool_version="v3",
-        device=siblings.device(launches),
+        device=siblings.gpus.named(launches),
         notes=(*sheet.notes, *siblings.notes()),
     )
     everything = recording.Recording(launches, siblings.ranges(), siblings.calls())
@@ -116,22 +115,23 @@ def _ranges(sheet: Sheet) -> pd.DataFrame:
 def copies(sheet: Sheet) -> tables.Tables:
     if not len(sheet):
         raise _rocprof_launches.refused(sheet, "no copies were recorded", "Pass --memory-copy-trace.")
+    gpus = _Gpus(None)
+    launches = _copy_launches(sheet, gpus)
     origin = tables.Origin(
         format="rocprofv3 memory_copy_trace CSV",
         tool="rocprof",
         tool_version="v3",
-        notes=(*sheet.notes, "copies only", "device numbers are HSA agent ids, which count CPUs too"),
+        notes=(*sheet.notes, "copies only", *gpus.notes()),
     )
-    launches = _copy_launches(sheet, lambda agents: agents)
     return _rocprof_launches.annotated(recording.place(recording.Recording(launches), origin), sheet)
 
 
-def _copy_launches(sheet: Sheet, ordinals: Callable[[Any], Any]) -> pd.DataFrame:
+def _copy_launches(sheet: Sheet, gpus: _Gpus) -> pd.DataFrame:
     """A copy is of the GPU that takes part in it; between GPUs of the one that receives."""
-    source = sheet.numbers("Source_Agent_Id", "Src_Agent_Id")
-    target = sheet.numbers("Destination_Agent_Id", "Dst_Agent_Id")
+    source = gpus.ordinals(sheet, "Source_Agent_Id", "Src_Agent_Id")
+    target = gpus.ordinals(sheet, "Destination_Agent_Id", "Dst_Agent_Id")
     to_host = [direction.upper().endswith("TO_HOST") for direction in sheet.columns["Direction"]]
-    agents = pd.array([a if back else b for back, a, b in zip(to_host, source, target, strict=True)], dtype="Int64")
+    devices = pd.array([a if back else b for back, a, b in zip(to_host, source, target, strict=True)], dtype="Int64")
     return recording.records(
         recording.LAUNCH,
         {
@@ -139,11 +139,58 @@ def _copy_launches(sheet: Sheet, ordinals: Callable[[Any], Any]) -> pd.DataFrame
             "kind": "memcpy",
             "start": sheet.numbers("Start_Timestamp"),
             "end": sheet.numbers("End_Timestamp"),
-            "device": ordinals(agents),
+            "device": devices,
             "stream": sheet.numbers("Stream_Id"),
             "correlation": sheet.numbers("Correlation_Id"),
         },
     )
+
+
+class _Gpus:
+    """Which GPU an agent is, counted from 0, by the agent_info.csv; its own number where there is none.
+
+    A trace says ``Agent 4`` for the agent of that Logical_Node_Id, which leaves out what the process cannot see, or of
+    that Node_Id (--agent-index absolute, and up to ROCm 6.3 as a bare 4), and ``GPU 0`` with type-relative
+    (ROCm/rocprofiler-sdk, source/lib/output/metadata.cpp, get_agent_index).
+    """
+
+    def __init__(self, info: Sheet | None) -> None:
+        self._info = info
+        self._are_ordinals = False
+
+    def _numbers(self, column: str) -> list[int]:
+        assert self._info is not None
+        return [-1 if number is pd.NA else int(number) for number in self._info.numbers(column)]
+
+    def ordinals(self, sheet: Sheet, *names: str) -> Any:
+        """The column of ``sheet`` that has one of ``names``, with ordinals in place of agents."""
+        agents = sheet.numbers(*names)
+        style = next((text.rpartition(" ")[0] for text in sheet.first(*names) or [] if text), "")
+        self._are_ordinals |= style == "GPU"
+        if self._info is None or style in ("GPU", "CPU"):
+            return agents
+        known = self._numbers("Logical_Node_Id") if style == "Agent" and self._info.has("Logical_Node_Id") else []
+        if not {int(agent) for agent in pd.unique(agents).dropna()} <= set(known):
+            known = self._numbers("Node_Id")
+        kinds = zip(known, self._info.columns["Agent_Type"], strict=True)
+        order = {agent: at for at, agent in enumerate(sorted(agent for agent, kind in kinds if kind == "GPU"))}
+        return pd.array([order.get(agent, agent) for agent in agents], dtype="Int64")
+
+    def named(self, launches: pd.DataFrame) -> str:
+        """Names of the GPUs that ran something; empty where no file tells them."""
+        if self._info is None:
+            return ""
+        names = self._info.first("Product_Name", "Name") or [""] * len(self._info)
+        rows = sorted(zip(self._numbers("Node_Id"), self._info.columns["Agent_Type"], names, strict=True))
+        gpus = [name for _, kind, name in rows if kind == "GPU"]
+        used = [int(ordinal) for ordinal in launches["device"].dropna().unique()]
+        return ", ".join(dict.fromkeys(gpus[ordinal] for ordinal in used if ordinal < len(gpus)))
+
+    def notes(self) -> tuple[str, ...]:
+        """Asked when all ordinals have been."""
+        if self._info is not None or self._are_ordinals:
+            return ()
+        return ("device numbers are HSA agent ids, which count CPUs too",)
 
 
 class _Siblings:
@@ -156,6 +203,7 @@ class _Siblings:
         self._markers = self._sheet("marker_api_trace.csv", "Function", "Process_Id")
         self._calls = self._sheet("hip_api_trace.csv", "Function", "Process_Id")
         self._agents = self._sheet("agent_info.csv", "Node_Id", "Agent_Type")
+        self.gpus = _Gpus(self._agents)
         self._copies = self._sheet("memory_copy_trace.csv", "Direction", "Start_Timestamp")
 
     def _sheet(self, suffix: str, *needed: str) -> Sheet | None:
@@ -180,36 +228,13 @@ class _Siblings:
     def copies(self, process: Any) -> pd.DataFrame:
         if self._copies is None:
             return recording.no_launches()
-        return _copy_launches(self._copies, self.ordinals).assign(
-            process=pd.array([process] * len(self._copies), "Int64")
-        )
-
-    def ordinals(self, agents: Any) -> Any:
-        """Which GPU each agent is, counted from 0; the agent's own number where no agent_info.csv lies beside."""
-        if self._agents is None:
-            return agents
-        order = {agent: ordinal for ordinal, (agent, _) in enumerate(self._gpus())}
-        return pd.array([order.get(agent, agent) for agent in agents], dtype="Int64")
-
-    def _gpus(self) -> list[tuple[int, str]]:
-        if self._agents is None:
-            return []
-        names = self._agents.first("Product_Name", "Name") or [""] * len(self._agents)
-        rows = zip(self._agents.columns["Agent_Type"], self._agents.numbers("Node_Id"), names, strict=True)
-        return sorted((int(agent), name) for kind, agent, name in rows if kind == "GPU" and agent is not pd.NA)
-
-    def device(self, launches: pd.DataFrame) -> str:
-        gpus = self._gpus()
-        used = [int(ordinal) for ordinal in launches["device"].dropna().unique()]
-        return ", ".join(dict.fromkeys(gpus[ordinal][1] for ordinal in used if ordinal < len(gpus)))
+        return _copy_launches(self._copies, self.gpus).assign(process=pd.array([process] * len(self._copies), "Int64"))
 
     def notes(self) -> tuple[str, ...]:
         sheets = [sheet for sheet in (self._markers, self._calls, self._copies, self._agents) if sheet]
         notes = [f"read with it: {sheet.path.name}" for sheet in sheets]
         notes += [f"{sheet.path.name}: {note}" for sheet in sheets for note in sheet.notes]
-        if self._agents is None:
-            notes.append("device numbers are HSA agent ids, which count CPUs too")
-        return tuple(notes)
+        return (*notes, *self.gpus.notes())
 
 
 def _times(sheet: Sheet) -> dict[str, Any]:

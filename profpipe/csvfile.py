@@ -38,7 +38,7 @@ class Sheet:
         return (f"{self.damaged} row{'s' * (self.damaged > 1)} cut or torn, left out",) if self.damaged else ()
 
     def numbers(self, *names: str) -> Any:
-        """That column as an array of whole numbers, NA where there is none; ``Agent 4`` is 4, ``17.54`` is 18."""
+        """That column as whole numbers, NA where there is none; ``Agent 4`` and ``GPU 4`` are 4, ``17.54`` is 18."""
         texts = self.first(*names)
         if texts is None:
             return pd.array([pd.NA] * len(self), dtype="Int64")
@@ -53,7 +53,7 @@ _FRACTION = re.compile(r"(\d+)\.(\d)\d*", re.ASCII)
 
 
 def _whole(text: str) -> Any:
-    text = text.removeprefix("Agent ")
+    text = text.removeprefix("Agent ").removeprefix("GPU ")
     if parts := _FRACTION.fullmatch(text):
         # Not through float, which has no room for the ns of an epoch.
         return _whole(str(int(parts[1][:20]) + (parts[2] >= "5")))

@@ -211,6 +211,22 @@ def test_agents_become_gpu_ordinals_where_the_agent_info_says_which_they_are(par
     assert found.origin.device == "AMD Instinct MI300X"
 
 
+@pytest.mark.parametrize(
+    ("agent", "device"),
+    [("Agent 2", "Second"), ("Agent 9", "Second"), (9, "Second"), ("GPU 1", "Second"), ("Agent 1", "First")],
+)
+def test_agents_are_numbered_as_the_process_sees_them_or_by_node_or_among_the_gpus(
+    parser: ModuleType, write: Write, agent: Any, device: str
+) -> None:
+    """In a container the nodes of the other GPUs are hidden and the logical numbers close up."""
+    columns = ["Node_Id", "Logical_Node_Id", "Agent_Type", "Product_Name"]
+    told = [(0, 0, "CPU", "AMD EPYC"), (5, 1, "GPU", "First"), (9, 2, "GPU", "Second")]
+    write("a_agent_info.csv", columns, *(dict(zip(columns, row, strict=True)) for row in told))
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 40, 50, 1, agent=agent)))
+    assert found.origin.device == device
+    assert list(found.kernels["device"]) == [["First", "Second"].index(device)]
+
+
 def test_a_marker_file_alone_gives_its_ranges_and_says_nothing_of_the_gpu(
     parser: ModuleType, write: Write, shared_data: Path
 ) -> None:
