@@ -23,9 +23,15 @@ _TIMES: Final = {"trace": "duration", "exec_trace": "kernel dur", "exec_sum": "k
 
 
 def read(found: Iterable[_nsys_printed.Table]) -> pd.DataFrame:
-    """Rows of ``kernels`` from tables of one kind. Raises ``Damaged`` where one contradicts itself."""
-    parts = [_read_launches(table) if table.kind in _LAUNCHES else _read_summary(table) for table in found]
-    return pd.concat(parts) if parts else tables.empty(tables.KERNELS)
+    """Rows of ``kernels`` from tables of one kind of one capture. Raises ``Damaged`` where one contradicts itself.
+
+    A report that was printed twice (under its old name and its new one, or in two formats) counts once.
+    """
+    known: dict[tuple[int, float], pd.DataFrame] = {}
+    for table in found:
+        frame = _read_launches(table) if table.kind in _LAUNCHES else _read_summary(table)
+        known.setdefault((int(frame["calls"].sum()), float(frame["total_ns"].sum())), frame)
+    return pd.concat(known.values()) if known else tables.empty(tables.KERNELS)
 
 
 def resolution_ns(found: Iterable[_nsys_printed.Table]) -> float:

@@ -167,14 +167,10 @@ def _best(offers: list[_Offer], notes: list[str]) -> _Offer:
 
 
 def _offer(kind: str, found: Sequence[_nsys_printed.Table]) -> _Offer | None:
-    """The kernels as tables of ``kind`` tell them; a report that was printed twice (`base` names) counts once."""
+    """The kernels as tables of ``kind`` tell them."""
     tables_of_kind = [table for table in found if table.kind == kind]
-    known: dict[tuple[int, float], pd.DataFrame] = {}
-    for table in tables_of_kind:
-        frame = _nsys_kernel_rows.read([table])
-        known.setdefault((int(frame["calls"].sum()), float(frame["total_ns"].sum())), frame)
-    frame = pd.concat(known.values()) if known else pd.DataFrame()
-    if frame.empty or not (frame["kind"] == "kernel").any():
+    frame = _nsys_kernel_rows.read(tables_of_kind)
+    if not (frame["kind"] == "kernel").any():
         return None
     return _Offer(kind, frame, _nsys_kernel_rows.resolution_ns(tables_of_kind))
 

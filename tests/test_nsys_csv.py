@@ -207,6 +207,52 @@ def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser: 
     assert read(parser, tmp_path, SUMMARY + "\n" + SUMMARY).origin.total_ns == 4000
 
 
+COPIES = """Time (%),Total Time (ns),Count,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Operation
+100.0,500,1,500.0,500.0,500,500,0.0,[CUDA memcpy HtoD]
+"""
+RANGE_SUM = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Style,Range
+100.0,900,3,300.0,300.0,100,500,0.0,PushPop,profpipe:a=1
+"""
+RANGE_KERNELS = """NVTX Range,Style,PID,TID,NVTX Inst,Kern Inst,Total Time (ns),Avg (ns),Min (ns),Max (ns),Kernel Name
+profpipe:a=1,PushPop,1,1,3,2,3000,1500.0,1000,2000,g
+"""
+
+
+@pytest.mark.parametrize("captures", [1, 2])
+def test_copies_and_ranges_of_two_captures_add_up_and_those_printed_twice_do_not(
+    parser: ModuleType, tmp_path: Path, captures: int
+) -> None:
+    banner = "Processing [{}.sqlite] with [/opt/nsys/reports/{}.py]... \n\n"
+    reports = {"kernsum": SUMMARY, "gpumemtimesum": COPIES, "nvtxsum": RANGE_SUM, "nvtxkernsum": RANGE_KERNELS}
+    parts = (banner.format(time % captures, name) + text for time in range(2) for name, text in reports.items())
+    parsed = read(parser, tmp_path, "\n".join(parts))
+    (copy,) = parsed.kernels[parsed.kernels["kind"] == "memcpy"].itertuples()
+    assert (copy.calls, copy.total_ns) == (captures, 500 * captures)
+    (row,) = parsed.ranges.itertuples()
+    assert (row.case, row.instances, row.wall_ns) == ("a=1", 3 * captures, 900 * captures)
+    assert (row.kernels, row.kernel_ns) == (2 * captures, 3000 * captures)
+
+
+def test_kernels_by_name_join_the_one_place_where_a_process_has_that_range(parser: ModuleType, tmp_path: Path) -> None:
+    trace = """Start (ns),End (ns),Duration (ns),Name,PID,TID,Lvl,NumChild,RangeId,ParentId,RangeStack
+0,1000,1000,profpipe:a=1,1,1,0,2,1,,:1
+10,100,90,forward,1,1,1,0,2,1,:1:2
+200,500,300,"aten::mm, op_id = 3",1,1,1,1,3,1,:1:3
+300,400,100,forward,1,1,2,0,4,3,:1:3:4
+0,800,800,profpipe:a=1,2,2,0,0,5,,:5
+"""
+    inside = """NVTX Range,Style,PID,TID,NVTX Inst,Kern Inst,Total Time (ns),Kernel Name
+profpipe:a=1,PushPop,1,1,1,7,70,g
+profpipe:a=1,PushPop,2,2,1,1,10,g
+forward,PushPop,1,1,2,5,50,g
+"aten::mm, op_id = 3",PushPop,1,1,1,4,40,g
+"""
+    rows = read(parser, tmp_path, f"{trace}\n{inside}").ranges
+    told = {(row.process, row.case, row.range): (row.wall_ns, row.kernels) for row in rows.itertuples()}
+    assert told[1, "a=1", ""] == (1000, 7) and told[2, "a=1", ""] == (800, 1) and told[1, "a=1", "aten::mm"] == (300, 4)
+    assert pd.isna(told[1, "a=1", "forward"][1]) and pd.isna(told[1, "a=1", "aten::mm > forward"][1])
+
+
 def test_rows_by_launch_shape_become_one_kernel(parser: ModuleType, tmp_path: Path) -> None:
     text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),GridXYZ,BlockXYZ,Name
 60.0,30,2,15.0,15.0,10,20,7.0710678,  20   32    1, 128    1    1,k
