@@ -44,8 +44,14 @@ def files(kind: str, pattern: str, beside: Path | None = None) -> Iterator[Path]
 
 
 def module(path: Path) -> ModuleType:
-    """The module at ``path``, executed once for each path and process."""
+    """The module at ``path``, executed once for each path and process.
+
+    A part (``_x.py``) that does not lie beside a file of the user's is the engine's own of that name, so that a copy of
+    one of our files can be changed without copying its parts.
+    """
     path = path.resolve()
+    if path.name.startswith("_") and not path.exists():
+        path = own_folder(path.parent.name) / path.name
     name = f"profpipe_loaded_{path.parent.name}_{path.stem}_{zlib.crc32(bytes(path)):x}"
     if name in sys.modules:
         return sys.modules[name]

@@ -56,6 +56,15 @@ def test_rows_that_add_up_to_the_files_sums_are_read_and_copies_are_no_part_of_t
     assert isinstance(read(beside), Read)
 
 
+def test_a_changed_copy_of_one_of_our_parsers_finds_its_parts_in_our_folder(beside):
+    ours = (ROOT / "parsers" / "nsys_csv.py").read_text(encoding="utf-8")
+    assert "_nsys_printed.py" in ours
+    (beside / "parsers" / "nsys_csv.py").write_text(ours.replace('format="nsys stats reports"', 'format="changed"'))
+    (beside / "x.csv").write_text("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,30,2,15.0,k\n")
+    (result,) = ingest.ingest([Source(beside / "x.csv", "x.csv")], beside=beside)
+    assert isinstance(result, Read) and result.tables.origin.format == "changed"
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [
