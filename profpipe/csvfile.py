@@ -85,17 +85,30 @@ def read(path: Path, unused: Collection[str] = ()) -> Sheet:
         places = [(names.index(name), values.append) for name, values in columns.items()]
         # A million rows repeat a few names and numbers; one text each is enough.
         once: dict[str, str] = {}
-        damaged = 0
-        try:
-            for row in rows:
-                if len(row) == len(names):
-                    for place, append in places:
-                        append(once.setdefault(row[place], row[place]))
-                elif row:
-                    damaged += 1
-        except csv.Error:
-            damaged += 1
+        whole = damaged = 0
+        for row in _resumed(rows):
+            if row is None:
+                damaged = rows.line_num - 1 - whole
+            elif len(row) == len(names):
+                whole += 1
+                for place, append in places:
+                    append(once.setdefault(row[place], row[place]))
+            elif row:
+                damaged += 1 + sum(cell.count("\n") for cell in row)
     return Sheet(path, columns, damaged)
+
+
+def _resumed(rows: Iterator[list[str]]) -> Iterator[list[str] | None]:
+    """``rows``, and None where the csv module gave one up.
+
+    A quote that is never closed takes the lines behind it into its cell, until that is longer than the module allows.
+    """
+    while True:
+        try:
+            yield from rows
+            return
+        except csv.Error:
+            yield None
 
 
 def _without_nul(lines: Iterable[str]) -> Iterator[str]:

@@ -340,6 +340,24 @@ def test_a_row_cut_at_the_end_is_left_out_and_counted(parser: ModuleType, write:
     assert "1 row cut or torn, left out" in found.origin.notes
 
 
+@pytest.mark.parametrize("others", ['"', ""])
+def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallows(
+    parser: ModuleType, write: Write, others: str
+) -> None:
+    """With no other quote behind it, that is what the csv module takes for one cell, 128 KiB."""
+    path = write("a_kernel_trace.csv", KERNEL_TRACE, *(kernel("k", at, at + 1, at) for at in range(1, 5001)))
+    lines = path.read_text(encoding="utf-8").replace('"', others).splitlines(keepends=True)
+    lines[10] = lines[10].replace(f"{others}k{others}", '"k')
+    path.write_text("".join(lines), encoding="utf-8")
+    found = parser.parse(path)
+    assert found.origin.launches > 2000 and found.origin.launches + torn_rows(found) == 5000
+
+
+def torn_rows(found: tables.Tables) -> int:
+    (note,) = (note for note in found.origin.notes if "cut or torn" in note)
+    return int(note.split()[0])
+
+
 def test_dispatches_without_time_stamps_are_left_out_and_counted(parser: ModuleType, write: Write) -> None:
     path = write("x.csv", KERNEL_TRACE, kernel("k", 10, 50), kernel("k", 0, 0), kernel("k", 60, 20))
     found = parser.parse(path)
