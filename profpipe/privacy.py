@@ -33,7 +33,7 @@ def private_files(run_folder: Path) -> list[str]:
     """The files of a run that hold environments or command lines: reports, and exports that could not be scrubbed."""
 
     def is_private(path: Path) -> bool:
-        return path.suffix in _REPORTS or (path.suffix == ".sqlite" and not scrub.is_scrubbed(path))
+        return path.suffix in _REPORTS or (path.suffix in (".sqlite", ".db") and not scrub.is_scrubbed(path))
 
     found = (path for path in (run_folder / "raw").rglob("*") if path.is_file() and is_private(path))
     return sorted(str(path.relative_to(run_folder)) for path in found)

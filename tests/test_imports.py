@@ -67,7 +67,7 @@ STAGES = {
     "record": {"record"},
     "report": {"page", "report"},
     "reuse": {"reuse"},
-    "scrub": {"scrub"},
+    "scrub": {"scrub", "scrubbers"},
     "run": {"ending", "events", "journal", "made", "oomkiller", "reasons", "run", "verdict"},
     "store": {"store"},
 }

@@ -15,6 +15,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from nsys_exports import Export, pid_id, thread_id
 
@@ -70,7 +72,7 @@ def profpipe(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
 def recorded(shared_data: Path) -> Iterator[Path]:
     """Every recorded export and trace that is read, but not the Git LFS pointers among them."""
     for path in sorted(shared_data.rglob("*")):
-        if path.name.endswith((".sqlite", ".json.gz")) and path.stat().st_size > 1000:
+        if path.name.endswith((".sqlite", ".json.gz", ".db")) and path.stat().st_size > 1000:
             yield path
 
 
@@ -221,6 +223,160 @@ def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_
     assert "by_start" in names and not any(name.startswith("tree") for name in names)
 
 
+# --- folders of Parquet files ----------------------------------------------------------------------------------------
+
+
+def in_folder(path: Path) -> Path:
+    """The tables of a SQLite export as nsys writes them into a folder, a Parquet file each."""
+    folder = path.with_suffix(".parquetdir")
+    folder.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.text_factory = bytes
+        for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            name = table.decode()
+            declared = database.execute(f'PRAGMA table_info("{name}")').fetchall()
+            rows = database.execute(f'SELECT * FROM "{name}"').fetchall()
+            columns = {}
+            for number, (_, column, kind, *_) in enumerate(declared):
+                as_arrow = {b"INTEGER": pa.int64(), b"REAL": pa.float64()}.get(kind.upper(), pa.string())
+                columns[column.decode()] = pa.array([row[number] for row in rows], as_arrow)
+            pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    return folder
+
+
+def held(folder: Path) -> bytes:
+    return b"".join(str(pq.read_table(file).to_pylist()).encode() + file.read_bytes() for file in folder.iterdir())
+
+
+def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables(tmp_path: Path) -> None:
+    path = writable_copy(ATTENTION, tmp_path)
+    plant(path)
+    folder = in_folder(path)
+    before, large = parsed(folder), folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+    stamp = large.stat().st_mtime_ns, large.stat().st_ino
+    assert SECRET.encode() in held(folder) and not scrub.is_scrubbed(folder)
+    removed = scrubbed(folder)
+    assert SECRET.encode() not in held(folder) and scrub.is_scrubbed(folder)
+    expected = scrubbed(path)
+    # Without the schema of the SQLite export it is not told of every number that it is the id of a text.
+    assert removed.pop("StringIds") >= expected.pop("StringIds") and removed == expected
+    after = parsed(folder)
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
+        pd.testing.assert_frame_equal(
+            getattr(after, table.name), getattr(parsed(path).with_columns(source="file"), table.name)
+        )
+    assert (large.stat().st_mtime_ns, large.stat().st_ino) == stamp, "what is harmless is not written again"
+    assert not scrubbed(folder)
+    assert {entry.name for entry in tmp_path.iterdir()} == {path.name, folder.name}
+
+
+def test_a_folders_types_and_permissions_stay(tmp_path: Path) -> None:
+    folder = in_folder(writable_copy(ATTENTION, tmp_path))
+    calls = folder / "PROCESSES.parquet"
+    table = pa.table(
+        {
+            "globalPid": pa.array([pid_id(1), 2**64 - 5], pa.uint64()),
+            "name": pa.array([f"/{SECRET}/python", SECRET]).dictionary_encode(),
+            "commandLine": pa.array([SECRET, None], pa.large_string()),
+            "arguments": pa.array([[SECRET], []], pa.list_(pa.string())),
+        }
+    )
+    pq.write_table(table, calls)
+    calls.chmod(0o640)
+    pq.write_table(pa.table({"globalTid": [thread_id(1, 1)], "nameId": [1]}), folder / "NVTX_EVENTS.parquet")
+    scrubbed(folder)
+    kept = pq.read_table(calls)
+    assert SECRET.encode() not in held(folder) and kept.schema == table.schema and calls.stat().st_mode & 0o777 == 0o640
+    assert kept.to_pylist() == [{"globalPid": pid_id(1), "name": "python", "commandLine": "", "arguments": None}]
+
+
+def test_a_folder_that_is_damaged_or_holds_more_than_tables_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    folder = in_folder(writable_copy(ATTENTION, tmp_path))
+    (folder / "notes.txt").write_text(SECRET)
+    with pytest.raises(Refused, match=r"more than an export's tables: notes\.txt"):
+        scrubbed(folder)
+    (folder / "notes.txt").unlink()
+    damaged = folder / "StringIds.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    before = held_bytes(folder)
+    with pytest.raises(Refused, match="damaged or cut short"):
+        scrubbed(folder)
+    assert held_bytes(folder) == before and len(list(tmp_path.iterdir())) == 2
+
+
+def held_bytes(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# --- databases of rocprof --------------------------------------------------------------------------------------------
+
+
+def rocpd(shared_data: Path, folder: Path) -> Path:
+    return writable_copy(shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db", folder)
+
+
+def test_a_rocpd_database_loses_host_command_environment_and_paths(shared_data: Path, tmp_path: Path) -> None:
+    path = rocpd(shared_data, tmp_path)
+    before = parsed(path)
+    private = [b"banff-cyxtera", b"66a0384146474b3e96c75a0b6e9a9181", b"/workspace/", b"LD_PRELOAD", b"./batched_gemm"]
+    assert all(text in path.read_bytes() for text in private)
+    removed = scrubbed(path)
+    assert not [text for text in private if text in path.read_bytes()]
+    assert removed["rocpd_info_node"] == removed["rocpd_info_process"] == 1
+    check_same_tables(before, parsed(path))
+    assert scrub.is_scrubbed(path) and not scrubbed(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM kernels").fetchone() == (301,), "its own views still work"
+        assert database.execute("SELECT hostname, command FROM processes").fetchone() == ("", "")
+        (agent,) = database.execute("SELECT extdata FROM rocpd_info_agent WHERE type = 'GPU' LIMIT 1").fetchone()
+        assert json.loads(agent)["cu_count"] == 304
+
+
+def test_no_byte_of_a_secret_planted_into_a_rocpd_database_is_left(shared_data: Path, tmp_path: Path) -> None:
+    path = rocpd(shared_data, tmp_path)
+    guid = "_00008fe4_d5df_75df_9c0d_78bdba3692bd"
+    marker = json.dumps({"message": "forward", "who": SECRET})
+    with closing(sqlite3.connect(path)) as database:
+        for statement in (
+            f"INSERT INTO rocpd_string{guid} (string) VALUES ('{SECRET}')",
+            f"INSERT INTO rocpd_metadata{guid} (tag, value) VALUES ('user', '{SECRET}')",
+            f"UPDATE rocpd_info_node{guid} SET domain_name = '{SECRET}'",
+            f'UPDATE rocpd_info_thread{guid} SET extdata = \'{{"a": "{SECRET}"}}\'',
+            f"UPDATE rocpd_info_code_object{guid} SET uri = 'file:///home/{SECRET}/a.co#offset=1'",
+            f'UPDATE rocpd_info_code_object{guid} SET extdata = \'{{"uri": "file:///home/{SECRET}/a.co"}}\'',
+            f"UPDATE rocpd_event{guid} SET call_stack = '[\"{SECRET}\"]', line_info = '[\"{SECRET}.py\"]'",
+            f"UPDATE rocpd_event{guid} SET extdata = '{marker}' WHERE id = 1",
+            f"UPDATE rocpd_arg{guid} SET type = 'char const*', value = '{SECRET}' WHERE id = 1",
+            f"UPDATE rocpd_arg{guid} SET type = 'struct', value = '{{name={SECRET}}}' WHERE id = 2",
+            f"UPDATE rocpd_region{guid} SET extdata = '{SECRET}'",
+            f"CREATE TABLE rocpd_later{guid} (command_line TEXT)",
+            f"INSERT INTO rocpd_later{guid} VALUES ('{SECRET}')",
+        ):
+            database.execute(statement)
+        kept = database.execute(f"SELECT count(*), count(DISTINCT value) FROM rocpd_arg{guid}").fetchone()
+        database.commit()
+    scrubbed(path)
+    assert SECRET.encode() not in path.read_bytes()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute(f"SELECT extdata FROM rocpd_event{guid}").fetchone() == ('{"message":"forward"}',)
+        assert database.execute(f"SELECT uri FROM rocpd_info_code_object{guid}").fetchone() == ("file://[path]",)
+        values = {value for (value,) in database.execute(f"SELECT value FROM rocpd_arg{guid}")}
+        assert {"HostToDevice", "4194304", "0x2013f8", "{z=128, y=1, x=4}", "(null)"} <= values
+        assert kept[0] == database.execute(f"SELECT count(*) FROM rocpd_arg{guid}").fetchone()[0]
+
+
+def test_a_database_of_rocprof_v1_loses_the_arguments_of_its_calls(shared_data: Path, tmp_path: Path) -> None:
+    path = writable_copy(shared_data / "rocprof" / "vjelic__aiter-glog-fork" / "results.db", tmp_path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute('CREATE TABLE HIP ("BeginNs" INTEGER, "EndNs" INTEGER, "pid" INTEGER, "args" TEXT)')
+        database.execute(f"INSERT INTO HIP VALUES (1, 2, 3, '( file={SECRET})')")
+        database.commit()
+    before = parsed(path)
+    assert scrubbed(path) == {"HIP": 1} and SECRET.encode() not in path.read_bytes()
+    check_same_tables(before, parsed(path))
+
+
 # --- what cannot be scrubbed -----------------------------------------------------------------------------------------
 
 
@@ -283,11 +439,12 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     scrubbed(writable_copy(ATTENTION, raw))
     (raw / "capture-2.sqlite").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
+    (raw / "other_results.db").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "events.jsonl").write_text('{"event": "started"}\n')
     done = privacy.scrubbed(sorted(raw.iterdir()), tmp_path)
-    assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False}
-    folder = "raw/attention/nsys"
-    assert privacy.private_files(tmp_path) == [f"{folder}/capture-2.sqlite", f"{folder}/capture.nsys-rep"]
+    assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False, raw / "other_results.db": False}
+    private = ["capture-2.sqlite", "capture.nsys-rep", "other_results.db"]
+    assert privacy.private_files(tmp_path) == [f"raw/attention/nsys/{name}" for name in private]
 
 
 # --- Chrome traces ---------------------------------------------------------------------------------------------------
