@@ -304,7 +304,10 @@ def test_some_implementations_run_on_a_cpu(impl: str, mode: str) -> None:
 
 @pytest.mark.parametrize("impl", NEED_A_GPU)
 def test_the_others_name_the_gpu_they_need_and_what_runs_without(impl: str) -> None:
-    reason = attention.available({**SMALL, "dtype": "fp16", "impl": impl})
+    row = implementations.IMPLEMENTATIONS[impl]
+    seqlen = row.lengths[0] if row.lengths else SMALL["seqlen"]
+    dtype = "fp16" if "fp16" in row.dtypes else row.dtypes[0]
+    reason = attention.available({**SMALL, "dtype": dtype, "impl": impl, "seqlen": seqlen})
     assert reason.startswith(f"{impl} needs a GPU")
     assert "sdpa_math or sdpa_flash" in reason
 

@@ -39,9 +39,9 @@ def _rows(folder: Path, table: str) -> list[dict[str, str]]:
 
 def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
     listed = _profpipe("list", PIPELINE)
-    assert "video: cogvideox, 8 cases under plain, nsys" in listed
-    assert "step: cogvideox, 8 cases under plain, torch, nsys" in listed
-    assert "16 cases" in _profpipe("list", PIPELINE, COMPILE="false,true")
+    assert "video: cogvideox, 9 cases under plain, nsys" in listed
+    assert "step: cogvideox, 9 cases under plain, torch, nsys" in listed
+    assert "18 cases" in _profpipe("list", PIPELINE, COMPILE="false,true")
     _profpipe("run", PIPELINE, "--dry-run")
 
 

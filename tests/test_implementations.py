@@ -42,9 +42,10 @@ def {name}(q, k, v, **options):
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(setting, "device", lambda: "cpu")
     before = set(sys.modules)
+    packages = {row.package.split(".")[0] for row in implementations.IMPLEMENTATIONS.values()}
     yield
     for name in set(sys.modules) - before:
-        if name.split(".")[0] in ("sageattention", "spas_sage_attn", "flash_attn", "flash_attn_interface"):
+        if name.split(".")[0] in packages - {""}:
             del sys.modules[name]
 
 
@@ -131,6 +132,44 @@ def test_sparge_says_how_much_it_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     facts = attention.facts(params)
     assert facts == {"sparsity": (75.0, "%"), "flops_effective": (attention.flops(params) / 4, "flop")}
     assert sys.modules["spas_sage_attn"].calls[0]["return_sparsity"] is True
+    assert attention.facts({**params, "topk": 0.2})["sparsity_requested"] == (80.0, "%")
+
+
+def test_sliding_tiles_are_those_of_a_video_whose_length_the_sequence_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in for the package notes its call and gives q back."""
+    text = "calls = []\ndef sliding_tile_attention(q, *given):\n    calls.append(given[2:])\n    return q\n"
+    _package(tmp_path, monkeypatch, "fastvideo_kernel", text)
+    params = {"impl": "sta", "batch": 1, "heads": 2, "head_dim": 2, "dtype": "bf16", "seqlen": 69120}
+    attention.build(params)()
+    assert sys.modules["fastvideo_kernel"].calls == [([(3, 3, 3)] * 2, 0, False, "18x48x80")]
+    # 27 of the 3 x 6 x 10 tiles are in the window.
+    assert attention.facts(params)["sparsity"] == (85.0, "%")
+
+
+def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, fitting = {"impl": "sta", "seqlen": 17776}, {"impl": "sta", "seqlen": 82944, "dtype": "bf16"}
+    assert attention.available(short) == (
+        "sta takes 69120 or 82944 tokens and no others, not 17776. Change seqlen. pip install fastvideo-kernel."
+    )
+    assert attention.available({**fitting, "queries": 1}).startswith("sta takes 69120 or 82944 tokens")
+    assert attention.available({**fitting, "causal": True}) == "sta has no causal mask. Use causal: false."
+    _pretend_cuda(monkeypatch)
+    assert attention.available(fitting) == "fastvideo_kernel is not installed. pip install fastvideo-kernel."
+
+
+def test_what_takes_single_lengths_only_is_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[int, int]] = []
+
+    def prepare(setting: Any) -> Any:
+        tried.append((setting.batch, setting.seqlen))
+        return sdpa.sdpa("math")(setting)
+
+    row = implementations.Implementation(prepare, lambda setting: "", on_cpu=True, lengths=(500,))
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
+    assert attention.available({**SMALL, "impl": "mine", "dtype": "fp32", "seqlen": 500}) is None
+    assert tried == [(1, 500)]
 
 
 def test_dense_implementations_have_no_sparsity() -> None:

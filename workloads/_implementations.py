@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import _sdpa
     import _setting
     import _sparge
+    import _sta
     from _setting import Forward, Setting
 else:
     _flex = load.module(Path(__file__).with_name("_flex.py"))
@@ -41,6 +42,7 @@ else:
     _sdpa = load.module(Path(__file__).with_name("_sdpa.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
     _sparge = load.module(Path(__file__).with_name("_sparge.py"))
+    _sta = load.module(Path(__file__).with_name("_sta.py"))
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class Implementation:
     ``lacks`` says what else it needs and is not here, and what to do about it.
 
     ``bottom_right``: a causal mask over fewer queries than keys lets the last query see every key. ``grouped``: there
-    may be fewer key/value heads than query heads. ``sparsity`` prepares calls that give the share of the scores that
-    the implementation does not compute.
+    may be fewer key/value heads than query heads. ``causal``: there may be a causal mask. ``lengths`` are the only
+    sequences that it takes; empty: any. ``sparsity`` prepares calls that give the share of the scores that the
+    implementation does not compute.
     """
 
     prepare: Callable[[Setting], Forward]
@@ -71,7 +74,9 @@ class Implementation:
     on_cpu: bool = False
     has_backward: bool = True
     grouped: bool = True
+    causal: bool = True
     bottom_right: bool = False
+    lengths: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = tuple(_setting.DTYPES)
     max_head_dim: int | None = None
     least_sm: tuple[int, int] = (0, 0)
@@ -195,6 +200,20 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         max_head_dim=128,
         least_sm=_ADA,
         sparsity=_sparge.sparsity("fp8"),
+    ),
+    "sta": Implementation(
+        _sta.sta,
+        _fixed(""),
+        package="fastvideo_kernel",
+        install="pip install fastvideo-kernel",
+        has_backward=False,
+        grouped=False,
+        causal=False,
+        lengths=tuple(_sta.VIDEOS),
+        dtypes=("bf16",),
+        max_head_dim=128,
+        least_sm=_AMPERE,
+        sparsity=_sta.sparsity,
     ),
     "xformers": Implementation(
         _packages.xformers,

@@ -37,6 +37,9 @@ def first(setting: Setting, implementations: Mapping[str, Implementation]) -> st
 def _unsupported(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
     """What no build of the implementation can do, on no machine."""
     impl = setting.impl
+    if row.lengths and (setting.seqlen not in row.lengths or setting.queries != setting.seqlen):
+        lengths = " or ".join(map(str, row.lengths))
+        return f"{impl} takes {lengths} tokens and no others, not {setting.seqlen}. Change seqlen. {row.install}."
     if setting.backward and not row.has_backward:
         return f"{impl} has no backward pass. Use mode: fwd."
     if setting.dtype not in row.dtypes:
@@ -45,6 +48,8 @@ def _unsupported(setting: Setting, row: Implementation, implementations: Mapping
         return f"{impl} takes head dims up to {row.max_head_dim}, not {setting.head_dim}. Change head_dim."
     if setting.group > 1 and not row.grouped:
         return f"{impl} needs as many key/value heads as query heads. Leave kv_heads at 0."
+    if setting.masked and not row.causal:
+        return f"{impl} has no causal mask. Use causal: false."
     if setting.masked and setting.queries < setting.seqlen and not row.bottom_right:
         able = ", ".join(name for name, other in implementations.items() if other.bottom_right)
         return (
@@ -112,8 +117,8 @@ def _install(row: Implementation) -> str:
 
 
 def _refused(setting: Setting, row: Implementation) -> str | None:
-    """What one small call with this dtype, head dim, heads, mask and mode ends in."""
-    said = _tried(_small(setting), row)
+    """What one call with this dtype, head dim, heads, mask and mode ends in: a small one, if it may be small."""
+    said = _tried(replace(setting, batch=1) if row.lengths else _small(setting), row)
     if said is None:
         return None
     return (

@@ -155,8 +155,9 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     """What else is true of the case.
 
-    ``sparsity``: the share of QK that a sparse implementation leaves out with these inputs, by its own count, and
-    ``flops_effective``, what is left of ``flops``. ``checked``: the share of the tensors that an fp64 reference is
+    ``sparsity``: the share of QK that a sparse implementation leaves out with these inputs, by its own count;
+    ``sparsity_requested``: what ``topk`` asks for, thresholds ask for none in particular; ``flops_effective``: what is
+    left of ``flops``. ``checked``: the share of the tensors that an fp64 reference is
     compared with, where that is not all. ``memory_before_backward``: the bytes of GPU memory that the case has in use
     between its two passes.
     """
@@ -166,6 +167,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     if row.sparsity is not None:
         left_out = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in _drawn(case)[:3]))
         found |= {"sparsity": (100 * left_out, "%"), "flops_effective": (flops(params) * (1 - left_out), "flop")}
+        found |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
     if case.backward and _setting.device() == "cuda":
         found["memory_before_backward"] = (float(_in_use_before_backward(case, torch.cuda.memory_allocated)), "byte")
     share = _reference.share_checked(case, case.reference, backward=case.backward)
