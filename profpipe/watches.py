@@ -267,7 +267,8 @@ class Gpu:
                 "of the launch cost may be in the time"
             )
         if self._late_in_all:
-            found.append(f"{self._late_in_all} samples began before the whole call was queued")
+            counted = "1 sample" if self._late_in_all == 1 else f"{self._late_in_all} samples"
+            found.append(f"{counted} began before the whole call was queued")
         return found
 
 

@@ -368,6 +368,19 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("n", "said"), [(1, "over 1 sample."), (2, "over 2 samples.")])
+def test_one_sample_is_no_samples(tmp_path: Path, n: int, said: str) -> None:
+    assert said in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("n", "said"), [(1, "over 1 iteration."), (2, "over 2 iterations.")])
+def test_one_iteration_is_no_iterations(tmp_path: Path, n: int, said: str) -> None:
+    data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
+    assert said in page(data, {}, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
     rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]

@@ -379,7 +379,7 @@ def test_what_began_too_early_now_and_then_is_kept_and_counted(gpu: StandInGpu) 
 
     samples = on_gpu(gpu, call, n=30)
     assert sorted(samples.values_ns)[-2] == 2_000.0 < max(samples.values_ns)
-    assert any(note == "1 samples began before the whole call was queued" for note in samples.notes)
+    assert any(note == "1 sample began before the whole call was queued" for note in samples.notes)
 
 
 def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu: StandInGpu) -> None:
