@@ -13,7 +13,19 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis import agreement, by_rank, doubts, limits, memory, ncu_figures, phase_work, shares, studies, wins
+from profpipe.analysis import (
+    agreement,
+    by_rank,
+    doubts,
+    host_phases,
+    limits,
+    memory,
+    ncu_figures,
+    phase_work,
+    shares,
+    studies,
+    wins,
+)
 from profpipe.analysis.limits import Rates
 from profpipe.analysis.recorded import Number, Recorded
 from profpipe.analysis.study_cases import OF_ITS_PROCESS, Material
@@ -119,6 +131,7 @@ def _workload(material: Material, run: Run, doubted: Collection[str]) -> Workloa
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
         phases=tuple(phase for own in phases.values() for phase in own),
         phase_work=tuple(_phase_work(recorded, points, phases, rates)),
+        host_phases=tuple(host_phases.found(tables.ranges, points.keys() - splits.keys())),
         ranks=tuple(by_rank.found(recorded, layout.params)),
         memory=tuple(memory.records(recorded.numbers, layout.params, _plain_folder(run, name))),
         agreements=tuple(

@@ -13,7 +13,7 @@ from typing import Any
 
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
-from profpipe.phase_findings import Memory, PhaseWork
+from profpipe.phase_findings import HostPhase, Memory, PhaseWork
 from profpipe.rank_findings import OfRank
 from profpipe.study_findings import Study
 from profpipe.tolerance import Verdict
@@ -285,6 +285,8 @@ class WorkloadFindings:
     top: tuple[KernelRow, ...] = ()
     phases: tuple[Phase, ...] = ()
     phase_work: tuple[PhaseWork, ...] = ()
+    #: Of cases without kernels.
+    host_phases: tuple[HostPhase, ...] = ()
     memory: tuple[Memory, ...] = ()
     ranks: tuple[OfRank, ...] = ()
     agreements: tuple[Agreement, ...] = ()

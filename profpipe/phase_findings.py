@@ -45,6 +45,23 @@ class PhaseWork:
 
 
 @dataclass(frozen=True)
+class HostPhase:
+    """How long the host was inside a range of a case in which no profiler saw a kernel; nested ranges included.
+
+    ``entered`` and ``ns`` are per call where the case was iterated (``per_call``), else of the whole process; ``share``
+    is of the call.
+    """
+
+    case: str
+    phase: str
+    profiler: str
+    entered: float
+    ns: float
+    share: float | None = None
+    per_call: bool = False
+
+
+@dataclass(frozen=True)
 class PhaseMemory:
     """What a phase of a case found allocated, held at its peak (nested phases included), and left."""
 

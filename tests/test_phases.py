@@ -12,6 +12,7 @@ from profpipe import load
 from profpipe.analyze import analyze
 from profpipe.findings import WorkloadFindings
 from profpipe.page import memory_sheets, phase_sheets
+from profpipe.phase_findings import HostPhase
 from profpipe.report import render
 from profpipe.tables import Tables
 
@@ -210,3 +211,47 @@ def test_the_page_has_both_sections_where_there_is_something_to_tell(tmp_path: P
     recorded, run = study.recorded()
     page = render(analyze(recorded, run), recorded, run, tmp_path, template).read_text()
     assert "Work by phase" not in page and "Memory by phase" not in page
+
+
+# --- on the host, where there are no kernels -------------------------------------------------------------------------
+
+
+def _on_host(*rows: dict[str, Any], **run: Any) -> tuple[Tables, dict[str, Any]]:
+    return study.tables(ranges=list(rows)), {**RUN, **run}
+
+
+def test_a_command_without_a_gpu_has_its_phases_by_the_host_s_clock_and_they_are_called_that(tmp_path: Path) -> None:
+    whole, run = _on_host(
+        study.range_row("default", 4, range="forward", wall_ns=8e6),
+        study.range_row("default", 4, range=SOFTMAX, wall_ns=2e6),
+        pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}},
+    )
+    (workload,) = analyze(whole, run).workloads
+    sheet = phase_sheets.on_host(workload, workload.points)
+    assert (sheet.head, sheet.rows) == (
+        ["case", "phase", "entered", "host us"],
+        [["`default`", "forward", "4", "8000"], ["", "forward &gt; softmax", "4", "2000"]],
+    )
+    template = load.own_folder("templates") / "SUMMARY.md.j2"
+    page = render(analyze(whole, run), whole, run, tmp_path, template).read_text()
+    assert "## By phase, on the host\n\nTime on the host's clock inside each range" in page
+    assert "(nsys). No kernel was recorded" in page and "\n## By phase\n" not in page
+
+
+def test_phases_on_the_host_are_per_call_where_the_calls_are_counted() -> None:
+    whole, run = _on_host(
+        study.range_row("impl=a", 10, wall_ns=4e6),
+        study.range_row("impl=a", 20, range="forward", wall_ns=1e6),
+        study.range_row("impl=a", 10, "torch", range="forward", wall_ns=9e6),
+    )
+    (workload,) = analyze(whole, run).workloads
+    assert workload.host_phases == (HostPhase("impl=a", "forward", "nsys", 2.0, 1e5, 0.25, per_call=True),)
+    assert phase_sheets.on_host(workload, workload.points).head[2:] == ["entered/call", "host us/call", "% of the call"]
+
+
+def test_nothing_is_told_of_the_host_where_kernels_were_seen() -> None:
+    whole = study.tables(
+        kernels=[study.kernel_row("impl=a", "gemm", 10, 1000.0, phase="forward")],
+        ranges=[study.range_row("impl=a", 10), study.range_row("impl=a", 10, range="forward", wall_ns=5.0)],
+    )
+    assert analyze(whole, RUN).workloads[0].host_phases == ()

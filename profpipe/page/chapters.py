@@ -78,6 +78,8 @@ class Chapter:
     targets: str
     ncu: list[Block]
     phases: list[Block]
+    host_phases: list[Block]
+    host_phases_said: str
     phase_work: list[Block]
     phase_work_said: list[str]
     memory: list[Block]
@@ -123,7 +125,9 @@ def chapter(
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
         ncu=list(_ncu(part)),
         phases=list(_phases(part)),
-        phase_work=list(_phase_work(workload)),
+        host_phases=list(_in_two(workload, phase_sheets.on_host)),
+        host_phases_said=phase_sheets.said_on_host(workload),
+        phase_work=list(_in_two(workload, phase_sheets.work)),
         phase_work_said=phase_sheets.explained(workload),
         memory=list(_memory(workload)),
         memory_said=memory_sheets.explained(workload),
@@ -228,11 +232,14 @@ def _phases(workload: WorkloadFindings) -> Iterator[Block]:
             yield Block(title, sheet, folded=bool(title))
 
 
-def _phase_work(workload: WorkloadFindings) -> Iterator[Block]:
+def _in_two(
+    workload: WorkloadFindings, sheet_of: Callable[[WorkloadFindings, Sequence[Point]], Sheet]
+) -> Iterator[Block]:
+    """The largest shape's cases, open unless they are many, and all others folded."""
     largest, others = _open_points(workload)
-    if opened := phase_sheets.work(workload, largest):
+    if opened := sheet_of(workload, largest):
         yield Block("", opened, folded=len(opened.rows) > _LONG)
-    if rest := phase_sheets.work(workload, others):
+    if rest := sheet_of(workload, others):
         yield Block("the other cases" if opened else "cases", rest, folded=bool(opened) or len(rest.rows) > _LONG)
 
 

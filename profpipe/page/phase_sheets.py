@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
-from profpipe.page.markdown import Sheet, escape
-from profpipe.page.quantities import MISSING, number, percent, size_unit, time_unit
+from profpipe.page.markdown import Sheet, escape, listed
+from profpipe.page.quantities import MISSING, count, number, percent, size_unit, time_unit
 from profpipe.page.wording import case_label, cases
-from profpipe.phase_findings import PhaseWork
+from profpipe.phase_findings import HostPhase, PhaseWork
 from profpipe.tables import PATH_SEPARATOR
 
 #: A phase is spoken of whose share of the time is this many times its share of the FLOPs, and a tenth of the time.
@@ -44,6 +44,31 @@ def work(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
     ]
     head = ["case", "phase", *(title for title, _ in columns)]
     return Sheet(head, rows, labels=2, words=frozenset({"limited by"})).without_empty()
+
+
+def on_host(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
+    """A row a phase of the cases without kernels: how often the host entered it, and how long it was inside."""
+    own: dict[str, list[HostPhase]] = {}
+    for one in workload.host_phases:
+        own.setdefault(one.case, []).append(one)
+    points = [point for point in among if point.id in own]
+    shown = [one for point in points for one in own[point.id]]
+    unit, per = time_unit(one.ns for one in shown), "/call" if any(one.per_call for one in shown) else ""
+    rows = [
+        [case_label(point) if i == 0 else "", escape(p.phase), count(p.entered), unit.of(p.ns), percent(p.share)]
+        for point in points
+        for i, p in enumerate(own[point.id])
+    ]
+    head = ["case", "phase", f"entered{per}", f"host {unit.name}{per}", "% of the call"]
+    return Sheet(head, rows, labels=2).without_empty()
+
+
+def said_on_host(workload: WorkloadFindings) -> str:
+    profilers = listed(dict.fromkeys(one.profiler for one in workload.host_phases))
+    return (
+        f"Time on the host's clock inside each range of the workload's own, nested ranges included ({profilers}). No"
+        " kernel was recorded, so it is not the time of a GPU's work."
+    )
 
 
 def _short(paths: Collection[str]) -> dict[str, str]:
