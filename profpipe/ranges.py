@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,8 +67,12 @@ def _nvtx() -> tuple[str, Push, Pop]:
 
 
 def _roctx() -> tuple[str, Push, Pop]:
-    """ROCTX by its C interface: the library of rocprofv3 first, then the older one."""
-    for soname in ("librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so", "libroctx64.so.4", "libroctx64.so"):
+    """ROCTX by its C interface: the library of rocprofv3 first, then the older one.
+
+    The generations before see ``libroctx64`` only; where they run, ``PROFPIPE_ROCTX`` says so.
+    """
+    new, old = ("librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so"), ("libroctx64.so.4", "libroctx64.so")
+    for soname in old if os.environ.get("PROFPIPE_ROCTX") == "libroctx64" else (*new, *old):
         try:
             library = ctypes.CDLL(soname)
         except OSError:

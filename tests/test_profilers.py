@@ -100,14 +100,16 @@ def test_ncu_without_filters_names_none():
     ("variant", "words"),
     [
         ("rocprofv3", ["--kernel-trace", "--marker-trace", "-f csv", "-- python"]),
-        ("rocprofv2", ["--kernel-trace", "--roctx-trace"]),
+        ("rocprofv2", ["--kernel-trace", "--roctx-trace", "--hip-trace"]),
         ("rocprof", ["--hip-trace", "--roctx-trace", "capture.csv"]),
     ],
 )
 def test_each_generation_of_rocprof_gets_its_own_flags(variant, words):
-    argv = rocprof.commands(replace(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))[0].argv
-    assert all(word in " ".join(argv) for word in words)
-    assert ("--" in argv) == (variant == "rocprofv3")
+    (command,) = rocprof.commands(replace(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))
+    assert all(word in " ".join(command.argv) for word in words)
+    assert ("--" in command.argv) == (variant == "rocprofv3")
+    # The older ones see the ranges of the older library only.
+    assert ("PROFPIPE_ROCTX" in command.env) == (variant != "rocprofv3")
 
 
 def test_rocprof_output_is_found_below_the_folder_and_sums_give_way_to_single_launches(tmp_path):

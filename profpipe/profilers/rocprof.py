@@ -40,7 +40,8 @@ def _version(ask: Ask, path: str, variant: str) -> str:
 def commands(job: Job) -> list[Command]:
     assert isinstance(job.tool, Tool)
     variant = job.tool.variant
-    return [Command(tuple(_ARGV[variant](job)), makes_like=_MAKES[variant].format(job.stem))]
+    env = {} if variant == "rocprofv3" else {"PROFPIPE_ROCTX": "libroctx64"}
+    return [Command(tuple(_ARGV[variant](job)), makes_like=_MAKES[variant].format(job.stem), env=env)]
 
 
 def _v3(job: Job) -> list[str]:
@@ -53,8 +54,9 @@ def _v3(job: Job) -> list[str]:
 
 
 def _v2(job: Job) -> list[str]:
+    """Without ``--hip-trace`` nothing tells which call launched a kernel, and its range is known by time only."""
     assert isinstance(job.tool, Tool)
-    trace = ["--kernel-trace", "--roctx-trace"]
+    trace = ["--kernel-trace", "--roctx-trace", "--hip-trace"]
     return [job.tool.path, *trace, "-d", str(job.folder), "-o", job.stem, *workload_argv(job)]
 
 

@@ -1,0 +1,43 @@
+"""Which library emits the ranges. ROCm's are not here, so loading one is a stand-in that notes what was asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from profpipe import ranges
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The libraries that were tried; only the last of them is there."""
+    tried: list[str] = []
+
+    def load(name: str) -> SimpleNamespace:
+        tried.append(name)
+        if name != "libroctx64.so":
+            raise OSError(name)
+        return SimpleNamespace(roctxRangePushA=lambda text: 0, roctxRangePop=lambda: 0)
+
+    monkeypatch.setattr(ranges.ctypes, "CDLL", load)
+    return tried
+
+
+def test_rocprofv3_gets_the_ranges_of_its_own_library_where_that_is_here(asked: list[str]) -> None:
+    assert ranges.use("rocprof") == "libroctx64.so"
+    assert asked[0] == "librocprofiler-sdk-roctx.so.1"
+
+
+def test_older_generations_get_the_ranges_of_the_library_that_they_see(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROFPIPE_ROCTX", "libroctx64")
+    assert ranges.use("rocprof") == "libroctx64.so"
+    assert all(name.startswith("libroctx64") for name in asked)
+
+
+def test_without_a_profiler_a_range_costs_nothing() -> None:
+    assert ranges.use("plain") == "none"
+    with ranges.annotate("forward"):
+        pass
