@@ -106,6 +106,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in a line of a report."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    """An exception's kind and what it says, in a line of a report."""
+    kind, text = type(error).__name__, words(error)
+    return kind if text == kind else f"{kind}: {text}"
+
+
+def words(error: BaseException) -> str:
+    """What an exception says, in a line; its kind where it says nothing."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

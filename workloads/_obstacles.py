@@ -6,9 +6,8 @@ import functools
 import importlib
 import importlib.util
 import re
-import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from profpipe import load
+from profpipe.errors import words
 
 if TYPE_CHECKING:
     import _setting
@@ -30,8 +30,8 @@ else:
 def first(setting: Setting, implementations: Mapping[str, Implementation]) -> str | None:
     """The first reason that is found, or None. What is known is looked up; the rest is tried by one small call."""
     row = implementations[setting.impl]
-    known = _unsupported(setting, row, implementations) or _no_device(setting, row, implementations)
-    return known or row.lacks() or _not_installed(setting, row) or _refused(setting, row)
+    known = _unsupported(setting, row, implementations) or no_device(setting, row, implementations)
+    return known or row.lacks() or not_installed(setting, row) or _refused(setting, row)
 
 
 def _unsupported(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
@@ -59,7 +59,7 @@ def _unsupported(setting: Setting, row: Implementation, implementations: Mapping
     return None
 
 
-def _no_device(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
+def no_device(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
     if _setting.device() == "cpu":
         if row.on_cpu:
             return None
@@ -80,7 +80,7 @@ def _no_device(setting: Setting, row: Implementation, implementations: Mapping[s
 # --- packages --------------------------------------------------------------------------------------------------------
 
 
-def _not_installed(setting: Setting, row: Implementation) -> str | None:
+def not_installed(setting: Setting, row: Implementation) -> str | None:
     if not row.package:
         return None
     install = _install(row)
@@ -99,8 +99,9 @@ def _not_installed(setting: Setting, row: Implementation) -> str | None:
             return f"{row.package} is not installed. {install}."
         if missing:
             return f"{row.package} is installed and lacks {missing}. Install that, or {row.package} again: {install}."
+        said = words(error).rstrip(".")
         return (
-            f"{row.package} is installed and cannot be loaded: {_one_line(error)}. "
+            f"{row.package} is installed and cannot be loaded: {said}. "
             f"Build or install it for torch {torch.__version__} (CUDA {torch.version.cuda})."
         )
     return None
@@ -139,17 +140,25 @@ def _small(setting: Setting) -> Setting:
 @functools.lru_cache(maxsize=256)
 def _tried(setting: Setting, row: Implementation) -> str | None:
     """The reason of a refusal. A sweep over lengths asks the same again and again, and some kernels are compiled."""
+    return refusal(functools.partial(_called_once, setting, row), row.package)
+
+
+def refusal(call: Callable[[], str | None], package: str) -> str | None:
+    """What is wrong with what ``call`` did, as it says itself or by the error that it ends in; None where nothing is.
+
+    ``package`` is whose operators it calls; empty for torch's.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            return _called_once(setting, row)
+            return call()
         except torch.cuda.OutOfMemoryError:
             return None  # the case itself will say so, and it is no property of the implementation
         except (AssertionError, AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
             # A build that lacks the function, or one of its arguments, refuses too.
             if "CUDA error" in str(error):
                 raise  # the context is lost: a failure of the process, not a property of the case
-            return (not row.package and _backend_reasons(caught)) or _one_line(error)
+            return (not package and _backend_reasons(caught)) or words(error).rstrip(".")
 
 
 def _called_once(setting: Setting, row: Implementation) -> str | None:
@@ -184,7 +193,3 @@ def _backend_reasons(caught: list[warnings.WarningMessage]) -> str:
     texts = [re.sub(r"\s*\(Triggered internally.*", "", str(w.message), flags=re.S).rstrip(". ") for w in caught]
     asked_for = ("not used because:", "runtime disabled")
     return "; ".join(dict.fromkeys(t for t in texts if t and not any(word in t for word in asked_for)))
-
-
-def _one_line(error: BaseException) -> str:
-    return textwrap.shorten(str(error), 500).rstrip(".") or type(error).__name__

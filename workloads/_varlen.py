@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -170,8 +169,8 @@ def unavailable(group: Group) -> str | None:
     """
     row = IMPLEMENTATIONS[group.impl]
     every = {name: other.alone for name, other in IMPLEMENTATIONS.items()}
-    known = _unsupported(group, row) or _unformed(group, row) or _obstacles._no_device(group, row.alone, every)
-    return known or _obstacles._not_installed(group, row.alone) or _refused(group, row)
+    known = _unsupported(group, row) or _unformed(group, row) or _obstacles.no_device(group, row.alone, every)
+    return known or _obstacles.not_installed(group, row.alone) or _refused(group, row)
 
 
 def _unsupported(group: Group, row: Implementation) -> str | None:
@@ -213,16 +212,10 @@ def _refused(group: Group, row: Implementation) -> str | None:
 @functools.lru_cache(maxsize=256)
 def _tried(group: Group, row: Implementation) -> str | None:
     """The reason of a refusal. A sweep over lengths asks the same again and again, and some kernels are compiled."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            iteration(group, nullcontext)()
-            if _setting.device() == "cuda":
-                torch.cuda.synchronize()
-            return None
-        except torch.cuda.OutOfMemoryError:
-            return None  # the case itself will say so, and it is no property of the implementation
-        except (AssertionError, RuntimeError, ValueError) as error:
-            if "CUDA error" in str(error):
-                raise  # the context is lost: a failure of the process, not a property of the case
-            return (not row.alone.package and _obstacles._backend_reasons(caught)) or _obstacles._one_line(error)
+    return _obstacles.refusal(functools.partial(_called_once, group), row.alone.package)
+
+
+def _called_once(group: Group) -> None:
+    iteration(group, nullcontext)()
+    if _setting.device() == "cuda":
+        torch.cuda.synchronize()
