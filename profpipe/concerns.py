@@ -69,7 +69,7 @@ class Unattributed:
     ns: float
     share: float
     flush_ns: float = 0.0
-    #: Of a harness's own run, whose set-up and warm-up of the cases lie there.
+    #: Of a harness's own run, in a capture that holds set-up and warm-up of the cases too.
     own_run: bool = False
 
     @property

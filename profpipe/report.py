@@ -51,7 +51,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         failures=list(_failures(findings)),
         files=files.held(run),
         remarks=[
-            *(caveats.outside(u, alone) for u in findings.unattributed if not u.own_run),
+            *(caveats.outside(u, alone) for u in findings.unattributed if caveats.is_remark(u)),
             *caveats.set_up(findings, alone),
             *files.remarks(run),
             *caveats.notes(findings, run),
@@ -111,9 +111,10 @@ def _date(run: Mapping[str, Any]) -> str:
 
 
 def _unclassified(findings: Findings) -> Sheet:
-    rows = [[code(name), percent(share)] for c in findings.coverage for name, share in c.largest]
+    rows = [[escape(c.workload), code(name), percent(share)] for c in findings.coverage for name, share in c.largest]
     noun = "operator" if caveats.on_cpu(findings) else "kernel"
-    return Sheet([f"{noun} that no rule classifies", "% of its workload's time"], rows)
+    sheet = Sheet(["workload", f"{noun} that no rule classifies", "% of the workload's time"], rows, labels=2)
+    return sheet if len(findings.workloads) > 1 else sheet.without("workload")
 
 
 def _failures(findings: Findings) -> Iterator[str]:

@@ -23,6 +23,7 @@ from report_study import (
 
 from profpipe.analyze import analyze
 from profpipe.findings import Basis, Findings, Shape, WorkloadFindings
+from profpipe.page.caveats import doubts
 from profpipe.points import order, parse_id
 from profpipe.tables import Tables
 
@@ -395,6 +396,28 @@ def test_set_up_in_the_same_capture_is_no_doubt_in_a_run_of_our_own() -> None:
     run = {"jobs": [{"workload": "w", "profiler": "nsys", "cases": ["impl=a"]}]}
     (outside,) = analyze(data, run).unattributed
     assert outside.own_run and outside.unexplained == 0
+
+
+@pytest.mark.parametrize("profiler", ["ncu", "torch"])
+def test_kernels_outside_every_case_are_a_doubt_where_nothing_but_iterations_is_captured(profiler: str) -> None:
+    rows = [kernel_row("impl=a", ATTENTION, 1, 60.0), kernel_row("", FLUSH, 1, 10.0), kernel_row("", ADD, 1, 30.0)]
+    data = tables(kernels=[{**row, "profiler": profiler} for row in rows])
+    run = {"jobs": [{"workload": "w", "profiler": profiler, "cases": ["impl=a"]}]}
+    findings = analyze(data, run)
+    (outside,) = findings.unattributed
+    assert not outside.own_run and outside.unexplained == pytest.approx(0.3)
+    (doubt,) = (line for line in doubts(findings, run, alone=True) if "outside every case" in line)
+    assert ("launching thread alone" in doubt) == (profiler == "ncu")
+
+
+def test_a_call_timed_too_poorly_to_differ_is_said_to_be_that() -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch"}
+    kernels = [kernel_row("n=1", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm")]
+    wide = metric_row("n=1", "time", 100.0, ci_low=40.0, ci_high=200.0, n=9)
+    for metric, because in ((wide, "spread: "), ({**wide, "ci_low": 90.0}, "between operators: ")):
+        data = tables([case_row("n=1")], kernels, [range_row("n=1", 1, "torch")], [metric])
+        (agreement,) = only(analyze(data, {})).agreements
+        assert agreement.figures[1].reason.startswith(because)
 
 
 def test_a_case_that_ran_well_without_a_kernel_is_told() -> None:

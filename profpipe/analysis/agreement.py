@@ -102,7 +102,20 @@ def _kernels(profiler: str, ns: float, base: Split) -> Figure:
 
 def _events(point: Point, ns: float, base: Split, own: Tally) -> Figure:
     because = _why_shorter(base, own) if ns < base.total.ns else _why_longer(point, ns, base, own)
-    return _compared("plain", ns, base, because)
+    spread = _spread(point, base)
+    return _compared("plain", ns, base, (spread or because) if base.kind == "cpu_op" else (because or spread))
+
+
+def _spread(point: Point, base: Split) -> str:
+    """Where the call's own time is known so poorly that the difference need not be one."""
+    time = point.time
+    if time is None or "time" not in point.values:
+        return ""
+    if time.ci_low is None or time.ci_high is None:
+        few = "too_few_samples" in point.marks
+        return "spread: the call's time has too few samples for an interval" if few else ""
+    inside = time.ci_low <= base.total.ns <= time.ci_high
+    return "spread: it lies within the 95 % interval of the call's time" if inside else ""
 
 
 def _why_shorter(base: Split, own: Tally) -> str:

@@ -18,6 +18,9 @@ _UNFUSED = ("unfused", "math", "none")
 #: The kernel of ``timing``'s cache flush, ``zero_`` of an int32 buffer: it runs between the samples of every case.
 _FLUSH = "FillFunctor<int>"
 
+#: Profilers that the harness starts for the measured iterations and stops after them: they see no set-up or warm-up.
+_ITERATIONS_ONLY = ("torch", "ncu")
+
 #: How the runner ends a reason: with the log's path as one sees it from where the run was started.
 _NAMED_LOG = re.compile(r"\s*\(log: (.+)\)$")
 
@@ -122,7 +125,8 @@ def unattributed(tables: Tables, run: Mapping[str, Any]) -> tuple[Unattributed, 
         ns = float(outside["total_ns"].sum())
         if ns and len(outside) < len(rows):
             flush = float(outside.loc[outside["kernel"].str.contains(_FLUSH, regex=False), "total_ns"].sum())
-            share, own_run = ns / float(rows["total_ns"].sum()), (workload, profiler) in ours
+            share = ns / float(rows["total_ns"].sum())
+            own_run = (workload, profiler) in ours and profiler not in _ITERATIONS_ONLY
             found.append(Unattributed(str(workload), str(profiler), ns, share, flush, own_run))
     return tuple(found)
 

@@ -17,8 +17,14 @@ from profpipe.page.wording import case_id, case_label, cases
 #: A classified share below this is told among the doubts.
 ENOUGH = 0.99
 
+#: More of the kernel time than this outside every case, for no known reason, is told among the doubts.
+LEAST_UNEXPLAINED = 0.001
+
 #: What nsys says of every capture that is stopped by a range, and the harness of every run: no doubt, just a note.
-_HARMLESS = re.compile(r"might (not )?have |events were lost\? no|bytes written between samples|cut off is set aside")
+_HARMLESS = re.compile(
+    r"might (not )?have |events were lost\? no|bytes written between samples|cut off is set aside"
+    r"|^read with it: |device numbers are HSA agent ids"
+)
 
 
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
@@ -29,7 +35,7 @@ def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]
     lines += [_refused(refusal) for refusal in run.get("refused") or ()]
     lines += [coverage_sentence(c, alone) for c in findings.coverage if c.classified < ENOUGH or c.too_low]
     lines += [_unseen(u, findings, alone) for u in findings.unseen]
-    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= 0.001]
+    lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= LEAST_UNEXPLAINED]
     lines += [line for w in findings.workloads for line in _disagreements(w, alone)]
     # On a CPU every file says that it has no GPU events, which the first lines have said already.
     serious = [] if on_cpu(findings) else [note for note, harmless in _told(run) if not harmless]
@@ -143,15 +149,29 @@ def expectations_met(findings: Findings) -> str:
 
 
 def outside(u: Unattributed, alone: bool) -> str:
-    """What lies outside every case of a file that is not of a run of our own."""
+    """What lies outside every case of a file where set-up and warm-up are no reason."""
     where = "" if alone else f" of {code(u.workload)}"
     said = f"{duration(u.ns)} of {code(u.profiler)}'s kernel time{where} ({percent(u.share)} %) lie outside every case"
     flush = f"; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples"
-    return f"{said}{flush if u.flush_ns else ''}."
+    return f"{said}{flush if u.flush_ns else ''}.{_by_thread(u)}"
+
+
+def is_remark(u: Unattributed) -> bool:
+    """Whether ``outside`` is worth a line and no doubt."""
+    return not u.own_run and u.unexplained < LEAST_UNEXPLAINED
+
+
+def _by_thread(u: Unattributed) -> str:
+    if u.profiler != "ncu" or u.unexplained < LEAST_UNEXPLAINED:
+        return ""
+    return (
+        " ncu knows the ranges of the launching thread alone; where a backward pass is launched by a thread of"
+        " autograd's own, its kernels are in none, and ncu's figures of them in no table here."
+    )
 
 
 def set_up(findings: Findings, alone: bool) -> list[str]:
-    """What lies outside every case of our own runs, where it belongs."""
+    """What of our own runs lies outside every case, and that it belongs there."""
     told = [
         f"{code(u.profiler)} {duration(u.ns)} ({percent(u.share)} % of its kernel time"
         + ("" if alone else f" of {code(u.workload)}")
@@ -159,8 +179,8 @@ def set_up(findings: Findings, alone: bool) -> list[str]:
         for u in findings.unattributed
         if u.own_run
     ]
-    what = "set-up and warm-up of the cases, which one capture holds all, and the cache flush between samples"
-    return [f"Outside every case, where they belong, are {what}: {listed(told, most=12)}."] if told else []
+    what = "set-up, warm-up and the cache flush between samples, which the capture holds too"
+    return [f"Kernel time outside every case is {what}: {listed(told, most=12)}."] if told else []
 
 
 def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
@@ -177,7 +197,8 @@ def coverage(findings: Findings) -> list[str]:
         return [coverage_sentence(c, len(findings.workloads) < 2) for c in fine]
     least = min(c.classified for c in fine)
     others = " other" if len(fine) < len(findings.coverage) else ""
-    return [f"Classified: at least {percent(least)} % of the kernel time of each of {len(fine)}{others} workloads."]
+    share = percent(least) if percent(least) == percent(1) else f"at least {percent(least)}"
+    return [f"Classified: {share} % of the kernel time of each of {len(fine)}{others} workloads."]
 
 
 def coverage_sentence(c: Coverage, alone: bool) -> str:

@@ -56,7 +56,7 @@ class Sheet:
         """The same without the columns of these titles."""
         kept = [i for i, title in enumerate(self.head) if title not in titles]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Sheet([self.head[i] for i in kept], rows, self.labels, self.words)
+        return Sheet([self.head[i] for i in kept], rows, sum(i < self.labels for i in kept), self.words)
 
     def first(self, rows: int) -> Sheet:
         """The same with so many rows at most."""
