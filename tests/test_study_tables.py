@@ -174,10 +174,22 @@ def test_a_table_of_an_h200_run_reads_as_it_was_asked_for(example: Any) -> None:
 
 
 def test_a_case_without_a_number_says_what_became_of_it(example: Any) -> None:
+    study = only(*example, where={"impl": ["sage", "fa2"], "seqlen": 512}, rows="mode", columns="impl", value="memory")
+    assert rows_of(study)[2] == ["fwd_bwd", "84.1", "skipped"]
+
+
+def test_rows_columns_and_tables_of_skipped_cases_alone_are_counted_and_not_shown(example: Any) -> None:
     study = only(
         *example, where={"impl": "sage", "seqlen": 512}, rows="mode", value=["time", "kernels.calls", "memory"]
     )
-    assert rows_of(study)[2] == ["fwd_bwd", "skipped", "skipped", "skipped"]
+    assert [row[0] for row in rows_of(study)] == ["mode", "fwd"]
+    assert study_sheets.written(study).left_out == "Not shown: 1 row of skipped cases."
+    study = only(*example, where={"mode": "fwd_bwd"}, rows="seqlen", columns="impl", value="time")
+    assert "`sage`" not in rows_of(study)[0]
+    assert study_sheets.written(study).left_out == "Not shown: 1 column of skipped cases."
+    study = only(*example, where={"mode": "fwd_bwd", "impl": "sage"}, rows="seqlen", value="time")
+    told = study_sheets.written(study)
+    assert not told.parts and told.left_out == "Not shown: 1 table of skipped cases."
 
 
 def test_attention_that_no_kernel_of_its_own_computes_is_unfused_and_not_nothing(example: Any) -> None:
@@ -283,7 +295,7 @@ def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
         metrics=[metric_row("n=1", "time", 5.0, n=1), metric_row("n=1", "flops", 7.0, "flop", subject="softmax")]
     )
     study = only(data, {}, rows="n", value=["time", "flops"])
-    assert rows_of(study)[1] == ["1", "5.00", "–"]
+    assert rows_of(study)[1] == ["1", "5.00"]
     assert "No case has `flops`." in study_sheets.written(study).said
 
 
@@ -358,7 +370,8 @@ def test_the_host_s_time_of_a_range_is_known_where_the_gpu_s_is_not() -> None:
     data = lm()
     data.ranges["busy_ns"] = pd.NA
     study = only(data, {}, workload="eager", rows="size", phase="forward", value=["range.time", "range.busy"])
-    assert rows_of(study)[1] == ["small", "500.0", "–"]
+    assert rows_of(study)[1] == ["small", "500.0"]
+    assert "No case has `range.busy`." in study_sheets.written(study).said
 
 
 def test_rows_that_a_page_would_not_hold_are_in_the_text_file() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profpipe.concerns import NotRun
@@ -42,7 +42,11 @@ def skipped(findings: Findings, alone: bool) -> list[str]:
             continue
         for skip in _by_variant(group, findings):
             lines.setdefault((group.workload, skip.what, skip.under), []).append(skip)
-    return list(dict.fromkeys(whole)) + [_line(skips, workload, alone) for (workload, _, _), skips in lines.items()]
+    shared: dict[tuple[object, ...], dict[str, list[_Skip]]] = {}
+    for (workload, *why), skips in lines.items():
+        same = (*why, *((skip.who, skip.about, skip.remedy) for skip in skips))
+        shared.setdefault(same, {})[workload] = skips
+    return list(dict.fromkeys(whole)) + [_line(of, alone) for of in shared.values()]
 
 
 def _whole(group: NotRun, alone: bool) -> str:
@@ -51,10 +55,12 @@ def _whole(group: NotRun, alone: bool) -> str:
     return f"Not run{where} under {listed(map(code, group.profilers))}: {why}"
 
 
-def _line(skips: Sequence[_Skip], workload: str, alone: bool) -> str:
+def _line(of: Mapping[str, Sequence[_Skip]], alone: bool) -> str:
+    """Of the workloads whose cases were skipped alike."""
+    skips = next(iter(of.values()))
     who = listed(skip.who for skip in skips)
-    count = sum(skip.cases for skip in skips)
-    where = "" if alone else f" of {code(workload)}"
+    count = sum(skip.cases for own in of.values() for skip in own)
+    where = "" if alone else f" of {listed(map(code, of))}"
     under = f" under {listed(map(code, skips[0].under))}" if skips[0].under else ""
     about = listed(dict.fromkeys(code(skip.about) for skip in skips if skip.about))
     remedies = " ".join(dict.fromkeys(_ended(escape(skip.remedy)) for skip in skips if skip.remedy))

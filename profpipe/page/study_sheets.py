@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,15 @@ def written(study: Study, most: int = _MOST) -> Written:
     units = {value.word: unit(study, value) for value in study.values}
     names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
     parts = []
-    for i, grid in enumerate(study.grids[:_GRIDS]):
+    absent = _absent(study)
+    ran = [told for grid in study.grids if (told := _telling(study, grid, absent)).rows]
+    for i, grid in enumerate(ran[:_GRIDS]):
         sheet = _sheet(study, grid, units, names)
-        title, folded = escape(in_words(grid.others)), i > 0 or len(sheet.rows) > _ROWS
+        heading, folded = escape(in_words(grid.others)), i > 0 or len(sheet.rows) > _ROWS
         if len(sheet.rows) > most:
-            title = f"{title or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
-        parts.append(Part(title, sheet.first(most), folded))
-    return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study))
+            heading = f"{heading or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
+        parts.append(Part(heading, sheet.first(most), folded))
+    return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study, ran))
 
 
 def plain(study: Study) -> str:
@@ -93,6 +95,9 @@ def _text(markdown: str) -> str:
 
 
 def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
+    if not study.grids:
+        yield "No case of this run is in this table."
+        return
     of = quantity(Basis(*study.basis)) if study.basis else ""
     named = _in_caption(study)
     if named:
@@ -102,12 +107,15 @@ def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
     yield from of_kernels(study, study.values)
     if study.fixed:
         yield f"In every case: {escape(_fixed(study))}."
-    if not study.grids:
-        yield "No case of this run is in this table."
-    for value in study.values:
-        own = [cell for of_cell, cell in _valued(study) if of_cell == value]
-        if any(not cell.fate for cell in own) and all(cell.value is None for cell in own):
-            yield f"No case has {code(value.word)}."
+    if absent := list(map(code, _absent(study))):
+        *others, last = absent
+        yield f"No case has {', '.join(others)}{' or ' if others else ''}{last}."
+
+
+def _absent(study: Study) -> list[str]:
+    """What was asked for and no case has, though some ran."""
+    own = {v.word: [cell for of, cell in _valued(study) if of == v] for v in study.values}
+    return [w for w, cells in own.items() if any(not c.fate for c in cells) and all(c.value is None for c in cells)]
 
 
 def _in_caption(study: Study) -> bool:
@@ -146,10 +154,47 @@ def of_kernels(study: Study, values: Sequence[Asked]) -> Iterator[str]:
         yield f"Shares are of {'that range' if study.phases else 'a call'}'s {noun[:-1].lower()} time."
 
 
-def _left_out(study: Study) -> str:
+def _telling(study: Study, grid: Grid, absent: Sequence[str]) -> Grid:
+    """The same without rows and columns in which every case was skipped, or which are of ``absent`` values."""
+    words = [[_value_of(study, row, column).word for column in grid.columns] for row in grid.rows]
+    lines = [list(zip(cells, own, strict=True)) for cells, own in zip(grid.cells, words, strict=True)]
+    rows = [i for i, line in enumerate(lines) if _tells(line, absent)]
+    columns = [i for i, line in enumerate(zip(*lines, strict=True)) if _tells(line, absent)]
+    return Grid(
+        grid.others,
+        tuple(grid.rows[i] for i in rows),
+        tuple(grid.columns[i] for i in columns),
+        tuple(tuple(grid.cells[i][j] for j in columns) for i in rows),
+    )
+
+
+def _tells(line: Sequence[tuple[Cell | None, str]], absent: Sequence[str]) -> bool:
+    """Whether a row or column, cells with what was asked for in them, is more than skipped cases or absent values."""
+    return not _skipped(cell for cell, _ in line) and any(word not in absent for _, word in line)
+
+
+def _skipped(cells: Iterable[Cell | None]) -> bool:
+    return {"" if cell.value is not None else cell.fate for cell in cells if cell is not None} == {"skipped"}
+
+
+def _of_skipped(study: Study, ran: Sequence[Grid]) -> Iterator[str]:
+    """``20 rows``, ``3 columns``, ``1 table``: what is not shown of skipped cases."""
+    shown_in = {grid.others for grid in ran[:_GRIDS]}
+    grids = [grid for grid in study.grids if grid.others in shown_in]
+    lost = {
+        "row": sum(_skipped(cells) for grid in grids for cells in grid.cells),
+        "column": sum(_skipped(cells) for grid in grids for cells in zip(*grid.cells, strict=True)),
+        "table": sum(_skipped(cell for cells in grid.cells for cell in cells) for grid in study.grids),
+    }
+    yield from (f"{many} {noun}{'' if many == 1 else 's'}" for noun, many in lost.items() if many)
+
+
+def _left_out(study: Study, ran: Sequence[Grid]) -> str:
     said = []
-    if (more := len(study.grids) - _GRIDS) > 0:
-        axes = listed(code(axis) for axis, _ in study.grids[0].others)
+    if skipped := list(_of_skipped(study, ran)):
+        said.append(f"Not shown: {listed(skipped)} of skipped cases.")
+    if (more := len(ran) - _GRIDS) > 0:
+        axes = listed(code(axis) for axis, _ in ran[0].others)
         said.append(f"{more} more like these, by {axes}, are left out: `where` or a further row chooses.")
     for axis, number_of in study.lacking.items():
         said.append(
