@@ -204,7 +204,8 @@ def in_words(shape: Axes) -> str:
         if isinstance(value, bool):
             words.append(axis if value else f"not {axis}")
         else:
-            words.append(f"{axis} {shown(value)}")
+            # `what` is what its value names: "forward", not "what forward".
+            words.append(shown(value) if axis == "what" and not is_number(value) else f"{axis} {shown(value)}")
     return ", ".join(words)
 
 

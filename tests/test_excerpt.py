@@ -60,7 +60,7 @@ def test_what_the_page_leaves_out_is_said_and_stands_in_the_file(page: tuple[str
         " `mode` and `dtype`. `comparison_results.txt` has all of them."
     ) in text
     for axes in ("seqlen 128, causal, mode fwd, dtype fp16", "seqlen 32768, not causal, mode fwd_bwd, dtype bf16"):
-        assert f"\n{axes}\n" in whole and f"<summary>{axes}</summary>" not in text
+        assert f"\nKernel share (nsys), {axes}\n" in whole and f"<summary>{axes}</summary>" not in text
     assert "Every figure of every profiler" in whole and "What limits it" in whole
 
 

@@ -171,10 +171,10 @@ def test_cases_without_anything_to_compare_are_headlined_by_their_times(tmp_path
     names = [f"what={what},precision={p}" for what in ("forward", "train_step") for p in ("fp32", "bf16")]
     rows = [metric_row(name, "time", 1e6 * (i + 1), n=5) for i, name in enumerate(names)]
     top = first_screen(page(tables(metrics=rows), {}, tmp_path))
-    assert "**What forward, precision fp32: 1000 us; what forward, precision bf16: 2000 us;" in top
+    assert "**Forward, precision fp32: 1000 us; forward, precision bf16: 2000 us;" in top
     rows += [metric_row("what=forward,precision=fp16", "time", 9e6, n=5)]
     assert (
-        "**5 cases, from 1000 us (what forward, precision fp32) to 9000 us (what forward, precision fp16) per call.**"
+        "**5 cases, from 1000 us (forward, precision fp32) to 9000 us (forward, precision fp16) per call.**"
     ) in page(tables(metrics=rows), {}, tmp_path)
 
 
@@ -347,7 +347,7 @@ def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
 
 def test_sums_over_all_iterations_are_said_to_be_that(tmp_path: Path) -> None:
     text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
-    assert "**6 kernel launches, 5.00 us in all.**" in text
+    assert "**6 kernel launches, 5.00 us in all: add 80.0 % and copy 20.0 % of it.**" in text
     assert "All iterations together (nsys): the file does not say how many there were." in text
     assert "/call" not in text
 
@@ -545,6 +545,6 @@ def test_of_many_winners_and_many_wins_in_doubt_the_headline_counts_the_rest(tmp
     top = first_screen(page(data, with_baseline("a"), tmp_path))
     assert (
         "**Fastest: `a` in 8 of 30 shapes (1.80x over the next), `b` in 8 of 30 shapes (1.80x over `a` (baseline))"
-        " and 2 others in 8. In 6 shapes the lowest time is not called the fastest: its measurement is marked"
+        " and 2 others in 8. In 6 of 30 shapes the lowest time is not called the fastest: its measurement is marked"
         " other_process.**"
     ) in top

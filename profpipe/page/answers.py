@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from profpipe.findings import Point, Shape, Swap, Win, WorkloadFindings
+from profpipe.findings import Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.page import excerpt
 from profpipe.page.markdown import code, escape, listed, slug
-from profpipe.page.quantities import count, duration, plus_minus, ratio, time_unit
+from profpipe.page.quantities import count, duration, percent, plus_minus, ratio, time_unit
 from profpipe.page.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
 
 #: Shapes or cases that a sentence names; more are counted.
@@ -57,8 +57,9 @@ def _plain_times(workload: WorkloadFindings) -> str:
         and workload.basis
         and not workload.basis.timed
     ):
-        noun = "call of a CPU operator" if only.split.kind == "cpu_op" else "kernel launch"
-        return f"{_several(only.split.total.calls, noun)}, {duration(only.split.total.ns)} in all."
+        cpu, total = only.split.kind == "cpu_op", only.split.total
+        calls = f"{count(total.calls)} {_noun(total.calls, cpu)}"
+        return f"{calls}, {duration(total.ns)} in all{_mostly(only.split)}."
     if len(points) <= 4:
         return f"{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}."
     ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
@@ -75,10 +76,16 @@ def _time_of(point: Point) -> str:
     return f"{duration(point.time.ns if point.time else None)} ({axes(point.shape) or code(point.variant)})"
 
 
-def _several(n: float, noun: str) -> str:
-    first, _, rest = noun.partition(" of ")
-    plural = first + ("es" if first.endswith("ch") else "s") if round(n) != 1 else first
-    return f"{count(n)} {plural}" + (f" of {rest}s" if rest else "")
+def _noun(calls: float, cpu: bool) -> str:
+    one = round(calls) == 1
+    return f"call{'' if one else 's'} of CPU operators" if cpu else f"kernel launch{'' if one else 'es'}"
+
+
+def _mostly(split: Split) -> str:
+    """The two classes with most time, where more than one kernel was classified."""
+    first = sorted(((part.ns, name) for name, part in split.classes.items() if part.ns), reverse=True)
+    named = [f"{escape(name)} {percent(ns / split.total.ns)} %" for ns, name in first[:2] if name != "other"]
+    return f": {listed(named)} of it" if named else ""
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------
@@ -220,18 +227,20 @@ def _levels(shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
-    groups: dict[tuple[str, str], list[Shape]] = {}
+    groups: dict[str, dict[str, list[Shape]]] = {}
     for shape in shapes:
         if shape.win and shape.win.verdict == "void":
-            groups.setdefault((shape.win.best.variant, shape.win.why), []).append(shape)
-    if len(groups) > 1 and len(shapes) > excerpt.SHAPES:
-        reasons = {why for _, why in groups}
-        why = reasons.pop() if len(reasons) == 1 else "for its marks or those of the next"
-        yield f"In {sum(map(len, groups.values()))} shapes the lowest time is not called the fastest: {why}."
+            groups.setdefault(shape.win.why, {}).setdefault(shape.win.best.variant, []).append(shape)
+    if sum(map(len, groups.values())) > (1 if len(shapes) > excerpt.SHAPES else _WINNERS):
+        why = next(iter(groups)) if len(groups) == 1 else "for its marks or those of the next"
+        many = sum(len(own) for of in groups.values() for own in of.values())
+        where = _every(many) if many == len(shapes) else f"{many} of {len(shapes)} shapes"
+        yield f"In {where} the lowest time is not called the fastest: {why}."
         return
-    for (name, why), own in groups.items():
-        place = _where(own, len(shapes))
-        yield f"{code(name)} has the lowest time {place}, but is not called the fastest: {why}."
+    for why, of in groups.items():
+        first, *others = (f"{code(name)} {{}}{_where(own, len(shapes))}" for name, own in of.items())
+        named = listed([first.format("has the lowest time "), *(other.format("") for other in others)])
+        yield f"{named}, but {'neither is' if others else 'is not'} called the fastest: {why}."
 
 
 # --- who is not called fast ------------------------------------------------------------------------------------------

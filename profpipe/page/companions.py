@@ -8,7 +8,7 @@ from typing import Any
 from profpipe.findings import Findings, WorkloadFindings
 from profpipe.page import agreement_sheets, excerpt, kernel_sheets, limit_sheets, sheets, study_sheets, wording
 from profpipe.page.markdown import Sheet
-from profpipe.page.quantities import size_unit
+from profpipe.page.quantities import number, size_unit
 from profpipe.points import shown
 from profpipe.tables import Tables
 
@@ -45,7 +45,7 @@ def _gpu_info(run: Run) -> str:
     lines = []
     for i, gpu in enumerate(machine.get("gpus") or ()):
         lines.append(f"GPU {i}")
-        lines += [f"  {name}: {_value(name, value)}" for name, value in gpu.items() if value not in (None, "")]
+        lines += ["  " + _fact(name, value) for name, value in gpu.items() if value not in (None, "")]
     if "gpus" in machine and not machine["gpus"]:
         lines.append("no NVIDIA GPU")
     jobs = [job for job in run.get("jobs") or () if "peaks" in job]
@@ -53,23 +53,31 @@ def _gpu_info(run: Run) -> str:
     rates |= {f"peak rates of {job['workload']} under {job['profiler']}": job["peaks"] for job in jobs}
     for title, peaks in rates.items():
         if peaks:
-            lines += [title, *(f"  {name}: {value}" for name, value in _flat(peaks))]
+            lines += [title, *(f"  {line}" for line in _rates(peaks))]
     lines += [f"{name}: {machine[name]}" for name in ("cpu", "cpu_count", "os", "python") if machine.get(name)]
     return "\n".join(lines)
 
 
-def _value(name: str, value: Any) -> str:
-    if name.endswith("_bytes"):
-        return size_unit([value]).with_name(value)
-    return ".".join(map(str, value)) if name == "compute_capability" and isinstance(value, list) else shown(value)
+def _fact(name: str, value: Any) -> str:
+    """``max sm clock: 1980 MHz``: a field of run.json as people say it, its unit behind the number."""
+    words, _, stored = name.rpartition("_")
+    units = {"bytes": lambda v: size_unit([v]).with_name(v), "hz": lambda v: f"{v / 1e6:.0f} MHz",
+             "w": lambda v: f"{v:.0f} W"}  # fmt: skip
+    if words and stored in units:
+        return f"{words.replace('_', ' ')}: {units[stored](value)}"
+    said = ".".join(map(str, value)) if name == "compute_capability" and isinstance(value, list) else shown(value)
+    return f"{name.replace('_', ' ')}: {said}"
 
 
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name} {inner}", f"{number:.4g}") for inner, number in value.items() if number)
-        elif value is not None:
-            yield name, f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+def _rates(stated: Mapping[str, Any]) -> Iterator[str]:
+    """``fp16: 1071 TFLOP/s``, the memory's rate and whatever else is stated with them."""
+    for name, value in stated.items():
+        if name == "flops":
+            yield from (f"{dtype}: {number(rate / 1e12)} TFLOP/s" for dtype, rate in value.items() if rate)
+        elif name == "bytes_per_s" and value:
+            yield f"memory: {number(value / 1e9)} GB/s"
+        elif value is not None and not isinstance(value, Mapping):
+            yield f"{name.replace('_', ' ')}: {f'{value:.4g}' if isinstance(value, float) else value}"
 
 
 def _baseline(workload: WorkloadFindings) -> str:
@@ -85,9 +93,10 @@ def _comparison(workload: WorkloadFindings) -> str:
         return ""
     parts = [_says(workload), sheets.cases(workload, points).plain()]
     for shape in workload.shapes:
-        tables = [sheets.kernel_share(shape, workload.iterated), sheets.swaps(shape)]
-        title = _plain(wording.axes(shape.axes))
-        parts += [f"{title}\n\n{table.plain()}" if title else table.plain() for table in tables if table]
+        share, place = f"Kernel share ({workload.kernel_profiler})", _plain(wording.axes(shape.axes))
+        tables = {share: sheets.kernel_share(shape, workload.iterated), wording.SWAP_HEADING: sheets.swaps(shape)}
+        titles = {title: f"{title}, {place}" if place else title for title in tables}
+        parts += [f"{titles[title]}\n\n{table.plain()}" for title, table in tables.items() if table]
     if shortened:
         everything = {
             "What limits it": limit_sheets.limits(workload, points, one_shape=False),

@@ -47,7 +47,10 @@ def held(run: Run) -> Sheet:
         "outside every case",
         "placed in ranges",
     ]
-    return Sheet(head, rows, labels=3, words=frozenset({"placed in ranges"})).without_empty()
+    sheet = Sheet(head, rows, labels=3, words=frozenset({"placed in ranges"})).without_empty()
+    # Of files from elsewhere that know no cases: there is nothing to be outside of.
+    caseless = not run.get("jobs") and not any(f.get("attributed_ns") for f in run.get("files") or ())
+    return sheet.without("in cases", "outside every case") if caseless else sheet
 
 
 def _grouped(run: Run) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:

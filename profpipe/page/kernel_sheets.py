@@ -138,14 +138,22 @@ def phases(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
             [case_label(point), escape(p.phase), count(p.calls), unit.of(p.ns), percent(p.share)]
             for point in points
             for p in told[point.id].values()
+            if not _is_its_child(p, told[point.id].values())
         ]
-        head = ["case", "phase", f"launches{per}", f"{unit.name}{per}", "%"]
+        cpu = any(point.split and point.split.kind == "cpu_op" for point in points)
+        head = ["case", "phase", f"{'calls' if cpu else 'launches'}{per}", f"{unit.name}{per}", "%"]
         return _without_only_case(Sheet(head, listed, labels=2), workload.points)
     rows = []
     for point in points:
         cells = [told[point.id].get(name) for name in names]
         rows.append([case_label(point), *(f"{unit.of(c.ns)} ({percent(c.share)} %)" if c else "" for c in cells)])
     return Sheet(["case", *(f"{escape(name)} {unit.name}{per}" for name in names)], rows).without_empty()
+
+
+def _is_its_child(phase: Phase, others: Iterable[Phase]) -> bool:
+    """Whether a range inside it holds all that it does, and so stands for it, with its name in its own."""
+    inside = f"{phase.phase}{PATH_SEPARATOR}"
+    return any(o.phase.startswith(inside) and (o.calls, o.ns) == (phase.calls, phase.ns) for o in others)
 
 
 def _without_only_case(sheet: Sheet, points: Collection[Point]) -> Sheet:

@@ -26,7 +26,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
         ("TFLOP/s", lambda p: number(p.tflops)),
         (f"% of {rate} FLOP/s", lambda p: percent(p.limit.of_flops)),
         (f"DRAM {sizes.name}", lambda p: sizes.of(p.limit.traffic)),
-        ("must move", lambda p: sizes.of(p.values.get("bytes_moved") if p.limit.traffic else None)),
+        (f"must move {sizes.name}", lambda p: sizes.of(p.values.get("bytes_moved") if p.limit.traffic else None)),
         (f"% of {rate} bytes/s", lambda p: percent(p.limit.of_bandwidth)),
         ("limited by", lambda p: _words(p.limit)),
     ]
@@ -48,8 +48,6 @@ def _graph(point: Point) -> float | None:
 
 
 def _words(limit: Limit) -> str:
-    if limit.binds == "host" and limit.issue_ns and limit.gpu_ns:
-        return f"the host, {ratio(limit.issue_ns / limit.gpu_ns)} the GPU's time"
     return {"host": "the host", "compute": "arithmetic", "memory": "memory"}.get(limit.binds, MISSING)
 
 

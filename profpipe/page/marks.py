@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from profpipe.findings import OVERHEAD, Point, WorkloadFindings
 from profpipe.page.markdown import escape
 from profpipe.page.quantities import percent
 from profpipe.tolerance import INACCURATE, UNCHECKED
+
+#: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
+_FOR_INTERVAL = 6
 
 #: What each validity mark means; a mark that is not here was set by the workload, and is shown under its own name.
 _MEANING: Mapping[str, str] = {
@@ -56,10 +59,17 @@ def _meaning(mark: str, workload: WorkloadFindings) -> str:
         return _HOST_BOUND[bool(workload.basis and workload.basis.timed)]
     if mark == "too_few_samples" and workload.asked_samples:
         counts = [p.time.n for p in workload.points if p.time and mark in p.marks and p.time.n is not None]
-        if counts and min(counts) < workload.asked_samples:
-            least = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-            return f"fewer samples than the {workload.asked_samples} asked for: {least}"
+        if counts:
+            return _few(counts, workload.asked_samples)
     return _MEANING.get(mark, "set by the workload")
+
+
+def _few(counts: Sequence[int], asked: int) -> str:
+    """Of which number there were too few: of the one asked for, or of the least that has an interval."""
+    bounds = [f"the {asked} asked for"] if min(counts) < asked else []
+    bounds += [f"the {_FOR_INTERVAL} that a 95 % interval of a median needs"] if max(counts) >= asked else []
+    had = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"fewer samples than {' or '.join(bounds)}: {had}"
 
 
 def told(point: Point, shared: tuple[str, ...]) -> str:

@@ -165,7 +165,7 @@ def swaps(shape: Shape) -> Sheet:
         "with its helpers",
         f"all {noun}s of a call",
         "measured call",
-        "most it could give (Amdahl)",
+        "if attention took no time",
         "what else changes, per call",
     ]
     rows = [
@@ -230,6 +230,9 @@ def _pivot(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], rate:
     head = [escape(workload.compare or ""), *(escape(f"{axis} {named[0]}"), *map(escape, named[1:]))]
     rows = []
     for variant in workload.variants:
+        # The first screen says why it was skipped.
+        if {column[variant].fate for column in columns if variant in column} == {"skipped"}:
+            continue
         cells = []
         for shape, unit, column in zip(shapes, units, columns, strict=True):
             cells.append(_cell(column.get(variant), shape, unit, rate))
