@@ -78,6 +78,14 @@ def test_the_2b_model_asks_for_a_gpu() -> None:
     )
 
 
+def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room._compile.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CXX", "c++-17")
+    said = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
+    assert cog.available({**TINY, "compile": True}) == said
+    assert cog.available(TINY) is None
+
+
 def test_what_attention_says_is_passed_on() -> None:
     assert cog.available(TINY) is None
     assert cog.available({**TINY, "impl": "fa2"}) == "fa2 does not take fp32. Use dtype: fp16 or bf16."

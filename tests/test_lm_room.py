@@ -20,12 +20,14 @@ TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "f
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cpu")
+    for module in (lm._lm_setting, room._compile._setting):
+        monkeypatch.setattr(module, "device", lambda: "cpu")
 
 
 def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), memory: int = 2**40) -> None:
     """A mock of the device's properties: no kernel can run behind it."""
-    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cuda")
+    for module in (lm._lm_setting, room._compile._setting):
+        monkeypatch.setattr(module, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(room, "memory_bytes", lambda: memory)
@@ -50,11 +52,11 @@ def test_bf16_needs_an_architecture_that_has_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     params = {**TINY, "compile": True}
-    monkeypatch.setattr(room.shutil, "which", lambda name: None)
+    monkeypatch.setattr(room._compile.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
     assert lm.available(params).startswith("torch.compile needs a C++ compiler, and there is no c++-17. Install")
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(room._compile.importlib.util, "find_spec", lambda name: None)
     assert lm.available(params).startswith("torch.compile needs triton, which is not installed.")
     assert lm.available({**params, "compile": False}) is None
 

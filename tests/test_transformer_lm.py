@@ -286,8 +286,20 @@ def test_only_the_first_tokens_are_compared_however_long_the_context(monkeypatch
     assert 0 < lm.check(TINY)["error_max"] < 1e-5
 
 
-def test_a_nan_makes_the_error_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.Attention, "plain", lambda self, q, k, v, hidden: v * (math.nan if len(v) == 2 else 1))
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    """In the logits themselves, where no norm makes a NaN of an infinity; the reference, in fp64, has neither."""
+    decoder = model.decoder
+
+    def spoil(module: Any, given: Any, out: Any) -> Any:
+        return out if out.dtype == torch.float64 else out.index_fill(-1, torch.tensor([0]), wrong)
+
+    def broken(s: Any, phase: Any) -> Any:
+        layers = decoder(s, phase)
+        layers[-1].register_forward_hook(spoil)
+        return layers
+
+    monkeypatch.setattr(model, "decoder", broken)
     assert lm.check(TINY)["error_max"] == math.inf
 
 

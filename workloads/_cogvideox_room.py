@@ -14,11 +14,13 @@ from profpipe import load
 
 if TYPE_CHECKING:
     import _cogvideox_model
+    import _compile
     import _implementations
     import _setting
     from _cogvideox_model import Setting
 else:
     _cogvideox_model = load.module(Path(__file__).with_name("_cogvideox_model.py"))
+    _compile = load.module(Path(__file__).with_name("_compile.py"))
     _implementations = load.module(Path(__file__).with_name("_implementations.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
 
@@ -73,9 +75,8 @@ def _no_attention(s: Setting) -> str | None:
 
 
 def _no_compiler(s: Setting) -> str | None:
-    if s.compile and _setting.device() == "cuda" and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton, which is not installed. Install it, or use compile: false."
-    return None
+    reason = _compile.lacking() if s.compile else None
+    return f"{reason}, or use compile: false." if reason else None
 
 
 def _no_room(s: Setting) -> str | None:
@@ -103,5 +104,5 @@ def _least_bytes(s: Setting) -> int:
     """
     element = s.torch_dtype.itemsize
     inside = s.batch * s.tokens * 9 * s.model.width
-    scores = 2 * s.batch * s.model.heads * s.tokens**2 if s.impl == "sdpa_math" else 0
+    scores = 2 * s.batch * s.model.heads * s.tokens**2 if s.impl in ("sdpa_math", "plain") else 0
     return element * (_cogvideox_model.parameter_count(s) + max(inside, scores))

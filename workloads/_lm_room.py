@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +11,12 @@ import torch
 from profpipe import load
 
 if TYPE_CHECKING:
+    import _compile
     import _lm_model
     import _lm_setting
     from _lm_setting import Setting
 else:
+    _compile = load.module(Path(__file__).with_name("_compile.py"))
     _lm_model = load.module(Path(__file__).with_name("_lm_model.py"))
     _lm_setting = load.module(Path(__file__).with_name("_lm_setting.py"))
 
@@ -42,17 +42,8 @@ def _no_precision(s: Setting) -> str | None:
 
 
 def _no_compiler(s: Setting) -> str | None:
-    """What torch's inductor compiles with: Triton on a GPU, a C++ compiler on a CPU."""
-    if not s.compile:
-        return None
-    if _lm_setting.device() == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "torch.compile needs triton, which is not installed. Install it, or use compile: false."
-        return None
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None and shutil.which("clang++") is None:
-        return f"torch.compile needs a C++ compiler, and there is no {compiler}. Install g++, or use compile: false."
-    return None
+    reason = _compile.lacking() if s.compile else None
+    return f"{reason}, or use compile: false." if reason else None
 
 
 def _no_room(s: Setting) -> str | None:

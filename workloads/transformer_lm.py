@@ -129,7 +129,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     """``error_max`` and ``error_mean`` of the logits, against the same weights in fp64.
 
     Of a fresh model, as it is before its first step. The reference takes the first 1024 tokens of the first sequence,
-    which see no later ones, and converts one layer at a time. Infinite where the model gave a NaN.
+    which see no later ones, and converts one layer at a time. Infinite where the model gave a NaN or an infinity.
     """
     model = _lm_step.Model(_setting(params), nullcontext)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
         expected = model.tokens[:1, :_CHECKED_TOKENS]
         for layer in model.layers:
             expected = copy.deepcopy(layer).double()(expected)
-        distance = (logits[:1, :_CHECKED_TOKENS].double() - expected).abs().nan_to_num(nan=math.inf)
+        distance = (logits[:1, :_CHECKED_TOKENS].double() - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     return {"error_max": distance.max().item(), "error_mean": distance.mean().item()}
 
 
