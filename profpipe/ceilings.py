@@ -46,7 +46,7 @@ def measure(
             try:
                 found = [_matmul(torch, kind, dtype, operands, size, rule) for size in sizes]
             except (RuntimeError, AttributeError, NotImplementedError, ValueError) as error:
-                absent[dtype] = " ".join(str(error).split())[:200]
+                absent[dtype] = errors.words(error)
             else:
                 rates[dtype] = max(found, key=lambda one: float(one["flops"]))
     seen = watched.summary()

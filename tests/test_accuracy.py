@@ -5,16 +5,13 @@ All on a CPU. A fast and wrong implementation is one that is written here.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from program import profpipe, rows
 
 from profpipe import load
 
@@ -122,24 +119,8 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any]
 # --- the study -------------------------------------------------------------------------------------------------------
 
 
-def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) -> None:
-    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     exact = [name for name, row in implementations.IMPLEMENTATIONS.items() if row.has_backward]
     quantised = [name for name, row in implementations.IMPLEMENTATIONS.items() if not row.has_backward]
     assert all(f"causal=true,seqlen=4096,impl={name}" in said for name in exact)
@@ -150,11 +131,11 @@ def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) 
 def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path) -> None:
     small = {"SEQLEN": "72", "NHEADS": "2", "HEADDIM": "16", "CAUSAL": "true", "REPEATS": "1", "BUDGET_S": "0.05"}
     impls = {"IMPLS": "sdpa_math,sdpa_flash,plain,tiled,fa2", "QUANTISED": "sdpa_math,sage1", "INPUTS": "local"}
-    _profpipe(tmp_path, "run", PIPELINE, "-w", "bf16", "-w", "quantised", "--out", tmp_path, **small, **impls)
-    cases = _rows(tmp_path / "latest" / "cases.csv")
+    profpipe(tmp_path, "run", PIPELINE, "-w", "bf16", "-w", "quantised", "--out", tmp_path, **small, **impls)
+    cases = rows(tmp_path / "latest" / "cases.csv")
     assert [case["status"] for case in cases] == [*["ok"] * 4, "skipped", "ok", "skipped"]
     assert not [case for case in cases if {"inaccurate", "unchecked"} & set(json.loads(case["flags"] or "[]"))]
-    measured = {row["metric"] for row in _rows(tmp_path / "latest" / "metrics.csv") if row["workload"] == "bf16"}
+    measured = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["workload"] == "bf16"}
     names = {f"{m}{t}" for m in ("error_max", "error_rmse", "cosine") for t in ("", "_dq", "_dk", "_dv")}
     assert names <= measured
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
@@ -196,9 +177,9 @@ workloads:
 def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
-    _profpipe(tmp_path, "run", "mine.yaml")
+    profpipe(tmp_path, "run", "mine.yaml")
     run = tmp_path / "out" / "latest"
-    flags = {row["case"]: json.loads(row["flags"] or "[]") for row in _rows(run / "cases.csv")}
+    flags = {row["case"]: json.loads(row["flags"] or "[]") for row in rows(run / "cases.csv")}
     assert "inaccurate" in flags["impl=c"] and "unchecked" in flags["impl=d"]
     assert not {"inaccurate", "unchecked"} & {*flags["impl=a"], *flags["impl=b"]}
     events = map(json.loads, (run / "raw" / "w" / "plain" / "events.jsonl").read_text().splitlines())

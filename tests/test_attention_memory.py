@@ -6,14 +6,11 @@ and the test says so; no kernel runs behind them.
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from program import profpipe, rows
 
 from profpipe import load
 
@@ -106,24 +103,8 @@ def test_a_limit_that_means_nothing_here_is_the_reason_why_a_case_does_not_run(
 # --- the study -------------------------------------------------------------------------------------------------------
 
 
-def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _cases(folder: Path) -> list[dict[str, str]]:
-    with (folder / "latest" / "cases.csv").open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_study_dry_runs_with_its_168_cases(tmp_path: Path) -> None:
-    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert said.count("head_dim=") == 2 * 4 * 7 * 3
     assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in said
 
@@ -137,10 +118,9 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
         "REPEATS": "7",
         "BUDGET_S": "0.1",
     }
-    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
-    assert [case["status"] for case in _cases(tmp_path)] == ["ok"] * 8
-    with (tmp_path / "latest" / "metrics.csv").open(newline="") as stream:
-        passes = {row["n"] for row in csv.DictReader(stream) if row["metric"] == "time"}
+    profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
+    assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 8
+    passes = {row["n"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["metric"] == "time"}
     assert passes == {"7"}
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "### Time of a pass" in summary and "In every case: " in summary
@@ -148,8 +128,8 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
 
 def test_with_a_limit_of_memory_its_cases_say_on_a_cpu_why_they_do_not_run(tmp_path: Path) -> None:
     small = {"HEADDIM": "16", "SEQLEN": "32", "IMPLS": "plain", "REPEATS": "1", "MEMORY_CAP_GIB": "24"}
-    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
-    assert {(case["status"], case["reason"].partition(",")[0]) for case in _cases(tmp_path)} == {
+    profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
+    assert {(case["status"], case["reason"].partition(",")[0]) for case in rows(tmp_path / "latest" / "cases.csv")} == {
         ("skipped", "memory_cap_gib limits torch's memory on a GPU"),
     }  # fmt: skip
     assert "memory_cap_gib=24" in (tmp_path / "latest" / "cases.csv").read_text().replace('""', "").replace(": ", "=")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "attention_scaling.yaml"
@@ -27,19 +24,8 @@ REDUCED = {
 }
 
 
-def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_path: Path) -> None:
-    said = _profpipe(tmp_path, "list", PIPELINE).splitlines()
+    said = profpipe(tmp_path, "list", PIPELINE).splitlines()
     lengths = {line.strip() for line in said if "seqlen=" in line}
     assert "lengths: attention, 880 cases under plain" in said
     assert len(lengths) == 880 == 10 * 2 * 2 * (13 + 9)
@@ -51,9 +37,8 @@ def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_p
 
 def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    _profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)
-    with (tmp_path / "latest" / "cases.csv").open(newline="") as stream:
-        cases = list(csv.DictReader(stream))
+    profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)
+    cases = rows(tmp_path / "latest" / "cases.csv")
     assert len(cases) == 2 * 2 * 2 + 2 * 2
     assert {case["status"] for case in cases} == {"ok"}
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 
 pytest.importorskip("torch")
 pytest.importorskip("diffusers", reason="the package diffusers is not installed")
@@ -23,41 +20,29 @@ _REDUCED = {
 }  # fmt: skip
 
 
-def _profpipe(*arguments: object, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _rows(folder: Path, table: str) -> list[dict[str, str]]:
-    with (folder / "latest" / f"{table}.csv").open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
-    listed = _profpipe("list", PIPELINE)
+    listed = profpipe(ROOT, "list", PIPELINE)
     assert "video: cogvideox, 9 cases under plain, nsys" in listed
     assert "step: cogvideox, 9 cases under plain, torch, nsys" in listed
-    assert "18 cases" in _profpipe("list", PIPELINE, COMPILE="false,true")
-    _profpipe("run", PIPELINE, "--dry-run")
+    assert "18 cases" in profpipe(ROOT, "list", PIPELINE, COMPILE="false,true")
+    profpipe(ROOT, "run", PIPELINE, "--dry-run")
 
 
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     only = ("-w", "video", "-p", "plain", "-p", "torch", "--set", "defaults.timing.budget_s=0.05")
-    _profpipe("run", PIPELINE, *only, "--out", tmp_path, **_REDUCED, PROFILERS="plain,torch")
-    cases = {(case["profiler"], json.loads(case["params"])["impl"]): case for case in _rows(tmp_path, "cases")}
+    profpipe(ROOT, "run", PIPELINE, *only, "--out", tmp_path, **_REDUCED, PROFILERS="plain,torch")
+    cases = {
+        (case["profiler"], json.loads(case["params"])["impl"]): case for case in rows(tmp_path / "latest" / "cases.csv")
+    }
     assert {key: case["status"] for key, case in cases.items()} == {
         (profiler, impl): "skipped" if impl == "fa2" else "ok"
         for profiler in ("plain", "torch")
         for impl in ("sdpa_flash", "sdpa_math", "fa2")
     }
-    entered = {(row["range"], row["instances"]) for row in _rows(tmp_path, "ranges")}
+    entered = {(row["range"], row["instances"]) for row in rows(tmp_path / "latest" / "ranges.csv")}
     assert {("denoising", "1"), ("denoising > transformer", "2"), ("denoising > transformer > attention", "4"),
             ("denoising > scheduler", "2"), ("decode", "1")} <= entered  # fmt: skip
-    metrics = {row["metric"] for row in _rows(tmp_path, "metrics")}
+    metrics = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv")}
     assert {"time", "flops", "parameters", "tokens", "attention_calls", "error_rel_l1", "cosine"} <= metrics
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text()
     assert "weights random" in summary

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
@@ -23,15 +20,6 @@ _REDUCED = {
 _BRIEFLY = ("--set", "defaults.timing.budget_s=0.02", "--set", "defaults.timing.rounds=1")
 
 
-def _profpipe(*arguments: object, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def _groups(listed: str) -> list[str]:
     """What the workload ``groups`` lists of its cases behind the implementation, each once."""
     section = listed.partition("groups: ")[2].partition("heads: ")[0].splitlines()[1:]
@@ -39,15 +27,15 @@ def _groups(listed: str) -> list[str]:
 
 
 def test_the_study_runs_dry_everywhere() -> None:
-    listed = _profpipe("run", PIPELINE, "--dry-run")
+    listed = profpipe(ROOT, "run", PIPELINE, "--dry-run")
     for workload in ("single", "groups", "heads", "api_forms"):
         assert workload in listed
 
 
 def test_one_group_of_two_sequences_comes_from_the_environment_as_it_is_written() -> None:
-    listed = _profpipe("list", PIPELINE, SEQLENS="128,128", QHEADS="32", KVHEADS="8")
+    listed = profpipe(ROOT, "list", PIPELINE, SEQLENS="128,128", QHEADS="32", KVHEADS="8")
     assert _groups(listed) == ["qheads=32,kvheads=8,head_dim=128,seqlens=128%2C128"]
-    several = _profpipe("list", PIPELINE, SEQLENS="128;128,64", KVHEADS="1,32")
+    several = profpipe(ROOT, "list", PIPELINE, SEQLENS="128;128,64", KVHEADS="1,32")
     assert _groups(several) == [
         f"qheads=32,kvheads={heads},head_dim=128,seqlens={lengths}"
         for heads in (1, 32)
@@ -56,8 +44,8 @@ def test_one_group_of_two_sequences_comes_from_the_environment_as_it_is_written(
 
 
 def test_set_gives_groups_as_the_environment_does() -> None:
-    listed = _profpipe(
-        "run", PIPELINE, "--dry-run", "-w", "groups", "-p", "plain", "--set", "seqlens=64,32", IMPLS="fa2"
+    listed = profpipe(
+        ROOT, "run", PIPELINE, "--dry-run", "-w", "groups", "-p", "plain", "--set", "seqlens=64,32", IMPLS="fa2"
     )
     assert "1 case" in listed
 
@@ -66,17 +54,12 @@ def test_set_gives_groups_as_the_environment_does() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a reduced run."""
     out = tmp_path_factory.mktemp("out")
-    _profpipe("run", PIPELINE, "-p", "plain", "--out", out, *_BRIEFLY, **_REDUCED)
+    profpipe(ROOT, "run", PIPELINE, "-p", "plain", "--out", out, *_BRIEFLY, **_REDUCED)
     return out / "latest"
 
 
-def _rows(run: Path, table: str) -> list[dict[str, str]]:
-    with (run / f"{table}.csv").open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> None:
-    cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in _rows(run, "cases")}
+    cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in rows(run / "cases.csv")}
     assert len(cases) == 4 + 4 + 2 * 3 * 2 + 2 * 2
     skipped = {key: reason for key, (status, reason) in cases.items() if status == "skipped"}
     assert {status for status, _ in cases.values()} == {"ok", "skipped"}
@@ -89,13 +72,13 @@ def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> Non
 
 
 def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
-    metrics = [row for row in _rows(run, "metrics") if row["workload"] == "groups"]
+    metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "groups"]
     values = {(row["case"], row["metric"]): float(row["value"]) for row in metrics}
     case = "impl=sdpa_loop,qheads=4,kvheads=2,head_dim=16,seqlens=8%2C8"
     assert (values[case, "tokens"], values[case, "sequences"]) == (16, 2)
     assert values[case, "flops"] == 4 * 4 * 16 * (8 * 8 + 8 * 8)
     assert values[case, "error_max"] < 1e-5
-    params = {row["case"]: json.loads(row["params"]) for row in _rows(run, "cases") if row["workload"] == "groups"}
+    params = {row["case"]: json.loads(row["params"]) for row in rows(run / "cases.csv") if row["workload"] == "groups"}
     assert params[case]["seqlens"] == "8,8"
 
 

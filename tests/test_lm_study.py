@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 
 from profpipe import load
 
@@ -22,44 +19,30 @@ _REDUCED = {
 }  # fmt: skip
 
 
-def _profpipe(*arguments: object, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() -> None:
-    listed = _profpipe("list", PIPELINE)
+    listed = profpipe(ROOT, "list", PIPELINE)
     assert "sizes: transformer_lm, 45 cases under plain, nsys" in listed
     assert "size=2.7B,what=train_step,precision=fp16" in listed
-    narrowed = _profpipe("list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", MEMORY_CONTEXTS="2048")
+    narrowed = profpipe(ROOT, "list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", MEMORY_CONTEXTS="2048")
     assert "sizes: transformer_lm, 6 cases" in narrowed
     assert "size=large,what=train_step,context=2048" in narrowed
 
 
 def test_the_study_is_planned_without_a_gpu() -> None:
-    planned = _profpipe("run", PIPELINE, "--dry-run", PROFILERS="plain")
+    planned = profpipe(ROOT, "run", PIPELINE, "--dry-run", PROFILERS="plain")
     assert all(f"# {name} under plain" in planned for name in ("sizes", "contexts", "batches", "compiled", "memory"))
 
 
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     chosen = ("-w", "sizes", "-w", "memory", "--set", "defaults.timing.budget_s=0.05")
-    _profpipe("run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)
+    profpipe(ROOT, "run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)
     run = tmp_path / "latest"
-    cases = _rows(run / "cases.csv")
+    cases = rows(run / "cases.csv")
     assert {(case["workload"], case["profiler"], case["status"]) for case in cases} == {
         ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
     }  # fmt: skip
     assert len(cases) == 3 + 3 + 2
-    metrics = [row for row in _rows(run / "metrics.csv") if row["workload"] == "sizes"]
+    metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "sizes"]
     assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
     assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}
     page = (run / "SUMMARY.md").read_text()

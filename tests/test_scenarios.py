@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 
 from profpipe import load
 
@@ -17,17 +14,6 @@ ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "scenarios.yaml"
 scenarios = load.module(ROOT / "workloads" / "attention_scenarios.py")
 attention = load.module(ROOT / "workloads" / "attention.py")
-
-
-def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -76,11 +62,10 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, obje
 
 
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
-    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert all(f"scenario={name},impl=fa2" in said for name in scenarios.SCENARIOS if name != "tiny")
     reduced = {"SCENARIOS": "tiny", "IMPLS": "sdpa_flash,sdpa_math", "BUDGET_S": "0.05", "REPEATS": "6"}
-    _profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)
-    with (tmp_path / "latest" / "cases.csv").open(newline="") as stream:
-        assert [case["status"] for case in csv.DictReader(stream)] == ["ok"] * 4
+    profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)
+    assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 4
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "### Time of a call by scenario" in summary

@@ -5,14 +5,11 @@ SpargeAttn needs a GPU. What its cases would report is reported by a workload th
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from program import profpipe, rows
 from report_study import case_row, metric_row, tables
 
 from profpipe.analyze import analyze
@@ -56,24 +53,8 @@ tables:
 """
 
 
-def _profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) -> None:
-    said = _profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     for case in (
         "inputs=local,impl=sparge_fp8,topk=0.1",
         "inputs=normal,impl=sage2,topk=none",
@@ -94,8 +75,8 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
         "TOPK": "0.5",
         "BUDGET_S": "0.1",
     }
-    _profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, CDFTHRESHD="0.9", **small)
-    cases = _rows(tmp_path / "latest" / "cases.csv")
+    profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, CDFTHRESHD="0.9", **small)
+    cases = rows(tmp_path / "latest" / "cases.csv")
     ran = [case for case in cases if case["status"] == "ok"]
     assert {(json.loads(case["params"])["impl"], json.loads(case["params"])["inputs"]) for case in ran} == {
         ("sdpa_flash", "local"),
@@ -110,8 +91,8 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
 def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
-    _profpipe(tmp_path, "run", "mine.yaml")
-    metrics = _rows(tmp_path / "out" / "latest" / "metrics.csv")
+    profpipe(tmp_path, "run", "mine.yaml")
+    metrics = rows(tmp_path / "out" / "latest" / "metrics.csv")
     found = {(row["case"], row["metric"]): float(row["value"]) for row in metrics if row["value"]}
     assert found["impl=sparse,left_out=0.75", "sparsity"] == 75
     summary = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")

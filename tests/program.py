@@ -1,0 +1,29 @@
+"""The program in a process of its own, as its user starts it, on the CPU; and the tables that it leaves."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def profpipe(folder: Path, *arguments: object, **environment: str) -> str:
+    """What it prints, run in ``folder``. A run without a failure is part of what is tested."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", *map(str, arguments)],
+        cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """Of a table, as text."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
