@@ -93,7 +93,7 @@ def test_what_attention_says_is_passed_on() -> None:
 
 
 def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_memory_bytes", lambda: 24 * 2**30)
+    monkeypatch.setattr(room._room, "memory_bytes", lambda device: 24 * 2**30)
     assert room._no_room(cog._case({})) is None
     # Scores of 60 heads over 17776 tokens, twice, in 2 bytes
     assert room._no_room(cog._case({"impl": "sdpa_math"})).startswith(

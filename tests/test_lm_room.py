@@ -30,7 +30,7 @@ def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] =
         monkeypatch.setattr(module, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(room, "memory_bytes", lambda: memory)
+    monkeypatch.setattr(room._room, "memory_bytes", lambda device: memory)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

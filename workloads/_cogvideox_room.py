@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from profpipe import load
+from profpipe.errors import words
 
 if TYPE_CHECKING:
     import _cogvideox_model
     import _compile
     import _implementations
+    import _room
     import _setting
     from _cogvideox_model import Setting
 else:
     _cogvideox_model = load.module(Path(__file__).with_name("_cogvideox_model.py"))
     _compile = load.module(Path(__file__).with_name("_compile.py"))
     _implementations = load.module(Path(__file__).with_name("_implementations.py"))
+    _room = load.module(Path(__file__).with_name("_room.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
 
 
@@ -37,7 +37,7 @@ def _no_diffusers(s: Setting) -> str | None:
     try:
         from diffusers import AutoencoderKLCogVideoX, CogVideoXDDIMScheduler, CogVideoXTransformer3DModel  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
+        said = words(error).rstrip(".")
         return f"diffusers is installed and cannot be used: {said}. Install 0.31 or later: pip install -U diffusers."
     return None
 
@@ -80,20 +80,9 @@ def _no_compiler(s: Setting) -> str | None:
 
 
 def _no_room(s: Setting) -> str | None:
-    least, have = _least_bytes(s), _memory_bytes()
-    if least <= have:
-        return None
-    place = "this GPU" if _setting.device() == "cuda" else "this machine"
-    return (
-        f"{s.size} with {s.tokens} tokens and {s.impl} needs at least {least / 2**30:.0f} GiB, and {place} has "
-        f"{have / 2**30:.0f} GiB. Use fewer frames, a smaller picture, or an implementation that keeps no scores."
-    )
-
-
-def _memory_bytes() -> int:
-    if _setting.device() == "cuda":
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needs = f"{s.size} with {s.tokens} tokens and {s.impl} needs at least {{}}"
+    remedy = "Use fewer frames, a smaller picture, or an implementation that keeps no scores."
+    return _room.lacking(_least_bytes(s), _setting.device(), needs, remedy)
 
 
 def _least_bytes(s: Setting) -> int:

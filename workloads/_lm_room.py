@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,13 @@ if TYPE_CHECKING:
     import _compile
     import _lm_model
     import _lm_setting
+    import _room
     from _lm_setting import Setting
 else:
     _compile = load.module(Path(__file__).with_name("_compile.py"))
     _lm_model = load.module(Path(__file__).with_name("_lm_model.py"))
     _lm_setting = load.module(Path(__file__).with_name("_lm_setting.py"))
+    _room = load.module(Path(__file__).with_name("_room.py"))
 
 
 def lacking(s: Setting) -> str | None:
@@ -47,20 +48,8 @@ def _no_compiler(s: Setting) -> str | None:
 
 
 def _no_room(s: Setting) -> str | None:
-    least, have = least_bytes(s), memory_bytes()
-    if least <= have:
-        return None
-    place = "this GPU" if _lm_setting.device() == "cuda" else "this machine"
-    return (
-        f"{s.size} needs at least {least / 2**30:.0f} GiB for {s.what}, and {place} has {have / 2**30:.0f} GiB. "
-        f"Use a smaller size, batch or context{', or attention: sdpa' if s.attention == 'plain' else ''}."
-    )
-
-
-def memory_bytes() -> int:
-    if _lm_setting.device() == "cuda":
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    remedy = f"Use a smaller size, batch or context{', or attention: sdpa' if s.attention == 'plain' else ''}."
+    return _room.lacking(least_bytes(s), _lm_setting.device(), f"{s.size} needs at least {{}} for {s.what}", remedy)
 
 
 def least_bytes(s: Setting) -> int:
