@@ -5,7 +5,6 @@ Where a test needs what only a GPU machine has, it replaces that one thing and s
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,9 +123,3 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any]
         with pytest.raises(ValueError) as raised:
             ask(params)
         assert str(raised.value).startswith(message)
-
-
-def test_the_parameters_are_a_literal_that_needs_no_torch_to_be_read() -> None:
-    assigned = (node for node in ast.parse(SCRIPT.read_text()).body if isinstance(node, ast.Assign))
-    (literal,) = (node.value for node in assigned if node.targets[0].id == "PARAMS")
-    assert ast.literal_eval(literal) == cog.PARAMS

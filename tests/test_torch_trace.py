@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from damage import mutated
 
 from profpipe import load, tables
 from profpipe.errors import Refused
@@ -318,27 +319,11 @@ def test_mutated_traces_are_refused_or_add_up(parser: ModuleType, tmp_path: Path
     text = b"{" + text[start : start + 60_000].rsplit(b"  },", 1)[0] + b"  }]}"
     path = tmp_path / "mutated.json"
     for _ in range(100):
-        path.write_bytes(mutated(text, dice))
+        path.write_bytes(mutated(text, dice, b'0123456789-.",:{}[]eN\x00\xff', ends=0.2))
         try:
             check_sums(parser.parse(path))
         except Refused:
             continue
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(dice.choice([1, 1, 2, 8])):
-        at, length = dice.randrange(len(changed)), dice.choice([1, 1, 4, 200])
-        kind = dice.choice(["set", "cut", "repeat", "end"])
-        if kind == "set":
-            changed[at : at + 1] = bytes([dice.choice(b'0123456789-.",:{}[]eN\x00\xff')])
-        elif kind == "cut":
-            del changed[at : at + length]
-        elif kind == "repeat":
-            changed[at:at] = changed[at : at + length]
-        elif dice.random() < 0.2:
-            del changed[max(at, 16) :]
-    return bytes(changed)
 
 
 def test_the_tables_hold_the_schema(parser: ModuleType) -> None:

@@ -6,7 +6,6 @@ thing and says so.
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 from collections.abc import Iterator
@@ -378,9 +377,3 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any]
         with pytest.raises(ValueError) as raised:
             ask(params)
         assert str(raised.value).startswith(message)
-
-
-def test_the_parameters_are_a_literal_that_needs_no_torch_to_be_read() -> None:
-    assigned = (node for node in ast.parse(SCRIPT.read_text()).body if isinstance(node, ast.Assign))
-    (literal,) = (node.value for node in assigned if node.targets[0].id == "PARAMS")
-    assert ast.literal_eval(literal) == lm.PARAMS
