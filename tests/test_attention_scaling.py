@@ -44,5 +44,8 @@ def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     for title in ("TFLOP/s of forward and backward over the length", "The batch, peak memory"):
         assert f"### {title}" in summary
+    # Whatever the environment narrows the study to, this table has every case: 2 masks x 2 lengths, and its head.
+    latency = summary.split("### Latency over the length\n")[1].split("###")[0]
+    assert len([line for line in latency.splitlines() if line.startswith("|")]) == 2 + 4
     assert "Forward and backward over the length: TFLOP/s" in summary
     assert "inaccurate" not in summary
