@@ -477,6 +477,7 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
         ({"seqlen": 8, "queries": 9}, "queries (9) must not exceed seqlen (8)"),
         ({"inputs": "locl"}, "unknown inputs 'locl'. Did you mean 'local'?"),
         ({"topk": "0.5"}, "topk must be a number, or null for the library's default, not '0.5'"),
+        ({"topk": 50}, "topk is a share: it must be above 0 and at most 1, not 50"),
         ({"topk": 0.5, "cdfthreshd": 0.9}, "topk and cdfthreshd are two ways to choose the same blocks"),
     ],
 )

@@ -69,6 +69,10 @@ class Setting:
             value = getattr(self, name)
             if value is not None and type(value) not in (int, float):
                 raise ValueError(f"{name} must be a number, or null for the library's default, not {value!r}")
+        for name in ("cdfthreshd", "topk"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name} is a share: it must be above 0 and at most 1, not {value!r}")
         if self.topk is not None and self.cdfthreshd is not None:
             raise ValueError("topk and cdfthreshd are two ways to choose the same blocks: give one of them")
 

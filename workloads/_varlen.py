@@ -150,7 +150,7 @@ def _strided_as(out: Tensor, gradient: Tensor) -> Tensor:
 
 
 def produced(group: Group) -> dict[str, Tensor]:
-    """The output, and in ``fwd_bwd`` the gradients, of one call as packed tensors: out, dq, dk and dv."""
+    """The output and, with a backward pass, the gradients of one call as packed tensors: out, dq, dk and dv."""
     layout = IMPLEMENTATIONS[group.impl].layout(group)
     outs, gradients = iteration(group, nullcontext)()
     found = {"out": layout.together([out.detach() for out in outs])}
