@@ -7,7 +7,7 @@ whose kernels stand for its shares.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,15 @@ def analyze(tables: Tables, run: Run) -> Findings:
     """Everything the report says. ``run`` is the content of run.json; any key of it may be absent."""
     names = dict.fromkeys(name for table in ALL for name in getattr(tables, table.name)["workload"])
     expectations = doubts.expectations(tables, run)
-    doubted = {(e.workload, e.case) for e in expectations if not e.met}
+    unseen = doubts.unseen(tables)
+    doubted = {(u.workload, case): f"{u.profiler} saw nothing of it run" for u in unseen for case in u.cases}
+    unmet = [(e.workload, e.case) for e in expectations if not e.met]
+    doubted |= dict.fromkeys(unmet, "it did not run the kernels that were asked for")
     materials = [_material(_only(tables, name), str(name), run) for name in names]
     return Findings(
         workloads=tuple(
-            _workload(m, run, {case for workload, case in doubted if workload == m.name}) for m in materials
+            _workload(m, run, {case: why for (workload, case), why in doubted.items() if workload == m.name})
+            for m in materials
         ),
         studies=_studies("tables", materials, run),
         plots=_studies("plots", materials, run),
@@ -72,7 +76,7 @@ def analyze(tables: Tables, run: Run) -> Findings:
         expectations=expectations,
         coverage=doubts.coverage(tables, run),
         unattributed=doubts.unattributed(tables, run),
-        unseen=doubts.unseen(tables),
+        unseen=unseen,
     )
 
 
@@ -103,7 +107,7 @@ def _points_on(material: Material, basis: Basis | None, run: Run) -> dict[str, P
     return _marked(points, limits.overheads(material.recorded.numbers), basis)
 
 
-def _workload(material: Material, run: Run, doubted: Collection[str]) -> WorkloadFindings:
+def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> WorkloadFindings:
     name, declared, layout, recorded = material.name, material.declared, material.layout, material.recorded
     splits, basis = material.splits, material.basis
     tables = recorded.tables
@@ -308,7 +312,7 @@ def _with_speedup(point: Point, base: Point | None) -> Point:
     return replace(point, speedup=call, kernel_speedup=kernel)
 
 
-def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Collection[str]) -> Shape:
+def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Mapping[str, str]) -> Shape:
     own = [point for point in points.values() if point.shape == axes]
     own.sort(key=lambda point: point.time.ns if point.time else float("inf"))
     return Shape(axes, tuple(own), tuple(_swaps(own, points, layout)), wins.judge(own, doubted))

@@ -427,6 +427,13 @@ def test_a_case_that_ran_well_without_a_kernel_is_told() -> None:
     assert (unseen.profiler, unseen.cases) == ("nsys", ("impl=b",))
 
 
+def test_what_a_profiler_saw_nothing_of_is_not_called_the_fastest() -> None:
+    cases = [case_row(case, profiler) for profiler in ("plain", "nsys") for case in ("impl=a", "impl=b")]
+    times = [metric_row("impl=a", "time", 900.0), metric_row("impl=b", "time", 1.0)]
+    win = only(analyze(tables(cases, [kernel_row("impl=a", ATTENTION, 1, 60.0)], (), times), {})).shapes[0].win
+    assert win is not None and (win.best.variant, win.verdict, win.why) == ("b", "void", "nsys saw nothing of it run")
+
+
 def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None:
     kernels = [kernel_row("impl=a", ATTENTION, 1, 90.0), kernel_row("impl=a", "mystery", 1, 10.0)]
     run = {"pipeline": {"coverage": {"min_classified": 0.95}}}

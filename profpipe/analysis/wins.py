@@ -13,15 +13,15 @@ not known to be what the others do. The win is that of the fastest accurate one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from profpipe.findings import Point, Win
 
 _CLOCKS, _UNSURE = ("throttled", "clock_spread"), ("noisy", "too_few_samples")
 
 
-def judge(points: Sequence[Point], doubted: Collection[str]) -> Win | None:
-    """The win among ``points`` of one shape; ``doubted`` are cases that ran other kernels than they were asked for."""
+def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
+    """The win among ``points`` of one shape; ``doubted`` says why of cases that did not run what they should have."""
     timed = sorted((p for p in points if p.time), key=lambda p: p.time.ns if p.time else 0.0)
     if not timed:
         return None
@@ -43,9 +43,9 @@ def _unfit(timed: Sequence[Point]) -> str:
     return f"its result is {of_best}{others}"
 
 
-def _void(best: Point, second: Point, doubted: Collection[str]) -> str:
+def _void(best: Point, second: Point, doubted: Mapping[str, str]) -> str:
     if best.id in doubted:
-        return "it did not run the kernels that were asked for"
+        return doubted[best.id]
     for point, fatal in ((best, ("other_process", "above_peak")), (second, ("other_process",))):
         if found := [mark for mark in fatal if mark in point.marks]:
             return _marked(point is best, found)

@@ -187,7 +187,9 @@ def _unseen(u: Unseen, findings: Findings, alone: bool) -> str:
     where = "" if alone else f" of {code(u.workload)}"
     points = {point.id: point for w in findings.workloads if w.name == u.workload for point in w.points}
     named = listed((case_label(points[case]) if case in points else case_id(case) for case in u.cases), most=3)
-    return f"{code(u.profiler)} shows no kernel of {cases(len(u.cases))}{where} that ran well: {named}."
+    splits = [points[case].split for case in points]
+    noun = "operator" if any(split and split.kind == "cpu_op" for split in splits) else "kernel"
+    return f"{code(u.profiler)} shows no {noun} of {cases(len(u.cases))}{where} that ran well: {named}."
 
 
 def coverage(findings: Findings) -> list[str]:
