@@ -18,8 +18,12 @@ _IMPORTER = re.compile(r"Importer error status|QDSTRM")
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)
 _OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _AGENT = re.compile(r"^.*torch/distributed/elastic/.*$", re.MULTILINE)
-#: nsys's progress bars and headings, the runner's own header lines, and Python's pointers into a traceback.
-_NOISE = re.compile(r"^\[\d+/\d+\] \[|^Generat(ed|ing)\b|^\$ |^Traceback|^File \"|^[\^~ ]+$|^Processing events")
+#: nsys's progress bars and headings, the runner's own header lines, Python's pointers into a traceback, and what
+#: torch.profiler's Kineto logs of its own progress (``USDT:2026-11-20 11:19:06 ...``).
+_NOISE = re.compile(
+    r"^(?:USDT|STAGE|INFO|VERBOSE):\d{4}-"
+    r"|^\[\d+/\d+\] \[|^Generat(ed|ing)\b|^\$ |^Traceback|^File \"|^[\^~ ]+$|^Processing events"
+)
 _LONGEST = 240
 
 

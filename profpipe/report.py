@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 
+from profpipe.errors import ProfpipeError
 from profpipe.findings import Findings
 from profpipe.page import caveats, companions, files, plots, skips, study_plots, study_sheets
 from profpipe.page.chapters import chapter
@@ -31,18 +32,15 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
     chapters = [chapter(w, findings, drawn, without_gpu) for w in findings.workloads]
     for name, text in companions.texts(findings, tables, run).items():
         _write(folder / name, text)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(code=code, escape=escape, duration=duration, percent=percent)
-    page = environment.get_template(template.name).render(
+    page = _filled(
+        template,
         title=_title(findings, run),
         chapters=chapters,
         study_plots=[plot for study in findings.plots for plot in study_plots.draw(study, folder)],
-        studies=[study_sheets.written(study) for study in findings.studies],
+        studies=[
+            study_sheets.written(study, before=before)
+            for before, study in zip((None, *findings.studies), findings.studies, strict=False)
+        ],
         doubts=caveats.doubts(findings, run, alone),
         skipped=skips.skipped(findings, alone),
         expectations=caveats.expectations_met(findings),
@@ -62,6 +60,23 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         command=_command(run.get("command")),
     )
     return _write(folder / "SUMMARY.md", _tidy(page))
+
+
+def _filled(template: Path, **told: Any) -> str:
+    """The template with what is told put into it; raises for one of the user's own that is wrong or out of date."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(code=code, escape=escape, duration=duration, percent=percent)
+    try:
+        return environment.get_template(template.name).render(told)
+    except jinja2.TemplateError as error:
+        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        remedy = "Compare it with the template of this version of profpipe; the tables are written."
+        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
 
 
 def _write(path: Path, text: str) -> Path:

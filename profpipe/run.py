@@ -128,12 +128,10 @@ def _too_large(job: Job, cases: Sequence[Case], parts: Sequence[Part], desk: _De
     if not job.options.get("skip_larger_after_oom", False):
         return {}
     _note_exhausted(job, parts, desk)
-    found = {}
-    for case in cases:
-        for smaller in desk.exhausted.get((job.workload, job.profiler), ()):
-            if sizes.larger(case.params, smaller.params):
-                found[case.id] = "skipped", f"larger in every dimension than {smaller.id}, which ran out of memory"
-    return found
+    exhausted = desk.exhausted.get((job.workload, job.profiler), ())
+    # As the harness says it of cases in its own process.
+    fate = "skipped", "larger in every dimension than a case that ran out of memory"
+    return {c.id: fate for c in cases if any(sizes.larger(c.params, smaller.params) for smaller in exhausted)}
 
 
 def _note_exhausted(job: Job, parts: Sequence[Part], desk: _Desk) -> None:

@@ -177,8 +177,8 @@ def test_the_peak_of_each_phase_stands_beside_what_was_there_before() -> None:
     phases = ["forward", "forward &gt; softmax", "backward", "optimizer"]
     assert sheet.head == ["case", "before MiB", *(f"{phase} MiB" for phase in phases)]
     assert sheet.rows == [
-        ["what forward", "100.0", "**160.0**", "**160.0**", "", ""],
-        ["what step", "100.0", "300.0", "280.0", "**400.0**", "380.0"],
+        ["forward", "100.0", "**160.0**", "**160.0**", "", ""],
+        ["step", "100.0", "300.0", "280.0", "**400.0**", "380.0"],
     ]
 
 
@@ -193,8 +193,8 @@ def test_the_largest_allocations_tell_where_and_how_much_of_the_peak_they_are() 
     workload = _two_passes()
     sheet = memory_sheets.allocations(workload, workload.points, most=1)
     assert sheet.rows == [
-        ["what forward", "`plain, _lm_model.py:80`", "16.0", "12", "32.0", "20.0"],
-        ["what step", "`plain, _lm_model.py:80`", "40.0", "2", "80.0", "20.0"],
+        ["forward", "`plain, _lm_model.py:80`", "16.0", "12", "32.0", "20.0"],
+        ["step", "`plain, _lm_model.py:80`", "40.0", "2", "80.0", "20.0"],
     ]
     assert memory_sheets.files(workload).rows[1][1] == "`raw/w/plain/snapshots/what=step/memory.pickle`"
 

@@ -68,5 +68,10 @@ def test_without_a_telling_line_the_last_one_is_quoted_in_plain_letters() -> Non
     assert reasons.last_line("") == ""
 
 
+def test_what_kineto_logs_of_itself_tells_nothing() -> None:
+    log = "warming up\nUSDT:2026-11-20 11:19:06 32265:32265 SyncActivityProfilerHandler.cpp:59] profiler_stop\n"
+    assert reasons.of_exit(-11, log) == "killed by SIGSEGV: warming up"
+
+
 def test_a_long_line_is_cut() -> None:
     assert len(reasons.last_line("error " * 1000)) == 240

@@ -26,6 +26,8 @@ from report_study import (
 
 from profpipe import load, report
 from profpipe.analyze import analyze
+from profpipe.errors import ProfpipeError
+from profpipe.findings import Findings
 from profpipe.page import markdown, plots, quantities
 from profpipe.tables import Tables
 
@@ -176,6 +178,17 @@ def test_cases_without_anything_to_compare_are_headlined_by_their_times(tmp_path
     assert (
         "**5 cases, from 1000 us (forward, precision fp32) to 9000 us (forward, precision fp16) per call.**"
     ) in page(tables(metrics=rows), {}, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("# {{ titel }}", "SUMMARY.md.j2: 'titel' is undefined. Compare it with"),
+    ("one\n{% fi %}", "SUMMARY.md.j2:2: Encountered unknown tag 'fi'"),
+])  # fmt: skip
+def test_a_template_of_the_users_own_that_does_not_fit_is_named(text: str, said: str, tmp_path: Path) -> None:
+    template = tmp_path / "SUMMARY.md.j2"
+    template.write_text(text)
+    with pytest.raises(ProfpipeError, match=re.escape(said)):
+        report.render(Findings(), tables(), {}, tmp_path, template)
 
 
 def test_a_failed_coverage_and_a_failed_expectation_stand_on_the_first_screen(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_what_is_larger_than_a_case_that_ran_out_of_memory_is_not_tried(tmp_path
     job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": True})
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["oom", "skipped", "ok"]
-    assert fates(outcome)["n=3"][1] == "larger in every dimension than n=2, which ran out of memory"
+    assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
 
 
 def test_that_can_be_turned_off(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_what_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path: Path) 
     assert [outcome.ended_by_runner and outcome.ended_by_runner[0][1] for outcome in outcomes] == [(), "skipped", ()]
     before = {("attention", "fake"): [Case("n=0", {**jobs[2].cases[0].params, "n": 0})]}
     (outcome,) = run.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
-    assert outcome.ended_by_runner[0][1:] == ("skipped", "larger in every dimension than n=0, which ran out of memory")
+    assert outcome.ended_by_runner[0][1:] == ("skipped", "larger in every dimension than a case that ran out of memory")
 
 
 # --- environment and log ---------------------------------------------------------------------------------------------

@@ -37,6 +37,17 @@ def test_a_version_in_a_reason_ends_no_sentence() -> None:
     assert lines(rows) == ["Not run: `a` (1 case): needs compute capability 8.0 or later; this GPU is 7.5. Use b."]
 
 
+def test_what_was_skipped_alike_in_several_workloads_is_told_once() -> None:
+    row = case_row("", "plain", "skipped", "needs a GPU. Get one.")
+    rows = [{**row, "case": f"impl={i}", "workload": w} for w in "vw" for i in "ab"]
+    whole = analyze(tables(rows), {})
+    assert skipped(whole, alone=False) == ["Not run of `v` and `w` under `plain`: needs a GPU. Get one."]
+    ran = [{**case_row("impl=c"), "workload": w} for w in "vw"]
+    times = [{**metric_row("impl=c", "time", 1.0), "workload": w} for w in "vw"]
+    parts = analyze(tables(rows + ran, metrics=times), {})
+    assert skipped(parts, alone=False) == ["Not run of `v` and `w`: `a` and `b` (4 cases): needs a GPU. Get one."]
+
+
 def test_a_profiler_that_skipped_what_others_ran_is_named() -> None:
     rows = [case_row("impl=a"), case_row("impl=b"), case_row("impl=a", "ncu", "skipped", "too large for a replay")]
     assert lines(rows, ("impl=a", "impl=b")) == ["Not run: `a` under `ncu` (1 case): too large for a replay."]

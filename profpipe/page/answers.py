@@ -25,6 +25,8 @@ def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
     """The sentences of the first lines. ``alone``: the report has no other workload, so no heading carries its name."""
     largest = workload.largest
     if largest is None or not any(shape.win for shape in workload.shapes):
+        if workload.shapes and all(p.fate == "skipped" for shape in workload.shapes for p in shape.points):
+            return ["**Nothing was measured: every case was skipped.**"]
         counted = [f"{n} launches under {code(profiler)}" for profiler, n in workload.launches.items() if n]
         return [f"**No case has a time{'; ' + listed(counted) + ', of unknown duration' if counted else ''}.**"]
     if not _compared(workload):
@@ -60,10 +62,17 @@ def _plain_times(workload: WorkloadFindings) -> str:
         cpu, total = only.split.kind == "cpu_op", only.split.total
         calls = f"{count(total.calls)} {_noun(total.calls, cpu)}"
         return f"{calls}, {duration(total.ns)} in all{_mostly(only.split)}."
+    if len(points) == 1 and not only.shape and only.time:
+        return f"{duration(only.time.ns)} {of_what(workload.basis)}{_well_known(only)}."
     if len(points) <= 4:
         return f"{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}."
     ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
     return f"{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}."
+
+
+def _well_known(point: Point) -> str:
+    half = point.time.half_width if point.time else None
+    return "" if half is None else f", 95 % interval {plus_minus(half)}"
 
 
 def _named_time(point: Point) -> str:
@@ -315,12 +324,18 @@ def _known(point: Point) -> str:
 
 
 def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterator[str]:
-    """A faster attention kernel in a slower call, and what ate the difference."""
+    """A faster attention kernel in a slower call, and what ate the difference.
+
+    Not where several processes share the work: each then has less of the kernel, which is no faster for it.
+    """
+    if workload.ranks:
+        return
+    noun = "operator" if any(p.split and p.split.kind == "cpu_op" for p in shape.points) else "kernel"
     anchor = slug(heading(SWAP_HEADING, workload, alone))
     for swap in [swap for swap in shape.swaps if swap.faster_kernel_slower_call][:3]:
         call = swap.measured_call if swap.measured_call is not None else swap.call
         yield (
-            f"{code(swap.variant)} has a faster attention kernel than the baseline ({ratio(swap.attention)})"
+            f"{code(swap.variant)} has a faster attention {noun} than the baseline ({ratio(swap.attention)})"
             f" and yet a slower call ({ratio(call)}): {_eaten(swap)} ([why](#{anchor}))."
         )
 

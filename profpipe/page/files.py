@@ -27,7 +27,7 @@ def held(run: Run) -> Sheet:
     for place, files in _grouped(run):
         launches, placed = str(sum(f.get("launches") or 0 for f in files)), _attribution(files)
         sums = [duration(_sum(files, key)) for key in ("total_ns", "attributed_ns", "unattributed_ns")]
-        if all(_has_no_kernels(f) for f in files):
+        if not any(f.get("launches") for f in files) and any(_has_no_kernels(f) for f in files):
             launches, sums = MISSING, [MISSING] * len(sums)
             placed = re.sub(r"^(\d+) (?=by |in )", r"\1 CPU operators ", placed)
         first = files[0]

@@ -43,7 +43,9 @@ def work(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
         for i, one in enumerate(own[point.id])
     ]
     head = ["case", "phase", *(title for title, _ in columns)]
-    return Sheet(head, rows, labels=2, words=frozenset({"limited by"})).without_empty()
+    sheet = Sheet(head, rows, labels=2, words=frozenset({"limited by"})).without_empty()
+    alone = all(len(own[point.id]) == 1 for point in points)
+    return sheet.without("% of their time", "% of their FLOP") if alone else sheet
 
 
 def on_host(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:

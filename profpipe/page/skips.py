@@ -33,12 +33,12 @@ class _Skip:
 def skipped(findings: Findings, alone: bool) -> list[str]:
     """One line for each reason; implementations that were skipped for like reasons share it."""
     lines: dict[tuple[str, str, tuple[str, ...]], list[_Skip]] = {}
-    whole = []
+    whole: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for group in findings.not_run:
         if group.status != "skipped":
             continue
         if group.whole_job:
-            whole.append(_whole(group, alone))
+            whole.setdefault((group.profilers, group.reason), []).append(group.workload)
             continue
         for skip in _by_variant(group, findings):
             lines.setdefault((group.workload, skip.what, skip.under), []).append(skip)
@@ -46,13 +46,13 @@ def skipped(findings: Findings, alone: bool) -> list[str]:
     for (workload, *why), skips in lines.items():
         same = (*why, *((skip.who, skip.about, skip.remedy) for skip in skips))
         shared.setdefault(same, {})[workload] = skips
-    return list(dict.fromkeys(whole)) + [_line(of, alone) for of in shared.values()]
+    said = [_whole(why, profilers, of, alone) for (profilers, why), of in whole.items()]
+    return said + [_line(of, alone) for of in shared.values()]
 
 
-def _whole(group: NotRun, alone: bool) -> str:
-    where = "" if alone else f" of {code(group.workload)}"
-    why = _ended(escape(group.reason or "no reason was recorded"))
-    return f"Not run{where} under {listed(map(code, group.profilers))}: {why}"
+def _whole(why: str, profilers: Sequence[str], workloads: Iterable[str], alone: bool) -> str:
+    where = "" if alone else f" of {listed(map(code, dict.fromkeys(workloads)))}"
+    return f"Not run{where} under {listed(map(code, profilers))}: {_ended(escape(why or 'no reason was recorded'))}"
 
 
 def _line(of: Mapping[str, Sequence[_Skip]], alone: bool) -> str:

@@ -62,8 +62,11 @@ class Written:
     left_out: str
 
 
-def written(study: Study, most: int = _MOST) -> Written:
-    """``study`` in words; of more than nine grids, and of more rows than ``most``, the rest is counted."""
+def written(study: Study, most: int = _MOST, before: Study | None = None) -> Written:
+    """``study`` in words; of more than nine grids, and of more rows than ``most``, the rest is counted.
+
+    What its cases share is not said again where it is the same as in the table ``before`` it.
+    """
     units = {value.word: unit(study, value) for value in study.values}
     names = short_names(str(c.value) for v, c in _valued(study) if v.of == "kernels" and isinstance(c.value, str))
     parts = []
@@ -75,7 +78,7 @@ def written(study: Study, most: int = _MOST) -> Written:
         if len(sheet.rows) > most:
             heading = f"{heading or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
         parts.append(Part(heading, sheet.first(most), folded))
-    return Written(escape(study.title), " ".join(_said(study, units)), tuple(parts), _left_out(study, ran))
+    return Written(escape(study.title), " ".join(_said(study, units, before)), tuple(parts), _left_out(study, ran))
 
 
 def plain(study: Study) -> str:
@@ -94,9 +97,13 @@ def _text(markdown: str) -> str:
 # --- what is said above a table --------------------------------------------------------------------------------------
 
 
-def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
+def _said(study: Study, units: Mapping[str, Unit], before: Study | None) -> Iterator[str]:
     if not study.grids:
         yield "No case of this run is in this table."
+        return
+    absent = _absent(study)
+    if len(absent) == len(study.values):
+        yield _nobody_has(absent)
         return
     of = quantity(Basis(*study.basis)) if study.basis else ""
     named = _in_caption(study)
@@ -105,11 +112,15 @@ def _said(study: Study, units: Mapping[str, Unit]) -> Iterator[str]:
     if not (named and study.values[0].word == "time"):
         yield from of_calls(study, study.values)
     yield from of_kernels(study, study.values)
-    if study.fixed:
+    if study.fixed and not (before and before.grids and before.fixed == study.fixed):
         yield f"In every case: {escape(_fixed(study))}."
-    if absent := list(map(code, _absent(study))):
-        *others, last = absent
-        yield f"No case has {', '.join(others)}{' or ' if others else ''}{last}."
+    if absent:
+        yield _nobody_has(absent)
+
+
+def _nobody_has(absent: Sequence[str]) -> str:
+    *others, last = (code(word.removeprefix("metric.")) for word in absent)
+    return f"No case has {', '.join(others)}{' or ' if others else ''}{last}."
 
 
 def _absent(study: Study) -> list[str]:
