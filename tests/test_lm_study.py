@@ -48,6 +48,8 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     page = (run / "SUMMARY.md").read_text()
     passes = page.split("### Passes of a full step, by their kernels\n")[1].split("###")[0]
     assert "| forward | backward | optimizer |" in passes
+    arithmetic = page.split("### Parameters and arithmetic of a forward pass\n")[1].split("###")[0]
+    assert "| precision |" in arithmetic  # one table for all of them
     assert "## Work by phase: sizes\n\nFLOPs and bytes" in page
     assert "Memory by phase" not in page  # there is no record of memory without a GPU
 
