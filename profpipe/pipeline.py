@@ -161,6 +161,7 @@ class Table(_Study):
         min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in that order"
     )
     columns: Names = Field([], description="likewise; what has several values and stands nowhere is put here")
+    note: str = Field("", description="what its reader must know, a sentence or two; stands above it")
 
 
 class Plot(_Study):

@@ -50,6 +50,7 @@ class Study:
     row_axes: tuple[str, ...]
     column_axes: tuple[str, ...]
     grids: tuple[Grid, ...]
+    note: str = ""
     fixed: Axes = ()
     units: Mapping[str, str] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()

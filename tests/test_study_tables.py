@@ -205,6 +205,12 @@ def test_an_axis_that_would_put_two_cases_in_a_cell_makes_tables_the_largest_ope
     ]  # fmt: skip
 
 
+def test_what_the_study_says_of_a_table_stands_above_it(example: Any) -> None:
+    study = only(*example, rows="seqlen", columns="impl", value="time", note="Read this | first.")
+    assert study_sheets.written(study).said.startswith(r"Read this \| first. ")
+    assert "Read this | first." in study_sheets.plain(study)
+
+
 def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None:
     study = only(*example, where={"seqlen": 512}, rows=["seqlen", "impl"], columns=["mode", "causal"], value="time")
     assert (study.row_axes, study.column_axes) == (("impl",), ("mode",))

@@ -58,6 +58,7 @@ def _study(request: Request, materials: Sequence[Material], points_on: PointsOn)
     first = _any_split(materials, profiler)
     return Study(
         title=request.title,
+        note=request.note,
         workloads=tuple(material.name for material in materials),
         values=request.values,
         phases=tuple(phase for phase in request.phases if phase),

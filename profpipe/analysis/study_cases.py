@@ -56,6 +56,7 @@ class Request:
     units: tuple[str, ...]
     profiler: str | None
     is_plot: bool
+    note: str = ""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Request:
@@ -77,6 +78,7 @@ class Request:
             units=tuple(entry.get("unit") or ()),
             profiler=entry.get("profiler"),
             is_plot="over" in entry,
+            note=str(entry.get("note") or ""),
         )
 
     @property

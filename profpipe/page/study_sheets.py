@@ -101,6 +101,8 @@ def _said(study: Study, units: Mapping[str, Unit], before: Study | None) -> Iter
     if not study.grids:
         yield "No case of this run is in this table."
         return
+    if study.note:
+        yield escape(study.note)
     absent = _absent(study)
     if len(absent) == len(study.values):
         yield _nobody_has(absent)
