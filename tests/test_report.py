@@ -254,6 +254,10 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
     ) in text
     assert "seed=0" not in text and "Failed" not in text and "Not run" not in text
     assert "| `a` (baseline) | **5.00** | interrupted |" in text
+    # Cases that take turns have times of the rounds before.
+    begun = [metric_row(f"impl={i},seqlen=1", "time", 5.0) for i in "ab"]
+    text = page(tables(rows, metrics=begun), with_baseline("a"), tmp_path)
+    assert "`a` at seqlen 2; not finished under `plain`: `b` (2 cases).\n" in text
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -101,9 +101,16 @@ def _interrupted(findings: Findings, alone: bool) -> list[str]:
         what = subject(group, findings) or "everything"
         number = f" ({cases(len(group.cases))})" if len(group.cases) > 1 else ""
         where = "" if alone else f" of {code(group.workload)}"
-        missing.append(f"{fate(group).lower()} under {listed(map(code, group.profilers))}: {what}{where}{number}")
+        # Cases that take turns have samples of the rounds before, and no others.
+        what_became = "not finished" if _has_times(group, findings) else fate(group).lower()
+        missing.append(f"{what_became} under {listed(map(code, group.profilers))}: {what}{where}{number}")
     go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
     return [f"{go_on} Until then it lacks what was {'; '.join(missing)}."] if missing else []
+
+
+def _has_times(group: NotRun, findings: Findings) -> bool:
+    points = [point for w in findings.workloads if w.name == group.workload for point in w.points]
+    return "plain" in group.profilers and any(point.id in group.cases and point.time for point in points)
 
 
 def fate(group: NotRun) -> str:
