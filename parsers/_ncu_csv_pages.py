@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import counters, load, numerals
+from profpipe import load
 from profpipe.errors import Refused
+from profpipe.formats import counters, numerals
 
 if TYPE_CHECKING:
     import _ncu_sheet

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from profpipe import counters, kernels, numerals
+from profpipe import kernels
+from profpipe.formats import counters, numerals
 
 
 @dataclass

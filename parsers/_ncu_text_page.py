@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import load, numerals
+from profpipe import load
+from profpipe.formats import numerals
 
 if TYPE_CHECKING:
     import _ncu_sheet

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, tables
-from profpipe.columns import Source, Strings, null, read_numbers
-from profpipe.grouping import Int64s, groups
+from profpipe import tables
+from profpipe.formats import attribution
+from profpipe.formats.columns import Source, Strings, null, read_numbers
+from profpipe.formats.grouping import Int64s, groups
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 NULL: Final = null(np.int64)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, load, tables
-from profpipe.columns import Source, Strings, read_numbers, read_texts
-from profpipe.grouping import combine
+from profpipe import load, tables
+from profpipe.formats import attribution
+from profpipe.formats.columns import Source, Strings, read_numbers, read_texts
+from profpipe.formats.grouping import combine
 
 if TYPE_CHECKING:
     import _nsys_activities

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from profpipe import numerals
+from profpipe.formats import numerals
 
 #: Columns of traces that no table has a place for; kept out of memory.
 _UNREAD: Final = {

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from profpipe import attribution, load, tables
+from profpipe import load, tables
+from profpipe.formats import attribution
 
 if TYPE_CHECKING:
     import _nsys_printed

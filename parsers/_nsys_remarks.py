@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, load
-from profpipe.columns import Source, read_rows
+from profpipe import load
+from profpipe.formats import attribution
+from profpipe.formats.columns import Source, read_rows
 
 if TYPE_CHECKING:
     import _nsys_activities

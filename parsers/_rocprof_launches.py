@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe import kernels, recording, tables
-from profpipe.csvfile import Sheet
+from profpipe import kernels, tables
 from profpipe.errors import Refused
+from profpipe.formats import recording
+from profpipe.formats.csvfile import Sheet
 
 TRACE_AGAIN: Final = "Record again with `rocprofv3 --kernel-trace --marker-trace --hip-trace -f csv -- COMMAND`."
 

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from profpipe import recording, tables
+from profpipe import tables
+from profpipe.formats import recording
 
 _BEGIN = re.compile(r"^(?=(?:\d+,)?ROCTX_DOMAIN,)", re.MULTILINE)
 #: In 2023 the number of the record stood before it.

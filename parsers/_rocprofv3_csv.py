@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from profpipe import kernels, load, recording, tables
-from profpipe.csvfile import Sheet, read
+from profpipe import kernels, load, tables
+from profpipe.formats import recording
+from profpipe.formats.csvfile import Sheet, read
 
 if TYPE_CHECKING:
     import _rocprof_launches

@@ -16,8 +16,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import jsonstream, tables
+from profpipe import tables
 from profpipe.errors import Refused
+from profpipe.formats import jsonstream
 
 MISSING: Final = float("nan")
 #: Microseconds (a year): events further apart were not recorded by one profiler.

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import counters, kernels, load, tables
+from profpipe import kernels, load, tables
 from profpipe.errors import Refused
+from profpipe.formats import counters
 
 if TYPE_CHECKING:
     import _ncu_csv_pages

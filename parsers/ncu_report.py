@@ -17,8 +17,9 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from profpipe import counters, kernels, tables
+from profpipe import kernels, tables
 from profpipe.errors import Refused
+from profpipe.formats import counters
 
 FORMATS = ("Nsight Compute report (.ncu-rep)",)
 

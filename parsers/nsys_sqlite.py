@@ -16,9 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import attribution, errors, kernels, load, overlap, range_sums, tables
-from profpipe.columns import FAILURES, SQLITE_HEAD, Database, ParquetFolder, Source, Strings, read_lookup, read_rows
-from profpipe.grouping import combine
+from profpipe import errors, kernels, load, tables
+from profpipe.formats import attribution, overlap, range_sums
+from profpipe.formats.columns import (
+    FAILURES,
+    SQLITE_HEAD,
+    Database,
+    ParquetFolder,
+    Source,
+    Strings,
+    read_lookup,
+    read_rows,
+)
+from profpipe.formats.grouping import combine
 
 if TYPE_CHECKING:
     import _nsys_activities

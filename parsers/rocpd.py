@@ -21,8 +21,9 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import kernels, recording, tables
+from profpipe import kernels, tables
 from profpipe.errors import Refused
+from profpipe.formats import recording
 
 FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profpipe import load, recording, tables
-from profpipe.csvfile import Sheet, opening, read
+from profpipe import load, tables
 from profpipe.errors import Refused
+from profpipe.formats import recording
+from profpipe.formats.csvfile import Sheet, opening, read
 
 if TYPE_CHECKING:
     import _rocprof_launches

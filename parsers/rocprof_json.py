@@ -19,8 +19,9 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import jsonstream, kernels, recording, tables
+from profpipe import kernels, tables
 from profpipe.errors import Refused
+from profpipe.formats import jsonstream, recording
 
 FORMATS = ("results.json of rocprof v1", "_results.json of rocprofv3")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from profpipe import kernels, tables
-from profpipe.csvfile import Sheet, opening, read
 from profpipe.errors import Refused
+from profpipe.formats.csvfile import Sheet, opening, read
 
 FORMATS = ("rocprof v1 stats.csv", "rocprofv3 kernel_stats CSV")
 

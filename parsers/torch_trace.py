@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, jsonstream, kernels, load, overlap, range_sums, tables
+from profpipe import kernels, load, tables
 from profpipe.errors import Refused
+from profpipe.formats import attribution, jsonstream, overlap, range_sums
 
 if TYPE_CHECKING:
     import _torch_events

@@ -16,8 +16,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe import conditions, device, errors, timing
+from profpipe import device, errors, timing
 from profpipe.job import Ask
+from profpipe.measuring import conditions
 
 #: Square matmuls; the faster of the two stands. 4096 gives each SM of the largest GPUs several tiles of 128 x 256.
 _SIZES: Final = (4096, 8192)

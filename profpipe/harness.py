@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from profpipe import facts, load, process, ranges, ranks, sizes, sweep, timing
-from profpipe.captures import Region, captured, on_one_thread
+from profpipe import load, ranges, sizes, timing
 from profpipe.errors import UNWRITTEN, lacks_room, one_line
-from profpipe.ranks import Ranks
+from profpipe.measuring import facts, process, ranks, sweep
+from profpipe.measuring.captures import Region, captured, on_one_thread
+from profpipe.measuring.ranks import Ranks
 
 #: Exit code of a process that could not go on after a CUDA error.
 CONTEXT_LOST = 70

@@ -22,13 +22,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from profpipe import ending, environment, events, journal, made, oomkiller, reasons, sizes, verdict
-from profpipe.ending import Interrupts, Patience
+from profpipe import environment, sizes
 from profpipe.errors import Interrupted, lacks_room
-from profpipe.events import Events
 from profpipe.job import Case, Command, Job, Missing, Outcome, Profiler, Watch
-from profpipe.journal import Entry, ProcessEnd
-from profpipe.verdict import End, Fate, Part
+from profpipe.running import ending, events, journal, made, oomkiller, reasons, verdict
+from profpipe.running.ending import Interrupts, Patience
+from profpipe.running.events import Events
+from profpipe.running.journal import Entry, ProcessEnd
+from profpipe.running.verdict import End, Fate, Part
 
 _Look = Callable[[], "Fate | None"]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from profpipe.intervals import of_median
-from profpipe.ranks import ALONE, Ranks
-from profpipe.watches import WATCHES, Watch, calls_that_synchronise
+from profpipe.measuring.ranks import ALONE, Ranks
+from profpipe.measuring.watches import WATCHES, Watch, calls_that_synchronise
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nsys_exports import Export, thread_id
 
-from profpipe import attribution, grouping, load, range_sums, tables
+from profpipe import load, tables
+from profpipe.formats import attribution, grouping, range_sums
 
 
 @dataclass(frozen=True)

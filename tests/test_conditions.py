@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from profpipe import conditions
-from profpipe.conditions import Conditions, Reading
+from profpipe.measuring import conditions
+from profpipe.measuring.conditions import Conditions, Reading
 
 MHZ = 1e6
 

@@ -32,33 +32,25 @@ WORDS = {
 
 #: One means a line: a module, and the modules that only it is made of.
 MEANS = {
-    "attribution": {"attribution", "grouping", "overlap", "range_sums", "recording"},
-    "columns": {"columns"},
-    "conditions": {"conditions"},
     "config": {"config", "document", "mistakes", "pipeline", "scripts", "table_mistakes"},
-    "csvfile": {"csvfile"},
-    "counters": {"counters"},
     "device": {"device", "gpus"},
     "environment": {"environment"},
     "exports": {"exports"},
-    "jsonstream": {"jsonstream"},
+    "formats": {"formats"},
     "kernels": {"kernel_names", "kernels"},
-    "numerals": {"numerals"},
     "points": {"points"},
-    "ranges": {"ranges"},
     "sizes": {"sizes"},
-    "process": {"process"},
-    "timing": {"ranks", "timing", "watches"},
+    "timing": {"measuring", "ranges", "timing"},
 }
 
-#: One stage a line: likewise. ``analysis`` and ``page`` are folders of what only their stage is made of.
+#: One stage a line: likewise. A folder holds what only its stage, or means, is made of.
 STAGES = {
     "analyze": {"analysis", "analyze"},
     "ceilings": {"ceilings"},
     "compare": {"compare"},
     "doctor": {"doctor"},
     "guide": {"guide"},
-    "harness": {"captures", "facts", "harness", "sweep"},
+    "harness": {"harness"},
     "history": {"history"},
     "ingest": {"ingest", "parsing"},
     "plan": {"plan"},
@@ -68,7 +60,7 @@ STAGES = {
     "report": {"page", "report"},
     "reuse": {"reuse"},
     "scrub": {"scrub", "scrubbers"},
-    "run": {"ending", "events", "journal", "made", "oomkiller", "reasons", "run", "verdict"},
+    "run": {"run", "running"},
     "store": {"store"},
 }
 
@@ -79,14 +71,10 @@ ALL_MEANS = set().union(*MEANS.values())
 
 #: The harness lives in the workload's process, so it has no more than it needs there.
 HARNESS = {
-    "conditions", "device", "errors", "intervals", "job", "load", "process", "ranges", "ranks", "sizes", "timing",
-    "tolerance",
+    "device", "errors", "gpus", "intervals", "job", "load", "measuring", "ranges", "sizes", "timing", "tolerance",
 }  # fmt: skip
 #: What reads files: the tables, the names of kernels, and the ways into a format that several parsers share.
-PARSERS = {
-    "attribution", "columns", "counters", "csvfile", "errors", "grouping", "intervals", "jsonstream", "kernels", "load",
-    "numerals", "overlap", "range_sums", "recording", "tables",
-}  # fmt: skip
+PARSERS = {"errors", "formats", "intervals", "kernels", "load", "tables"}
 WORKLOADS = {"errors", "load", "ranges"}
 
 

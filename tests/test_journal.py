@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
-from profpipe import ending, journal, run
-from profpipe.ending import Patience
+from profpipe import run
 from profpipe.job import Job, Outcome
-from profpipe.journal import Entry, ProcessEnd
+from profpipe.running import ending, journal
+from profpipe.running.ending import Patience
+from profpipe.running.journal import Entry, ProcessEnd
 
 HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 OK = "pass"

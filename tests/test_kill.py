@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from profpipe import ending, journal, store, tables
+from profpipe import store, tables
+from profpipe.running import ending, journal
 from profpipe.tables import Tables
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,8 +14,9 @@ from types import ModuleType
 import pytest
 from damage import mutated
 
-from profpipe import counters, kernels, load, tables
+from profpipe import kernels, load, tables
 from profpipe.errors import Refused
+from profpipe.formats import counters
 
 DATA = Path(__file__).parent / "data" / "ncu-2025.3"
 RAW = DATA / "attention_h200.raw.csv.gz"

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from profpipe import counters, load, tables
+from profpipe import load, tables
 from profpipe.errors import Refused
+from profpipe.formats import counters
 
 pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
 

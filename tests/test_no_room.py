@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
-from profpipe import errors, load, profilers, reasons, run, store
-from profpipe.ending import Patience
+from profpipe import errors, load, profilers, run, store
 from profpipe.job import Job, Outcome
+from profpipe.running import reasons
+from profpipe.running.ending import Patience
 
 ROOT = Path(__file__).resolve().parents[1]
 #: A torch that cannot be imported: loading the real one costs each process seconds.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profpipe import numerals
+from profpipe.formats import numerals
 
 
 def printed(value: float, group: str, mark: str) -> str:

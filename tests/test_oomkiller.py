@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import oomkiller
+from profpipe.running import oomkiller
 
 
 def kernel(root: Path, files: dict[str, str]) -> Path:

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 from nsys_exports import Export
 
-from profpipe import load, overlap
-from profpipe.overlap import Kernels
+from profpipe import load
+from profpipe.formats import overlap
+from profpipe.formats.overlap import Kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"

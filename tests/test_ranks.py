@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from profpipe import plan, profilers, ranks, store, sweep, tables
+from profpipe import plan, profilers, store, tables
 from profpipe.job import Job, Missing, Tool, workload_argv
+from profpipe.measuring import ranks, sweep
+from profpipe.measuring.ranks import Ended, Ranks
 from profpipe.pipeline import Pipeline
-from profpipe.ranks import Ended, Ranks
 
 torch = pytest.importorskip("torch")
 
@@ -222,7 +223,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from profpipe import ranks
+from profpipe.measuring import ranks
 
 PARAMS = {"what": "ok"}
 ranks.PATIENCE_S = 3.0

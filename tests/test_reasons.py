@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import reasons
+from profpipe.running import reasons
 
 # nsys 2022.4.2, `-o` below a folder that does not exist; the exit code was 0.
 ELSEWHERE = """hi

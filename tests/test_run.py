@@ -17,9 +17,9 @@ import pytest
 from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
 from profpipe import profilers, run
-from profpipe.ending import Patience
 from profpipe.errors import Interrupted
 from profpipe.job import Case, Command, Job, Missing, Outcome, Tool
+from profpipe.running.ending import Patience
 
 HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
@@ -401,7 +401,7 @@ import sys
 from pathlib import Path
 from fake_profiler import Notes, fake_profiler, job_of
 from profpipe import errors, run
-from profpipe.ending import Patience
+from profpipe.running.ending import Patience
 from profpipe.errors import Interrupted
 
 folder, do, interrupt_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])

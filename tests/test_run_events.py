@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fake_profiler import Notes
 
-from profpipe.events import Events
+from profpipe.running.events import Events
 
 BEGAN_A = '{"event": "case_started", "case": "a", "params": {}}\n'
 ENDED_A = '{"event": "case_ended", "case": "a", "status": "oom", "reason": ""}\n'

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from profpipe import process, sweep
+from profpipe.measuring import process, sweep
 
 CASES = [{"id": name, "params": {}} for name in "abcd"]
 

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from stand_in_gpu import MIB, StandInGpu, kernels
 
-from profpipe import timing, watches
+from profpipe import timing
+from profpipe.measuring import watches
 from profpipe.timing import Rule
 
 

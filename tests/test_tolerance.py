@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
 
-from profpipe import config, facts, report
+from profpipe import config, report
 from profpipe.analyze import analyze
 from profpipe.errors import ConfigError
 from profpipe.findings import WorkloadFindings
 from profpipe.load import own_folder
+from profpipe.measuring import facts
 from profpipe.page import plots, study_sheets
 from profpipe.tables import Tables
 from profpipe.tolerance import judge, shown

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from profpipe.ranks import ALONE, Ranks
+from profpipe.measuring.ranks import ALONE, Ranks
 
 MIB: Final = 2**20
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe import tables
-from profpipe.grouping import Bools, Ints, combine, union
+from profpipe.formats.grouping import Bools, Ints, combine, union
 
 _CLASS: Final = "communication"
 

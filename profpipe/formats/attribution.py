@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe import tables
-from profpipe.grouping import Bools, Int64s, Ints, combine, groups
+from profpipe.formats.grouping import Bools, Int64s, Ints, combine, groups
 
 #: The thread of a launch whose call is not in the file.
 NO_THREAD = np.iinfo(np.int64).min

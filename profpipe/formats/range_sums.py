@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from profpipe import tables
-from profpipe.attribution import Attribution, Launches, Paths, Ranges
-from profpipe.grouping import Int64s, Ints, combine, union
+from profpipe.formats.attribution import Attribution, Launches, Paths, Ranges
+from profpipe.formats.grouping import Int64s, Ints, combine, union
 
 _NEVER = np.iinfo(np.int64).max
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from profpipe import errors, reasons
-from profpipe.events import NO_ROOM
+from profpipe import errors
 from profpipe.job import Case, Command, Job, Profiler
+from profpipe.running import reasons
+from profpipe.running.events import NO_ROOM
 
 #: (status, reason): what became of a case, or of a job.
 Fate = tuple[str, str]

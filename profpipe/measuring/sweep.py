@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profpipe import conditions, ranges, timing
-from profpipe.conditions import Conditions
-from profpipe.ranks import ALONE, Ranks
+from profpipe import ranges, timing
+from profpipe.measuring import conditions
+from profpipe.measuring.conditions import Conditions
+from profpipe.measuring.ranks import ALONE, Ranks
 
 #: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
 GRAPH_TIME = "time_cuda_graph"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profpipe import reasons
+from profpipe.running import reasons
 
 _ROOT = Path("/")
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from profpipe import process
-from profpipe.ranks import Ranks
+from profpipe.measuring import process
+from profpipe.measuring.ranks import Ranks
 
 Region = Callable[[], AbstractContextManager[None]]
 

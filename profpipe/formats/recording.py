@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe import attribution, range_sums, tables
-from profpipe.grouping import combine
+from profpipe import tables
+from profpipe.formats import attribution, range_sums
+from profpipe.formats.grouping import combine
 
 #: What a launch is: ``name``, ``kind``, ``start`` and ``end`` on the GPU. ``process``, ``thread`` (that launched it),
 #: ``device``, ``stream``, ``correlation`` and ``dispatched`` (when the host queued it) are NA where the tool is silent.

@@ -1,0 +1,1 @@
+"""What times a callable in the workload's process: the parts of ``timing`` and of ``harness``."""

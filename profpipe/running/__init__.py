@@ -1,0 +1,1 @@
+"""The parts of ``run``: how a process is ended, judged and recorded."""
