@@ -29,15 +29,22 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     if out is not None and (out / "run.json").is_file() and "jobs" in store.read_record(out):
         raise ConfigError(str(out), "is a run's folder, and its tables would be lost.", "Name another folder.")
     read: list[Tables] = []
-    begun: dict[str, Any] = {"schema_version": tables.SCHEMA_VERSION, "files": [], "refused": []}
+    refusals: list[ingest.Refusal] = []
+    parts: set[Path] = set()
+    begun: dict[str, Any] = {"schema_version": tables.SCHEMA_VERSION, "files": []}
     for result in (_checked(result) for source in ingest.given(paths) for result in _read(source)):
         if isinstance(result, ingest.Refusal):
-            print(f"profpipe: {result}", file=sys.stderr)
-            begun["refused"].append(refused(result))
+            refusals.append(result)
             continue
         read.append(result.tables)
+        parts |= _read_with(result)
         begun["files"].append(record.file(result.source.name, result.parser, result.tables.origin))
         print("\n".join(_lines(result)))
+    # A file that says nothing by itself may have been read as a part of another, whichever of them was given first.
+    refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
+    begun["refused"] = [refused(refusal) for refusal in refusals]
+    for refusal in refusals:
+        print(f"profpipe: {refusal}", file=sys.stderr)
     if out is not None and read:
         out.mkdir(parents=True, exist_ok=True)
         data = tables.concat(read)
@@ -76,11 +83,18 @@ def _checked(result: ingest.Read | ingest.Refusal) -> ingest.Read | ingest.Refus
     return ingest.Refusal(result.source, what, "Record again, with the program using the GPU while it is recorded.")
 
 
+def _read_with(result: ingest.Read) -> set[Path]:
+    """The files beside this one that its parser took as parts of the same recording, as its notes name them."""
+    said, notes = "read with it: ", result.tables.origin.notes
+    return {result.source.path.parent / note.removeprefix(said) for note in notes if note.startswith(said)}
+
+
 def _lines(result: ingest.Read) -> Iterator[str]:
     origin = result.tables.origin
+    launches = "1 kernel launch" if origin.launches == 1 else f"{origin.launches} kernel launches"
     total = "time not in the file" if origin.total_ns is None else f"{origin.total_ns / 1e6:.3f} ms"
     tool = " ".join(part for part in (origin.tool, origin.tool_version) if part)
-    yield f"{result.source.name}: {result.parser} ({tool}), {origin.launches} kernel launches, {total}"
+    yield f"{result.source.name}: {result.parser} ({tool}), {launches}, {total}"
     yield from (f"  {note}" for note in origin.notes)
 
 
