@@ -89,8 +89,7 @@ def record(s: Setting, file: Path) -> Numbers:
         frame["filename"] = _without_folder(frame["filename"])
     file.write_bytes(pickle.dumps(seen))
     phases = {
-        path: {metric: (float(size), "byte", 1) for metric, size in row.items()}
-        for path, row in peaks.by_phase.items()
+        path: {metric: (float(size), "byte", 1) for metric, size in row.items()} for path, row in peaks.by_phase.items()
     }
     return {**phases, **largest(seen["device_traces"][torch.cuda.current_device()])}
 
