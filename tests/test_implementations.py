@@ -224,14 +224,15 @@ def _counting(graphs: list[Any]) -> Any:
     return backend
 
 
-def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> None:
     functorch = pytest.importorskip("torch._functorch.config")
     if not hasattr(functorch, "donated_buffer"):
         pytest.skip("this torch donates no buffers")
-    monkeypatch.setattr(functorch, "donated_buffer", True)
-    for mode, donated in (("bwd", False), ("fwd_bwd", True)):
-        flex.flex(setting.Setting(impl="flex", **SMALL, mode=mode))
-        assert functorch.donated_buffer is donated
+    # Not by monkeypatch: it takes the option, which is no attribute of the module's own, away when it is undone.
+    with functorch.patch(donated_buffer=True):
+        for mode, donated in (("bwd", False), ("fwd_bwd", True)):
+            flex.flex(setting.Setting(impl="flex", **SMALL, mode=mode))
+            assert functorch.donated_buffer is donated
 
 
 # --- why they cannot run ---------------------------------------------------------------------------------------------
