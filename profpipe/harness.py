@@ -209,6 +209,9 @@ def _clean_up() -> bool:
         torch = process.torch()
         try:
             torch.cuda.synchronize()
+            # Once used, cuBLAS keeps a workspace in torch's memory, which every later case would be said to need.
+            if forget := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):
+                forget()
             torch.cuda.empty_cache()
         except RuntimeError:
             return True

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,3 +190,14 @@ def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
 def test_the_harness_starts_without_pandas():
     code = "import sys, profpipe.harness; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
+
+
+def test_what_cublas_keeps_is_given_back_before_the_next_case(monkeypatch):
+    """A stand-in for torch on a GPU, which is not here: it notes what it is asked for."""
+    asked = []
+    cuda = SimpleNamespace(synchronize=lambda: asked.append("wait"), empty_cache=lambda: asked.append("empty"))
+    own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
+    monkeypatch.setattr(harness.process, "device", lambda: "cuda")
+    monkeypatch.setattr(harness.process, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
+    assert harness._clean_up() is False
+    assert asked == ["wait", "cublas", "empty"]
