@@ -155,7 +155,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     ),
     "sage1": Implementation(
         _packages.sage_1,
-        _fixed("sage1"),
+        # Beside 2.x's quantiser, which is CUDA, nothing in the name of its Triton kernel says whose it is.
+        _fixed("sage1|triton"),
         package="sageattention",
         install="pip install sageattention==1.0.6",
         has_backward=False,
