@@ -1,11 +1,10 @@
 """How far profpipe's times are from those of Triton's `do_bench`, and from themselves in separate runs. Needs a GPU.
 
-    python benchmarks/timing.py [--impl fa2] [--seqlens N,N,...] [--runs 10]
+    python benchmarks/timing.py [--impl fa2] [--seqlens N,N,...] [--rounds 5] [--runs 10]
 
-First, in one process and for forward and forward+backward, batch 2, 16 heads, head dim 128: profpipe's median before
-and after the median of `do_bench`, which flushes the same cache and queues no call ahead; the nearer of the two counts,
-as the GPU drifts between them. Then one case in separate runs of `profpipe run -p plain`: the spread of its medians,
-and the marks that it carried.
+First one case in separate runs of `profpipe run -p plain`: the spread of its medians, and the marks that it carried.
+Then, in one process and for forward and forward+backward, batch 2, 16 heads, head dim 128: the medians of profpipe and
+of `do_bench`, each with its own defaults. The two take turns over the rounds, so that both meet the same clocks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -33,44 +32,55 @@ FIXED = {"batch": 2, "heads": 16, "head_dim": 128, "dtype": "bf16"}
 
 def main() -> None:
     args = arguments()
-    print("impl       mode     seqlen      profpipe us  do_bench us  before %  after %  samples  marks")
+    if args.runs:  # first, while this process has no context on the GPU and is no other process to them
+        separate_runs(args.impl, args.runs)
+    print("\nimpl       mode     seqlen  profpipe us  do_bench us  difference %  samples of each  marks")
     for mode in ("fwd", "fwd_bwd"):
         for seqlen in map(int, args.seqlens.split(",")):
-            beside_do_bench(args.impl, mode, seqlen)
-    if args.runs:
-        separate_runs(args.impl, args.runs)
+            beside_do_bench(args.impl, mode, seqlen, args.rounds)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--impl", default="fa2")
     parser.add_argument("--seqlens", default="4096,8192,16384,32768,65536")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=10)
     return parser.parse_args()
 
 
-def beside_do_bench(impl: str, mode: str, seqlen: int) -> None:
+def beside_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> None:
     import torch
     from triton.testing import do_bench
 
     attention = load.module(ROOT / "workloads" / "attention.py")
     call = attention.build({**FIXED, "impl": impl, "mode": mode, "seqlen": seqlen})
-    timing.settle(call, device="cuda", least=3, budget_s=1.0)
-    before = sample(call)
-    beside_ns = do_bench(call, warmup=50, rep=1000, return_mode="median") * 1e6
-    after = sample(call)
-    differences = [100 * (statistics.median(samples.values_ns) / beside_ns - 1) for samples in (before, after)]
-    median_us = statistics.median(before.values_ns) / 1e3
-    told = f"{differences[0]:+8.2f} {differences[1]:+8.2f} {len(before.values_ns):8}  {', '.join(before.flags)}"
-    print(f"{impl:10} {mode:8} {seqlen:6} {median_us:16.1f} {beside_ns / 1e3:12.1f} {told}", flush=True)
+    own_ns: list[float] = []
+    beside_ns: list[float] = []
+    flags: set[str] = set()
+    for number in range(1, rounds + 1):
+        timing.settle(call, device="cuda", least=3, budget_s=1.0)
+        samples = sample(call, timing.Rule().of_round(number, rounds, len(own_ns)), own_ns)
+        own_ns += samples.values_ns
+        flags |= set(samples.flags)
+        beside_ns += [ms * 1e6 for ms in do_bench(call, return_mode="all")]
+    own_us, beside_us = (statistics.median(values) / 1e3 for values in (own_ns, beside_ns))
+    times = f"{own_us:12.1f} {beside_us:12.1f} {100 * (own_us / beside_us - 1):+13.2f}"
+    counts = f"{len(own_ns):9} {len(beside_ns):6}"
+    print(f"{impl:10} {mode:8} {seqlen:6} {times} {counts}  {', '.join(sorted(flags))}", flush=True)
     del call
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def sample(call: Callable[[], object]) -> timing.Samples:
+def sample(call: Callable[[], object], rule: timing.Rule, earlier: Sequence[float]) -> timing.Samples:
     return timing.sample(
-        call, device="cuda", rule=timing.Rule(), range_name="benchmark", annotate=lambda name: nullcontext()
+        call,
+        device="cuda",
+        rule=rule,
+        earlier=earlier,
+        range_name="benchmark",
+        annotate=lambda name: nullcontext(),
     )
 
 
@@ -99,7 +109,7 @@ def separate_runs(impl: str, runs: int) -> None:
             with Path(out, "latest", "cases.csv").open(encoding="utf-8") as rows:
                 marks += [json.loads(row["flags"]) for row in csv.DictReader(rows)]
     spread = 100 * (max(medians) - min(medians)) / statistics.median(medians)
-    print(f"\n{impl} forward 4096 in {runs} separate runs: {', '.join(f'{median:.2f}' for median in medians)} us")
+    print(f"{impl} forward 4096 in {runs} separate runs: {', '.join(f'{median:.2f}' for median in medians)} us")
     print(
         f"spread {spread:.2f} % of the median; marks: {', '.join(sorted({m for own in marks for m in own})) or 'none'}"
     )

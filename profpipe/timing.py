@@ -30,7 +30,7 @@ _LARGEST_BATCH: Final = 1000
 
 #: The time has settled when this many groups of calls in a row agree within the tolerance; each lasts this long.
 _GROUPS: Final = 3
-_GROUP_S: Final = 0.02
+_GROUP_S: Final = 0.01
 _SETTLED: Final = 0.02
 
 #: Half the width of a median's interval, relative to it, from which on a case is called noisy.
@@ -50,25 +50,29 @@ class Rule:
     than ``target`` of the median (0.005: half a percent; half the interval's width, by order statistics). Sampling also
     ends at ``most`` samples, or when another one would take more than ``budget_s`` of wall time; for samples up to
     ``least``, five times ``budget_s``, so that a call of a minute is not made thirty times. One sample is always taken.
+    ``own`` of them must be of this round, whatever earlier rounds took.
     """
 
     least: int = 30
     target: float = 0.005
     budget_s: float = 2.0
     most: int = 10_000
+    own: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise ValueError(f"need 1 <= least <= most, not least {self.least} and most {self.most}")
 
-    def of_round(self, number: int, rounds: int) -> Rule:
+    def of_round(self, number: int, rounds: int, earlier: int = 0) -> Rule:
         """The rule for round ``number`` (from 1) of a case that is visited in ``rounds``: its part of samples and time.
 
         The numbers of samples add up over the rounds, as ``sample`` judges earlier ones and its own together; the time
-        is that of one round. So each round has a like part, and a drift of the machine hits all cases alike.
+        is that of one round. A round takes as many as those before it did on average, ``earlier`` in all, even where
+        the interval is narrow by then: so each has a like part, and a drift of the machine hits all cases alike.
         """
         least, most = (math.ceil(count * number / rounds) for count in (self.least, self.most))
-        return replace(self, least=least, most=most, budget_s=self.budget_s / rounds)
+        own = max(1, math.ceil(earlier / (number - 1))) if number > 1 else 1
+        return replace(self, least=least, most=most, budget_s=self.budget_s / rounds, own=own)
 
     def met(self, values: Sequence[float]) -> bool:
         """Whether the interval of the median of ``values`` is as narrow as asked for."""
@@ -84,11 +88,12 @@ class Rule:
         if taken == 0:
             return 1
         few = len(values) < self.least
-        if not few and self.met(values):
+        if not few and taken >= self.own and self.met(values):
             return 0
         limit_s = self.budget_s * (_PATIENCE if few else 1)
         affordable = (limit_s - spent_s) * taken / max(spent_s, 1e-9)
-        wanted = self.least - len(values) if few else len(values) // 2 + 1
+        lacking = max(self.least - len(values), self.own - taken)
+        wanted = lacking if lacking > 0 else len(values) // 2 + 1
         return max(0, int(min(wanted, affordable, self.most - len(values), _LARGEST_BATCH)))
 
 
@@ -155,7 +160,7 @@ def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float
     """Calls ``fn`` until its time no longer changes; returns how many calls that took.
 
     Compilation, autotuning, the allocator's growth and the rise of the clocks all show as calls that get faster, heat
-    as calls that get slower. So calls are timed in groups of 20 ms, by the host's clock and back to back, and the time
+    as calls that get slower. So calls are timed in groups of 10 ms, by the host's clock and back to back, and the time
     has settled when three groups in a row lie within 2 %. The first call stands alone and is not among them.
 
     At least ``least`` calls are made and at most ``budget_s`` is spent, or five times that where there are fewer than
@@ -207,7 +212,8 @@ def sample(
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s.
-    Then ``begun()`` is called, and what follows is measured.
+    Then it is called as for samples for some 30 ms, so that clocks and power are those of the loop; then ``begun()``,
+    and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the

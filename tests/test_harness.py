@@ -192,6 +192,22 @@ def test_the_harness_starts_without_pandas():
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
 
 
+def desk():
+    return harness._Desk(None, {}, None, "cuda")
+
+
+def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatch):
+    frozen, own = [], desk()
+    monkeypatch.setattr(harness.process, "device", lambda: "cpu")
+    monkeypatch.setattr(harness.gc, "freeze", lambda: frozen.append(len(sys.modules)))
+    for _ in range(3):
+        harness._clean_up(own)
+    assert len(frozen) == 1
+    monkeypatch.setitem(sys.modules, "a_package_that_a_case_imports", SimpleNamespace())
+    harness._clean_up(own)
+    assert len(frozen) == 2
+
+
 def test_what_cublas_keeps_is_given_back_before_the_next_case(monkeypatch):
     """A stand-in for torch on a GPU, which is not here: it notes what it is asked for."""
     asked = []
@@ -199,5 +215,5 @@ def test_what_cublas_keeps_is_given_back_before_the_next_case(monkeypatch):
     own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
     monkeypatch.setattr(harness.process, "device", lambda: "cuda")
     monkeypatch.setattr(harness.process, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
-    assert harness._clean_up() is False
+    assert harness._clean_up(desk()) is False
     assert asked == ["wait", "cublas", "empty"]

@@ -98,6 +98,13 @@ def test_rounds_have_a_like_part_of_the_samples_and_the_time() -> None:
     assert [(rule.least, rule.most, rule.budget_s) for rule in rounds] == [(10, 34, 1.0), (20, 67, 1.0), (30, 100, 1.0)]
 
 
+def test_a_round_takes_as_many_samples_as_those_before_it_though_the_interval_is_narrow() -> None:
+    rule = Rule(least=30).of_round(3, 3, earlier=300)
+    assert rule.batch([*STEADY * 10, 100.0], 1, 0.001) == 149
+    assert rule.batch([*STEADY * 10, *STEADY * 5], 150, 0.1) == 0
+    assert rule.batch([*STEADY * 10, *STEADY], 30, 10.0) == 0, "the budget ends it all the same"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_ends_when_the_interval_is_as_narrow_as_asked_and_not_much_later(seed: int) -> None:
     draw, rule, values = random.Random(seed), Rule(target=0.005, budget_s=1e9), []
@@ -152,8 +159,8 @@ def settled(monkeypatch: pytest.MonkeyPatch, seconds: Any, least: int, budget_s:
 
 def test_a_steady_call_settles_after_the_first_and_three_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settled(monkeypatch, lambda _: 0.02, least=1, budget_s=10.0) == (4, 4)
-    # Groups of 20 ms, of which the first lasts as long as the first call lets one guess.
-    assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, least=1, budget_s=10.0) == (46, 46)
+    # Groups of 10 ms, of which the first lasts as long as the first call lets one guess.
+    assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, least=1, budget_s=10.0) == (24, 24)
 
 
 def test_a_call_that_still_gets_faster_is_called_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,11 +288,15 @@ def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_e
     assert gpu.seen[gpu.seen.index("reset") + 1 :] == [*one, "synchronize", *one, *one, "synchronize"]
 
 
-def test_the_measurement_begins_after_the_calls_that_only_learn(gpu: StandInGpu) -> None:
+#: How often a call of 100 us is made to load the GPU for 30 ms: each with the launch that was waited for and a flush.
+LOADING = 30_000_000 // (100_000 + 5_000 + 60_000)
+
+
+def test_the_measurement_begins_after_the_calls_that_only_learn_and_those_that_load_the_gpu(gpu: StandInGpu) -> None:
     begun = lambda: gpu.seen.append("begun")  # noqa: E731
     timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, begun=begun)
     at = gpu.seen.index("begun")
-    assert gpu.seen[:at].count("call") == 11 and gpu.seen[at:].count("call") == 3
+    assert gpu.seen[:at].count("call") == 11 + LOADING and gpu.seen[at:].count("call") == 3
 
 
 def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: StandInGpu) -> None:
@@ -372,10 +383,8 @@ def test_samples_that_were_not_queued_in_time_are_taken_again_with_a_longer_hold
 
 
 def test_what_began_too_early_now_and_then_is_kept_and_counted(gpu: StandInGpu) -> None:
-    calls = iter(range(10**6))
-
     def call() -> None:
-        gpu.launch(1_000, 1_000_000 if next(calls) == 20 else 5_000)
+        gpu.launch(1_000, 1_000_000 if gpu.seen.count("push r") == 6 else 5_000)
         gpu.launch(1_000, 5_000)
 
     samples = on_gpu(gpu, call, n=30)
@@ -384,7 +393,7 @@ def test_what_began_too_early_now_and_then_is_kept_and_counted(gpu: StandInGpu) 
 
 
 def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu: StandInGpu) -> None:
-    inputs, extra = 1000 * MIB, iter([5000 * MIB] * 11 + [300 * MIB, 200 * MIB])
+    inputs, extra = 1000 * MIB, iter([5000 * MIB] * (11 + LOADING) + [300 * MIB, 200 * MIB])
     gpu.allocate(inputs)
     gpu.allocate(7000 * MIB)  # what making the inputs needed, free again before the first call
     gpu.allocate(-7000 * MIB)

@@ -124,13 +124,13 @@ class Case:
 
     def _sample(self, fn: Callable[[], object], metric: str) -> timing.Samples:
         number = min(self.rounds, self.plan.rounds)
-        rule = self.plan.rule.of_round(number, self.plan.rounds)
+        earlier = self.samples_ns.get(metric, [])
+        rule = self.plan.rule.of_round(number, self.plan.rounds, len(earlier))
         warmup = self.plan.warmup_of(number)
         if self.ranks.several:
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
-        earlier = self.samples_ns.get(metric, [])
         with conditions.watching() as watched:
             samples = timing.sample(
                 fn,
