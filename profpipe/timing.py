@@ -212,8 +212,8 @@ def sample(
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s.
-    Then it is called as for samples for some 30 ms, so that clocks and power are those of the loop; then ``begun()``,
-    and what follows is measured.
+    Then it is called as for samples for 30 ms, or 100 where the call fills most of that, so that clocks and power are
+    those of the loop; then ``begun()``, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the

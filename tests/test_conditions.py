@@ -53,6 +53,17 @@ def test_what_slows_the_gpu_down_is_marked_and_named(bit: int, name: str) -> Non
     assert conditions.notes(seen) == [f"throttled: {name} in 100 % of 4 readings"]
 
 
+def test_a_power_cap_that_takes_hardly_anything_from_the_clock_is_no_mark() -> None:
+    near = Reading(1965 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
+    capped = Reading(1860 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
+    assert conditions.marks(Conditions((near,) * 20)) == []
+    assert Conditions((near,) * 20).reasons == {"software power cap": 1.0}, "it is still known"
+    assert conditions.notes(Conditions((near,) * 9 + (capped,))) == [
+        "throttled: software power cap in 10 % of 10 readings",
+        "SM clock between 1860 and 1965 MHz, median 1965 MHz",
+    ]
+
+
 @pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
 def test_clocks_that_someone_set_are_no_throttling(bit: int) -> None:
     seen = running([1200] * 4, reasons=bit)
@@ -158,6 +169,9 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         return 1000 * (handle + 1)
 
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:
+        return 1980
+
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[Any]:
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=650_000))]
 
@@ -211,6 +225,7 @@ def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
     seen = watched.summary()
     assert count >= 4 and len(seen.readings) == count
     assert (seen.sm_clock_hz, seen.power_w, seen.temperature_c) == (1000 * MHZ, 650.0, None)
+    assert {reading.highest_hz for reading in seen.readings} == {1980 * MHZ}
     assert seen.reasons == {"software power cap": 1.0}
     time.sleep(0.05)
     assert len(watched.readings) == count

@@ -288,8 +288,15 @@ def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_e
     assert gpu.seen[gpu.seen.index("reset") + 1 :] == [*one, "synchronize", *one, *one, "synchronize"]
 
 
-#: How often a call of 100 us is made to load the GPU for 30 ms: each with the launch that was waited for and a flush.
-LOADING = 30_000_000 // (100_000 + 5_000 + 60_000)
+#: How often a call of 100 us is made to load the GPU for 100 ms: each with the launch that was waited for and a flush.
+LOADING = 100_000_000 // (100_000 + 5_000 + 60_000)
+
+
+def test_a_call_that_leaves_the_gpu_idle_for_most_of_the_loop_loads_it_for_less_long(gpu: StandInGpu) -> None:
+    short = kernels(gpu, 1, 20_000)
+    began = gpu.now_ns
+    on_gpu(gpu, short, n=1)
+    assert 30e6 < gpu.now_ns - began < 40e6
 
 
 def test_the_measurement_begins_after_the_calls_that_only_learn_and_those_that_load_the_gpu(gpu: StandInGpu) -> None:

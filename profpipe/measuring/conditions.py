@@ -37,22 +37,36 @@ _THROTTLES: Final = (0x4, 0x8, 0x20, 0x40, 0x80)
 _LEAST_SHARE: Final = 0.05
 #: As far as clocks may lie apart, relative to the highest.
 _CLOCK_SPREAD: Final = 0.05
+#: What holds the clock back by less than this share of its highest does not move a time that anyone would notice: an
+#: H200 near its power limit says "software power cap" at 1965 of 1980 MHz.
+_HELD_BACK: Final = 0.02
 #: Readings this near to an idle one saw the clock on its way up or down.
 _NEAR_IDLE: Final = 2
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a GPU; None where the driver does not say. ``reasons`` are NVML's bits."""
+    """One look at a GPU; None where the driver does not say. ``reasons`` are NVML's bits.
+
+    ``highest_hz`` is the highest SM clock that this GPU has at all.
+    """
 
     sm_clock_hz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     reasons: int | None = None
+    highest_hz: float | None = None
 
     @property
     def idle(self) -> bool:
         return bool((self.reasons or 0) & _IDLE)
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the clock is noticeably below its highest; True where that is not known."""
+        if self.sm_clock_hz is None or self.highest_hz is None:
+            return True
+        return self.sm_clock_hz < (1 - _HELD_BACK) * self.highest_hz
 
 
 @dataclass(frozen=True)
@@ -100,9 +114,14 @@ class Conditions:
 
     @property
     def throttles(self) -> dict[str, float]:
-        """The reasons that no one asked for, of a share that counts."""
-        names = {_REASONS[bit] for bit in _THROTTLES}
-        return {name: share for name, share in self.reasons.items() if name in names and share >= _LEAST_SHARE}
+        """The reasons that no one asked for and that slowed the clock, with their share of the readings."""
+        known = [reading for reading in self.readings if reading.reasons is not None]
+        shares = {
+            _REASONS[bit]: sum(bool((reading.reasons or 0) & bit) and reading.slowed for reading in known) / len(known)
+            for bit in _THROTTLES
+            if known
+        }
+        return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
 
     def _known(self, name: str) -> list[float]:
         return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
@@ -274,6 +293,8 @@ class _Gpu:
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._nvml, self._handle = library, handle
+        highest = self._ask(lambda: library.nvmlDeviceGetMaxClockInfo(handle, library.NVML_CLOCK_SM))
+        self._highest_hz = None if highest is None else highest * 1e6
 
     def reading(self) -> Reading:
         nvml = self._nvml
@@ -283,6 +304,7 @@ class _Gpu:
             power_w=self._ask(self._power_now_w) or self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3),
             temperature_c=self._ask(lambda: nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)),
             reasons=self._ask(self._reasons),
+            highest_hz=self._highest_hz,
         )
 
     def _power_now_w(self) -> float | None:

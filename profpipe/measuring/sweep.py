@@ -127,7 +127,7 @@ class Case:
         earlier = self.samples_ns.get(metric, [])
         rule = self.plan.rule.of_round(number, self.plan.rounds, len(earlier))
         warmup = self.plan.warmup_of(number)
-        if self.ranks.several:
+        if self.ranks.several or (number > 1 and self.device == "cuda"):  # where sampling loads the GPU by itself
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
