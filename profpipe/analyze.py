@@ -258,7 +258,7 @@ def _with_rates(point: Point, peaks: Rates) -> Point:
     flops, moved = point.values.get("flops"), point.values.get("bytes_moved")
     # Of sparse work only what is done can be held against a peak; its dense equivalent may well lie above.
     done = point.values.get("flops_effective", flops)
-    peak_flops, peak_bytes, per_s = peaks.flops_of(point), peaks.bytes_per_s, 1e9 / point.time.ns
+    peak_flops, peak_bytes, per_s = peaks.flops_of(point.params, point.values), peaks.bytes_per_s, 1e9 / point.time.ns
     return replace(
         point,
         tflops=flops * per_s / 1e12 if flops else None,

@@ -108,7 +108,8 @@ class Limit:
     roofline's ridge on which the call's FLOP per byte lie; empty where that is unknown. ``of_flops`` and
     ``of_bandwidth`` are the shares of the two rates that it reaches. ``issue_ns`` is what the host takes to issue a
     call, ``gpu_ns`` the GPU's time for it. ``traffic`` are the bytes of a call that ncu saw at the DRAM, which may be
-    more than a call must move.
+    more than a call must move. ``dtypes`` are the data types that it is held against, where they are not the one that
+    the case names; ``ridge`` is the roofline's for it.
     """
 
     binds: str = ""
@@ -118,6 +119,8 @@ class Limit:
     intensity: float | None = None
     traffic: float | None = None
     of_bandwidth: float | None = None
+    dtypes: tuple[str, ...] = ()
+    ridge: float | None = None
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,32 @@ def test_fp32_moves_twice_the_bytes_of_fp16() -> None:
     assert attention.bytes_moved({"dtype": "fp32"}) == 2 * attention.bytes_moved({"dtype": "fp16"})
 
 
+def test_quantised_products_are_given_by_the_data_types_that_they_are_computed_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = {"batch": 2, "seqlen": 32, "heads": 4, "head_dim": 8}
+    half = attention.flops(shape) / 2
+
+    def parts(impl: str) -> Any:
+        return attention.flops({**shape, "impl": impl})
+
+    _pretend_cuda(monkeypatch)
+    assert parts("sage1") == parts("sparge_fp16") == {"int8": half, "fp16": half}
+    assert parts("sage2") == parts("sparge_fp8") == {"int8": half, "fp8": half}
+    assert all(parts(impl) == 2 * half for impl in ("fa2", "fa3", "sdpa_cudnn", "sta", "plain"))
+    _pretend_cuda(monkeypatch, (8, 6))
+    assert parts("sage2") == {"int8": half, "fp16": half}, "fp8 comes with sm_89"
+
+
+@pytest.mark.parametrize(("version", "values"), [("1.0.6", "fp16"), ("2.2.0", "fp8")])
+def test_sage_computes_in_the_types_of_the_generation_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, version: str, values: str
+) -> None:
+    _pretend_cuda(monkeypatch)
+    monkeypatch.setattr(packages.metadata, "version", lambda name: version)
+    assert set(attention.flops({"impl": "sage"})) == {"int8", values}
+
+
 def test_the_parts_count_as_the_workloads_source_where_a_run_is_reused() -> None:
     own = ("_implementations", "_obstacles", "_packages", "_sdpa", "_flex", "_sparge", "_inputs", "_setting")
     parts = {*own, "_reference", "_errors"}

@@ -212,6 +212,18 @@ def test_flops_of_a_step_are_those_that_torch_counts(guidance: bool) -> None:
     assert counting.get_total_flops() == cog.flops(params)
 
 
+def test_attention_in_other_data_types_than_the_models_is_counted_apart() -> None:
+    """SageAttention 1: QK in int8, PV in fp16, here in a model in fp32 and in one in fp16."""
+    attention = 4 * 2 * 2 * 34**2 * 128
+    rest = cog.flops(TINY) - attention
+    found = cog.flops({**TINY, "impl": "sage1"})
+    assert found == {"int8": attention / 2, "fp16": attention / 2, "fp32": rest}
+    found = cog.flops({**TINY, "impl": "sage1", "dtype": "fp16"})
+    assert found == {"int8": attention / 2, "fp16": attention / 2 + rest}
+    (phase,) = cog.phase_work({**TINY, "impl": "sage1"}).values()
+    assert phase["flops"] == {"int8": attention / 2, "fp16": attention / 2}
+
+
 def test_steps_multiply_the_work_of_one() -> None:
     step, loop = ({**TINY, "what": what, "steps": 7} for what in ("step", "denoise"))
     assert cog.flops(loop) == 7 * cog.flops(step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range
 
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
-from profpipe.page.limit_sheets import in_words
+from profpipe.measuring import facts
+from profpipe.page.limit_sheets import explained, in_words
 from profpipe.tables import Tables
 
 
@@ -127,6 +130,60 @@ def test_the_limit_of_the_winner_is_said_in_words() -> None:
     assert in_words(only(tables(cases, metrics=rows), {"machine": MACHINE})) == (
         "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; arithmetic limits it, not memory."
     )
+
+
+def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16") -> WorkloadFindings:
+    """A call of 100 us named ``a`` whose FLOPs are known by data type, and how it is spelled in the tables."""
+    numbers = [metric_row("impl=a", "time", 1e5), metric_row("impl=a", "flops", sum(work.values()), "flop")]
+    numbers += [metric_row("impl=a", "bytes_moved", 1e6, "byte")]
+    numbers += [metric_row("impl=a", f"flops.{name}", flop, "flop") for name, flop in work.items()]
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": dtype}), case_row("impl=b", params={"impl": "b"})]
+    numbers += [metric_row("impl=b", "time", 2e5)]
+    return only(tables(cases, metrics=numbers), {"machine": {"peaks": {"flops": rates, "bytes_per_s": 4e12}}})
+
+
+def test_a_call_in_several_data_types_is_held_against_the_time_that_its_parts_take_one_after_the_other() -> None:
+    """6e10 at 2e15 take 30 us, 2e10 at 1e15 take 20 us: of the 100 us that is half, where fp16 alone would give 1.6."""
+    found = of_types({"int8": 6e10, "fp8": 2e10}, {"fp16": 5e14, "int8": 2e15, "fp8": 1e15})
+    point = next(p for p in found.points if p.variant == "a")
+    assert point.tflops == 800 and point.of_peak_flops == pytest.approx(0.5) and point.marks == ()
+    assert point.limit.of_flops == pytest.approx(0.5) and point.limit.binds == "compute"
+    assert point.limit.dtypes == ("int8", "fp8") and point.limit.ridge == pytest.approx(400)
+
+
+def test_without_the_rate_of_one_data_type_nothing_is_held_against_the_others() -> None:
+    found = of_types({"int8": 4e10, "fp8": 4e10}, {"fp16": 5e14, "int8": 2e15})
+    point = next(p for p in found.points if p.variant == "a")
+    assert (point.tflops, point.of_peak_flops, point.limit.of_flops, point.limit.ridge) == (800, None, None, None)
+
+
+def test_one_part_in_the_data_type_of_the_case_is_as_one_number() -> None:
+    found = of_types({"bf16": 5e10}, {"bf16": 1e15}, dtype="bfloat16")
+    point = next(p for p in found.points if p.variant == "a")
+    assert (point.limit.of_flops, point.limit.dtypes) == (0.5, ())
+    assert in_words(found) == "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; arithmetic limits it, not memory."
+
+
+def test_the_data_types_are_named_beside_the_peak() -> None:
+    found = of_types({"int8": 6e10, "fp8": 2e10}, {"fp16": 5e14, "int8": 2e15, "fp8": 1e15})
+    assert in_words(found).startswith("There `a` reaches 800.0 TFLOP/s, 50.0 % of the peak of int8 and fp8;")
+    said = explained(found)
+    assert "400.0 for int8 and fp8)" in said
+    assert "`a` computes in int8 and fp8, and is held against the rates of these, one after the other." in said
+    alone = explained(of_types({"int8": 8e10}, {"int8": 2e15}))
+    assert "`a` computes in int8, and is held against the rate of that." in alone
+
+
+def test_flops_by_data_type_are_written_beside_their_sum(tmp_path: Path) -> None:
+    written: list[dict[str, Any]] = []
+    work = {"int8": 3.0, "fp8": 1.0}
+    workload = SimpleNamespace(flops=lambda params: work, phase_work=lambda params: {"attention": {"flops": work}})
+    assert facts.write(workload, {}, tmp_path, lambda event, **fields: written.append(fields), {}) == []
+    assert {(row["subject"], row["metric"]): row["value"] for row in written} == {
+        ("", "flops"): 4.0, ("", "flops.int8"): 3.0, ("", "flops.fp8"): 1.0,
+        ("attention", "flops"): 4.0, ("attention", "flops.int8"): 3.0, ("attention", "flops.fp8"): 1.0,
+    }  # fmt: skip
+    assert {row["unit"] for row in written} == {"flop"}
 
 
 # --- profilers -------------------------------------------------------------------------------------------------------

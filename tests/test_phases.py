@@ -77,6 +77,15 @@ def test_the_time_of_a_phase_stands_beside_its_work_and_what_limits_it() -> None
     assert (scores.ridge, scores.binds, softmax.binds) == (250, "compute", "memory")
 
 
+def test_a_phase_is_held_against_the_data_types_that_it_computes_in() -> None:
+    case = _case("size=small", softmax_ns=5000)
+    parts = [study.metric_row("size=small", f"flops.{name}", 450e6, "flop", subject=SCORES) for name in ("int8", "fp8")]
+    rates = {"flops": {"bf16": 1e15, "int8": 3e15, "fp8": 1.5e15}, "bytes_per_s": 4e12}
+    data = _tables({**case, "metrics": [*case["metrics"], *parts]})
+    scores, softmax = analyze(data, {"machine": {"peaks": rates}}).workloads[0].phase_work
+    assert (scores.of_flops, scores.ridge) == (pytest.approx(0.15), 500) and softmax.ridge == 250
+
+
 def test_nothing_is_said_of_what_limits_a_phase_far_below_both_rates() -> None:
     scores, softmax = _analysed(_case("size=small", softmax_ns=500_000)).phase_work
     assert (scores.binds, softmax.binds) == ("compute", "")

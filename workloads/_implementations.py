@@ -58,8 +58,9 @@ class Implementation:
 
     ``bottom_right``: a causal mask over fewer queries than keys lets the last query see every key. ``grouped``: there
     may be fewer key/value heads than query heads. ``causal``: there may be a causal mask. ``lengths`` are the only
-    sequences that it takes; empty: any. ``sparsity`` prepares calls that give the share of the scores that the
-    implementation does not compute.
+    sequences that it takes; empty: any. ``products`` are the data types in which it computes QK and PV, where they are
+    not the tensors' own. ``sparsity`` prepares calls that give the share of the scores that the implementation does not
+    compute.
     """
 
     prepare: Callable[[Setting], Forward]
@@ -80,6 +81,7 @@ class Implementation:
     dtypes: tuple[str, ...] = tuple(_setting.DTYPES)
     max_head_dim: int | None = None
     least_sm: tuple[int, int] = (0, 0)
+    products: Callable[[], tuple[str, str] | None] = lambda: None
     sparsity: Callable[[Setting], Callable[[Tensor, Tensor, Tensor], float]] | None = None
 
     def view(self, tensor: Tensor) -> Tensor:
@@ -93,10 +95,27 @@ def _fixed(family: str) -> Callable[[Setting], str]:
 
 _HALF = ("fp16", "bf16")
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
-_SPARGE = (
-    "pip install ninja einops && git clone https://github.com/thu-ml/SpargeAttn && cd SpargeAttn && "
-    "TORCH_CUDA_ARCH_LIST={arch} python setup.py install"
-)
+
+
+def _sparge_row(values: str, least_sm: tuple[int, int]) -> Implementation:
+    """SpargeAttn with PV in ``values``."""
+    return Implementation(
+        _sparge.sparge(values),
+        _fixed("sparge"),
+        package="spas_sage_attn",
+        install=(
+            "pip install ninja einops && git clone https://github.com/thu-ml/SpargeAttn && cd SpargeAttn && "
+            "TORCH_CUDA_ARCH_LIST={arch} python setup.py install"
+        ),
+        has_backward=False,
+        grouped=False,
+        dtypes=_HALF,
+        max_head_dim=128,
+        least_sm=least_sm,
+        products=lambda: ("int8", values),
+        sparsity=_sparge.sparsity(values),
+    )
+
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "sdpa_math": Implementation(_sdpa.sdpa("math"), _fixed(""), on_cpu=True),
@@ -152,6 +171,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         has_backward=False,
         max_head_dim=128,
         least_sm=_AMPERE,
+        products=_packages.sage_products,
     ),
     "sage1": Implementation(
         _packages.sage_1,
@@ -162,6 +182,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         has_backward=False,
         max_head_dim=128,
         least_sm=_AMPERE,
+        products=lambda: ("int8", "fp16"),
     ),
     "sage2": Implementation(
         _packages.sage,
@@ -177,31 +198,10 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         dtypes=_HALF,
         max_head_dim=128,
         least_sm=_AMPERE,
+        products=_packages.sage_2_products,
     ),
-    "sparge_fp16": Implementation(
-        _sparge.sparge("fp16"),
-        _fixed("sparge"),
-        package="spas_sage_attn",
-        install=_SPARGE,
-        has_backward=False,
-        grouped=False,
-        dtypes=_HALF,
-        max_head_dim=128,
-        least_sm=_AMPERE,
-        sparsity=_sparge.sparsity("fp16"),
-    ),
-    "sparge_fp8": Implementation(
-        _sparge.sparge("fp8"),
-        _fixed("sparge"),
-        package="spas_sage_attn",
-        install=_SPARGE,
-        has_backward=False,
-        grouped=False,
-        dtypes=_HALF,
-        max_head_dim=128,
-        least_sm=_ADA,
-        sparsity=_sparge.sparsity("fp8"),
-    ),
+    "sparge_fp16": _sparge_row("fp16", _AMPERE),
+    "sparge_fp8": _sparge_row("fp8", _ADA),
     "sta": Implementation(
         _sta.sta,
         _fixed(""),
@@ -242,6 +242,17 @@ def expected_family(setting: Setting) -> str:
     if _setting.device() == "cpu":
         return ""
     return row.rocm_family if torch.version.hip else row.family(setting)
+
+
+def by_type(setting: Setting, flops: float) -> float | dict[str, float]:
+    """``flops`` of the two products of a forward pass by the data types that they are computed in.
+
+    One number where that is the tensors' own type.
+    """
+    types = IMPLEMENTATIONS[setting.impl].products()
+    if types is None:
+        return flops
+    return {dtype: flops * types.count(dtype) / 2 for dtype in types}
 
 
 def unavailable(setting: Setting) -> str | None:

@@ -73,6 +73,22 @@ def sage_2_family(setting: Setting) -> str:
     return "sage1|sage2" if torch.cuda.get_device_capability() == (8, 6) else "sage2"
 
 
+def sage_products() -> tuple[str, str] | None:
+    """The data types of QK and PV in what is installed; None where nothing is."""
+    try:
+        version = metadata.version("sageattention")
+    except metadata.PackageNotFoundError:
+        return None
+    return ("int8", "fp16") if version.startswith("1.") else sage_2_products()
+
+
+def sage_2_products() -> tuple[str, str] | None:
+    """2.x computes PV in fp8 from sm_89 on, sm_90 included, and before that in fp16; None without a GPU."""
+    if _setting.device() == "cpu":
+        return None
+    return "int8", "fp8" if torch.cuda.get_device_capability() >= (8, 9) else "fp16"
+
+
 def xformers(setting: Setting) -> Forward:
     """Grouped heads are a fifth axis, over which K and V are expanded: views, which its operators know."""
     from xformers.ops import memory_efficient_attention

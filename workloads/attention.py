@@ -97,15 +97,21 @@ def build(params: Mapping[str, Any]) -> Callable[[], object]:
     return _iteration(case, annotate)
 
 
-def flops(params: Mapping[str, Any]) -> float:
-    """Floating-point operations of the two matrix products of a call; softmax and quantisation are not counted.
+def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
+    """Operations of the two matrix products of a call; softmax and quantisation are not counted.
 
     Forward: 4 x batch x query heads x queries x visible keys x head_dim. Causal, the mean number of visible keys is
     taken as FlashAttention 3's benchmark does: (max(0, Sk - Sq) + Sk) / 2, half the sequence where Sq = Sk. The exact
     count is half a key more. Backward: 2.5 times the forward, which counts the scores computed again. For sparse
-    implementations this is the dense work; ``facts`` has what they do.
+    implementations this is the dense work; ``facts`` has what they do. Implementations that quantise (SageAttention,
+    SpargeAttn) compute QK in int8 and PV in fp16 or fp8, half of the work each: theirs is given by data type, and is
+    held against the rates of these rather than the tensors'.
     """
     s = _case(params)
+    return _implementations.by_type(s, _dense(s))
+
+
+def _dense(s: Case) -> float:
     visible_keys = (2 * s.seqlen - s.queries) / 2 if s.masked else s.seqlen
     forward = 4 * s.batch * s.heads * s.queries * visible_keys * s.head_dim
     return forward * {"fwd": 1, "bwd": 2.5, "fwd_bwd": 3.5}[s.mode]
@@ -166,7 +172,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     found: dict[str, tuple[float, str]] = {}
     if row.sparsity is not None:
         left_out = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in _drawn(case)[:3]))
-        found |= {"sparsity": (100 * left_out, "%"), "flops_effective": (flops(params) * (1 - left_out), "flop")}
+        found |= {"sparsity": (100 * left_out, "%"), "flops_effective": (_dense(case) * (1 - left_out), "flop")}
         found |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
     if case.backward and _setting.device() == "cuda":
         found["memory_before_backward"] = (float(_in_use_before_backward(case, torch.cuda.memory_allocated)), "byte")

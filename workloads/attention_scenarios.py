@@ -45,7 +45,7 @@ def build(params: Mapping[str, Any]) -> Callable[[], object]:
     return attention.build(_shaped(params))
 
 
-def flops(params: Mapping[str, Any]) -> float:
+def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
     return attention.flops(_shaped(params))
 
 

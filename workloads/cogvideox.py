@@ -101,20 +101,32 @@ def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
     return end_to_end
 
 
-def flops(params: Mapping[str, Any]) -> float:
-    """Floating-point operations of the transformer's matrix products, all steps together; the VAE's are not counted."""
+def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
+    """Floating-point operations of the transformer's matrix products, all steps together; the VAE's are not counted.
+
+    By data type where attention computes in others than the model's.
+    """
     s = _case(params)
-    return _cogvideox_model.flops_per_step(s) * _steps(s)
+    total, attention = _cogvideox_model.flops_per_step(s) * _steps(s), _flops_of_attention(s)
+    by_type = _implementations.by_type(s.attention, attention)
+    if not isinstance(by_type, dict):
+        return total
+    return {**by_type, s.dtype: by_type.get(s.dtype, 0.0) + total - attention}
 
 
-def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """FLOPs and least bytes of the calls of attention in one iteration: q, k, v read and the output written once."""
     s = _case(params)
     if s.compile:
         return {}
     calls, rows = s.model.layers * _steps(s), s.batch * s.tokens * s.model.width
     path = "transformer > attention" if s.what == "step" else "denoising > transformer > attention"
-    return {path: {"flops": 4.0 * calls * rows * s.tokens, "bytes_moved": 4.0 * calls * rows * s.torch_dtype.itemsize}}
+    flops = _implementations.by_type(s.attention, _flops_of_attention(s))
+    return {path: {"flops": flops, "bytes_moved": 4.0 * calls * rows * s.torch_dtype.itemsize}}
+
+
+def _flops_of_attention(s: Setting) -> float:
+    return 4.0 * s.model.layers * _steps(s) * s.batch * s.tokens**2 * s.model.width
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:

@@ -17,6 +17,9 @@ from profpipe.kernel_findings import Counters
 #: Spellings of data types in parameters, to those of the machine's rates.
 _DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float64": "fp64"}
 
+#: What the name of a metric begins with that holds the FLOPs of one data type; the type follows.
+OF_TYPE = "flops."
+
 #: More idle time than this inside a case's range, and its launches rather than its kernels are what one waits for.
 HOST_BOUND = 0.5
 
@@ -55,14 +58,34 @@ class Rates:
         ceilings = cls.of(measured if names == {measured.get("device")} or "device" not in measured else {})
         return peaks, ceilings if ceilings.flops else peaks
 
-    def flops_of(self, point: Point) -> float | None:
-        """Of the data type that the case names: its ``dtype``, or its ``precision``."""
-        named = str(point.params.get("dtype") or point.params.get("precision") or "").lower()
-        return self.flops.get(_DTYPES.get(named, named))
+    def flops_of(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
+        """The most for a case with ``params`` of which ``work`` is known, or of a part of one.
+
+        That of the data type that the case names, or, where ``work`` has its FLOPs by data type, that of them all one
+        after the other: their sum over the least time that they take. None where the rate of any is unknown.
+        """
+        parts = _by_type(work) or {_named(params): 1.0}
+        rates = [self.flops.get(name) for name in parts]
+        if len(rates) == 1:
+            return rates[0]
+        least_s = [flop / rate for flop, rate in zip(parts.values(), rates, strict=True) if rate]
+        return sum(parts.values()) / sum(least_s) if len(least_s) == len(parts) else None
 
     @property
     def ridges(self) -> dict[str, float]:
         return {name: rate / self.bytes_per_s for name, rate in self.flops.items()} if self.bytes_per_s else {}
+
+
+def _named(params: Mapping[str, Any]) -> str:
+    """The data type that a case names: its ``dtype``, or its ``precision``."""
+    named = str(params.get("dtype") or params.get("precision") or "").lower()
+    return _DTYPES.get(named, named)
+
+
+def _by_type(work: Mapping[str, float]) -> dict[str, float]:
+    """FLOPs by data type, from the metrics ``flops.int8`` and so on; empty where a workload states one number."""
+    found = {name.removeprefix(OF_TYPE): flop for name, flop in work.items() if name.startswith(OF_TYPE) and flop > 0}
+    return {_DTYPES.get(name, name): flop for name, flop in found.items()}
 
 
 #: A call that reaches less than this share of either peak does something other than its workload declares.
@@ -78,7 +101,8 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     issue, gpu_ns = point.values.get("issue"), _gpu_ns(point)
     flops, least = point.values.get("flops"), point.values.get("bytes_moved")
     moved, per_s = (traffic, bandwidth) if traffic else (least, (point.gbytes_per_s or 0.0) * 1e9 or None)
-    peak, memory = rates.flops_of(point), rates.bytes_per_s
+    peak, memory = rates.flops_of(point.params, point.values), rates.bytes_per_s
+    ridge = peak / memory if peak and memory else None
     of_bandwidth = per_s / memory if per_s and memory else None
     # Of sparse work, what is done of it.
     done = point.values.get("flops_effective", flops)
@@ -87,9 +111,11 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     binds = ""
     if _host_binds(point, issue, gpu_ns):
         binds = "host"
-    elif intensity and peak and memory and (traffic or max(of_flops or 0.0, of_bandwidth or 0.0) >= FAR_BELOW):
-        binds = "compute" if intensity > peak / memory else "memory"
-    return Limit(binds, of_flops, issue, gpu_ns, intensity, traffic, of_bandwidth)
+    elif intensity and ridge and (traffic or max(of_flops or 0.0, of_bandwidth or 0.0) >= FAR_BELOW):
+        binds = "compute" if intensity > ridge else "memory"
+    types = tuple(_by_type(point.values))
+    others = () if types == (_named(point.params),) else types
+    return Limit(binds, of_flops, issue, gpu_ns, intensity, traffic, of_bandwidth, others, ridge)
 
 
 def _gpu_ns(point: Point) -> float | None:

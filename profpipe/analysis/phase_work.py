@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from profpipe.analysis.limits import FAR_BELOW, Rates
+from profpipe.analysis.limits import FAR_BELOW, OF_TYPE, Rates
 from profpipe.analysis.recorded import Number
 from profpipe.findings import Point
 from profpipe.kernel_findings import Phase
@@ -20,7 +20,7 @@ def declared(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> De
     """The work of phases, which `plain` writes; under other profilers a subject is the name of a kernel."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for (case, profiler, subject), own in numbers.items():
-        work = {name: own[name].value for name in _WORK if name in own}
+        work = {name: number.value for name, number in own.items() if name in _WORK or name.startswith(OF_TYPE)}
         if profiler == "plain" and subject and work:
             found.setdefault(case, {})[subject] = work
     return found
@@ -34,8 +34,9 @@ def of_case(
         return
     timed = [phase for phase in phases if phase.phase in work and phase.ns > 0]
     time, flops = sum(phase.ns for phase in timed), sum(work[phase.phase].get("flops", 0.0) for phase in timed)
-    peak, memory = rates.flops_of(point), rates.bytes_per_s
+    memory = rates.bytes_per_s
     for phase in timed:
+        peak = rates.flops_of(point.params, work[phase.phase])
         own, moved = work[phase.phase].get("flops"), work[phase.phase].get("bytes_moved")
         of_flops = own * 1e9 / phase.ns / peak if own and peak else None
         of_bandwidth = moved * 1e9 / phase.ns / memory if moved and memory else None

@@ -31,9 +31,9 @@ def write(
     ``inaccurate``: it is outside of ``limits``, the pipeline's tolerance; a note says by how much.
     """
     case = _Case(workload, params, events)
-    case.tell("flops", lambda flops: [("", "flops", flops, "flop", 1)])
-    case.tell("bytes_moved", lambda moved: [("", "bytes_moved", moved, "byte", 1)])
-    case.tell("phase_work", lambda work: [(phase, m, value, _UNITS[m], 1) for phase, m, value in _flat(work)])
+    case.tell("flops", lambda flops: _numbers("", "flops", flops))
+    case.tell("bytes_moved", lambda moved: _numbers("", "bytes_moved", moved))
+    case.tell("phase_work", lambda work: [number for said in _flat(work) for number in _numbers(*said)])
     case.tell("facts", lambda facts: [("", metric, value, unit, 1) for metric, (value, unit) in facts.items()])
     found = case.tell("check", lambda found: [("", metric, value, "1", 1) for metric, value in found.items()])
     case.keep(folder)
@@ -47,6 +47,14 @@ def write(
 
 def _flat(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
     return ((subject, metric, value) for subject, own in numbers.items() for metric, value in own.items())
+
+
+def _numbers(subject: str, metric: str, said: float | Mapping[str, float] | None) -> Iterator[Metric]:
+    """One number; of FLOPs by data type each by its own name, ``flops.int8``, and their sum."""
+    if isinstance(said, Mapping):
+        yield from ((subject, f"{metric}.{dtype}", value, _UNITS[metric], 1) for dtype, value in said.items())
+        said = sum(said.values())
+    yield subject, metric, said, _UNITS[metric], 1
 
 
 class _Case:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from profpipe.findings import OVERHEAD, Limit, Point, WorkloadFindings
-from profpipe.page.markdown import Sheet, code
+from profpipe.page.markdown import Sheet, code, listed
 from profpipe.page.quantities import MISSING, number, percent, ratio, size_unit, time_unit
 from profpipe.page.wording import axes, case_label
 
@@ -57,13 +57,13 @@ def explained(workload: WorkloadFindings) -> str:
     known = [point.limit for point in workload.points if point.limit.binds]
     if any(one.binds in ("compute", "memory") for one in known):
         rate = "measured ceilings" if workload.rates_measured else "peaks"
-        named = {str(p.params.get("dtype") or p.params.get("precision") or "") for p in workload.points}
-        ridges = [f"{number(ridge)} for {name}" for name, ridge in workload.ridges.items() if name in named]
+        ridges = [f"{ridge} for {name}" for name, ridge in _ridges(workload)]
         said.append(
             f"By the roofline: a call with more FLOP per byte than the machine's {rate} have"
             + (f" ({', '.join(ridges)})" if ridges else "")
             + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
         )
+    said += _other_types(point for point in workload.points if point.limit.binds)
     if any(one.traffic for one in known):
         said.append(
             "What ncu saw a call move at the DRAM decides; where it did not look, what a call must move, "
@@ -77,6 +77,29 @@ def explained(workload: WorkloadFindings) -> str:
     return " ".join(said)
 
 
+def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
+    """Data types that are computed in, and the FLOP per byte above which arithmetic limits, where cases agree on it."""
+    own = [point for point in workload.points if not point.limit.dtypes]
+    named = {str(point.params.get("dtype") or point.params.get("precision") or "") for point in own}
+    yield from ((name, number(ridge)) for name, ridge in workload.ridges.items() if name in named)
+    others: dict[str, set[str]] = {}
+    for limit in (point.limit for point in workload.points if point.limit.dtypes and point.limit.ridge):
+        others.setdefault(listed(limit.dtypes), set()).add(number(limit.ridge))
+    yield from ((types, min(ridges)) for types, ridges in others.items() if len(ridges) == 1)
+
+
+def _other_types(points: Iterable[Point]) -> Iterator[str]:
+    """``sage2 computes in int8 and fp8, ...``: a sentence for each set of types."""
+    names: dict[tuple[str, ...], dict[str, None]] = {}
+    for point in points:
+        if point.limit.dtypes:
+            names.setdefault(point.limit.dtypes, {})[code(point.variant) or case_label(point)] = None
+    for types, cases in names.items():
+        does, held = ("computes", "is held") if len(cases) == 1 else ("compute", "are held")
+        against = "the rate of that" if len(types) == 1 else "the rates of these, one after the other"
+        yield f"{listed(cases)} {does} in {listed(types)}, and {held} against {against}."
+
+
 def in_words(workload: WorkloadFindings) -> str:
     """What the fastest case of the largest shape reaches, and what limits it; empty where that is unknown."""
     best = workload.largest.fastest if workload.largest else None
@@ -87,7 +110,8 @@ def in_words(workload: WorkloadFindings) -> str:
     if limit.binds == "host":
         return f"{there} the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
     if limit.binds == "compute" and best.tflops and limit.of_flops:
-        reached = f"{number(best.tflops)} TFLOP/s, {percent(limit.of_flops)} % of the {rate}"
+        types = f" of {listed(limit.dtypes)}" if limit.dtypes else ""
+        reached = f"{number(best.tflops)} TFLOP/s, {percent(limit.of_flops)} % of the {rate}{types}"
         return f"{there} {code(best.variant)} reaches {reached}; arithmetic limits it, not memory."
     if limit.of_bandwidth:
         reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
