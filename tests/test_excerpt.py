@@ -90,6 +90,19 @@ def test_a_small_comparison_is_shown_whole() -> None:
     assert excerpt.of(workload) is workload and excerpt.said(workload, "x") == ""
 
 
+def test_comparisons_that_fill_a_page_together_share_it() -> None:
+    small = only(made_up(["a", "b", "c"], LENGTHS, mode=("fwd", "bwd")))
+    several = [small] * 4
+    kept = excerpt.shapes(small, several)
+    assert [dict(shape.axes)["seqlen"] for shape in kept] == [65536, 65536]
+    assert len(excerpt.of(small, several).points) == 2 * 3
+    assert "Below, 2 of its 20 shapes are shown case by case: the largest `seqlen` for each" in excerpt.said(
+        small, "x", several
+    )
+    assert len(excerpt.shapes(small, [small] * 8)) == 1
+    assert "Below, 1 of its 20 shapes is shown case by case: the largest." in excerpt.said(small, "x", [small] * 8)
+
+
 def test_many_shapes_are_answered_by_a_grid_of_winners(page: tuple[str, str]) -> None:
     text, _ = page
     top = text.partition("## ")[0]

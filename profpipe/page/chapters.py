@@ -99,7 +99,7 @@ def chapter(
     workload: WorkloadFindings, findings: Findings, drawn: Mapping[str, Sequence[Plot]], without_gpu: bool
 ) -> Chapter:
     """Everything that the page says of ``workload``; ``without_gpu``: the run's machine has none."""
-    alone, part = len(findings.workloads) < 2, excerpt.of(workload)
+    alone, part = len(findings.workloads) < 2, excerpt.of(workload, findings.workloads)
     grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
     lines = sheets.answers(workload) if workload.compare else Sheet([], [])
     return Chapter(
@@ -108,7 +108,7 @@ def chapter(
         answer=answers.answer(workload, alone),
         answers=grid or lines,
         all_answers=[Block("with times and marks", lines, folded=True)] if grid else [],
-        excerpt=excerpt.said(workload, WHOLE),
+        excerpt=excerpt.said(workload, WHOLE, findings.workloads),
         samples=sheets.samples(workload),
         marks=marks.explained(workload),
         shares=list(_shares(part)),

@@ -21,7 +21,10 @@ def texts(findings: Findings, tables: Tables, run: Run) -> dict[str, str]:
         "gpu_info.txt": _gpu_info(run),
         "baseline_benchmark.txt": _by_workload(findings, _baseline),
         "comparison_results.txt": "\n\n".join(
-            [*map(study_sheets.plain, findings.studies), _by_workload(findings, _comparison)]
+            [
+                *map(study_sheets.plain, findings.studies),
+                _by_workload(findings, lambda workload: _comparison(workload, findings)),
+            ]
         ),
         "nsys_stats.txt": _nsys(findings, tables),
         "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernel_sheets.MEMORY_FIGURES)),
@@ -86,9 +89,9 @@ def _baseline(workload: WorkloadFindings) -> str:
     return f"{_says(workload)}\n\n{sheets.cases(workload, points).plain()}" if points else ""
 
 
-def _comparison(workload: WorkloadFindings) -> str:
+def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     points = [point for point in workload.points if point.time]
-    shortened = excerpt.of(workload) is not workload
+    shortened = excerpt.of(workload, findings.workloads) is not workload
     if not points or not (workload.compare or shortened):
         return ""
     parts = [_says(workload), sheets.cases(workload, points).plain()]

@@ -10,17 +10,17 @@ from profpipe.findings import Axes, Shape, WorkloadFindings
 from profpipe.page.markdown import code, escape, listed
 from profpipe.points import is_number, running_axis, shown, without
 
-#: Cases, and shapes of a comparison, up to which every shape is shown; beyond, one of each of so many groups is.
+#: Cases, and shapes of comparisons, up to which a page shows every shape; beyond, one of each of so many groups.
 _CASES, SHAPES, GROUPS = 100, 24, 8
 
 
-def groups(workload: WorkloadFindings, *axes: str | None) -> list[Axes]:
-    """The combinations of the axes besides ``axes``, at most eight: the largest shape's, and those next to it."""
+def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) -> list[Axes]:
+    """The combinations of the axes besides ``axes``, ``most`` of them: the largest shape's, and those next to it."""
     every = list(dict.fromkeys(besides(shape.axes, axes) for shape in workload.shapes))
-    if len(every) <= GROUPS or workload.largest is None:
+    if len(every) <= most or workload.largest is None:
         return every
     main = dict(workload.largest.axes)
-    chosen = sorted(every, key=lambda others: sum(main.get(name) != value for name, value in others))[:GROUPS]
+    chosen = sorted(every, key=lambda others: sum(main.get(name) != value for name, value in others))[:most]
     return [others for others in every if others in chosen]
 
 
@@ -28,21 +28,29 @@ def besides(shape: Axes, axes: Sequence[str | None]) -> Axes:
     return tuple(pair for pair in shape if pair[0] not in axes)
 
 
-def shapes(workload: WorkloadFindings) -> tuple[Shape, ...]:
-    """The shapes that are shown in full: of a large comparison the largest with a time in each group."""
-    if len(workload.points) <= _CASES and (len(workload.shapes) <= SHAPES or not workload.compare):
+def _room(page: Sequence[WorkloadFindings]) -> int | None:
+    """How many groups of each of the workloads on a page have a shape shown in full; None: all shapes are."""
+    compared = sum(len(workload.shapes) for workload in page if workload.compare)
+    if sum(len(workload.points) for workload in page) <= _CASES and compared <= SHAPES:
+        return None
+    return max(1, GROUPS // len(page))
+
+
+def shapes(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> tuple[Shape, ...]:
+    """The shapes shown in full: of what is large with all of its ``page``, the largest with a time in each group."""
+    if (most := _room(page or (workload,))) is None:
         return workload.shapes
     axis = running_axis(shape.axes for shape in workload.shapes)
     kept: list[Shape] = []
-    for others in groups(workload, axis):
+    for others in groups(workload, axis, most=most):
         own = [shape for shape in workload.shapes if without(shape.axes, axis or "") == others]
         kept.append(max(own, key=lambda shape: (len(shape.timed) > 1, bool(shape.timed), shape.size)))
     return tuple(shape for shape in workload.shapes if shape in kept or shape is workload.largest)
 
 
-def of(workload: WorkloadFindings) -> WorkloadFindings:
+def of(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> WorkloadFindings:
     """``workload`` with these shapes alone."""
-    kept = shapes(workload)
+    kept = shapes(workload, page)
     if len(kept) == len(workload.shapes):
         return workload
     cases = {point.id for shape in kept for point in shape.points}
@@ -53,23 +61,24 @@ def of(workload: WorkloadFindings) -> WorkloadFindings:
     )
 
 
-def said(workload: WorkloadFindings, file: str) -> str:
+def said(workload: WorkloadFindings, file: str, page: Sequence[WorkloadFindings] = ()) -> str:
     """What is left out, and that ``file`` has it; empty where nothing is."""
-    kept = shapes(workload)
+    kept = shapes(workload, page)
     if len(kept) == len(workload.shapes):
         return ""
     axis = running_axis(shape.axes for shape in workload.shapes)
     varying = [name for name in workload.varying_shape if name != axis]
     combinations = len({without(shape.axes, axis or "") for shape in workload.shapes})
-    which = "the largest and those next to it"
-    if axis and combinations <= GROUPS:
+    most = _room(page or (workload,)) or GROUPS
+    which = "the largest" if len(kept) == 1 else "the largest and those next to it"
+    if axis and combinations <= most:
         which = f"the largest {code(axis)}" + (f" for each combination of {listed(map(code, varying))}" * bool(varying))
-    elif axis:
-        near = f"{GROUPS} of {combinations} combinations of {listed(map(code, varying))}, those next to the largest"
+    elif axis and most > 1:
+        near = f"{most} of {combinations} combinations of {listed(map(code, varying))}, those next to the largest"
         which = f"the largest {code(axis)} for {near}"
     return (
-        f"Below, {len(kept)} of its {len(workload.shapes)} shapes are shown case by case: {which}. "
-        f"{code(file)} has all of them."
+        f"Below, {len(kept)} of its {len(workload.shapes)} shapes {'are' if len(kept) > 1 else 'is'} shown case by "
+        f"case: {which}. {code(file)} has all of them."
     )
 
 
