@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,28 @@ def test_of_many_combinations_eight_are_drawn_and_the_caption_says_so(tmp_path: 
 )  # fmt: skip
 def test_an_axis_that_doubles_is_logarithmic(values: list[float], logarithmic: bool) -> None:
     assert lines.doubles(values) is logarithmic
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_every_dot_of_every_panel_is_inside_the_scale_that_they_share(logarithmic: bool) -> None:
+    dots = [lines.Dot(1, 300.0), lines.Dot(2, 420.0, low=390.0, high=500.0), lines.Dot(1, 90.0)]
+    low, high = lines.limits(dots, None, logarithmic)
+    assert low < 90.0 and 500.0 < high < 600.0
+    assert lines.limits(dots, 1000.0, logarithmic)[1] >= 1000.0
+    assert lines.limits([lines.Dot(1, -2.0), lines.Dot(2, 3.0)], None, False)[0] < -2.0
+
+
+def test_a_panel_that_is_higher_than_the_first_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
+    style = {"color": "black", "marker": "o"}
+    panels = [
+        lines.Panel((("n", n),), (lines.Series("a", style, (lines.Dot(1, height), lines.Dot(2, height / 2))),))
+        for n, height in ((1, 10.0), (2, 1000.0))
+    ]
+    picture = lines.Picture("t", "b", "x", str, decades=False, unit="u", peak=12.0)
+    lines.draw(picture, panels, tmp_path / "p.png")
+    assert [axes.get_ylim()[1] >= 1000.0 for axes in seen[0].axes] == [True, True]
 
 
 def test_rates_start_at_zero_and_times_may_span_decades() -> None:

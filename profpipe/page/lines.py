@@ -182,11 +182,25 @@ def _scale(axes: Any, dots: Sequence[Dot], picture: Picture, alone: bool) -> Non
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if max(ys) / min(ys) < 300 else (1,)))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
-    else:
-        axes.set_ylim(bottom=0 if min(ys) >= 0 else None)
+    axes.set_ylim(*limits(dots, picture.level, axes.get_yscale() == "log"))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: picture.tick(y)))
     axes.grid(axis="y")
     axes.margins(x=0.03)
+
+
+def limits(dots: Sequence[Dot], level: float | None, logarithmic: bool) -> tuple[float, float]:
+    """The ends of the scale of y that all panels share, with room around what is drawn; 0 is one end where it can be.
+
+    Set rather than left to matplotlib, which stops to fit a shared axis once any of its limits was set.
+    """
+    drawn = [dot.y for dot in dots] + [end for dot in dots if dot.spreads for end in (dot.low, dot.high) if end]
+    drawn += [] if level is None else [level]
+    low, high = min(drawn), max(drawn)
+    if logarithmic:
+        room = (high / low) ** 0.05
+        return low / room, high * room
+    room = 0.05 * ((high - min(low, 0.0)) or 1.0)
+    return (0.0 if low >= 0 else low - room), high + room
 
 
 def doubles(values: Sequence[float]) -> bool:
