@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,7 +179,7 @@ def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
 ) -> None:
     """Captured by dynamo and run as it is, so that no compiler is needed."""
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend="aot_eager", **given))
+    monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(causal=causal, kv_heads=2)
     given = tensors(s, torch.float64)
     for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
@@ -193,7 +195,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: py
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend=count, **given))
+    monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend=count, **given))
     for seqlen in range(8, 8 + 20):
         s = a_setting(seqlen=seqlen)
         for _ in range(2):  # as a case is built for its time, and again for its check
@@ -204,7 +206,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: py
 @pytest.mark.usefixtures("_forgotten")
 def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda fn, **given: real(fn, backend="aot_eager", **given))
+    monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(mode="bwd")
     q, k, v, gradient = tensors(s, torch.float32)
     out = plain.compiled(s)(q.requires_grad_(), k, v)
@@ -220,6 +222,39 @@ def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
     given = tensors(s, torch.float32)
     for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize("mode", ["fwd", "bwd"])
+def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    if reason := plain.no_compiler():
+        pytest.skip(reason)
+    replaced = []
+    for options in (plain._compile.without_sdpa(), None):
+        monkeypatch.setattr(plain._compile, "without_sdpa", lambda options=options: options)
+        plain._compiled.cache_clear()
+        replaced.append(_replaced_by_sdpa(plain.compiled(a_setting(mode=mode)), mode))
+    assert replaced[0] == 0 < replaced[1], "and it would"
+
+
+def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
+    """How often inductor took the formula for SDPA, by its own count; a cache would keep it from looking."""
+    config = importlib.import_module("torch._inductor.config")
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    counters.clear()
+    given = tensors(a_setting(), torch.float32)
+    with config.patch(force_disable_caches=True):
+        with_gradients(forward, given) if mode == "bwd" else forward(*given[:3])
+    assert counters["inductor"]["extern_calls"] >= 2, "both products were compiled"
+    return int(counters["inductor"]["fuse_attention"])
+
+
+def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(pattern_matcher=True)
+    monkeypatch.setattr(plain._compile.importlib, "import_module", lambda name: older)
+    assert plain._compile.without_sdpa() == {"pattern_matcher": False}
 
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

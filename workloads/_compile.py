@@ -33,14 +33,25 @@ def lacking() -> str | None:
     return None
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """One graph for one shape; ``function`` must be made anew for each case.
+def compiled(function: Callable[..., Tensor], **more: Any) -> Callable[..., Tensor]:
+    """One graph for one shape; ``function`` must be made anew for each case, and ``more`` goes to torch.compile.
 
     What is compiled belongs to a code object, and one object may have 8 versions, after which it would run uncompiled
     without a word. With an object of its own, no case counts against another or waits for its guards.
     """
     function.__code__ = function.__code__.replace()  # type: ignore[attr-defined]
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    return torch.compile(function, dynamic=False, fullgraph=True, **more)
+
+
+def without_sdpa() -> dict[str, Any]:
+    """Options under which inductor leaves the formula of attention as it is, where it would call SDPA instead.
+
+    Its patterns for that (``fx_passes/fuse_attention.py``) are in the first pass over the joint graph, beside some that
+    pad matrices of odd widths and drop views that change nothing. Those that shape the softmax are in the second
+    passes, which still run (torch 2.11, 2.13). A torch that cannot leave out one pass leaves out all patterns.
+    """
+    config: Any = importlib.import_module("torch._inductor.config")
+    return {"disabled_passes": "pass_pattern_0"} if hasattr(config, "disabled_passes") else {"pattern_matcher": False}
 
 
 def keep_graphs(kept: bool) -> None:
