@@ -221,9 +221,11 @@ class Shape:
 
     @property
     def size(self) -> float:
-        """The product of its numbers."""
-        numbers = (v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool))
-        return math.prod(numbers, start=1.0)
+        """The product of its numbers; where it has none (``size small``, ``seqlens 8x128``) the FLOPs of a call."""
+        numbers = [v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        if numbers:
+            return math.prod(numbers, start=1.0)
+        return max((point.values.get("flops") or 1.0 for point in self.points), default=1.0)
 
 
 @dataclass(frozen=True)

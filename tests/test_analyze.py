@@ -464,3 +464,14 @@ def test_cpu_operators_that_only_dispatch_are_no_attention() -> None:
 
 def test_nothing_at_all_is_analysed_without_a_word() -> None:
     assert analyze(Tables(), {}) == Findings()
+
+
+def test_the_largest_of_shapes_without_a_number_is_the_one_with_the_most_work() -> None:
+    rows = []
+    for size, work in (("small", 1e9), ("large", 9e9), ("medium", 3e9)):
+        for impl in ("a", "b"):
+            rows += [
+                metric_row(f"size={size},impl={impl}", name, value) for name, value in (("time", 5.0), ("flops", work))
+            ]
+    (workload,) = analyze(tables(metrics=rows), {}).workloads
+    assert workload.largest.axes == (("size", "large"),)
