@@ -103,9 +103,10 @@ class Samples:
 
     ``clock`` is ``cuda_event`` or ``perf_counter``. ``earlier_ns`` are those of earlier rounds, with which ``rule`` was
     judged. ``issue_ns`` is what issuing one call into an idle GPU takes the host (median); None on a CPU.
-    ``synchronises``: the host waits for the GPU inside the call. The peaks are bytes of torch's GPU allocator during
-    the samples, inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs is not
-    in its allocated peak, for the allocator does not see it; its reserved one has it.
+    ``synchronises``: the host waits for the GPU inside the call. ``starves``: the call has more launches than the queue
+    holds, and the GPU waits for the rest of them. The peaks are bytes of torch's GPU allocator during the samples,
+    inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs is not in its
+    allocated peak, for the allocator does not see it; its reserved one has it.
     """
 
     values_ns: list[float]
@@ -114,6 +115,7 @@ class Samples:
     earlier_ns: tuple[float, ...] = ()
     issue_ns: float | None = None
     synchronises: bool = False
+    starves: bool = False
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     queue_notes: tuple[str, ...] = ()
@@ -122,11 +124,12 @@ class Samples:
     def host_bound(self) -> bool | None:
         """The host takes longer to issue a call than the GPU to run it: outside this loop the GPU waits for launches.
 
-        None where that is no question (a CPU) or cannot be told, for the host waits for the GPU inside the call.
+        Where it does so in this loop as well (``starves``), its own time is not known, and is less. None where that is
+        no question (a CPU) or cannot be told, for the host waits for the GPU inside the call.
         """
         if self.issue_ns is None or self.synchronises:
             return None
-        return self.issue_ns > statistics.median(self.values_ns)
+        return self.starves or self.issue_ns > statistics.median(self.values_ns)
 
     @property
     def flags(self) -> list[str]:
@@ -153,7 +156,7 @@ class Samples:
             return self.queue_notes
         median_ns = statistics.median(self.values_ns)
         said = f"issuing a call takes the host {self.issue_ns:.0f} ns, running it takes the GPU {median_ns:.0f} ns"
-        return (*self.queue_notes, said)
+        return (*self.queue_notes, said + (", in which it waits for launches" if self.starves else ""))
 
 
 def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float) -> int:
@@ -211,7 +214,8 @@ def sample(
 
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
-    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s.
+    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
+    up to 15 times more where a wait of the host's has two explanations.
     Then it is called as for samples for 30 ms, or 100 where the call fills most of that, so that clocks and power are
     those of the loop; then ``begun()``, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
@@ -239,6 +243,7 @@ def sample(
         tuple(earlier),
         issue_ns=issue.ns if issue else None,
         synchronises=bool(issue and issue.synchronises),
+        starves=bool(issue and issue.starves),
         peak_allocated=allocated,
         peak_reserved=reserved,
         queue_notes=tuple(notes),

@@ -68,6 +68,10 @@ class StandInGpu:
         self.seen.append("call")
         self.launch(100_000)
 
+    def think(self, ns: int) -> None:
+        """The host does something of its own."""
+        self.now_ns += ns
+
     def item(self, said: bool = True) -> None:
         """The host reads a result; ``said``: torch notices."""
         if said and self.sync_mode:

@@ -375,6 +375,63 @@ def test_a_call_with_more_launches_than_the_queue_holds_says_so(gpu: StandInGpu)
     assert all(3_000_000 < value < 15_000_000 for value in samples.values_ns)
 
 
+def test_the_gpu_is_idle_after_a_call_of_tiny_kernels_that_fills_the_queue_and_synchronises_nowhere(
+    gpu: StandInGpu,
+) -> None:
+    """Each kernel is done sooner than the next is issued, so the last one is when the host returns, held or not."""
+
+    def call() -> None:
+        kernels(gpu, 3000, 1_000, launch_ns=2_000)()
+        gpu.think(5_000)
+
+    samples = on_gpu(gpu, call)
+    assert samples.flags == ["host_bound"] and samples.starves
+    assert any("more than the launch queue holds (about 1024 launches)" in note for note in samples.notes)
+    assert samples.notes[-1].startswith("issuing a call takes the host 6005000 ns, running it takes the GPU")
+    assert samples.notes[-1].endswith("in which it waits for launches")
+
+
+def test_a_gpu_that_waits_for_launches_makes_a_call_host_bound_whatever_its_time() -> None:
+    assert marks(STEADY, issue_ns=99.0, starves=True) == ["host_bound"]
+    assert marks(STEADY, issue_ns=99.0) == []
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("after", [500, 3000])
+def test_a_long_call_that_waits_early_synchronises_though_it_could_fill_the_queue(
+    gpu: StandInGpu, said: bool, after: int
+) -> None:
+    def call() -> None:
+        kernels(gpu, 20, 1_000)()
+        gpu.item(said)
+        kernels(gpu, after, 1_000)()
+        gpu.think(5_000)
+
+    samples = on_gpu(gpu, call)
+    assert samples.flags == ["synchronises"] and samples.issue_ns > 2_500_000
+    assert not any("held" in note for note in samples.notes)
+
+
+def test_a_hidden_wait_after_as_many_launches_as_fill_the_queue_is_told_as_either(gpu: StandInGpu) -> None:
+    def call() -> None:
+        kernels(gpu, 3000, 1_000, launch_ns=2_000)()
+        gpu.item(said=False)
+
+    samples = on_gpu(gpu, call)
+    assert samples.flags == ["host_bound"]
+    assert any("or synchronises unseen by torch" in note for note in samples.notes)
+
+
+def test_a_slow_host_now_and_then_does_not_pass_for_a_wait(gpu: StandInGpu) -> None:
+    slow = iter([*[0] * 11, *[800_000] * 5])  # the calls behind the first of the short holds
+
+    def call() -> None:
+        kernels(gpu, 3000, 1_000, launch_ns=2_000)()
+        gpu.think(5_000 + next(slow, 0))
+
+    assert on_gpu(gpu, call).flags == ["host_bound"]
+
+
 def test_a_long_call_whose_launches_come_before_the_gpu_needs_them_is_not_host_bound(gpu: StandInGpu) -> None:
     samples = on_gpu(gpu, kernels(gpu, 500, 40_000))
     assert samples.values_ns == [20_000_000.0] * 20

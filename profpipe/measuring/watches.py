@@ -48,6 +48,7 @@ _FULL_LOAD_NS: Final = 100e6
 #: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
 _QUEUE: Final = 1024
 _LEAST_FULL_QUEUE_NS: Final = 1e6
+_SHORT_HOLDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class Issue:
     """The host's side of one call.
 
     ``ns`` is what it takes to issue the call into an idle GPU. ``synchronises``: the host waits inside the call until
-    the GPU is done. ``overflows``: it waits for room in the launch queue.
+    the GPU is done. ``overflows``: it waits for room in the launch queue. ``starves``: of a call that overflows, the
+    GPU has done all by the time that the host returns, though it was held back before: it waits for launches.
     """
 
     ns: float
     synchronises: bool = False
     overflows: bool = False
+    starves: bool = False
 
     @property
     def waits(self) -> bool:
@@ -142,11 +145,10 @@ class Gpu:
     def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
-        A call that synchronises shows in three ways, of which one is enough: torch says so; behind a held GPU it takes
-        the host longer by the time of the hold; the GPU is idle when it returns from behind the hold. A full launch
-        queue shows in the second way only, and not below a thousand launches. Behind a hold that is short beside the
-        call nothing can be seen, so of calls that take the host over half a second only what torch says is known. One
-        that takes two seconds in all is called once only: a launch is nothing beside it.
+        A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
+        of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
+        over half a second only what torch says is known. One that takes two seconds in all is called once only: a
+        launch is nothing beside it.
 
         Of several processes the one that takes longest counts for all: they then make the same calls, and hold their
         GPUs for the same time, for in a call that they make together each would wait for the one held longest.
@@ -162,21 +164,43 @@ class Gpu:
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        if long:
-            ns = float(issued_ns)
-        else:
-            ns = ranks.most(statistics.median(issued for issued, _ in self._issues(fn, 0.0, ranks)))
-        waits = idle = False
-        if not long and ns <= _LONGEST_TRIED_NS:
-            behind_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
-            held = self._issues(fn, behind_ns, ranks)
-            waits, idle = min(held)[0] > ns + behind_ns / 2, all(idle for _, idle in held)
-        overflows = waits and not (synchronises or idle) and ns > _LEAST_FULL_QUEUE_NS
-        self._issue = Issue(ns, synchronises or (waits and not overflows), overflows)
+        self._issue = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
+        ns = self._issue.ns
         if not self._issue.synchronises:
             self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * ns + _ROOM_NS - self._flush_ns))
         self._load(fn, call_ns)
         return self._issue
+
+    def _tried(self, fn: Callable[[], object], said: bool, ranks: Ranks) -> Issue:
+        """How the host issues ``fn`` into an idle GPU and behind a held one; ``said``: torch saw it synchronise.
+
+        A full launch queue too makes the host wait until the hold is over, but not below a thousand launches, and
+        mostly it leaves the GPU with work when the host returns. With kernels that are done sooner than issued it does
+        not. Such a call does not wait where the hold is shorter than it takes to fill the queue, and one that
+        synchronises does: unless it does so only after as long, which cannot be told from a full queue.
+        """
+        unheld = self._issues(fn, 0.0, ranks)
+        ns = ranks.most(statistics.median(issued for issued, _ in unheld))
+        if ns > _LONGEST_TRIED_NS:
+            return Issue(ns, said)
+        hold_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
+        held = self._issues(fn, hold_ns, ranks)
+        waits, idle = min(held)[0] > ns + hold_ns / 2, all(idle for _, idle in held)
+        overflows = waits and not said and ns > _LEAST_FULL_QUEUE_NS
+        # Every process asks where one has to, for all must make the same calls.
+        if ranks.most(overflows and idle) and self._waits_soon(fn, min(unheld)[0], ranks):
+            overflows = overflows and not idle
+        return Issue(ns, said or (waits and not overflows), overflows, overflows and idle)
+
+    def _waits_soon(self, fn: Callable[[], object], least_ns: float, ranks: Ranks) -> bool:
+        """Whether the host waits even behind a hold too short for a full queue; unheld it took ``least_ns`` at least.
+
+        The host's own time varies by as much in a long call: where it waits it does so each time.
+        """
+        return all(
+            ranks.most(min(self._issues(fn, _LEAST_FULL_QUEUE_NS, ranks))[0] > least_ns + _LEAST_FULL_QUEUE_NS / 2)
+            for _ in range(_SHORT_HOLDS)
+        )
 
     def _load(self, fn: Callable[[], object], call_ns: float) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
