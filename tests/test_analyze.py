@@ -337,18 +337,95 @@ def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
     assert figures(data, run)["ncu"] == (0.9, "base clock: ncu locks it (`--clock-control`)", False)
 
 
-def test_a_clock_that_explains_the_difference_is_the_reason() -> None:
-    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 93_000.0, profiler="ncu")]
-    ncu = {"profiler": "ncu", "subject": ATTENTION}
-    metrics = [
-        metric_row("impl=a", "iterations", 1, "1", profiler="ncu"),
-        metric_row("impl=a", "sm_clock", 1.65e9, "Hz"),
-        metric_row("impl=a", "gpc__cycles_elapsed.avg.per_second", 1.79e9, "Hz", **ncu),
-    ]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics)
-    assert figures(data)["ncu"] == (
-        -0.07, "clock: 1790 MHz under ncu, 1650 MHz while the case was timed", False,
-    )  # fmt: skip
+def held_back(
+    ns: float,
+    ncu_ns: float | None = None,
+    *,
+    bytes_moved: float = 1.0,
+    argv: str = "--clock-control=none",
+    **others: Any,
+) -> tuple[float | None, str, bool]:
+    """The figure of ncu, else of the events, for a call of 1.2 ms at 1860 MHz whose kernel takes ``ns`` under nsys."""
+    clocks = {"sm_clock": 1.86e9, "sm_clock_min": 1.785e9, "sm_clock_max": 1.98e9}
+    metrics = [metric_row("impl=a", name, value, "Hz") for name, value in clocks.items()]
+    metrics += [metric_row("impl=a", "time", 1.2e6), metric_row("impl=a", "flops", 1e12, "flop")]
+    metrics += [metric_row("impl=a", "bytes_moved", bytes_moved, "byte")]
+    kernels = captured(ns)
+    if ncu_ns:
+        metrics += [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+        kernels += [kernel_row("impl=a", ATTENTION, 1, ncu_ns, profiler="ncu")]
+    cases = [case_row("impl=a", flags=others.get("flags", ["throttled"]), params={"dtype": "bf16", "impl": "a"})]
+    run = {
+        "machine": {
+            "gpus": [{"max_sm_clock_hz": 1_980_000_000}],
+            "peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 5e12},
+        },
+        "jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", argv]]}],
+    }
+    found = figures(tables(cases, kernels, [range_row("impl=a", 10)], metrics), run)
+    return found["ncu" if ncu_ns else "plain"]
+
+
+def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_clock() -> None:
+    because = (
+        "clock: 1860 MHz (1785 to 1980) while timed, throttled;"
+        " by time x clock 1962 to 1977 MHz under nsys, not recorded; at most 1980"
+    )
+    assert held_back(1_129_000.0) == (0.063, because, False)
+
+
+def test_no_clock_excuses_more_than_the_gpu_can_reach() -> None:
+    assert held_back(1_080_000.0) == (0.111, "", True)  # it would take 2051 MHz
+    assert held_back(1_300_000.0) == (-0.077, "", True)  # 1717 MHz, and the case was never seen below 1785
+
+
+def test_a_clock_is_the_reason_only_where_it_was_held_back_and_arithmetic_limits_the_call() -> None:
+    assert held_back(1_129_000.0, flags=[]) == (0.063, "", True)
+    assert held_back(1_129_000.0, bytes_moved=5.5e9) == (0.063, "", True)
+
+
+def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forbade_to_the_others() -> None:
+    because = (
+        "clock: 1860 MHz (1785 to 1980) while timed, throttled; by time x clock 1846 to 1860 MHz under nsys"
+        " and 1953 to 1968 MHz under ncu, not recorded; at most 1980"
+    )
+    assert held_back(1_200_000.0, 1_134_000.0) == (-0.055, because, False)
+    assert held_back(1_200_000.0, 1_080_000.0) == (-0.1, "", True)  # 2051 MHz at least
+    assert held_back(1_200_000.0, 1_134_000.0, argv="--set=basic") == (-0.055, "", True)  # ncu locks a lower clock
+
+
+def short_and_long(short: float, long: float, slow_hz: float = 1.73e9) -> tuple[float | None, str, bool]:
+    """ncu's figure of a kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns."""
+    kernels, metrics = [], []
+    for case, ns, seen, hz in (("impl=a", 1e5, short, slow_hz), ("impl=b", 1e6, long, 1.79e9)):
+        kernels += [kernel_row(case, ATTENTION, 10, 10 * ns), kernel_row(case, ATTENTION, 1, seen, profiler="ncu")]
+        metrics.append(metric_row(case, "iterations", 1, "1", profiler="ncu"))
+        metrics.append(
+            metric_row(case, "gpc__cycles_elapsed.avg.per_second", hz, "Hz", profiler="ncu", subject=ATTENTION)
+        )
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10), range_row("impl=b", 10)], metrics=metrics)
+    jobs = [{"workload": "w", "profiler": profiler, "argv": [["--clock-control=none"]]} for profiler in ("nsys", "ncu")]
+    figure = next(a for a in only(analyze(data, {"jobs": jobs})).agreements if a.point.id == "impl=a").figures[-1]
+    return round(figure.difference or 0, 3), figure.reason, figure.flagged
+
+
+def test_ncu_is_longer_where_it_counts_a_lower_clock_than_in_longer_launches_that_agree() -> None:
+    because = "clock: 1730 MHz under ncu, 1790 MHz in longer launches of the same, where both agree; that makes 3.5 %"
+    assert short_and_long(103_700.0, 1_001_000.0) == (0.037, because, False)
+    assert short_and_long(110_000.0, 1_001_000.0) == (0.1, "", True)  # the clock makes a third of it
+    assert short_and_long(103_700.0, 1_100_000.0) == (0.037, "", True)  # the long ones do not agree either
+    assert short_and_long(103_700.0, 1_001_000.0, 1.79e9) == (0.037, "", True)
+
+
+def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_cold_cache() -> None:
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 105_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    jobs = [{"workload": "w", "profiler": name, "argv": [["--clock-control=none"]]} for name in ("nsys", "ncu")]
+    assert figures(data, {"jobs": jobs})["ncu"] == (0.05, "", True)
+    of_a_command = {**declared(command=["./a.out"]), "jobs": jobs}
+    cold = (0.05, "cold cache: ncu empties the caches before each replay", False)
+    assert figures(data, of_a_command)["ncu"] == figures(data, {"jobs": jobs[1:]})["ncu"] == cold
 
 
 def test_a_call_that_was_queued_ahead_is_not_longer_for_the_hosts_sake() -> None:

@@ -22,7 +22,7 @@ def in_sum(workload: WorkloadFindings) -> Sheet:
     reference = workload.agreements[0].reference if workload.agreements else ""
     rows = []
     for profiler, own in _by_profiler(workload.agreements).items():
-        long = [(a, f) for a, f in own if a.figures[0].ns >= _LONG_NS]
+        long = _long(own)
         rows.append(
             [
                 _called(profiler, own[0][0].point),
@@ -44,16 +44,38 @@ def in_sum(workload: WorkloadFindings) -> Sheet:
     return Sheet(head, rows, words=frozenset({head[2], head[4], head[5]})).without_empty()
 
 
+def said(workload: WorkloadFindings) -> str:
+    """How far the long calls agree, by profiler, and what is left without a reason there."""
+    by_profiler = {profiler: _long(own) for profiler, own in _by_profiler(workload.agreements).items()}
+    found = [pair for own in by_profiler.values() for pair in own]
+    if not found:
+        return ""
+    reference, larger = found[0][0].reference, [pair for pair in found if _larger(pair[1])]
+    close = [
+        f"{_called(profiler, own[0][0].point).partition(',')[0]} in {_within(own)}"
+        for profiler, own in by_profiler.items()
+        if own
+    ]
+    first = f"Of calls with 50 us of kernels and more, within 3 % of {reference}: {listed(close)}."
+    if not larger:
+        return first
+    unknown, every = sum(figure.flagged for _, figure in larger), len(larger)
+    if every == 1:
+        reason = "**without a known reason**." if unknown else f"with a known reason: {_kinds(larger)}."
+        return f"{first} There is 1 larger difference among them, {reason}"
+    reasons = f"**{unknown} without a known reason**" if unknown else "each with a known reason"
+    return f"{first} The larger differences among them are {every}, {reasons}: {_kinds(larger)}."
+
+
 def apart(workload: WorkloadFindings) -> Sheet:
     """Each difference of more than 3 %, with its reason; those without one first, then the largest."""
     found = [
-        (a.point, f) for own in _by_profiler(workload.agreements).values() for a, f in own
-        if f.difference is None or abs(f.difference) > CLOSE
+        (a, f) for own in _by_profiler(workload.agreements).values() for a, f in own if _larger(f)
     ]  # fmt: skip
     found.sort(key=lambda pair: (not pair[1].flagged, -abs(pair[1].difference or 0.0)))
     rows = [
-        [case_label(point), _called(figure.profiler, point), signed_percent(figure.difference), _because(figure)]
-        for point, figure in found
+        [case_label(a.point), _called(f.profiler, a.point), signed_percent(f.difference), _because(f, a)]
+        for a, f in found
     ]
     return Sheet(["case", "as timed by", "difference", "because"], rows, labels=2, words=frozenset({"because"}))
 
@@ -109,6 +131,14 @@ def _by_profiler(agreements: Iterable[Agreement]) -> dict[str, list[tuple[Agreem
     return found
 
 
+def _long(own: Sequence[tuple[Agreement, Figure]]) -> list[tuple[Agreement, Figure]]:
+    return [(agreement, figure) for agreement, figure in own if agreement.figures[0].ns >= _LONG_NS]
+
+
+def _larger(figure: Figure) -> bool:
+    return figure.difference is None or abs(figure.difference) > CLOSE
+
+
 def _within(own: Sequence[tuple[Agreement, Figure]]) -> str:
     close = sum(f.difference is not None and abs(f.difference) <= CLOSE for _, f in own)
     return f"{close} of {len(own)}"
@@ -126,18 +156,28 @@ def _kinds(own: Sequence[tuple[Agreement, Figure]]) -> str:
     """``launch gaps 12, no known reason 1``: the differences above 3 % by the kind of their reason."""
     kinds: dict[str, int] = {}
     for _, figure in own:
-        if figure.difference is None or abs(figure.difference) > CLOSE:
+        if _larger(figure):
             kind = "**no known reason**" if figure.flagged else escape(figure.reason.partition(":")[0])
             kinds[kind] = kinds.get(kind, 0) + 1
     return listed(f"{kind} {n}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
 
 
-def _because(figure: Figure) -> str:
-    covered = (
-        f"over the kernels that both saw, {percent(figure.covered)} % of the time" if figure.covered < 0.995 else ""
+def _because(figure: Figure, agreement: Agreement) -> str:
+    whole = figure.covered >= 0.995
+    covered = "" if whole else f"over the kernels that both saw, {percent(figure.covered)} % of the time"
+    unknown = figure.flagged and not figure.reason
+    reason = "**no known reason**" if unknown else escape(figure.reason)
+    return "; ".join(
+        part for part in (reason, _against(figure, agreement) if unknown and whole else "", covered) if part
     )
-    reason = "**no known reason**" if figure.flagged and not figure.reason else escape(figure.reason)
-    return "; ".join(part for part in (reason, covered) if part)
+
+
+def _against(figure: Figure, agreement: Agreement) -> str:
+    """Where kernels that were flagged too take as long: no reason, but it tells where to look for one."""
+    kernels = [f for f in agreement.figures[1:] if f.flagged and f.covered >= 0.995 and f.profiler != "plain"]
+    same = [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
+    odd = figure in kernels and same
+    return f"{listed(same)} within 3 % of it, so {agreement.reference} is the odd one" if odd else ""
 
 
 def _difference(profiler: str) -> Callable[[Agreement], str]:

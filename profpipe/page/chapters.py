@@ -70,6 +70,7 @@ class Chapter:
     limits_said: str
     limited: str
     agreement: list[Block]
+    agreement_said: str
     overheads: Sheet
     accuracy: list[Block]
     accuracy_said: str
@@ -117,6 +118,7 @@ def chapter(
         limits_said=limit_sheets.explained(workload),
         limited=limit_sheets.in_words(workload) if workload.compare else "",
         agreement=list(_agreement(workload, part)),
+        agreement_said=agreement_sheets.said(workload),
         overheads=agreement_sheets.overheads(workload),
         accuracy=list(_accuracy(part)) if accuracy_sheets.compared(workload) else [],
         accuracy_said=accuracy_sheets.said(workload),
