@@ -167,8 +167,8 @@ class _Clocks:
     ``highest`` what it can reach.
 
     Nobody records the clock of nsys and torch. ncu does, but not the one NVML tells: on an H200 it counts 1.79 GHz in
-    attention kernels of 1 ms and more where NVML says 1.98, and their times are the same within some 1 %. So the two are
-    never compared.
+    attention kernels of 1 ms and more where NVML says 1.98, and their times are the same within some 1 %. So the two
+    are never compared.
     """
 
     name: str
