@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import WATCHES, Watch, calls_that_synchronise
+from profpipe.measuring.watches import WATCHES, Issue, Watch, calls_that_synchronise
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5
@@ -102,20 +102,16 @@ class Samples:
     """One time an iteration, in order, and what is known about them.
 
     ``clock`` is ``cuda_event`` or ``perf_counter``. ``earlier_ns`` are those of earlier rounds, with which ``rule`` was
-    judged. ``issue_ns`` is what issuing one call into an idle GPU takes the host (median); None on a CPU.
-    ``synchronises``: the host waits for the GPU inside the call. ``starves``: the call has more launches than the queue
-    holds, and the GPU waits for the rest of them. The peaks are bytes of torch's GPU allocator during the samples,
-    inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs is not in its
-    allocated peak, for the allocator does not see it; its reserved one has it.
+    judged. ``issue`` is how the host issues one call; None on a CPU. The peaks are bytes of torch's GPU allocator
+    during the samples, inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs
+    is not in its allocated peak, for the allocator does not see it; its reserved one has it.
     """
 
     values_ns: list[float]
     clock: str
     rule: Rule
     earlier_ns: tuple[float, ...] = ()
-    issue_ns: float | None = None
-    synchronises: bool = False
-    starves: bool = False
+    issue: Issue | None = None
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     queue_notes: tuple[str, ...] = ()
@@ -124,12 +120,12 @@ class Samples:
     def host_bound(self) -> bool | None:
         """The host takes longer to issue a call than the GPU to run it: outside this loop the GPU waits for launches.
 
-        Where it does so in this loop as well (``starves``), its own time is not known, and is less. None where that is
-        no question (a CPU) or cannot be told, for the host waits for the GPU inside the call.
+        Where it does so in this loop as well (``issue.starves``), its own time is not known, and is less. None where
+        that is no question (a CPU) or cannot be told, for the host waits for the GPU inside the call.
         """
-        if self.issue_ns is None or self.synchronises:
+        if self.issue is None or self.issue.synchronises:
             return None
-        return self.starves or self.issue_ns > statistics.median(self.values_ns)
+        return self.issue.starves or self.issue.ns > statistics.median(self.values_ns)
 
     @property
     def flags(self) -> list[str]:
@@ -144,7 +140,7 @@ class Samples:
         few = len(values) < self.rule.least or width is None
         marks = {
             "host_bound": bool(self.host_bound),
-            "synchronises": self.synchronises,
+            "synchronises": bool(self.issue and self.issue.synchronises),
             "too_few_samples": few,
             "noisy": width is not None and not few and width > max(_NOISY, self.rule.target),
         }
@@ -152,11 +148,11 @@ class Samples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if not self.host_bound:
+        if self.issue is None or not self.host_bound:
             return self.queue_notes
         median_ns = statistics.median(self.values_ns)
-        said = f"issuing a call takes the host {self.issue_ns:.0f} ns, running it takes the GPU {median_ns:.0f} ns"
-        return (*self.queue_notes, said + (", in which it waits for launches" if self.starves else ""))
+        said = f"issuing a call takes the host {self.issue.ns:.0f} ns, running it takes the GPU {median_ns:.0f} ns"
+        return (*self.queue_notes, said + (", in which it waits for launches" if self.issue.starves else ""))
 
 
 def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float) -> int:
@@ -209,6 +205,7 @@ def sample(
     annotate: Annotate,
     ranks: Ranks = ALONE,
     begun: Callable[[], object] = lambda: None,
+    known: Issue | None = None,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
@@ -225,7 +222,7 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        issue = watch.learn(fn, ranks)
+        issue = watch.learn(fn, ranks, known)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()
@@ -241,9 +238,7 @@ def sample(
         watch.clock,
         rule,
         tuple(earlier),
-        issue_ns=issue.ns if issue else None,
-        synchronises=bool(issue and issue.synchronises),
-        starves=bool(issue and issue.starves),
+        issue=issue,
         peak_allocated=allocated,
         peak_reserved=reserved,
         queue_notes=tuple(notes),

@@ -22,6 +22,7 @@ from stand_in_gpu import MIB, StandInGpu, kernels
 
 from profpipe import timing
 from profpipe.measuring import watches
+from profpipe.measuring.watches import Issue
 from profpipe.timing import Rule
 
 
@@ -129,9 +130,9 @@ def test_marks_say_what_is_wrong_with_the_samples() -> None:
     assert marks(STEADY[:10]) == ["too_few_samples"]
     assert marks(STEADY[:10], earlier=tuple(STEADY[:20])) == []
     assert marks(NOISY) == ["noisy"]
-    assert marks(STEADY, issue_ns=99.0) == []
-    assert marks(STEADY, issue_ns=101.0) == ["host_bound"]
-    assert marks(STEADY, issue_ns=101.0, synchronises=True) == ["synchronises"]
+    assert marks(STEADY, issue=Issue(99.0)) == []
+    assert marks(STEADY, issue=Issue(101.0)) == ["host_bound"]
+    assert marks(STEADY, issue=Issue(101.0, synchronises=True)) == ["synchronises"]
     few = timing.Samples([100.0] * 5, "cuda_event", Rule(least=5))
     assert few.flags == ["too_few_samples"], "five values have no interval, however many were asked for"
 
@@ -278,8 +279,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     return gpu
 
 
-def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20) -> timing.Samples:
-    return timing.sample(fn, device="cuda", rule=exactly(n), range_name="r", annotate=gpu.annotate)
+def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20, known: Issue | None = None) -> timing.Samples:
+    return timing.sample(fn, device="cuda", rule=exactly(n), range_name="r", annotate=gpu.annotate, known=known)
 
 
 def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_ends_a_batch(gpu: StandInGpu) -> None:
@@ -306,6 +307,17 @@ def test_the_measurement_begins_after_the_calls_that_only_learn_and_those_that_l
     assert gpu.seen[:at].count("call") == 11 + LOADING and gpu.seen[at:].count("call") == 3
 
 
+def test_what_an_earlier_visit_learned_is_not_learned_again(gpu: StandInGpu) -> None:
+    first = on_gpu(gpu, kernels(gpu, 20, 1_000), n=3)
+    before, calls = len(gpu.held_ns), []
+    again = on_gpu(gpu, lambda: calls.append(kernels(gpu, 20, 1_000)()), n=3, known=first.issue)
+    assert again.issue is first.issue and again.values_ns == first.values_ns
+    assert first.issue is not None and first.issue.call_ns > 100_000
+    # Held as long as in the first visit, in every call but the two that tell how fast the GPU's clock counts.
+    held = gpu.held_ns[before:]
+    assert len(held) == len(calls) + 2 and set(held[2:]) == {gpu.held_ns[before - 1]}
+
+
 def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: StandInGpu) -> None:
     samples = on_gpu(gpu, gpu.call)
     assert samples.clock == "cuda_event"
@@ -318,7 +330,7 @@ def test_a_call_of_many_small_kernels_is_queued_whole_before_the_gpu_begins_it(g
     # Each takes the host 5 us to launch and the GPU 1 us: unheld, the samples would come near 200 x 5 us.
     assert samples.values_ns == [200_000.0] * 20
     assert samples.flags == ["host_bound"]
-    assert samples.issue_ns == 1_000_000
+    assert samples.issue and samples.issue.ns == 1_000_000
     assert any("the GPU is held for 1470 us" in note for note in samples.notes)
     assert any("issuing a call takes the host 1000000 ns" in note for note in samples.notes)
 
@@ -332,7 +344,7 @@ def test_without_a_kernel_that_spins_repeated_flushes_hold_the_gpu(gpu: StandInG
 def test_a_call_that_is_issued_during_the_flush_is_not_held_back(gpu: StandInGpu) -> None:
     samples = on_gpu(gpu, gpu.call)
     before = len(gpu.held_ns)
-    assert samples.issue_ns == 5_000
+    assert samples.issue and samples.issue.ns == 5_000
     assert not any("held" in note for note in samples.notes)
     on_gpu(gpu, gpu.call, n=40)
     assert len(gpu.held_ns) == 2 * before, "held only to calibrate and to learn, never before a sample"
@@ -385,15 +397,15 @@ def test_the_gpu_is_idle_after_a_call_of_tiny_kernels_that_fills_the_queue_and_s
         gpu.think(5_000)
 
     samples = on_gpu(gpu, call)
-    assert samples.flags == ["host_bound"] and samples.starves
+    assert samples.flags == ["host_bound"] and samples.issue and samples.issue.starves
     assert any("more than the launch queue holds (about 1024 launches)" in note for note in samples.notes)
     assert samples.notes[-1].startswith("issuing a call takes the host 6005000 ns, running it takes the GPU")
     assert samples.notes[-1].endswith("in which it waits for launches")
 
 
 def test_a_gpu_that_waits_for_launches_makes_a_call_host_bound_whatever_its_time() -> None:
-    assert marks(STEADY, issue_ns=99.0, starves=True) == ["host_bound"]
-    assert marks(STEADY, issue_ns=99.0) == []
+    assert marks(STEADY, issue=Issue(99.0, starves=True)) == ["host_bound"]
+    assert marks(STEADY, issue=Issue(99.0)) == []
 
 
 @pytest.mark.parametrize("said", [True, False])
@@ -408,7 +420,7 @@ def test_a_long_call_that_waits_early_synchronises_though_it_could_fill_the_queu
         gpu.think(5_000)
 
     samples = on_gpu(gpu, call)
-    assert samples.flags == ["synchronises"] and samples.issue_ns > 2_500_000
+    assert samples.flags == ["synchronises"] and samples.issue and samples.issue.ns > 2_500_000
     assert not any("held" in note for note in samples.notes)
 
 

@@ -20,6 +20,7 @@ from profpipe import ranges, timing
 from profpipe.measuring import conditions
 from profpipe.measuring.conditions import Conditions
 from profpipe.measuring.ranks import ALONE, Ranks
+from profpipe.measuring.watches import Issue
 
 #: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
 GRAPH_TIME = "time_cuda_graph"
@@ -77,8 +78,8 @@ class Plan:
 class Case:
     """A case being timed: what its visits have given so far.
 
-    ``samples_ns`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event, **fields)`` appends to
-    events.jsonl.
+    ``samples_ns`` and ``issues`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event, **fields)``
+    appends to events.jsonl.
     """
 
     plan: Plan
@@ -91,6 +92,7 @@ class Case:
     seen: list[Conditions] = field(default_factory=list)
     last: timing.Samples | None = None
     uncaptured: bool = False
+    issues: dict[str, Issue | None] = field(default_factory=dict)
 
     def inherit(self, earlier: Mapping[str, Mapping[int, list[float]]]) -> None:
         """Takes over, and writes again as this process's own, what a process before it had measured."""
@@ -141,7 +143,9 @@ class Case:
                 annotate=ranges.annotate,
                 ranks=self.ranks,
                 begun=watched.forget,
+                known=self.issues.get(metric),
             )
+        self.issues[metric] = samples.issue
         self.seen.append(watched.summary())
         self._add(metric, self.rounds, samples.values_ns)
         for note in samples.notes:
@@ -159,7 +163,7 @@ class Case:
         numbers = {
             "peak_allocated": (self.last.peak_allocated, "byte"),
             "peak_reserved": (self.last.peak_reserved, "byte"),
-            "issue": (self.last.issue_ns, "ns"),
+            "issue": (self.last.issue and self.last.issue.ns, "ns"),
             "loop_wall": (self._loop_wall_ns(self._as_timed(fn)), "ns"),
             **conditions.as_metrics(conditions_seen),
         }

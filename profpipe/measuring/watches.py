@@ -15,7 +15,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -58,12 +58,14 @@ class Issue:
     ``ns`` is what it takes to issue the call into an idle GPU. ``synchronises``: the host waits inside the call until
     the GPU is done. ``overflows``: it waits for room in the launch queue. ``starves``: of a call that overflows, the
     GPU has done all by the time that the host returns, though it was held back before: it waits for launches.
+    ``call_ns`` is about what one call takes in all.
     """
 
     ns: float
     synchronises: bool = False
     overflows: bool = False
     starves: bool = False
+    call_ns: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -78,8 +80,8 @@ class Watch(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> Issue | None:
-        """Calls ``fn`` a few times to learn how the host issues it; None where that is not a question."""
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue | None:
+        """Calls ``fn`` a few times to learn how the host issues it, if not ``known``; None on a CPU."""
 
     def flush(self) -> None:
         """Empties the caches, and on a GPU gives the host the time to queue what follows."""
@@ -142,8 +144,10 @@ class Gpu:
 
     # --- what the host does -----------------------------------------------------------------------------------------
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> Issue:
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
+
+        What an earlier visit to the case found is ``known``: eleven calls of a training step take two seconds.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
         of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
@@ -154,22 +158,25 @@ class Gpu:
         GPUs for the same time, for in a call that they make together each would wait for the one held longest.
         """
         self.wait()
+        self._flush_ns = self._duration_ns(self._clear)
+        if hasattr(self._torch.cuda, "_sleep"):
+            cycles = 1_000_000
+            self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
+        self._issue = issue = known or self._asked(fn, ranks)
+        if not issue.synchronises:
+            self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
+        self._load(fn, issue.call_ns)
+        return issue
+
+    def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
         begin = time.perf_counter_ns()
         synchronises = calls_that_synchronise(fn) > 0
         issued_ns = time.perf_counter_ns() - begin
         self.wait()
         call_ns = ranks.most(float(time.perf_counter_ns() - begin))
         long = not ranks.several and call_ns > _LONG_CALL_NS
-        self._flush_ns = self._duration_ns(self._clear)
-        if hasattr(self._torch.cuda, "_sleep"):
-            cycles = 1_000_000
-            self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        self._issue = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
-        ns = self._issue.ns
-        if not self._issue.synchronises:
-            self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * ns + _ROOM_NS - self._flush_ns))
-        self._load(fn, call_ns)
-        return self._issue
+        found = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
+        return replace(found, call_ns=call_ns)
 
     def _tried(self, fn: Callable[[], object], said: bool, ranks: Ranks) -> Issue:
         """How the host issues ``fn`` into an idle GPU and behind a held one; ``said``: torch saw it synchronise.
@@ -351,7 +358,7 @@ class Cpu:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         del self._buffer
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> None:
         return None
 
     def flush(self) -> None:
