@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe import tables
-from profpipe.formats import attribution
+from profpipe.formats import attribution, launch_order
 from profpipe.formats.columns import Source, Strings, null, read_numbers
-from profpipe.formats.grouping import Int64s, groups
+from profpipe.formats.grouping import Int64s, combine, groups
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
 NULL: Final = null(np.int64)
@@ -96,7 +96,7 @@ def _read_work(export: Source, strings: Strings) -> Work:
         columns["name"] = np.array([number[label] for label in labels], dtype=np.int32)[columns["name"]]
     # Emptied while it is joined: with ten million kernels two copies of everything would not fit.
     joined = {key: np.concatenate([columns.pop(key) for columns, _ in parts]) for key in list(parts[0][0])}
-    sane = (joined["start"] != NULL) & (joined["end"] > joined["start"])
+    sane = _sane(joined["start"], joined["end"])
     dropped = int(len(sane) - sane.sum())
     if dropped:
         joined = {key: values[sane] for key, values in joined.items()}
@@ -104,6 +104,25 @@ def _read_work(export: Source, strings: Strings) -> Work:
     if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
         raise Damaged("its times span more than 100 days: the file is damaged")
     return Work(**joined, names=names, dropped=dropped)
+
+
+def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
+    return (start != NULL) & (end > start)
+
+
+def read_shapes(export: Source) -> pd.DataFrame | None:
+    """``grid`` and ``block`` (``32x2x16``) of the rows of ``Work`` that are kernels, in order; None without them."""
+    table, sizes = f"{PREFIX}KERNEL", [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
+    if not set(sizes) <= set(export.columns(table)):
+        return None
+    columns = read_numbers(export, table, dict.fromkeys(("start", "end", *sizes), np.int64))
+    sane = _sane(columns["start"], columns["end"])
+    code, firsts = combine(*(columns[size][sane] for size in sizes))
+    # One text for each shape: captures have millions of launches and dozens of shapes.
+    distinct = np.stack([columns[size][sane][firsts] for size in sizes], axis=1).tolist()
+    texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
+    texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
+    return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 
 def _read_activity(

@@ -18,7 +18,7 @@ import pandas as pd
 
 from profpipe import tables
 from profpipe.errors import Refused
-from profpipe.formats import jsonstream
+from profpipe.formats import jsonstream, launch_order
 
 MISSING: Final = float("nan")
 #: Microseconds (a year): events further apart were not recorded by one profiler.
@@ -35,7 +35,7 @@ _SORTS: Final = {
 _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
 
 _FIELDS: Final = {
-    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external"),
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape"),
     "call": ("name", "thread", "start", "correlation", "external"),
     "op": ("name", "thread", "start", "dur", "external"),
     "range": ("name", "thread", "start", "dur", "external"),
@@ -49,6 +49,8 @@ class Trace:
     columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    #: (grid, block) of the kernels, each ``32x2x16``; the column ``shape`` numbers them.
+    shapes: dict[tuple[str, str], int] = field(default_factory=dict)
     top: dict[str, Any] = field(default_factory=dict)
     #: Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
     base: float | None = None
@@ -87,7 +89,9 @@ class Trace:
         # Kineto draws a GPU as a process and a stream as its thread.
         device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
         place = (number(device), number(stream))
-        self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external))
+        grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
+        shape = self.shapes.setdefault((grid, block), len(self.shapes))
+        self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external, shape))
 
     @cached_property
     def texts(self) -> list[str]:

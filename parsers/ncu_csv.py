@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from profpipe import kernels, load, tables
 from profpipe.errors import Refused
-from profpipe.formats import counters
+from profpipe.formats import counters, guided
 
 if TYPE_CHECKING:
     import _ncu_csv_pages
@@ -63,7 +63,8 @@ def parse(path: Path) -> tables.Tables:
         sheet, format_ = _ncu_text_page.read(lines), FORMATS[1]
     if not sheet.launches:
         raise _refusal(path, text)
-    launches = list(sheet.launches.values())
+    launches, guide = list(sheet.launches.values()), guided.beside(path)
+    launches, notes = guided.kept(launches, guide) if guide else (launches, [])
     parsed = counters.tables_of(
         launches,
         tables.Origin(
@@ -71,7 +72,7 @@ def parse(path: Path) -> tables.Tables:
             tool="ncu",
             device=sheet.device,
             attribution=counters.attribution(launches, "NVTX ranges that ncu printed beside them"),
-            notes=(*_notes(sheet), *(f"ncu ended with '{said}'" for said in _errors(text)[:1])),
+            notes=(*notes, *_notes(sheet), *(f"ncu ended with '{said}'" for said in _errors(text)[:1])),
         ),
     )
     return replace(parsed, kernels=kernels.annotate(parsed.kernels))

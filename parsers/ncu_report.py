@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from profpipe import kernels, tables
 from profpipe.errors import Refused
-from profpipe.formats import counters
+from profpipe.formats import counters, guided, launch_order
 
 FORMATS = ("Nsight Compute report (.ncu-rep)",)
 
@@ -58,6 +58,36 @@ def parse(path: Path) -> tables.Tables:
 
     Raises ``Refused`` for a report that is cut or damaged, holds no kernel, or is newer than the installed package.
     """
+    launches, written_by, device = _read(path)
+    launches, notes = _meant(path, launches)
+    parsed = counters.tables_of(
+        launches,
+        tables.Origin(
+            format=FORMATS[0],
+            tool="ncu",
+            tool_version=written_by,
+            device=device,
+            attribution=counters.attribution(launches, "NVTX ranges open at the launch"),
+            notes=tuple(notes),
+        ),
+    )
+    return replace(parsed, kernels=kernels.annotate(parsed.kernels))
+
+
+def single_launches(path: Path) -> list[counters.Launch]:
+    """Each launch that ``parse`` adds up, in the order in which they were profiled. Raises as ``parse`` does."""
+    launches, *_ = _read(path)
+    return _meant(path, launches)[0]
+
+
+def _meant(path: Path, launches: list[counters.Launch]) -> tuple[list[counters.Launch], list[str]]:
+    """Those of ``launches`` that the run asked for where it was guided, else all; with the notes about them."""
+    guide = guided.beside(path)
+    return guided.kept(launches, guide) if guide else (launches, [])
+
+
+def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
+    """(every launch in the report, the ncu that wrote it, the GPU's name)."""
     results, written_by = _count_results(path), _written_by(path)
     context = _open(path, written_by)
     try:
@@ -73,17 +103,7 @@ def parse(path: Path) -> tables.Tables:
     if len(launches) != results:
         what = f"an ncu report that is damaged: of its {results} results {len(launches)} can be read"
         raise Refused(path, what, _PROFILE_AGAIN)
-    parsed = counters.tables_of(
-        launches,
-        tables.Origin(
-            format=FORMATS[0],
-            tool="ncu",
-            tool_version=written_by,
-            device=device,
-            attribution=counters.attribution(launches, "NVTX ranges open at the launch"),
-        ),
-    )
-    return replace(parsed, kernels=kernels.annotate(parsed.kernels))
+    return launches, written_by, device
 
 
 # --- the container ---------------------------------------------------------------------------------------------------
@@ -195,6 +215,8 @@ def _launch(action: Any) -> counters.Launch:
         stream=_integer(action, "launch__stream_id"),
         path=_path(action.nvtx_state()),
         kind="kernel" if action.workload_type() == _WORKLOAD_KERNEL else "graph",
+        grid=_shape(action, "grid"),
+        block=_shape(action, "block"),
         values={name: value for name, value in found.items() if value is not None},
         rules=list(_rules(action)),
     )
@@ -215,6 +237,10 @@ def _value(action: Any, name: str) -> tuple[float, str] | None:
 def _integer(action: Any, name: str) -> int | None:
     found = _value(action, name)
     return None if found is None else int(found[0])
+
+
+def _shape(action: Any, what: str) -> str:
+    return launch_order.shape([_integer(action, f"launch__{what}_dim_{axis}") for axis in "xyz"])
 
 
 def _text(action: Any, name: str) -> str:

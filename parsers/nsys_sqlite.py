@@ -7,17 +7,17 @@ bits 24 to 47 and the thread in the lowest 24.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from profpipe import errors, kernels, load, tables
-from profpipe.formats import attribution, overlap, range_sums
+from profpipe.formats import attribution, launch_order, overlap, range_sums
 from profpipe.formats.columns import (
     FAILURES,
     SQLITE_HEAD,
@@ -76,9 +76,21 @@ def _is_ours(table: str) -> bool:
     return table in _MARKS or table.startswith(_nsys_activities.PREFIX)
 
 
+_Found = TypeVar("_Found")
+
+
 def parse(path: Path) -> tables.Tables:
+    return _or_refused(_parse, path)
+
+
+def launches(path: Path) -> pd.DataFrame:
+    """Each kernel's launch, as ``launch_order.COLUMNS``; none of an export without grids. Raises ``Refused``."""
+    return _or_refused(_launches, path)
+
+
+def _or_refused(read: Callable[[Path], _Found], path: Path) -> _Found:
     try:
-        return _parse(path)
+        return read(path)
     except _nsys_activities.Damaged as damage:
         raise errors.Refused(path, str(damage), _EXPORT_AGAIN) from damage
     except FAILURES as failure:
@@ -86,7 +98,7 @@ def parse(path: Path) -> tables.Tables:
         raise errors.Refused(path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN) from failure
 
 
-def _parse(path: Path) -> tables.Tables:
+def _opened(path: Path) -> Source:
     for leftover in ("-journal", "-wal"):
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
@@ -96,6 +108,11 @@ def _parse(path: Path) -> tables.Tables:
     export: Source = ParquetFolder(path) if path.is_dir() else Database(path)
     if not export.columns("StringIds"):
         raise _nsys_activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
+    return export
+
+
+def _parse(path: Path) -> tables.Tables:
+    export = _opened(path)
     strings = Strings(export, "StringIds", "id", "value")
     work, calls = _nsys_activities.read(export, strings)
     ranges, notes = _nsys_nvtx.read(export, strings, _latest(work, calls))
@@ -115,6 +132,21 @@ def _parse(path: Path) -> tables.Tables:
         metrics=tables.frame(tables.METRICS, metrics).assign(profiler="nsys"),
         origin=_origin(export, work, frame, placed, tuple(notes)),
     )
+
+
+def _launches(path: Path) -> pd.DataFrame:
+    export = _opened(path)
+    strings = Strings(export, "StringIds", "id", "value")
+    if (shapes := _nsys_activities.read_shapes(export)) is None:
+        return launch_order.empty()
+    work, calls = _nsys_activities.read(export, strings)
+    ranges, _ = _nsys_nvtx.read(export, strings, _latest(work, calls))
+    called = _nsys_activities.launches(work, calls)
+    placed = attribution.attribute(ranges, called)
+    rows = np.flatnonzero(work.is_kind("kernel"))
+    names = np.array([kernels.normalise(name) for name in work.names], dtype=object)
+    seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
+    return launch_order.table(ranges, called, placed, rows, seen, work.start[rows])
 
 
 def _latest(work: _nsys_activities.Work, calls: _nsys_activities.Calls) -> int:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from profpipe import kernels, load, tables
 from profpipe.errors import Refused
-from profpipe.formats import attribution, jsonstream, overlap, range_sums
+from profpipe.formats import attribution, jsonstream, launch_order, overlap, range_sums
 
 if TYPE_CHECKING:
     import _torch_events
@@ -65,6 +65,28 @@ def parse(path: Path) -> tables.Tables:
         metrics=tables.frame(tables.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
     )
+
+
+def launches(path: Path) -> pd.DataFrame:
+    """Each kernel's launch, as ``launch_order.COLUMNS``; none of a trace without grids. Raises ``Refused``."""
+    trace = _torch_events.read(path)
+    found = _launches(trace)
+    rows = np.flatnonzero(found["kind"] == "kernel")
+    shapes = np.array([*trace.shapes, ("", "")], dtype=object)[found["shape"].to_numpy()[rows].astype(int)]
+    if not shapes.all():
+        return launch_order.empty()
+    ranges, calls = _ranges(trace), _calls(trace, found)
+    names = np.array([kernels.normalise(name) for name in trace.texts], dtype=object)
+    seen = pd.DataFrame(
+        {
+            "kernel": names[found["name"].to_numpy()[rows].astype(int)],
+            "grid": shapes[:, 0],
+            "block": shapes[:, 1],
+            "duration_ns": _ns(found["dur"])[rows],
+        }
+    )
+    placed = attribution.attribute(ranges, calls)
+    return launch_order.table(ranges, calls, placed, rows, seen, _ns(found["start"])[rows])
 
 
 # --- launches --------------------------------------------------------------------------------------------------------

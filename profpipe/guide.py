@@ -1,18 +1,29 @@
 """Which kernels Nsight Compute should replay: those that take the largest share of a case, one launch of each.
 
 Replaying every kernel of a training step takes minutes; three kernels usually hold most of its time. Their names come
-from the nsys or torch capture of the same case in the same run.
+from the nsys or torch capture of the same case in the same run. So does the launch: a name like torch's direct copy is
+launched dozens of times in a step, in grids of different sizes, and its first launch stands for none but those like it.
+Taken is, of those alike in grid, block and duration that take the most time, one of median duration, as the last
+iteration of the capture has them.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Final
 
+import pandas as pd
+
+from profpipe.formats import guided as guide_file
+from profpipe.formats.guided import Choice, Guide
 from profpipe.job import Case, Job, Missing
 from profpipe.tables import Tables
+
+#: The single launches in a file that the tables name as a source (``launch_order.COLUMNS``); empty where it has none.
+Launches = Callable[[str], pd.DataFrame]
 
 #: Whose capture names the kernels, the first that has the case.
 _GUIDES: Final = ("nsys", "torch")
@@ -28,6 +39,8 @@ _COMMON: Final = frozenset(
 )
 #: Template arguments that a pattern names; more would make it slow to match and no more exact.
 _WORDS: Final = 4
+#: Durations of which each is at most this many times the one before are those of one sort of launch.
+_LIKE: Final = 1.2
 
 
 def guided(job: Job) -> bool:
@@ -35,19 +48,22 @@ def guided(job: Job) -> bool:
     return job.profiler == "ncu" and job.options.get("ncu", {}).get("kernels") == "guided"
 
 
-def jobs(waiting: Iterable[Job], data: Tables) -> list[Job]:
-    """The jobs in place of those that ``guided`` holds back, each with the pattern of its kernels' names.
+def jobs(waiting: Iterable[Job], data: Tables, launches: Launches) -> list[Job]:
+    """The jobs in place of those that ``guided`` holds back, each with its kernels' names and the launches to take.
 
-    ncu is told to take the first launch of each kernel in each shape (``profilers/ncu.py``). That counts over its whole
-    process, so cases that share a kernel go into processes of their own, and those that share none into one.
+    ncu counts a kernel's launches over its whole process. So a case goes into one with others only where neither
+    launches a kernel that was chosen for the other.
     """
     made = []
+    read = functools.cache(launches)
     for job in waiting:
         if isinstance(job.tool, Missing):
             made.append(job)
             continue
-        chosen = {case.id: names for case in job.cases if (names := top_kernels(data, job, case))}
-        made += [_with_pattern(job, group, number) for number, group in enumerate(_groups(chosen), start=1)]
+        seen = {case.id: _capture(data, job, case) for case in job.cases}
+        chosen = {case.id: _choices(job, case, seen[case.id], read) for case in job.cases if len(seen[case.id])}
+        groups = _groups(chosen, {case: set(rows["kernel"]) for case, rows in seen.items()})
+        made += [_narrowed(job, group, number) for number, group in enumerate(groups, start=1)]
         if left := tuple(case for case in job.cases if case.id not in chosen):
             made.append(replace(job, cases=left, folder=job.folder / "unguided", tool=_NO_GUIDE))
     return made
@@ -57,7 +73,8 @@ def preview(job: Job) -> Job:
     """``job`` as `--dry-run` shows it: which kernels it will name is not known before the run."""
     if not guided(job):
         return job
-    ncu = {**job.options["ncu"], "pattern": f"the {job.options['ncu']['top']} largest kernels of each case"}
+    largest = f"the {job.options['ncu']['top']} largest kernels of each case"
+    ncu = {**job.options["ncu"], "pattern": largest, "invocations": ["one launch of each"]}
     return replace(job, options={**job.options, "ncu": ncu})
 
 
@@ -68,33 +85,95 @@ _NO_GUIDE: Final = Missing(
 )
 
 
+def note(job: Job) -> str:
+    """The text of ``guide.json``, which says beside ``job``'s report what was chosen; empty for any other job."""
+    chosen = job.options.get("ncu", {}).get("chosen", ())
+    return guide_file.written(Guide(tuple(Choice(**choice) for choice in chosen))) if chosen else ""
+
+
 def top_kernels(data: Tables, job: Job, case: Case) -> tuple[str, ...]:
     """Names of the ``ncu.top`` kernels of ``case`` by total time, in the first capture that has any."""
+    return _largest(_capture(data, job, case), job.options["ncu"]["top"])
+
+
+def _capture(data: Tables, job: Job, case: Case) -> pd.DataFrame:
+    """The rows of the kernels of ``case`` in the first capture that has any."""
     kernels = data.kernels
     mine = kernels[(kernels["workload"] == job.workload) & (kernels["case"] == case.id) & (kernels["kind"] == "kernel")]
-    for profiler in _GUIDES:
-        seen = mine[mine["profiler"] == profiler]
-        if len(seen):
-            totals = seen.groupby("kernel", sort=True)["total_ns"].sum().sort_values(ascending=False, kind="stable")
-            return tuple(totals.index[: job.options["ncu"]["top"]])
-    return ()
+    seen = next((profiler for profiler in _GUIDES if (mine["profiler"] == profiler).any()), "")
+    return mine[mine["profiler"] == seen]
 
 
-def _groups(chosen: Mapping[str, Sequence[str]]) -> list[dict[str, Sequence[str]]]:
-    """The cases in as few groups as a greedy choice finds, no two of a group with a kernel in common."""
-    groups: list[dict[str, Sequence[str]]] = []
-    for case, names in chosen.items():
-        free = (group for group in groups if not any(set(names) & set(taken) for taken in group.values()))
-        group = next(free, None)
-        if group is None:
-            groups.append(group := {})
-        group[case] = names
+def _largest(rows: pd.DataFrame, top: int) -> tuple[str, ...]:
+    totals = rows.groupby("kernel", sort=True)["total_ns"].sum().sort_values(ascending=False, kind="stable")
+    return tuple(totals.index[:top])
+
+
+def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tuple[Choice, ...]:
+    """The launches to take in ``case``, whose capture has ``rows``."""
+    found = launches(str(rows["source"].iloc[-1]))
+    if job.script is not None:
+        # A command of the user's opens no case's range: the whole capture is its one iteration.
+        found = found[found["case"] == case.id]
+    steady = found[found["process"] == found["process"].iloc[0]] if len(found) else found
+    return tuple(_choice(case.id, name, steady) for name in _largest(rows, job.options["ncu"]["top"]))
+
+
+def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
+    """The launch that stands for ``kernel`` among a case's, which are in the order in which they were launched."""
+    steady = launches["iteration"] == launches["iteration"].max()
+    last = launches[steady & (launches["kernel"] == kernel)].reset_index(drop=True)
+    if last.empty:
+        return Choice(case, kernel)
+    alike = _most_time(last)
+    ordinals = tuple(int(row) + 1 for row in alike.index)
+    middle = int((alike["duration_ns"] - alike["duration_ns"].median()).abs().argmin())
+    return Choice(
+        case,
+        kernel,
+        ordinals[middle],
+        grid=str(alike["grid"].iloc[middle]),
+        block=str(alike["block"].iloc[middle]),
+        alike=ordinals,
+        launches=len(last),
+        share=round(float(alike["duration_ns"].sum()) / float(last["duration_ns"].sum()), 4),
+    )
+
+
+def _most_time(launches: pd.DataFrame) -> pd.DataFrame:
+    """Of a kernel's launches those of the grid, block and duration that take the most time together, in their order.
+
+    A grid alone does not tell matmuls apart: cuBLAS runs one kernel in one grid on sums of different lengths.
+    """
+    ordered = launches.sort_values(["grid", "block", "duration_ns"], kind="stable")
+    before = ordered.shift()
+    other_shape = (ordered["grid"] != before["grid"]) | (ordered["block"] != before["block"])
+    sort = (other_shape | (ordered["duration_ns"] > _LIKE * before["duration_ns"])).cumsum()
+    return ordered[sort == ordered.groupby(sort)["duration_ns"].sum().idxmax()].sort_index()
+
+
+def _groups(
+    chosen: Mapping[str, tuple[Choice, ...]], launched: Mapping[str, set[str]]
+) -> list[dict[str, tuple[Choice, ...]]]:
+    """The cases in as few groups as a greedy choice finds, none with a kernel chosen for another of its group."""
+    groups: list[dict[str, tuple[Choice, ...]]] = []
+    names = {case: {choice.kernel for choice in choices} for case, choices in chosen.items()}
+    for case, choices in chosen.items():
+        for group in groups:
+            if not any(names[case] & launched[other] or names[other] & launched[case] for other in group):
+                group[case] = choices
+                break
+        else:
+            groups.append({case: choices})
     return groups
 
 
-def _with_pattern(job: Job, group: Mapping[str, Sequence[str]], number: int) -> Job:
-    names = dict.fromkeys(name for taken in group.values() for name in taken)
-    ncu = {**job.options["ncu"], "pattern": pattern(names)}
+def _narrowed(job: Job, group: Mapping[str, tuple[Choice, ...]], number: int) -> Job:
+    """``job`` for the cases of ``group``, and of those only the launches that were chosen."""
+    guide = Guide(tuple(choice for choices in group.values() for choice in choices))
+    names = dict.fromkeys(choice.kernel for choice in guide.choices)
+    chosen = {"invocations": guide.invocations, "chosen": [asdict(choice) for choice in guide.choices]}
+    ncu = {**job.options["ncu"], "pattern": pattern(names), **chosen}
     folder = job.folder / f"guided-{number}"
     cases = tuple(case for case in job.cases if case.id in group)
     return replace(job, cases=cases, folder=folder, options={**job.options, "ncu": ncu})

@@ -45,10 +45,13 @@ from profpipe import (
     tables,
 )
 from profpipe.document import shown
-from profpipe.errors import ConfigError, Interrupted, ProfpipeError, ToolMissing
+from profpipe.errors import ConfigError, Interrupted, ProfpipeError, Refused, ToolMissing
+from profpipe.formats import guided as guide_file
+from profpipe.formats import launch_order
 from profpipe.job import Case, Job, Missing, Outcome, Watch
 from profpipe.order import ORDER, Machine, Order
 from profpipe.pipeline import Pipeline
+from profpipe.running import journal
 from profpipe.scripts import script_path
 from profpipe.tables import Tables
 
@@ -164,7 +167,8 @@ class _Run:
             try:
                 self._carry_out([job for job in planned if not guide.guided(job)], machine, watch)
                 # Only now do the captures of the other profilers say which kernels matter.
-                self._carry_out(guide.jobs(filter(guide.guided, planned), self.data), machine, watch)
+                guided = guide.jobs(filter(guide.guided, planned), self.data, self._launches)
+                self._carry_out(guided, machine, watch)
             except Interrupted as stop:
                 interrupted = stop
         if interrupted is not None:
@@ -185,8 +189,21 @@ class _Run:
         jobs = [job for job in planned if not self._is_done(job)]
         if self.order.reuse:
             self._take_over(jobs, keys)
+        for job in jobs:
+            if note := guide.note(job):
+                job.folder.mkdir(parents=True, exist_ok=True)
+                journal.write_whole(job.folder / guide_file.FILE, note)
         for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
             self._keep(outcome, keys[outcome.job.folder], machine)
+
+    def _launches(self, source: str) -> pd.DataFrame:
+        """The single launches in a file of this run; none where its parser, which may be the user's, tells none."""
+        path = self.folder / source
+        try:
+            read = getattr(parsing.choose(path, parsing.parsers(self.order.beside)), "launches", None)
+            return read(path) if read else launch_order.empty()
+        except Refused:
+            return launch_order.empty()
 
     def _show(self, begun: Mapping[str, Any]) -> bool:
         """Writes the report, the Parquet tables and the history; whether the report names a failure."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -18,7 +19,8 @@ import pytest
 
 from profpipe import load, tables
 from profpipe.errors import Refused
-from profpipe.formats import counters
+from profpipe.formats import counters, guided
+from profpipe.formats.guided import Choice, Guide
 
 pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
 
@@ -224,3 +226,102 @@ def _mutated(data: bytes, dice: random.Random) -> bytes:
         elif kind == "end" and dice.random() < 0.3:
             del changed[max(at, 16) :]
     return bytes(changed)
+
+
+# --- guided ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
+    """The recorded report, two launches of each of three kernels, with a guide.json of these choices beside it."""
+
+    def write(*choices: Choice, report: Path = shared_data / H200) -> Path:
+        path = tmp_path / f"capture{report.suffix}"
+        shutil.copyfile(report, path)
+        (tmp_path / "guide.json").write_text(guided.written(Guide(choices)))
+        return path
+
+    return write
+
+
+FLASH = (
+    "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, 0, 0, cutlass::half_t, "
+    "Flash_kernel_traits<128, 128, 64, 4, cutlass::half_t>>, 0, 0, 0, 0, 1, 1, 0, 0>"
+)
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0"
+GRID, BLOCK = "32x2x16", "128x1x1"
+
+
+def test_of_a_guided_report_only_the_chosen_launches_count(parser: ModuleType, beside: Callable[..., Path]) -> None:
+    """ncu was given 3 and 7: of either kernel the report's first launch is the third, and its second the seventh."""
+    path = beside(Choice("", FLASH, 3, GRID, BLOCK, (3, 5), 9, 0.625), Choice("", CUDNN, 7, "132x1x1", "384x1x1"))
+    parsed = parser.parse(path)
+    assert parsed.kernels.set_index("kernel")["total_ns"].to_dict() == {FLASH: 784000, CUDNN: 423264}
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 784000 + 423264)
+    assert set(parsed.metrics["subject"]) == {FLASH, CUDNN} and (parsed.metrics["n"] == 1).all()
+    flash, cudnn, left_out, read_with = parsed.origin.notes
+    assert flash.startswith("launch 3 of 9 of pytorch_flash::flash_fwd_kernel<")
+    assert flash.endswith(f"(grid {GRID}), of the shape with 62 % of that kernel's time (2 launches)")
+    assert cudnn.startswith("launch 7 of cudnn") and cudnn.endswith("does not tell its launches apart)")
+    assert left_out.startswith("launches left out: 4,") and read_with == "read with it: guide.json"
+
+
+def test_single_launches_have_their_grids_and_are_those_that_count(
+    parser: ModuleType, beside: Callable[..., Path], shared_data: Path
+) -> None:
+    every = parser.single_launches(shared_data / H200)
+    assert [(launch.grid, launch.block) for launch in every[:2]] == [(GRID, BLOCK)] * 2
+    assert [launch.duration_ns for launch in every if launch.name == FLASH] == [784000, 783040]
+    (one,) = parser.single_launches(beside(Choice("", FLASH, 2, GRID, BLOCK), Choice("", "gone", 1)))
+    assert one.duration_ns == 783040
+
+
+def test_a_launch_that_ncu_counted_otherwise_is_told_and_one_of_its_shape_taken(
+    parser: ModuleType, beside: Callable[..., Path]
+) -> None:
+    third = beside(Choice("", FLASH, 9, GRID, BLOCK), Choice("", CUDNN, 1), Choice("", "k", 4))
+    parsed = parser.parse(third)
+    assert parsed.kernels.set_index("kernel")["total_ns"][FLASH] == 784000
+    assert any("launch 9 was chosen" in note and "another launch of its shape" in note for note in parsed.origin.notes)
+    assert any(note.startswith("not in the report: k,") for note in parsed.origin.notes)
+    other = parser.parse(beside(Choice("", FLASH, 1, "1x1x1", BLOCK)))
+    assert any(f"one of grid {GRID}" in note for note in other.origin.notes)
+
+
+def test_a_guide_that_names_nothing_in_the_report_leaves_it_whole(
+    parser: ModuleType, beside: Callable[..., Path]
+) -> None:
+    parsed = parser.parse(beside(Choice("", "k", 1)))
+    assert parsed.origin.launches == 6 and "every launch is kept" in parsed.origin.notes[0]
+
+
+def test_a_damaged_guide_is_refused_and_somebody_elses_is_none_of_ours(
+    parser: ModuleType, beside: Callable[..., Path]
+) -> None:
+    path = beside(Choice("", FLASH, 1))
+    for text in ("{", '{"profpipe_guide": 1}', '{"profpipe_guide": 1, "kernels": [{"name": "k"}]}'):
+        path.with_name("guide.json").write_text(text)
+        with pytest.raises(Refused, match=r"guide\.json beside it cannot be read"):
+            parser.parse(path)
+    path.with_name("guide.json").write_text('{"chapters": []}')
+    assert parser.parse(path).origin.launches == 6
+
+
+def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed() -> None:
+    """After a crash the cases that were left are in another report of the same folder."""
+    duration = {"gpu__time_duration.sum": (5.0, "ns")}
+    launches = [counters.Launch("a", path=("profpipe:n=1",), values=duration) for _ in range(2)]
+    guide = Guide((Choice("n=1", "a", 2), Choice("n=2", "b", 1)))
+    kept, notes = guided.kept(launches, guide)
+    assert kept == [launches[1]] and kept[0] is launches[1]
+    assert not any("not in the report" in note for note in notes)
+
+
+def test_what_ncu_printed_of_a_guided_report_is_read_with_its_guide(beside: Callable[..., Path]) -> None:
+    printed = Path(__file__).parent / "data" / "ncu-2025.3" / "attention_h200.raw.csv.gz"
+    csv = load.module(load.own_folder("parsers") / "ncu_csv.py")
+    names = csv.parse(printed).kernels.groupby("kernel")["calls"].sum()
+    name, calls = names.idxmax(), int(names.max())
+    case = csv.parse(printed).kernels.set_index("kernel").loc[[name], "case"].iloc[0]
+    parsed = csv.parse(beside(Choice(case, name, 2), Choice(case, "k", 1), report=printed))
+    assert calls > 1 and parsed.origin.launches == 1

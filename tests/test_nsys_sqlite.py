@@ -575,3 +575,45 @@ def test_a_read_only_export_is_read_and_nothing_is_left_beside_it(parser: Module
         assert path.read_bytes() == before
     finally:
         folder.chmod(0o755)
+
+
+# --- single launches -------------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_of_a_real_export_is_a_single_launch_with_its_grid(parser: ModuleType) -> None:
+    path = RECORDED / "attention" / "attn_h200.sqlite"
+    found = parser.launches(path)
+    assert len(found) == 380 and found["duration_ns"].sum() == parser.parse(path).origin.total_ns
+    rows = sqlite3.connect(path).execute(
+        "select gridX || 'x' || gridY || 'x' || gridZ, blockX || 'x' || blockY || 'x' || blockZ, end - start"
+        " from CUPTI_ACTIVITY_KIND_KERNEL"
+    )
+    assert Counter(rows.fetchall()) == Counter(zip(found["grid"], found["block"], found["duration_ns"], strict=True))
+
+
+def test_single_launches_come_in_the_order_of_their_calls_and_count_the_iterations_of_their_process(
+    parser: ModuleType, tmp_path: Path
+) -> None:
+    export = Export()
+    for pid in (1, 2):
+        for begin in (100, 200):
+            export.range(begin, begin + 50, "profpipe:n=1", pid=pid)
+    export.call(210, 212, 1)
+    export.call(220, 222, 2)
+    shape = dict.fromkeys(("gridY", "gridZ", "blockX", "blockY", "blockZ"), 1)
+    export.kernel(240, 245, 1, "late", gridX=2, **shape)
+    export.kernel(230, 239, 2, "early", gridX=3, **shape)
+    export.kernel(9, 5, 3, "impossible", gridX=4, **shape)
+    export.call(110, 112, 4, pid=2)
+    export.kernel(115, 119, 4, "first", pid=2, gridX=5, **shape)
+    path = tmp_path / "e.sqlite"
+    kinds = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ blockX blockY blockZ"}
+    found = parser.launches(export.write_sqlite(path, also=kinds))
+    assert found["kernel"].tolist() == ["first", "late", "early"] and found["iteration"].tolist() == [0, 1, 1]
+    assert found["grid"].tolist() == ["5x1x1", "2x1x1", "3x1x1"] and (found["case"] == "n=1").all()
+
+
+def test_an_export_without_grids_tells_no_launches(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(10, 1)
+    assert parser.launches(export.write_sqlite(tmp_path / "e.sqlite")).empty

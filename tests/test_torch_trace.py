@@ -333,3 +333,35 @@ def test_the_tables_hold_the_schema(parser: ModuleType) -> None:
             frame: pd.DataFrame = getattr(parsed, table.name)
             assert list(frame.columns) == table.names
         assert (parsed.kernels["profiler"] == "torch").all() and (parsed.ranges["profiler"] == "torch").all()
+
+
+def test_single_launches_come_in_the_order_of_their_calls_with_grid_and_iteration(
+    parser: ModuleType, trace: Write
+) -> None:
+    """The second call's kernel ran first, on another stream."""
+    shape = {"grid": [32, 2, 16], "block": [128, 1, 1]}
+    path = trace(
+        annotation("profpipe:n=1", 0, 40),
+        annotation("profpipe:n=1", 100, 40),
+        launch(1, 110), launch(2, 120), launch(3, 10),
+        kernel("b", 2, 125, 5, **shape), kernel("a", 1, 131, 9, **shape), kernel("a", 3, 20, 1, **shape),
+    )  # fmt: skip
+    found = parser.launches(path)
+    assert found["kernel"].tolist() == ["a", "a", "b"] and found["iteration"].tolist() == [0, 1, 1]
+    assert found["duration_ns"].tolist() == [1000, 9000, 5000] and (found["case"] == "n=1").all()
+    assert set(found["grid"]) == {"32x2x16"} and set(found["block"]) == {"128x1x1"}
+
+
+def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser: ModuleType) -> None:
+    found = parser.launches(H200)
+    assert len(found) == parser.parse(H200).origin.launches == 120
+    assert found["duration_ns"].sum() == parser.parse(H200).origin.total_ns
+    with gzip.open(H200, "rt") as stream:
+        events = json.load(stream)["traceEvents"]
+    grids = sorted("x".join(map(str, e["args"]["grid"])) for e in events if e.get("cat") == "kernel")
+    assert sorted(found["grid"]) == grids
+
+
+def test_a_trace_whose_kernels_have_no_grids_tells_no_launches(parser: ModuleType, trace: Write) -> None:
+    assert parser.launches(trace(launch(1, 10), kernel("a", 1, 20, 5))).empty
+    assert parser.launches(CPU).empty

@@ -101,7 +101,8 @@ class Rule:
 class Launch:
     """One profiled launch. ``name`` is normalised, for ncu prints one kernel demangled here and mangled there.
 
-    ``values``: metric -> (value, unit as stated); ``path``: the ranges around it, outermost first.
+    ``values``: metric -> (value, unit as stated); ``path``: the ranges around it, outermost first; ``grid`` and
+    ``block``: ``32x2x16``, empty where the file does not give the three sizes.
     """
 
     name: str
@@ -110,6 +111,8 @@ class Launch:
     stream: int | None = None
     path: tuple[str, ...] = ()
     kind: str = "kernel"
+    grid: str = ""
+    block: str = ""
     values: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: Metrics that the user named on ncu's command line.
     asked: set[str] = field(default_factory=set)

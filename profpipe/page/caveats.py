@@ -23,7 +23,7 @@ LEAST_UNEXPLAINED = 0.001
 #: What nsys says of every capture that is stopped by a range, and the harness of every run: no doubt, just a note.
 _HARMLESS = re.compile(
     r"might (not )?have |events were lost\? no|bytes written between samples|cut off is set aside"
-    r"|^read with it: |device numbers are HSA agent ids"
+    r"|^read with it: |^launch \d+ of |^launches left out: |device numbers are HSA agent ids"
 )
 
 

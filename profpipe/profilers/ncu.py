@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,10 @@ def commands(job: Job) -> list[Command]:
 def _kernels(options: Mapping[str, Any]) -> list[str]:
     """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time.
 
-    Guided, it is ``--kernel-id`` with invocation 1, whose count is by name, grid, block and shared memory. That of
-    ``--filter-mode per-launch-config`` is not by name: of kernels launched in one shape, as matmuls often are, it would
-    take the first and leave out the others (ncu's command line options, read for 2024 and later).
+    Guided, it is ``--kernel-id`` with the invocations that ``guide.jobs`` chose, one list for all kernels. 2025.3.1
+    counts them by name from cudaProfilerStart (its documentation: by name, grid, block and shared memory), and what the
+    list takes besides is left out of the figures (``formats/guided.py``). The count of ``--filter-mode
+    per-launch-config`` is not by name: of kernels launched in one shape, as matmuls often are, it would take the first.
     """
     unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")
     if wanted == "guided":
@@ -73,8 +74,15 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
         return []
     pattern = f"^{''.join(parts)}"
     if options.get("kernels") == "guided":
-        return ["--kernel-name-base", "demangled", "--kernel-id", f"::regex:{_without_colons(pattern)}:1"]
+        invocations = _any_of([str(number) for number in options["invocations"]])
+        chosen = f"::regex:{_without_colons(pattern)}:{invocations}"
+        return ["--kernel-name-base", "demangled", "--kernel-id", chosen]
     return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]
+
+
+def _any_of(numbers: Sequence[str]) -> str:
+    """One number, or a regular expression of several, which ncu takes in its place."""
+    return numbers[0] if len(numbers) == 1 else f"^({'|'.join(numbers)})$"
 
 
 def _without_colons(pattern: str) -> str:
