@@ -2,25 +2,33 @@
 
     python benchmarks/guided.py [--set KEY=VALUE]... [--top 3]
 
-Needs a GPU with nsys and ncu. Both ways are whole runs of profpipe over one training step of a small decoder: nsys and
-then ncu. Compared are the seconds of the ncu jobs, those of the kernels' own processes, and for each of the largest
-kernels the figures that both ways have.
+Needs a GPU with nsys and ncu. Both ways are whole runs of profpipe over one training step of a decoder of one layer:
+nsys and then ncu. Compared are the seconds of the ncu jobs, those of the kernels' own processes, and for each kernel of
+the guided run its figures with those of the same launches in the run over all kernels: the launch that was chosen, and
+the mean over those that it stands for (of its grid, block and about its duration in nsys's capture, as guide.json
+beside the report says). The latter is what the differences are from.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from profpipe import load  # noqa: E402
+from profpipe.formats import counters, guided  # noqa: E402
+from profpipe.formats.counters import Launch  # noqa: E402
+from profpipe.formats.guided import Choice  # noqa: E402
 
 PIPELINE = """
 version: 1
@@ -29,7 +37,9 @@ defaults: {profilers: [nsys, ncu], warmup: 2, repeats: 3, timeout_s: 550}
 workloads:
   step:
     script: transformer_lm
-    params: {size: custom, d_model: 512, d_ff: 2048, layers: 4, heads: 8, context: 512, batch: 4, what: train_step}
+    params:
+      {size: custom, d_model: 1024, d_ff: 4096, layers: 1, heads: 16, context: 512, batch: 8, precision: fp32,
+       attention: sdpa, what: train_step}
 """
 
 #: ncu's figures that say how long a kernel took and what it did with the hardware.
@@ -49,14 +59,14 @@ def main() -> None:
         path.write_text(PIPELINE, encoding="utf-8")
         sets = [word for pair in args.set for word in ("--set", pair)]
         few = ["--set", "defaults.ncu.kernels=guided", "--set", f"defaults.ncu.top={args.top}"]
-        guided = timed_run(path, Path(scratch, "guided"), [*sets, *few])
+        run = timed_run(path, Path(scratch, "guided"), [*sets, *few])
+        seconds, few_launches = ncu_seconds(run), launches(run)
+        print(f"guided: {seconds:.1f} s, {len(few_launches)} launches", flush=True)
         whole = timed_run(path, Path(scratch, "all"), sets)
-        seconds = {run: ncu_seconds(run) for run in (whole, guided)}
-        print(f"ncu over all kernels: {seconds[whole]:.1f} s, {len(figures(whole))} kernels")
-        print(
-            f"guided: {seconds[guided]:.1f} s, {len(figures(guided))} kernels, {seconds[whole] / seconds[guided]:.1f}x"
-        )
-        compare(figures(whole), figures(guided))
+        every = launches(whole)
+        print(f"ncu over all kernels: {ncu_seconds(whole):.1f} s, {len(every)} launches")
+        print(f"{ncu_seconds(whole) / seconds:.1f} times as long")
+        compare(every, few_launches, choices(run))
 
 
 def arguments() -> argparse.Namespace:
@@ -80,23 +90,49 @@ def ncu_seconds(run: Path) -> float:
     return sum(float(job["seconds"]) for job in jobs if job["profiler"] == "ncu")
 
 
-def figures(run: Path) -> dict[str, dict[str, float]]:
-    """By kernel: the figures of ncu, means over its launches as the table has them."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    with (run / "metrics.csv").open(encoding="utf-8") as rows:
-        for row in csv.DictReader(rows):
-            if row["profiler"] == "ncu" and row["subject"] and row["metric"] in FIGURES:
-                found[row["subject"]][FIGURES[row["metric"]]] = float(row["value"])
-    return found
+def launches(run: Path) -> list[Launch]:
+    """Each launch that ncu's reports of ``run`` give figures of, in order."""
+    parser = load.module(load.own_folder("parsers") / "ncu_report.py")
+    return [launch for report in reports(run) for launch in parser.single_launches(report)]
 
 
-def compare(whole: dict[str, dict[str, float]], guided: dict[str, dict[str, float]]) -> None:
-    print("\nkernel: figure, over all kernels, guided, difference %")
-    for kernel, own in guided.items():
-        print(kernel[:100])
-        for name, value in own.items():
-            if other := whole.get(kernel, {}).get(name):
-                print(f"    {name:12} {other:14.2f} {value:14.2f} {100 * (value / other - 1):+7.2f}")
+def choices(run: Path) -> list[Choice]:
+    guides = [guided.beside(report) for report in reports(run)]
+    return [choice for guide in guides if guide for choice in guide.choices]
+
+
+def reports(run: Path) -> list[Path]:
+    return sorted((run / "raw").rglob("*.ncu-rep"))
+
+
+def compare(every: Sequence[Launch], few: Sequence[Launch], chosen: Sequence[Choice]) -> None:
+    for choice in chosen:
+        mine = [launch for launch in every if launch.name == choice.kernel]
+        print(f"\n{choice.kernel[:110]}")
+        own = next((launch for launch in few if launch.name == choice.kernel), None)
+        if own is None or len(mine) != choice.launches:
+            print(
+                f"    not compared: {len(mine)} launches in the run over all kernels, {choice.launches} in the capture"
+            )
+            continue
+        alike = [mine[number - 1] for number in choice.alike]
+        grids = sorted({launch.grid for launch in alike})
+        print(
+            f"    launch {choice.invocation} of {choice.launches}, grid {own.grid}; it stands for {len(alike)} launches"
+            f" ({100 * (choice.share or 0):.0f} % of the kernel's time), of grid {', '.join(grids)} among all kernels"
+        )
+        print(f"    {'':14} {'that launch':>16} {'mean of those':>16} {'guided':>16} {'difference %':>14}")
+        for metric, title in FIGURES.items():
+            values = [value_of(launch, metric) for launch in (mine[choice.invocation - 1], own)]
+            mean = statistics.fmean(value_of(launch, metric) for launch in alike)
+            if mean and not math.isnan(mean):
+                that, here = values
+                print(f"    {title:14} {that:16.2f} {mean:16.2f} {here:16.2f} {100 * (here / mean - 1):+14.2f}")
+
+
+def value_of(launch: Launch, metric: str) -> float:
+    """In ns, byte or %; NaN where it was not measured."""
+    return counters.in_base_unit(*launch.values.get(metric, (math.nan, "")))[0]
 
 
 if __name__ == "__main__":
