@@ -117,7 +117,7 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
     peaks, rates = Rates.of_workload(name, run)
     points = _points_on(material, basis, run)
     points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
-    setting = agreement.Setting.of(run, name, counters, recorded.tallies)
+    setting = agreement.Setting.of(run, name, counters, recorded)
     phases = {case: _phases(recorded, point) for case, point in points.items()}
     return WorkloadFindings(
         name=name,

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from profpipe import load, ranges, sizes, timing
 from profpipe.errors import UNWRITTEN, lacks_room, one_line
-from profpipe.measuring import facts, process, ranks, sweep
+from profpipe.measuring import conditions, facts, process, ranks, sweep
 from profpipe.measuring.captures import Region, captured, on_one_thread
 from profpipe.measuring.ranks import Ranks
 
@@ -279,10 +279,13 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
         with region(), on_one_thread(), ranges.annotate(range_name):
             fn()
     else:
-        with region():
+        # What the clocks were tells later why a profiler's times differ from those without one.
+        with region(), conditions.watching() as watched:
             named: dict[str, Any] = {"range_name": range_name, "annotate": ranges.annotate}
             wall = timing.loop_wall_ns(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
         desk.events.metric(name, "loop_wall", wall, "ns")
+        for metric, (value, unit) in conditions.as_metrics(watched.summary()).items():
+            desk.events.metric(name, metric, value, unit)
     desk.events.metric(name, "iterations", repeats, "1")
     return _End("ok")
 

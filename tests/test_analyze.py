@@ -348,6 +348,10 @@ def held_back(
     """The figure of ncu, else of the events, for a call of 1.2 ms at 1860 MHz whose kernel takes ``ns`` under nsys."""
     clocks = {"sm_clock": 1.86e9, "sm_clock_min": 1.785e9, "sm_clock_max": 1.98e9}
     metrics = [metric_row("impl=a", name, value, "Hz") for name, value in clocks.items()]
+    metrics += [
+        metric_row("impl=a", f"sm_clock_{end}", hz, "Hz", profiler="nsys")
+        for end, hz in zip(("min", "max"), others.get("under_nsys", ()), strict=False)
+    ]
     metrics += [metric_row("impl=a", "time", 1.2e6), metric_row("impl=a", "flops", 1e12, "flop")]
     metrics += [metric_row("impl=a", "bytes_moved", bytes_moved, "byte")]
     kernels = captured(ns)
@@ -374,6 +378,12 @@ def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_
     assert held_back(1_129_000.0) == (0.063, because, False)
 
 
+def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
+    difference, because, flagged = held_back(1_129_000.0, under_nsys=(1.95e9, 1.98e9))
+    assert "1962 to 1977 MHz under nsys, recorded 1950 to 1980 MHz; at most 1980" in because and not flagged
+    assert held_back(1_129_000.0, under_nsys=(1.84e9, 1.89e9)) == (difference, "", True)
+
+
 def test_no_clock_excuses_more_than_the_gpu_can_reach() -> None:
     assert held_back(1_080_000.0) == (0.111, "", True)  # it would take 2051 MHz
     assert held_back(1_300_000.0) == (-0.077, "", True)  # 1717 MHz, and the case was never seen below 1785
@@ -386,8 +396,8 @@ def test_a_clock_is_the_reason_only_where_it_was_held_back_and_arithmetic_limits
 
 def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forbade_to_the_others() -> None:
     because = (
-        "clock: 1860 MHz (1785 to 1980) while timed, throttled; by time x clock 1846 to 1860 MHz under nsys"
-        " and 1953 to 1968 MHz under ncu, not recorded; at most 1980"
+        "clock: 1860 MHz (1785 to 1980) while timed, throttled; by time x clock 1846 to 1860 MHz under nsys,"
+        " not recorded and 1953 to 1968 MHz under ncu, not recorded; at most 1980"
     )
     assert held_back(1_200_000.0, 1_134_000.0) == (-0.055, because, False)
     assert held_back(1_200_000.0, 1_080_000.0) == (-0.1, "", True)  # 2051 MHz at least

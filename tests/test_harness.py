@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from profpipe import harness, tables
+from profpipe.measuring.conditions import Conditions, Reading
 
 ROOT = Path(__file__).parents[1]
 
@@ -185,6 +187,18 @@ def test_cases_in_rounds_are_turned_to_several_times_and_end_once(tmp_path):
 def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
     events = carry_out(tmp_path, {"a": {}}, "ncu")
     assert [event["value"] for event in of(events, "metric", "a")] == [1]
+
+
+def test_what_the_clocks_were_under_a_profiler_is_recorded(monkeypatch):
+    """NVML is a stand-in: there is no GPU here."""
+    seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
+    monkeypatch.setattr(harness.conditions, "watching", lambda: nullcontext(SimpleNamespace(summary=lambda: seen)))
+    told = {}
+    events = SimpleNamespace(metric=lambda case, metric, value, unit: told.update({metric: (value, unit)}))
+    workload = SimpleNamespace(build=lambda params: lambda: None)
+    own = harness._Desk(workload, {"profiler": "nsys", "repeats": 3, "warmup": 1, "options": {}}, events, "cpu")
+    assert harness._profile(own, "a", nullcontext, {}).status == "ok"
+    assert told["sm_clock_min"] == (1.9e9, "Hz") and told["sm_clock_max"] == (1.98e9, "Hz") and "loop_wall" in told
 
 
 def test_the_harness_starts_without_pandas():

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from profpipe.analysis.recorded import Recorded
 from profpipe.analysis.shares import PREFERENCE
 from profpipe.analysis.tallies import Key, Tally
 from profpipe.findings import Agreement, Figure, Point, Split
@@ -40,21 +41,19 @@ class Setting:
     """What is known of how the profilers ran.
 
     The arguments of ncu; the highest SM clock of the GPU; by kernel the clock that ncu counted in its longest launch,
-    where that has one and the reference's time; and under which profilers the harness empties the caches before a call.
+    where that has one and the reference's time; under which profilers the harness empties the caches before a call; and
+    the lowest and highest SM clock, in Hz, that NVML told while a profiler watched a case, by both.
     """
 
     ncu_argv: tuple[str, ...] = ()
     highest_hz: float | None = None
     longest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     flushed: frozenset[str] = frozenset()
+    clocks: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls,
-        run: Mapping[str, Any],
-        workload: str,
-        counters: Mapping[str, Iterable[Counters]],
-        tallies: Mapping[Key, Tally],
+        cls, run: Mapping[str, Any], workload: str, counters: Mapping[str, Iterable[Counters]], recorded: Recorded
     ) -> Setting:
         jobs = [job for job in run.get("jobs") or () if job.get("workload") == workload]
         of_ncu = [command for job in jobs if job.get("profiler") == "ncu" for command in job.get("argv") or ()]
@@ -63,8 +62,13 @@ class Setting:
         return cls(
             ncu_argv=tuple(str(word) for command in of_ncu for word in command),
             highest_hz=max((clock for clock in clocks if clock), default=None),
-            longest=_longest(counters, tallies),
+            longest=_longest(counters, recorded.tallies),
             flushed=frozenset(() if declared.get("command") else (str(job.get("profiler")) for job in jobs)),
+            clocks={
+                key[:2]: (own["sm_clock_min"].value, own["sm_clock_max"].value)
+                for key, own in recorded.numbers.items()
+                if not key[2] and "sm_clock_min" in own and "sm_clock_max" in own
+            },
         )
 
     @property
@@ -164,11 +168,11 @@ class _Clocks:
     A call that arithmetic limits takes as many cycles at each clock, so kernels of ``ns`` ran at the clock of the timed
     call times its time over ``ns``: ``reference`` is that of the profiler ``name``, as a range, for what lies around
     the kernels in a call is known by its limit only. ``low`` is the lowest that the GPU was seen at in the case, and
-    ``highest`` what it can reach.
+    ``highest`` what it can reach. ``seen`` is what NVML told under a profiler, from the lowest to the highest: what is
+    worked out must lie there. Runs of before 0.2 have it of timed calls only.
 
-    Nobody records the clock of nsys and torch. ncu does, but not the one NVML tells: on an H200 it counts 1.79 GHz in
-    attention kernels of 1 ms and more where NVML says 1.98, and their times are the same within some 1 %. So the two
-    are never compared.
+    ncu counts a clock of its own, not the one NVML tells: on an H200 it counts 1.79 GHz in attention kernels of 1 ms
+    and more where NVML says 1.98, and their times are the same within some 1 %. So the two are never compared.
     """
 
     name: str
@@ -178,6 +182,7 @@ class _Clocks:
     high: float
     highest: float
     reference: tuple[float, float]
+    seen: Mapping[str, tuple[float, float]]
 
     @classmethod
     def of(cls, point: Point, name: str, base: Split, own: Tally, setting: Setting) -> _Clocks | None:
@@ -195,21 +200,28 @@ class _Clocks:
         if around > CLOSE * ns:
             return None
         reference = timed * (ns - around) / base.total.ns, timed * ns / base.total.ns
-        return cls(name, " and ".join(marks), timed, low, high, setting.highest_hz or high, reference)
+        seen = {profiler: clocks for (case, profiler), clocks in setting.clocks.items() if case == point.id}
+        return cls(name, " and ".join(marks), timed, low, high, setting.highest_hz or high, reference, seen)
 
     def explain(self, profiler: str, ratio: float) -> str:
         """The clocks as the reason why ``profiler`` has ``ratio`` times the reference's time, if the GPU has them."""
         of_kernels = {self.name: self.reference}
         if profiler != "plain":
             of_kernels[profiler] = self.reference[0] / ratio, self.reference[1] / ratio
-        if not all(self._possible(clock) for clock in of_kernels.values()):
+        if not all(self._possible(name, clock) for name, clock in of_kernels.items()):
             return ""
-        worked_out = " and ".join(f"{self._mhz(clock)} under {name}" for name, clock in of_kernels.items())
-        held = f"{self.timed / 1e6:.0f} MHz ({self.low / 1e6:.0f} to {self.high / 1e6:.0f}) while timed, {self.marks}"
-        return f"clock: {held}; by time x clock {worked_out}, not recorded; at most {self.highest / 1e6:.0f}"
+        worked_out = " and ".join(self._told(name, clock) for name, clock in of_kernels.items())
+        spread = f"{self.low / 1e6:.0f} to {self.high / 1e6:.0f}"
+        held = f"{self.timed / 1e6:.0f} MHz ({spread}) while timed, {self.marks}"
+        return f"clock: {held}; by time x clock {worked_out}; at most {self.highest / 1e6:.0f}"
 
-    def _possible(self, clock: tuple[float, float]) -> bool:
-        return clock[1] >= self.low - _CLOCK_STEP_HZ and clock[0] <= self.highest + _CLOCK_STEP_HZ
+    def _possible(self, name: str, clock: tuple[float, float]) -> bool:
+        low, high = self.seen.get(name, (self.low, self.highest))
+        return clock[1] >= low - _CLOCK_STEP_HZ and clock[0] <= high + _CLOCK_STEP_HZ
+
+    def _told(self, name: str, clock: tuple[float, float]) -> str:
+        seen = f"recorded {self._mhz(self.seen[name])}" if name in self.seen else "not recorded"
+        return f"{self._mhz(clock)} under {name}, {seen}"
 
     def _mhz(self, clock: tuple[float, float]) -> str:
         least, most = (f"{min(hz, self.highest) / 1e6:.0f}" for hz in clock)
