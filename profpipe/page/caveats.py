@@ -139,7 +139,12 @@ def _grouped(expectations: Sequence[Expectation]) -> list[Expectation]:
 
 def _unmet(e: Expectation) -> str:
     ran = listed(code(family) for family in e.found) or "no attention kernel at all (gemm and softmax)"
-    return f"**Failed expectation**: {e.case} asked for {code(e.asked)} kernels; what ran is {ran}."
+    return f"**Failed expectation**: {e.case} asked for {_either(e.asked)} kernels; what ran is {ran}."
+
+
+def _either(families: str) -> str:
+    """``fa2|cutlass_fmha`` in words: outside a table a code span shows the backslash before its pipe."""
+    return " or ".join(code(family) for family in families.split("|"))
 
 
 def expectations_met(findings: Findings) -> str:
@@ -151,7 +156,7 @@ def expectations_met(findings: Findings) -> str:
     every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
     every = "The one case" if total == 1 else every
     own = sorted({e.asked for e in met if e.own_copy})
-    note = f" ({listed(code(f) for f in own)} from PyTorch's own copy)" if own else ""
+    note = f" ({listed(map(_either, own))} from PyTorch's own copy)" if own else ""
     return f"{every} that name{'s' if total == 1 else ''} a kernel family ran kernels of that family{note}."
 
 
