@@ -378,6 +378,23 @@ def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_
     assert held_back(1_129_000.0) == (0.063, because, False)
 
 
+@pytest.mark.parametrize(
+    ("launches", "issue_ms", "explained"), [(1500, 5.0, True), (1500, 2.0, False), (900, 5.0, False)]
+)
+def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
+    launches: int, issue_ms: float, explained: bool
+) -> None:
+    kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 0.1e6)]
+    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
+    found = figures(tables([case_row("impl=a", flags=["host_bound"])], kernels, [range_row("impl=a", 10)], metrics), {})
+    _, because, flagged = found["plain"]
+    assert flagged is not explained
+    said = (
+        f"launch gaps: {launches} launches, of which about 1024 can be queued ahead; issuing them takes the host 5.0 ms"
+    )
+    assert because == (said if explained else "")
+
+
 def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
     difference, because, flagged = held_back(1_129_000.0, under_nsys=(1.95e9, 1.98e9))
     assert "1962 to 1977 MHz under nsys, recorded 1950 to 1980 MHz; at most 1980" in because and not flagged

@@ -22,6 +22,10 @@ CLOSE = 0.03
 #: What lies between two kernels of one stream when the CPU is ahead of the GPU, plus what the events themselves cost.
 _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
 
+#: A CUDA stream takes about so many launches before the host has to wait; and what the host takes to issue a call
+#: differs by so much from time to time.
+_QUEUE, _ISSUE_VARIES = 1024, 0.25
+
 #: What reading a whole L2 again takes at most: 60 MB at 3 TB/s. More than that for each launch is not the cold cache.
 _COLD_NS = 20_000.0
 
@@ -266,17 +270,23 @@ def _why_longer(point: Point, ns: float, base: Split, own: Tally) -> str:
     beside = f", {copies / 1e3:.1f} us of copies and sets among them" if copies >= 100 else ""
     if extra <= calls * _GAP_NS + _EVENTS_NS + copies:
         return f"launch gaps: {extra / 1e3:.1f} us around {calls:.0f} kernel{'s' if calls > 1 else ''}{beside}"
-    return _waits(point, base)
+    return _waits(point, ns, base)
 
 
-def _waits(point: Point, base: Split) -> str:
+def _waits(point: Point, ns: float, base: Split) -> str:
     """Why a call may hold more than its kernels: it is queued whole before it begins, unless it waits for the GPU.
 
+    More launches than the queue holds cannot all be queued before. Where the host issues them more slowly than the GPU
+    runs them, its pace is in the rest of the call, and then the call takes no longer than the host does to issue it.
     Before there was an ``issue`` to record, calls were not queued ahead, and the host's pace was in their times.
     """
     if "synchronises" in point.marks:
         return "launch gaps: the host waits for the GPU inside the call"
     if "issue" in point.values:
+        issue = point.values["issue"] or 0.0
+        if base.total.calls > _QUEUE and base.total.ns < ns <= (1 + _ISSUE_VARIES) * issue:
+            queued = f"{base.total.calls:.0f} launches, of which about {_QUEUE} can be queued ahead"
+            return f"launch gaps: {queued}; issuing them takes the host {issue / 1e6:.1f} ms"
         return ""
     if base.idle is not None and base.idle > 0.2:
         return f"launch gaps: no kernel runs in {100 * base.idle:.0f} % of the range"
