@@ -427,7 +427,9 @@ def interrupted(tmp_path: Path, do: str, *signals: signal.Signals, interrupt_s: 
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
     argv = [sys.executable, str(script), str(tmp_path), f"(folder / 'inside').touch(); {do}", str(interrupt_s)]
-    runner = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+    # Tests that run under nohup pass the signal on as ignored, and the runner rightly leaves it so.
+    heard = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    runner = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
     folder = tmp_path / "raw" / "attention" / "fake"
     while not (folder / "inside").exists():
         assert runner.poll() is None, "the runner ended before its second case"
