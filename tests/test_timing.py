@@ -22,6 +22,7 @@ from stand_in_gpu import MIB, StandInGpu, kernels
 
 from profpipe import timing
 from profpipe.measuring import watches
+from profpipe.measuring.ranks import Ranks
 from profpipe.measuring.watches import Issue
 from profpipe.timing import Rule
 
@@ -305,6 +306,32 @@ def test_the_measurement_begins_after_the_calls_that_only_learn_and_those_that_l
     timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, begun=begun)
     at = gpu.seen.index("begun")
     assert gpu.seen[:at].count("call") == 11 + LOADING and gpu.seen[at:].count("call") == 3
+
+
+class InStep(Ranks):
+    """One of two processes, which knows at each meeting what the other will say there."""
+
+    def __init__(self, other: list[float]) -> None:
+        super().__init__(size=2)
+        self.other, self.said = iter(other), list[float]()
+
+    def step(self, place: str) -> None:
+        pass
+
+    def most(self, value: float) -> float:
+        self.said.append(value)
+        return max(value, next(self.other, value))
+
+
+def test_processes_whose_gpus_flush_at_different_speeds_make_the_same_calls(gpu: StandInGpu) -> None:
+    def run(flush_ns: int, other: list[float]) -> tuple[int, list[float]]:
+        gpu.flush_ns, gpu.seen = flush_ns, []
+        ranks = InStep(other)
+        timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, ranks=ranks)
+        return gpu.seen.count("call"), ranks.said
+
+    alone = {flush_ns: run(flush_ns, [])[1] for flush_ns in (60_000, 90_000)}
+    assert run(60_000, alone[90_000])[0] == run(90_000, alone[60_000])[0]
 
 
 def test_what_an_earlier_visit_learned_is_not_learned_again(gpu: StandInGpu) -> None:

@@ -165,7 +165,7 @@ class Gpu:
         self._issue = issue = known or self._asked(fn, ranks)
         if not issue.synchronises:
             self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
-        self._load(fn, issue.call_ns)
+        self._load(fn, issue.call_ns, ranks)
         return issue
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
@@ -209,7 +209,7 @@ class Gpu:
             for _ in range(_SHORT_HOLDS)
         )
 
-    def _load(self, fn: Callable[[], object], call_ns: float) -> None:
+    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
 
         The GPU was idle between the calls that only learn, and its clock is up: without this, samples that are done in
@@ -217,7 +217,8 @@ class Gpu:
         """
         beside_ns = self._flush_ns + self._hold_ns
         load_ns = _FULL_LOAD_NS if call_ns > beside_ns else _LOAD_NS
-        for _ in range(int(load_ns / (call_ns + beside_ns))):
+        # Each process times its own flush, and all must make the same calls.
+        for _ in range(int(ranks.most(load_ns / (call_ns + beside_ns)))):
             self.flush()
             fn()
 
