@@ -334,6 +334,12 @@ def test_processes_whose_gpus_flush_at_different_speeds_make_the_same_calls(gpu:
     assert run(60_000, alone[90_000])[0] == run(90_000, alone[60_000])[0]
 
 
+def test_the_time_in_which_the_gpu_is_loaded_is_none_of_the_budget(gpu: StandInGpu) -> None:
+    rule = Rule(least=5, target=-1.0, budget_s=0.05)  # narrow enough for nothing: all of the budget is spent
+    samples = timing.sample(gpu.call, device="cuda", rule=rule, range_name="r", annotate=gpu.annotate)
+    assert 200 < len(samples.values_ns) < 400
+
+
 def test_what_an_earlier_visit_learned_is_not_learned_again(gpu: StandInGpu) -> None:
     first = on_gpu(gpu, kernels(gpu, 20, 1_000), n=3)
     before, calls = len(gpu.held_ns), []

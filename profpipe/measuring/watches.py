@@ -221,6 +221,7 @@ class Gpu:
         for _ in range(int(ranks.most(load_ns / (call_ns + beside_ns)))):
             self.flush()
             fn()
+        self.wait()
 
     def _issues(self, fn: Callable[[], object], behind_ns: float, ranks: Ranks) -> list[tuple[float, bool]]:
         """(time to issue a call into a GPU that is busy for ``behind_ns``, whether the GPU was idle after it), each."""
