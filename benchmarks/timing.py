@@ -110,8 +110,11 @@ def separate_runs(impl: str, runs: int) -> None:
                 marks += [json.loads(row["flags"]) for row in csv.DictReader(rows)]
     spread = 100 * (max(medians) - min(medians)) / statistics.median(medians)
     print(f"{impl} forward 4096 in {runs} separate runs: {', '.join(f'{median:.2f}' for median in medians)} us")
+    told = ", ".join(
+        f"{mark} in {sum(mark in own for own in marks)}" for mark in sorted({m for own in marks for m in own})
+    )
     print(
-        f"spread {spread:.2f} % of the median; marks: {', '.join(sorted({m for own in marks for m in own})) or 'none'}"
+        f"spread {spread:.2f} % of the median; marks: {told or 'none'}; without a mark {sum(not own for own in marks)}"
     )
 
 
