@@ -91,6 +91,26 @@ def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     assert case.visit(lambda: None)
 
 
+def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(monkeypatch):
+    """A mock: sampling on a GPU. What counts is how often each visit calls what it will time."""
+    calls, warmed = [], []
+
+    def sample(fn, **_):
+        warmed.append(len(calls))
+        calls.clear()
+        return sweep.timing.Samples([1.0], "cuda_event", sweep.timing.Rule())
+
+    monkeypatch.setattr(sweep.timing, "sample", sample)
+    monkeypatch.setattr(sweep.timing, "warm_up", lambda fn, n, device: [fn() for _ in range(n)])
+    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(sweep.conditions.Watched(None)))
+    case = timed(plan(order="interleaved", rounds=3), [])
+    case.device = "cuda"
+    case.inherit({"time": {1: [1.0, 2.0]}})
+    case.visit(lambda: calls.append(1))
+    case.visit(lambda: calls.append(1))
+    assert warmed[0] > 3 and warmed[1] == 2
+
+
 def test_nothing_is_inherited_where_nothing_was_written(tmp_path):
     assert sweep.inherited(tmp_path / "none", {"a"}) == {}
 

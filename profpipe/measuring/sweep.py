@@ -69,9 +69,9 @@ class Plan:
                 random.Random(f"{self.seed}/{number}").shuffle(order)
             yield from ((number, case) for case in order)
 
-    def warmup_of(self, number: int) -> int:
-        """Later visits find compiled kernels and tuned plans; they warm up caches, clocks and the allocator."""
-        return self.warmup if number == 1 else min(self.warmup, 3)
+    def warmup_of(self, again: bool) -> int:
+        """Later visits of a process find compiled kernels and tuned plans; they warm up caches and the allocator."""
+        return min(self.warmup, 3) if again else self.warmup
 
 
 @dataclass
@@ -128,8 +128,10 @@ class Case:
         number = min(self.rounds, self.plan.rounds)
         earlier = self.samples_ns.get(metric, [])
         rule = self.plan.rule.of_round(number, self.plan.rounds, len(earlier))
-        warmup = self.plan.warmup_of(number)
-        if self.ranks.several or (number > 1 and self.device == "cuda"):  # where sampling loads the GPU by itself
+        # A process that goes on where another was ended has the rounds of that one and nothing that it compiled.
+        again = metric in self.issues
+        warmup = self.plan.warmup_of(again)
+        if self.ranks.several or (again and self.device == "cuda"):  # where sampling loads the GPU by itself
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
