@@ -85,6 +85,7 @@ def _run(spec_path: Path) -> None:
         seen = {"ranges": ranges.use(spec["profiler"]), **together.described(), **process.described()}
         events.write("started", profiler=spec["profiler"], **seen)
         desk = _Desk(load.module(Path(spec["script"])), spec, events, process.device(), together)
+        _leave_out(desk)
         if spec["profiler"] == "plain":
             _time_cases(desk, earlier)
         else:
@@ -206,10 +207,6 @@ def _out_of_memory(error: Exception) -> bool:
 def _clean_up(desk: _Desk) -> bool:
     """Gives the case's memory back before the next one; True when the CUDA context did not survive the case."""
     gc.collect()
-    if desk.modules != len(sys.modules):
-        # What torch and the packages around it consist of stays, and looking through it takes 0.1 s at every visit.
-        gc.freeze()
-        desk.modules = len(sys.modules)
     if process.device() == "cuda":
         torch = process.torch()
         try:
@@ -218,9 +215,22 @@ def _clean_up(desk: _Desk) -> bool:
             if forget := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):
                 forget()
             torch.cuda.empty_cache()
+            if not torch.cuda.memory_allocated():
+                _leave_out(desk)
         except RuntimeError:
             return True
     return False
+
+
+def _leave_out(desk: _Desk) -> None:
+    """Takes what was imported since the last time out of what ``gc.collect`` looks through, 0.1 s at every visit.
+
+    It takes all that is alive. So no case may have anything then: what a workload keeps would never be given back.
+    """
+    if desk.modules != len(sys.modules):
+        gc.collect()
+        gc.freeze()
+        desk.modules = len(sys.modules)
 
 
 # --- without a profiler ----------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """What happens inside the workload's process, seen from outside: real processes, their events and their traces."""
 
+import gc
 import gzip
 import json
 import os
 import subprocess
 import sys
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,9 +212,23 @@ def desk():
     return harness._Desk(None, {}, None, "cuda")
 
 
+def on_a_gpu(monkeypatch, allocated=0):
+    """A stand-in for torch on a GPU, which is not here: it notes what it is asked for."""
+    asked = []
+    cuda = SimpleNamespace(
+        synchronize=lambda: asked.append("wait"),
+        empty_cache=lambda: asked.append("empty"),
+        memory_allocated=lambda: allocated,
+    )
+    own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
+    monkeypatch.setattr(harness.process, "device", lambda: "cuda")
+    monkeypatch.setattr(harness.process, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
+    return asked
+
+
 def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatch):
     frozen, own = [], desk()
-    monkeypatch.setattr(harness.process, "device", lambda: "cpu")
+    on_a_gpu(monkeypatch)
     monkeypatch.setattr(harness.gc, "freeze", lambda: frozen.append(len(sys.modules)))
     for _ in range(3):
         harness._clean_up(own)
@@ -222,12 +238,31 @@ def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatc
     assert len(frozen) == 2
 
 
+class Model:
+    """With a reference to itself, so that only the collector gives it back."""
+
+    def __init__(self):
+        self.own = self
+
+
+@pytest.mark.parametrize("allocated", [None, 2**30])
+def test_what_a_workload_keeps_is_given_back_once_it_lets_go(monkeypatch, allocated):
+    if allocated is None:
+        monkeypatch.setattr(harness.process, "device", lambda: "cpu")
+    else:
+        on_a_gpu(monkeypatch, allocated)
+    own, kept = desk(), [Model()]
+    model = weakref.ref(kept[0])
+    harness._clean_up(own)
+    kept.clear()
+    harness._clean_up(own)
+    gone = model() is None
+    gc.unfreeze()
+    assert gone
+
+
 def test_what_cublas_keeps_is_given_back_before_the_next_case(monkeypatch):
-    """A stand-in for torch on a GPU, which is not here: it notes what it is asked for."""
-    asked = []
-    cuda = SimpleNamespace(synchronize=lambda: asked.append("wait"), empty_cache=lambda: asked.append("empty"))
-    own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
-    monkeypatch.setattr(harness.process, "device", lambda: "cuda")
-    monkeypatch.setattr(harness.process, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
+    asked = on_a_gpu(monkeypatch)
+    monkeypatch.setattr(harness.gc, "freeze", lambda: None)
     assert harness._clean_up(desk()) is False
     assert asked == ["wait", "cublas", "empty"]
