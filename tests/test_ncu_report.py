@@ -299,7 +299,10 @@ def test_a_damaged_guide_is_refused_and_somebody_elses_is_none_of_ours(
     parser: ModuleType, beside: Callable[..., Path]
 ) -> None:
     path = beside(Choice("", FLASH, 1))
-    for text in ("{", '{"profpipe_guide": 1}', '{"profpipe_guide": 1, "kernels": [{"name": "k"}]}'):
+    other_types = {"case": 0, "kernel": 5, "invocation": "1", "alike": [""], "share": "a half", "launches": "9"}
+    choices = [{"case": "", "kernel": FLASH, "alike": [], name: value} for name, value in other_types.items()]
+    damaged = [json.dumps({"profpipe_guide": 1, "kernels": [choice]}) for choice in choices]
+    for text in ("{", '{"profpipe_guide": 1}', '{"profpipe_guide": 1, "kernels": [{"name": "k"}]}', *damaged):
         path.with_name("guide.json").write_text(text)
         with pytest.raises(Refused, match=r"guide\.json beside it cannot be read"):
             parser.parse(path)

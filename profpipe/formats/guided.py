@@ -7,7 +7,7 @@ order in which they were launched: of a kernel, the j-th in the report is the j-
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -66,13 +66,26 @@ def beside(report: Path) -> Guide | None:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or _MARK not in document:
             return None  # a file of somebody else's
-        kernels = document["kernels"]
-        return Guide(tuple(Choice(**{**entry, "alike": tuple(entry["alike"])}) for entry in kernels))
+        return Guide(tuple(_choice(entry) for entry in document["kernels"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{FILE} beside it cannot be read ({error!r}), which says which launches were meant"
         raise Refused(report, what, f"Mend {FILE}, or move it away to read every launch in the report.") from error
+
+
+def _choice(entry: Mapping[str, Any]) -> Choice:
+    """Raises TypeError where something is missing or of another type than it was written in."""
+    choice = Choice(**{**entry, "alike": tuple(entry["alike"])})
+    right = (
+        all(isinstance(text, str) for text in (choice.case, choice.kernel, choice.grid, choice.block))
+        and all(isinstance(number, int) for number in (choice.invocation, *choice.alike))
+        and isinstance(choice.launches, int | None)
+        and isinstance(choice.share, float | int | None)
+    )
+    if not right:
+        raise TypeError(f"not a launch: {entry}")
+    return choice
 
 
 def kept(launches: Sequence[Launch], guide: Guide) -> tuple[list[Launch], list[str]]:
