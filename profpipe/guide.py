@@ -127,6 +127,7 @@ def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
         return Choice(case, kernel)
     alike = _most_time(last)
     ordinals = tuple(int(row) + 1 for row in alike.index)
+    seen_ns, every_ns = float(alike["duration_ns"].sum()), float(last["duration_ns"].sum())
     middle = int((alike["duration_ns"] - alike["duration_ns"].median()).abs().argmin())
     return Choice(
         case,
@@ -136,7 +137,7 @@ def _choice(case: str, kernel: str, launches: pd.DataFrame) -> Choice:
         block=str(alike["block"].iloc[middle]),
         alike=ordinals,
         launches=len(last),
-        share=round(float(alike["duration_ns"].sum()) / float(last["duration_ns"].sum()), 4),
+        share=round(seen_ns / every_ns if every_ns else len(alike) / len(last), 4),
     )
 
 

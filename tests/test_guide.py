@@ -162,6 +162,13 @@ def test_the_last_iteration_is_steady_and_another_process_counts_for_itself():
     assert (chosen(job)["a"]["invocation"], chosen(job)["a"]["grid"]) == (2, "2x1x1")
 
 
+def test_launches_whose_times_a_trace_rounded_to_nothing_count_alike():
+    """Older traces of torch have whole microseconds."""
+    (job, *_) = guide.jobs([JOB], captured(n_1={"torch": {"a": 0}}), lambda _: launched(*[("a", "1x1x1", 0)] * 3))
+    choice = chosen(job)["a"]
+    assert (choice["alike"], choice["share"]) == ([1, 2, 3], 1.0)
+
+
 def test_a_capture_is_read_once_for_all_of_its_cases():
     read = []
 
