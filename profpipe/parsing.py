@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
+
 from profpipe import load
 from profpipe.errors import ConfigError, Refused
+from profpipe.formats import launch_order
 from profpipe.tables import Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -91,6 +94,22 @@ def parse(parser: ModuleType, path: Path) -> Tables:
     if wrong:
         raise _wrong(parser, path, f"contradicts itself: {wrong}")
     return parsed
+
+
+def launches(parser: ModuleType, path: Path) -> pd.DataFrame:
+    """The single launches in the file (``launch_order.COLUMNS``); none of a parser that cannot tell them apart."""
+    if not hasattr(parser, "launches"):
+        return launch_order.empty()
+    try:
+        found: pd.DataFrame = parser.launches(path)
+        wrong = [name for name in launch_order.COLUMNS if name not in found.columns]
+    except Refused:
+        raise
+    except Exception as error:  # as in parse
+        raise _wrong(parser, path, f"fails on it: {_place(error, Path(str(parser.__file__)))}") from error
+    if wrong:
+        raise _wrong(parser, path, f"tells launches without {wrong[0]}")
+    return found
 
 
 def _contradiction(parsed: Tables) -> str:

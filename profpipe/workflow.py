@@ -200,8 +200,7 @@ class _Run:
         """The single launches in a file of this run; none where its parser, which may be the user's, tells none."""
         path = self.folder / source
         try:
-            read = getattr(parsing.choose(path, parsing.parsers(self.order.beside)), "launches", None)
-            return read(path) if read else launch_order.empty()
+            return parsing.launches(parsing.choose(path, parsing.parsers(self.order.beside)), path)
         except Refused:
             return launch_order.empty()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from profpipe import ingest, parsing
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, Refused
 from profpipe.ingest import Read, Refusal, Source
 
 ROOT = Path(__file__).parents[1]
@@ -144,3 +144,27 @@ def test_a_broken_parser_is_refused_before_anything_runs(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and "parsers/mine.py: cannot be loaded: ZeroDivisionError" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("def launches(path): return 1 / 0", "fails on it"),
+        ("def launches(rows, extra): return rows", "fails on it"),
+        ("import pandas\ndef launches(path): return pandas.DataFrame({'kernel': []})", "tells launches without case"),
+    ],
+)
+def test_single_launches_of_a_parser_that_fails_or_means_something_else_are_refused(beside, own, says):
+    (beside / "parsers" / "mine.py").write_text(f"{PARSER}\n{own}\n")
+    with pytest.raises(Refused, match=says):
+        launches(beside)
+
+
+def test_a_parser_need_not_tell_single_launches(beside):
+    assert launches(beside).empty
+
+
+def launches(beside):
+    path = beside / "x.mine"
+    path.write_text('{"mine": {}}')
+    return parsing.launches(parsing.choose(path, parsing.parsers(beside)), path)
