@@ -164,8 +164,11 @@ def _marked(points: Mapping[str, Point], overheads: Iterable[Overhead], basis: B
 def _limit(recorded: Recorded, point: Point, rates: Rates, counters: Iterable[Counters]) -> Limit:
     split, moved = point.split, None
     if split is not None and split.iterations:
-        launches = recorded.tallies[point.id, split.profiler].launches()
-        moved = limits.dram(point, counters, {name: calls / split.iterations for name, calls in launches.items()})
+        own = recorded.tallies[point.id, split.profiler]
+        launches = {name: calls / split.iterations for name, calls in own.launches().items()}
+        # ncu may have taken one launch of many, which tells nothing of others that do unlike work.
+        told = [row for row in counters if row.calls >= launches.get(row.kernel, 0.0) or not own.unlike(row.kernel)]
+        moved = limits.dram(point, told, launches)
     return limits.limit(point, rates, *(moved or (None, None)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import statistics
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,24 @@ def test_ncu_is_compared_over_the_kernels_that_it_was_told_to_profile() -> None:
     assert figures(data, run)["ncu"] == (0.1, "cold cache: ncu empties the caches before each replay", False)
     (agreement,) = only(analyze(data, run)).agreements
     assert agreement.figures[-1].covered == 0.5
+
+
+@pytest.mark.parametrize(("counted", "compared"), [(1, False), (7, True)])
+def test_one_launch_of_many_that_differ_stands_for_none_of_them(counted: int, compared: bool) -> None:
+    """Guided ncu takes one: of six copies of 10 us and one of 60 us a call, the large one, whose time is nsys's."""
+    copies = [60_000.0, *[10_000.0] * 6] * 10
+    spread = {"stddev_ns": statistics.stdev(copies)}
+    kernels = [*captured(), kernel_row("impl=a", COPY, 70, sum(copies), **spread)]
+    kernels += [kernel_row("impl=a", ATTENTION, 1, 100_000.0, profiler="ncu")]
+    kernels += [kernel_row("impl=a", COPY, counted, 60_000.0 if counted == 1 else 120_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    assert figures(data, {})["ncu"] == (0.0, "", False)
+    (agreement,) = only(analyze(data, {})).agreements
+    assert agreement.figures[-1].covered == pytest.approx(1.0 if compared else 100 / 220)
+    alone = [row for row in kernels if row["kernel"] == COPY]
+    data = tables(kernels=alone, ranges=[range_row("impl=a", 10)], metrics=data.metrics.to_dict("records"))
+    assert bool(only(analyze(data, {})).agreements) is compared
 
 
 def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:

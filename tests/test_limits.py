@@ -108,6 +108,18 @@ def test_bytes_that_ncu_saw_come_before_those_that_a_call_must_move() -> None:
     assert (found.binds, found.traffic, found.of_bandwidth) == ("memory", 2e8, 0.5)
 
 
+def test_of_launches_that_differ_ncu_must_have_seen_all_to_say_what_a_call_moves() -> None:
+    def traffic(seen: int) -> float | None:
+        kernels = [kernel_row("impl=a", ATTENTION, 70, 1e6, stddev_ns=2e4),
+                   kernel_row("impl=a", ATTENTION, seen, seen * 1e5 / 7, profiler="ncu")]  # fmt: skip
+        rate = metric_row("impl=a", "dram__bytes.sum.per_second", 2e12, "byte/s", profiler="ncu", subject=ATTENTION)
+        numbers = [metric_row("impl=a", "time", 1e5), rate]
+        data = tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], numbers)
+        return only(data, {"machine": MACHINE}).points[0].limit.traffic
+
+    assert traffic(1) is None and traffic(7) is not None
+
+
 def test_measured_ceilings_come_before_the_rule() -> None:
     ceilings = {"flops": {"fp16": 7e14}, "bytes_per_s": 4e12, "source": "measured"}
     assert limit(flops=4.2e10, moved=1e6, machine={**MACHINE, "ceilings": ceilings}).of_flops == pytest.approx(0.6)

@@ -144,7 +144,8 @@ def agree(
     for name in PREFERENCE:
         if name == "ncu" and name in comparable and name != reference:
             counted = {row.kernel: clock for row in counters if (clock := _counted(row))}
-            figures.append(_ncu(tallies[point.id, name], own, base, setting, clocks, counted))
+            figure = _ncu(tallies[point.id, name], comparable[name], own, base, setting, clocks, counted)
+            figures += [figure] if figure else []
         elif name in comparable and name != reference:
             figures.append(_kernels(name, comparable[name].total.ns, base, clocks))
     return Agreement(point, reference, tuple(figures)) if len(figures) > 1 else None
@@ -297,21 +298,35 @@ def _waits(point: Point, ns: float, base: Split) -> str:
 
 
 def _ncu(
-    ncu: Tally, own: Tally, base: Split, setting: Setting, clocks: _Clocks | None, counted: Mapping[str, float]
-) -> Figure:
+    ncu: Tally,
+    split: Split,
+    own: Tally,
+    base: Split,
+    setting: Setting,
+    clocks: _Clocks | None,
+    counted: Mapping[str, float],
+) -> Figure | None:
     """ncu against the reference over the kernels that both saw: it may have been told to profile some of them only.
 
-    ncu's mean of a kernel stands for all its launches in a call, for it may have profiled one of them. ``counted`` are
-    the clocks that it saw, by kernel.
+    ncu's mean of a kernel stands for all its launches in a call, for it may have profiled one of them; where these are
+    unlike, it does not, and the kernel is left out; None where none is left. ``counted`` are the clocks that it saw, by
+    kernel.
     """
     seen, theirs, ours, launches = _by_name(ncu), 0.0, 0.0, 0.0
     by_kernel: dict[str, float] = {}
+    unlike = False
     for name, (calls, ns) in _by_name(own).items():
-        if name in seen and calls and seen[name][0]:
+        if name not in seen or not calls or not seen[name][0]:
+            continue
+        if seen[name][0] / (split.iterations or 1) < calls / (base.iterations or 1) and own.unlike(name):
+            unlike = True
+        else:
             ours += ns / (base.iterations or 1)
             by_kernel[name] = seen[name][1] / seen[name][0] * calls / (base.iterations or 1)
             theirs += by_kernel[name]
             launches += calls / (base.iterations or 1)
+    if not ours and unlike:
+        return None
     if not ours:
         return Figure("ncu", ncu.total_ns, None, "no kernel name in common", flagged=True, covered=0.0)
     difference, covered, reasons = theirs / ours - 1, ours / base.total.ns, list[str]()

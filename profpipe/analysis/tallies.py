@@ -12,6 +12,9 @@ import pandas as pd
 Key = tuple[str, str]
 
 
+#: From this standard deviation on, relative to the mean, launches of one kernel do unlike work: no one stands for all.
+_UNLIKE = 0.05
+
 #: Kinds that are no kernels.
 _COPIES = ("memcpy", "memset")
 
@@ -36,6 +39,8 @@ class Tally:
     streams: set[int] = field(default_factory=set)
     #: (launches, ns) of kernels and operators by the phase that they were launched in, itself only.
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: By name of kernel the sum of the squares of its launches' times, in ns^2.
+    squares: dict[str, float] = field(default_factory=dict)
 
     @property
     def work(self) -> Mapping[Kernel, tuple[float, float]]:
@@ -53,11 +58,18 @@ class Tally:
             found[kernel.name] = found.get(kernel.name, 0.0) + calls
         return found
 
-    def add(self, kernel: Kernel, phase: str, calls: float, ns: float) -> None:
+    def unlike(self, name: str) -> bool:
+        """Whether the launches of a kernel take times so different that a few of them do not stand for all."""
+        calls = sum(calls for kernel, (calls, _) in self.work.items() if kernel.name == name)
+        ns = sum(ns for kernel, (_, ns) in self.work.items() if kernel.name == name)
+        return ns > 0 and self.squares.get(name, 0.0) * calls / ns**2 - 1 > _UNLIKE**2
+
+    def add(self, kernel: Kernel, phase: str, calls: float, ns: float, squares: float) -> None:
         into = self.operators if kernel.kind == "cpu_op" else self.kernels
         before, in_phase = into.get(kernel, (0.0, 0.0)), self.phases.get(phase, (0.0, 0.0))
         into[kernel] = before[0] + calls, before[1] + ns
         self.phases[phase] = in_phase[0] + calls, in_phase[1] + ns
+        self.squares[kernel.name] = self.squares.get(kernel.name, 0.0) + squares
 
 
 @dataclass
@@ -84,21 +96,28 @@ def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
     """The rows of `kernels` by case and profiler; those without a time are no zeros, and are left out."""
     found: dict[Key, Tally] = {}
     timed = kernels[kernels["total_ns"].notna()]
+    timed = timed.assign(squares=_squares(timed))
     key = ["case", "profiler", "kernel", "kernel_class", "kernel_family", "kind", "phase"]
     # Summed over processes, devices and streams first: of a large capture that leaves a fraction of the rows.
-    sums = timed.groupby(key, sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
-    for case, profiler, name, cls, family, kind, phase, calls, ns in rows(sums, *key, "calls", "total_ns"):
+    sums = timed.groupby(key, sort=False, dropna=False)[["calls", "total_ns", "squares"]].sum().reset_index()
+    for case, profiler, name, cls, family, kind, phase, *numbers in rows(sums, *key, "calls", "total_ns", "squares"):
         own = found.setdefault((case, profiler), Tally())
         if kind in _COPIES:
-            own.copies_ns += ns
+            own.copies_ns += numbers[1]
         else:
-            own.add(Kernel(name, cls, family, kind), phase, calls, ns)
+            own.add(Kernel(name, cls, family, kind), phase, *numbers)
     streams = timed[timed["stream"].notna() & ~timed["kind"].isin(_COPIES)]
     for case, profiler, stream in rows(
         streams.drop_duplicates(["case", "profiler", "stream"]), "case", "profiler", "stream"
     ):
         found[case, profiler].streams.add(int(stream))
     return found
+
+
+def _squares(timed: pd.DataFrame) -> pd.Series[Any]:
+    """By row the sum of the squares of its launches' times; as if all were alike where an export has only sums."""
+    calls = timed["calls"].clip(lower=1).astype("Float64")
+    return timed["total_ns"] ** 2 / calls + (calls - 1) * timed["stddev_ns"].fillna(0.0) ** 2
 
 
 def own_ranges(ranges: pd.DataFrame) -> dict[Key, OwnRange]:
