@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -37,6 +40,24 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no recorded profiler files in {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]:
+    """For a workload's module: the names of the ranges that it opens from then on, in order."""
+
+    def record(workload: ModuleType) -> list[str]:
+        names: list[str] = []
+
+        @contextmanager
+        def annotate(name: str) -> Iterator[None]:
+            names.append(name)
+            yield
+
+        monkeypatch.setattr(workload, "annotate", annotate)
+        return names
+
+    return record
 
 
 def _find_nsys() -> tuple[Path | None, str]:

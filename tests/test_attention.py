@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,15 +233,8 @@ def test_one_seed_gives_every_implementation_the_same_numbers() -> None:
     ("mode", "expected"),
     [("fwd", ["forward"]), ("bwd", ["backward"]), ("fwd_bwd", ["forward", "backward"])],
 )
-def test_passes_stand_in_ranges(monkeypatch: pytest.MonkeyPatch, mode: str, expected: list[str]) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def recording(name: str) -> Iterator[None]:
-        seen.append(name)
-        yield
-
-    monkeypatch.setattr(attention, "annotate", recording)
+def test_passes_stand_in_ranges(opened: Callable[[Any], list[str]], mode: str, expected: list[str]) -> None:
+    seen = opened(attention)
     iteration = attention.build({**SMALL, "mode": mode})
     assert seen == []
     iteration()
