@@ -81,7 +81,7 @@ class Watch(Protocol):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue | None:
-        """Calls ``fn`` a few times to learn how the host issues it, if not ``known``; None on a CPU."""
+        """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU."""
 
     def flush(self) -> None:
         """Empties the caches, and on a GPU gives the host the time to queue what follows."""
