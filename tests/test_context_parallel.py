@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from profpipe import load, store
+from profpipe.measuring import ranks
 
 torch = pytest.importorskip("torch")
 
@@ -313,7 +314,17 @@ def test_the_study_reports_each_process_in_a_table(study):
     table = summary.split("## Processes and GPUs")[1].split("\n## ")[0]
     rows = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")]
     assert rows == ["rank", "---", "0", "1", "0", "1"]
-    assert "those of rank 0" in table and "of dQ" in table
+    assert "that of the slowest of them" in table and "of dQ" in table
+
+
+def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
+    records = [study / "raw" / "methods" / "plain" / ranks.record(rank) for rank in (0, 1)]
+    told = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
+    samples = [{(e["case"], e["metric"]): e["values"] for e in each if e["event"] == "samples"} for each in told]
+    assert samples[0].keys() == samples[1].keys()
+    for case in {case for case, _ in samples[0]}:
+        own = [each[case, "time_own"] for each in samples]
+        assert samples[0][case, "time"] == samples[1][case, "time"] == [max(pair) for pair in zip(*own, strict=True)]
 
 
 def test_the_numbers_of_a_process_are_no_phases_of_its_case(study):

@@ -12,6 +12,10 @@ from profpipe.tables import DEVICE_PREFIX, RANK_PREFIX
 #: The profilers that know single launches, in the order in which they are believed: nsys sees all of the processes.
 _OF_LAUNCHES = ("nsys", "torch")
 
+#: What a process calls its own times beside those of the slowest, which are the case's (``measuring.sweep``). Runs of
+#: before 0.2 have each process's own as ``time``.
+_OWN_TIME = "time_own"
+
 
 def found(recorded: Recorded, cases: Iterable[str]) -> Iterator[OfRank]:
     """Each process of those of ``cases`` that several ran, or in which a GPU communicated with others."""
@@ -24,6 +28,8 @@ def found(recorded: Recorded, cases: Iterable[str]) -> Iterator[OfRank]:
         devices = seen.get(profiler, {})
         for name in sorted({*timed, *devices}, key=_in_order):
             rows = {**timed.get(name, {}), **devices.get(name, {})}
+            if _OWN_TIME in rows:
+                rows["time"] = rows[_OWN_TIME]
             yield OfRank(case, name, {metric: number.value for metric, number in rows.items()}, profiler)
 
 

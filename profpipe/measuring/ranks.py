@@ -45,13 +45,13 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Said:
-    """What one process says at a meeting: where it is, what the case has come to, and a number to be compared."""
+    """What one process says at a meeting: where it is, what the case has come to, and numbers to be compared."""
 
     place: str
     status: str = ON
     reason: str = ""
     flags: Sequence[str] = ()
-    value: float = 0.0
+    values: Sequence[float] = ()
 
 
 @dataclass(eq=False)
@@ -85,7 +85,12 @@ class Ranks:
 
     def most(self, value: float) -> float:
         """The largest of all processes' values. Raises Ended."""
-        return max(said.value for said in self._together(Said("most", value=value)))
+        return self.slowest([value])[0]
+
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """The largest of all processes' values in each place; all of them have as many. Raises Ended."""
+        said = self._together(Said("numbers", values=tuple(values)))
+        return [max(at_once) for at_once in zip(*(each.values for each in said), strict=True)]
 
     def agreed(self, status: str, reason: str, flags: Sequence[str] = ()) -> tuple[str, str, Sequence[str]]:
         """What the visit to a case came to: the gravest end that any process met, and the marks of all.

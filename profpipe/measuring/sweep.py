@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from profpipe.measuring import conditions
 from profpipe.measuring.conditions import Conditions
 from profpipe.measuring.ranks import ALONE, Ranks
 from profpipe.measuring.watches import Issue
+
+#: The times of this one of several processes. They call together, and the call is over when the last of them is done:
+#: the case's own times are those of the slowest.
+OWN_TIME = "time_own"
 
 #: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
 GRAPH_TIME = "time_cuda_graph"
@@ -149,6 +153,9 @@ class Case:
             )
         self.issues[metric] = samples.issue
         self.seen.append(watched.summary())
+        if self.ranks.several:
+            self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
+            samples = replace(samples, values_ns=self.ranks.slowest(samples.values_ns))
         self._add(metric, self.rounds, samples.values_ns)
         for note in samples.notes:
             self.write("note", text=note)

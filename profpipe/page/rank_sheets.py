@@ -46,8 +46,8 @@ def explained(workload: WorkloadFindings) -> str:
     said = []
     if any("time" in own.numbers for own in workload.ranks):
         said.append(
-            "Each case was run by several processes together. Everywhere else a case's time and memory are "
-            "those of rank 0."
+            "Each case was run by several processes together. Everywhere else a case's time is that of the slowest "
+            "of them in each call, and its memory that of rank 0."
         )
     if profilers := {own.profiler for own in workload.ranks if "communication_overlap" in own.numbers}:
         said.append(
