@@ -204,7 +204,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "sparge_fp8": _sparge_row("fp8", _ADA),
     "sta": Implementation(
         _sta.sta,
-        _fixed(""),
+        _fixed("sta"),
         package="fastvideo_kernel",
         install="pip install fastvideo-kernel",
         has_backward=False,
