@@ -10,6 +10,7 @@ iteration of the capture has them.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -63,7 +64,7 @@ def jobs(waiting: Iterable[Job], data: Tables, launches: Launches) -> list[Job]:
         seen = {case.id: _capture(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, seen[case.id], read) for case in job.cases if len(seen[case.id])}
         groups = _groups(chosen, {case: set(rows["kernel"]) for case, rows in seen.items()})
-        made += [_narrowed(job, group, number) for number, group in enumerate(groups, start=1)]
+        made += [_narrowed(job, group) for group in groups]
         if left := tuple(case for case in job.cases if case.id not in chosen):
             made.append(replace(job, cases=left, folder=job.folder / "unguided", tool=_NO_GUIDE))
     return made
@@ -97,9 +98,12 @@ def top_kernels(data: Tables, job: Job, case: Case) -> tuple[str, ...]:
 
 
 def _capture(data: Tables, job: Job, case: Case) -> pd.DataFrame:
-    """The rows of the kernels of ``case`` in the first capture that has any."""
+    """The rows of the kernels of ``case`` in the first capture that has any, but for those that ncu leaves out."""
     kernels = data.kernels
     mine = kernels[(kernels["workload"] == job.workload) & (kernels["case"] == case.id) & (kernels["kind"] == "kernel")]
+    if unwanted := job.options["ncu"].get("exclude"):
+        wanted = [re.search(unwanted, str(name)) is None for name in mine["kernel"]]
+        mine = mine[pd.Series(wanted, index=mine.index, dtype=bool)]
     seen = next((profiler for profiler in _GUIDES if (mine["profiler"] == profiler).any()), "")
     return mine[mine["profiler"] == seen]
 
@@ -169,14 +173,16 @@ def _groups(
     return groups
 
 
-def _narrowed(job: Job, group: Mapping[str, tuple[Choice, ...]], number: int) -> Job:
+def _narrowed(job: Job, group: Mapping[str, tuple[Choice, ...]]) -> Job:
     """``job`` for the cases of ``group``, and of those only the launches that were chosen."""
     guide = Guide(tuple(choice for choices in group.values() for choice in choices))
     names = dict.fromkeys(choice.kernel for choice in guide.choices)
     chosen = {"invocations": guide.invocations, "chosen": [asdict(choice) for choice in guide.choices]}
     ncu = {**job.options["ncu"], "pattern": pattern(names), **chosen}
-    folder = job.folder / f"guided-{number}"
     cases = tuple(case for case in job.cases if case.id in group)
+    # Named by what was chosen: a resumed run that chooses otherwise, for a capture was made anew, is not done with it.
+    told = "\n".join([*(case.id for case in cases), ncu["pattern"], guide_file.written(guide)])
+    folder = job.folder / f"guided-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     return replace(job, cases=cases, folder=folder, options={**job.options, "ncu": ncu})
 
 

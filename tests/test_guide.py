@@ -69,6 +69,18 @@ def test_the_largest_kernels_of_a_case_are_taken_from_nsys_before_torch():
     assert guide.top_kernels(captured(n_1={"torch": {"z": 99}}), JOB, CASES[0]) == ("z",)
 
 
+def test_what_ncu_leaves_out_takes_no_place_among_the_largest():
+    data = captured(n_1={"nsys": {"ncclDevKernel_AllReduce": 99, "a": 1, "b": 9, "c": 5}})
+    assert guide.top_kernels(data, JOB, CASES[0]) == ("b", "c")
+
+
+def test_a_job_that_chooses_otherwise_has_a_folder_of_its_own_and_one_that_does_not_has_the_same():
+    once, again, other = (
+        guide.jobs([JOB], captured(n_1={"nsys": seen}), untold)[0].folder for seen in ({"a": 2}, {"a": 2}, {"b": 2})
+    )
+    assert once == again != other and once.parent == other.parent == JOB.folder
+
+
 def test_the_launches_of_one_kernel_in_several_phases_count_together():
     data = captured(n_1={"nsys": {"a": 6, "b": 5}})
     rows = data.kernels.to_dict("records")
