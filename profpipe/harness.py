@@ -250,7 +250,7 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
     over: set[str] = set()
     for number, case in plan.visits(cases):
         name = case["id"]
-        if name in over or number <= timed[name].rounds < plan.rounds:
+        if name in over or number <= timed[name].rounds:
             continue
         if _visit(desk, case, functools.partial(_time, desk, name, timed[name])):
             over.add(name)

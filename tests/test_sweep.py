@@ -91,6 +91,17 @@ def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     assert case.visit(lambda: None)
 
 
+def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
+    written = []
+    case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
+    case.inherit({"time": {1: [1.0, 2.0], 2: [3.0, 4.0]}})
+    assert case.rounds == 1 and case.samples_ns == {"time": [1.0, 2.0]}
+    assert case.visit(lambda: None) and case.rounds == 2
+    alone = timed(plan(order="sequential", target=0.9), [])
+    alone.inherit({"time": {1: [1.0, 2.0]}})
+    assert alone.rounds == 0 and alone.visit(lambda: None)
+
+
 def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(monkeypatch):
     """A mock: sampling on a GPU. What counts is how often each visit calls what it will time."""
     calls, warmed = [], []

@@ -99,11 +99,15 @@ class Case:
     issues: dict[str, Issue | None] = field(default_factory=dict)
 
     def inherit(self, earlier: Mapping[str, Mapping[int, list[float]]]) -> None:
-        """Takes over, and writes again as this process's own, what a process before it had measured."""
+        """Takes over, and writes again as this process's own, what a process before it had measured.
+
+        The last round is made anew: what else is known of a case follows from it.
+        """
         for metric, rounds in earlier.items():
             for number, values in rounds.items():
-                self._add(metric, number, values)
-                self.rounds = max(self.rounds, number)
+                if number < self.plan.rounds:
+                    self._add(metric, number, values)
+                    self.rounds = max(self.rounds, number)
 
     def visit(self, fn: Callable[[], object]) -> bool:
         """Times ``fn`` for the next round; True after the last. In mode `both` the eager times are the case's."""
