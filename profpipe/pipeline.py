@@ -162,6 +162,7 @@ class Table(_Study):
     )
     columns: Names = Field([], description="likewise; what has several values and stands nowhere is put here")
     note: str = Field("", description="what its reader must know, a sentence or two; stands above it")
+    first: bool = Field(False, description="opens the report, above the answers on speed: what the study is about")
 
 
 class Plot(_Study):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from profpipe.page import caveats, companions, files, plots, skips, study_plots,
 from profpipe.page.chapters import chapter
 from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.quantities import duration, percent, size_unit
+from profpipe.page.study_sheets import Written
 from profpipe.page.wording import case_id
 from profpipe.points import shown
+from profpipe.study_findings import Study
 from profpipe.tables import Tables
 
 
@@ -37,10 +39,8 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         title=_title(findings, run),
         chapters=chapters,
         study_plots=[plot for study in findings.plots for plot in study_plots.draw(study, folder)],
-        studies=[
-            study_sheets.written(study, before=before)
-            for before, study in zip((None, *findings.studies), findings.studies, strict=False)
-        ],
+        first_studies=[study_sheets.written(study) for study in findings.studies if study.first],
+        studies=_studies([study for study in findings.studies if not study.first]),
         doubts=caveats.doubts(findings, run, alone),
         skipped=skips.skipped(findings, alone),
         expectations=caveats.expectations_met(findings),
@@ -77,6 +77,11 @@ def _filled(template: Path, **told: Any) -> str:
         line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         remedy = "Compare it with the template of this version of profpipe; the tables are written."
         raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
+
+
+def _studies(asked: Sequence[Study]) -> list[Written]:
+    """What cases share is said once where tables follow one another."""
+    return [study_sheets.written(study, before=before) for before, study in zip((None, *asked), asked, strict=False)]
 
 
 def _write(path: Path, text: str) -> Path:

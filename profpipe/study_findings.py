@@ -51,6 +51,8 @@ class Study:
     column_axes: tuple[str, ...]
     grids: tuple[Grid, ...]
     note: str = ""
+    #: Whether it opens the page, above the answers on speed.
+    first: bool = False
     fixed: Axes = ()
     units: Mapping[str, str] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()

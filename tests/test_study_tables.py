@@ -222,6 +222,19 @@ def test_marks_stand_once_beside_the_numbers_of_a_case(example: Any) -> None:
     assert rows_of(study)[1] == ["`sdpa_flash` (baseline)", "17.8 *host_bound, throttled*", "120.5", "72.1"]
 
 
+def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: Path) -> None:
+    data, run = example
+    entries = [
+        {"title": "Second", "rows": ["impl"], "columns": [], "value": ["memory"]},
+        {"title": "The question", "first": True, "rows": ["seqlen"], "columns": ["impl"], "value": ["time"]},
+    ]
+    asked = {**run, "pipeline": {**run["pipeline"], "tables": entries}}
+    page = report.render(analyze(data, asked), data, asked, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    assert headings[1:3] == ["## The question", "## Answer"] and "### Second" in headings and page.count("The question") == 1
+    assert page.index("## The question") < page.index("is fastest in all") < page.index("## What the study asked")
+
+
 def test_old_runs_without_tables_have_none(example: Any) -> None:
     data, run = example
     before = {key: value for key, value in run["pipeline"].items() if key not in ("tables", "plots")}

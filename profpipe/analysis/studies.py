@@ -59,6 +59,7 @@ def _study(request: Request, materials: Sequence[Material], points_on: PointsOn)
     return Study(
         title=request.title,
         note=request.note,
+        first=request.first,
         workloads=tuple(material.name for material in materials),
         values=request.values,
         phases=tuple(phase for phase in request.phases if phase),

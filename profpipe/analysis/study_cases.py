@@ -57,6 +57,7 @@ class Request:
     profiler: str | None
     is_plot: bool
     note: str = ""
+    first: bool = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Request:
@@ -79,6 +80,7 @@ class Request:
             profiler=entry.get("profiler"),
             is_plot="over" in entry,
             note=str(entry.get("note") or ""),
+            first=bool(entry.get("first")),
         )
 
     @property

@@ -60,6 +60,7 @@ class Written:
     said: str
     parts: tuple[Part, ...]
     left_out: str
+    first: bool = False
 
 
 def written(study: Study, most: int = _MOST, before: Study | None = None) -> Written:
@@ -78,7 +79,8 @@ def written(study: Study, most: int = _MOST, before: Study | None = None) -> Wri
         if len(sheet.rows) > most:
             heading = f"{heading or 'table'}: the first {most} of {len(sheet.rows)} rows, all are in {code(FILE)}"
         parts.append(Part(heading, sheet.first(most), folded))
-    return Written(escape(study.title), " ".join(_said(study, units, before)), tuple(parts), _left_out(study, ran))
+    said = " ".join(_said(study, units, before))
+    return Written(escape(study.title), said, tuple(parts), _left_out(study, ran), study.first)
 
 
 def plain(study: Study) -> str:
