@@ -231,7 +231,8 @@ def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: 
     asked = {**run, "pipeline": {**run["pipeline"], "tables": entries}}
     page = report.render(analyze(data, asked), data, asked, tmp_path, TEMPLATE).read_text(encoding="utf-8")
     headings = [line for line in page.splitlines() if line.startswith("#")]
-    assert headings[1:3] == ["## The question", "## Answer"] and "### Second" in headings and page.count("The question") == 1
+    assert headings[1:3] == ["## The question", "## Answer"]
+    assert "### Second" in headings and page.count("The question") == 1
     assert page.index("## The question") < page.index("is fastest in all") < page.index("## What the study asked")
 
 
