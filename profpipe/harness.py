@@ -85,7 +85,7 @@ def _run(spec_path: Path) -> None:
         seen = {"ranges": ranges.use(spec["profiler"]), **together.described(), **process.described()}
         events.write("started", profiler=spec["profiler"], **seen)
         desk = _Desk(load.module(Path(spec["script"])), spec, events, process.device(), together)
-        _leave_out(desk)
+        _freeze_imports(desk)
         if spec["profiler"] == "plain":
             _time_cases(desk, earlier)
         else:
@@ -99,7 +99,7 @@ def _run(spec_path: Path) -> None:
 
 @dataclass
 class _Desk:
-    """What every visit needs, and what earlier ones left: what ran out of memory, time spent, how many modules."""
+    """What every visit needs, and what earlier ones left: what ran out of memory, the time spent."""
 
     workload: Any
     spec: Mapping[str, Any]
@@ -108,7 +108,7 @@ class _Desk:
     ranks: Ranks = ranks.ALONE
     out_of_memory: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    modules: int = 0
+    frozen_modules: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,21 +216,21 @@ def _clean_up(desk: _Desk) -> bool:
                 forget()
             torch.cuda.empty_cache()
             if not torch.cuda.memory_allocated():
-                _leave_out(desk)
+                _freeze_imports(desk)
         except RuntimeError:
             return True
     return False
 
 
-def _leave_out(desk: _Desk) -> None:
+def _freeze_imports(desk: _Desk) -> None:
     """Takes what was imported since the last time out of what ``gc.collect`` looks through, 0.1 s at every visit.
 
     It takes all that is alive. So no case may have anything then: what a workload keeps would never be given back.
     """
-    if desk.modules != len(sys.modules):
+    if desk.frozen_modules != len(sys.modules):
         gc.collect()
         gc.freeze()
-        desk.modules = len(sys.modules)
+        desk.frozen_modules = len(sys.modules)
 
 
 # --- without a profiler ----------------------------------------------------------------------------------------------

@@ -598,3 +598,14 @@ def test_the_largest_of_shapes_without_a_number_is_the_one_with_the_most_work() 
             ]
     (workload,) = analyze(tables(metrics=rows), {}).workloads
     assert workload.largest.axes == (("size", "large"),)
+
+
+def test_a_process_of_several_has_its_own_time_and_the_case_that_of_the_slowest() -> None:
+    rows = [metric_row("impl=a", "time", 9.0), metric_row("impl=a", "time_own", 5.0)]
+    rows += [metric_row("impl=a", name, value, subject="rank 1") for name, value in (("time", 9.0), ("time_own", 8.0))]
+    found = only(analyze(tables(metrics=rows), {}))
+    assert found.points[0].values["time"] == 9.0
+    assert {own.name: own.numbers["time"] for own in found.ranks} == {"0": 5.0, "1": 8.0}
+    before = [metric_row("impl=a", "time", 5.0), metric_row("impl=a", "time", 8.0, subject="rank 1")]
+    told = only(analyze(tables(metrics=before), {})).ranks
+    assert {own.name: own.numbers["time"] for own in told} == {"0": 5.0, "1": 8.0}, "as older runs have it"

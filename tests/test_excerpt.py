@@ -13,7 +13,7 @@ from profpipe.analyze import analyze
 from profpipe.findings import WorkloadFindings
 from profpipe.page import answer_sheets, excerpt, plots
 from profpipe.page.canvas import Plot
-from profpipe.tables import Tables
+from profpipe.tables import Tables, concat
 
 TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
 
@@ -101,6 +101,26 @@ def test_comparisons_that_fill_a_page_together_share_it() -> None:
     )
     assert len(excerpt.shapes(small, [small] * 8)) == 1
     assert "Below, 1 of its 20 shapes is shown case by case: the largest." in excerpt.said(small, "x", [small] * 8)
+
+
+def test_a_page_of_several_workloads_is_shortened_as_one_and_the_file_has_the_rest(tmp_path: Path) -> None:
+    one, run = made_up(["a", "b", "c"], LENGTHS, mode=("fwd", "bwd"))
+    parts = [
+        Tables(
+            **{name: getattr(one, name).assign(workload=workload) for name in ("cases", "kernels", "ranges", "metrics")}
+        )
+        for workload in ("v", "w")
+    ]
+    declared = run["pipeline"]["workloads"]["w"]
+    run = {**run, "expects": {}, "pipeline": {"workloads": {"v": declared, "w": declared}}}
+    data = concat(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda findings, folder: {})
+        summary = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    assert "Of `v`: Below, 2 of its 20 shapes are shown case by case" in summary
+    assert "<summary>seqlen 128, mode bwd</summary>" not in summary and "seqlen 65536, mode" in summary
+    whole = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")
+    assert whole.count("Every figure of every profiler") == 2 and "Kernel share (nsys), seqlen 128, mode bwd" in whole
 
 
 def test_many_shapes_are_answered_by_a_grid_of_winners(page: tuple[str, str]) -> None:

@@ -105,6 +105,17 @@ def test_a_panel_that_is_higher_than_the_first_is_not_cut(tmp_path: Path, monkey
     assert [axes.get_ylim()[1] >= 1000.0 for axes in seen[0].axes] == [True, True]
 
 
+def test_the_level_that_divides_good_from_bad_is_in_the_picture_though_all_are_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
+    series = lines.Series("a", {"color": "black", "marker": "o"}, (lines.Dot(1, 0.3), lines.Dot(2, 0.5)))
+    picture = lines.Picture("t", "b", "x", str, decades=False, level=1.0)
+    lines.draw(picture, [lines.Panel((), (series,))], tmp_path / "p.png")
+    assert seen[0].axes[0].get_ylim()[1] > 1.0
+
+
 def test_rates_start_at_zero_and_times_may_span_decades() -> None:
     (workload,) = analyze(*made_up(["a", "b"], [128, 65536])).workloads
     assert {quantity.name: quantity.decades for quantity in plots._quantities(workload)} == {

@@ -61,8 +61,8 @@ def test_the_gravest_end_counts_for_all_and_names_who_met_it():
     assert found == [("oom", "rank 1: no more memory", ())] * 2
 
 
-def test_the_slowest_counts_call_by_call():
-    found = together(lambda r: r.slowest([1.0, 5.0, 2.0]), lambda r: r.slowest([3.0, 4.0, 2.0]))
+def test_the_largest_of_all_processes_is_found_place_by_place():
+    found = together(lambda r: r.largest([1.0, 5.0, 2.0]), lambda r: r.largest([3.0, 4.0, 2.0]))
     assert found == [[3.0, 5.0, 2.0]] * 2
     assert together(lambda r: r.most(1.0), lambda r: r.most(2.0)) == [2.0, 2.0]
 

@@ -127,6 +127,16 @@ def test_shapes_in_which_two_are_level_are_told_together(tmp_path: Path) -> None
     assert "**`a` and `b` are level in all 3 shapes.**" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
 
 
+def test_families_of_which_one_was_to_run_are_told_in_words(tmp_path: Path) -> None:
+    own = {"kernel_class": "attention", "kernel_family": "fa2"}
+    copy = kernel_row("impl=b", "pytorch_flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own
+    data = tables(kernels=[copy], metrics=times(a=2000.0, b=1000.0))
+    met = page(data, with_baseline("a", expects={"w": {"impl=b": "fa2|cutlass_fmha"}}), tmp_path)
+    assert "ran kernels of that family (`fa2` or `cutlass_fmha` from PyTorch's own copy)." in met
+    unmet = page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn|ck"}}), tmp_path)
+    assert "`impl=b` asked for `cudnn` or `ck` kernels; what ran is `fa2`." in unmet
+
+
 def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
     data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
     top = first_screen(page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path))

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from profpipe.measuring import process, sweep
+from profpipe.measuring.watches import Issue
 
 CASES = [{"id": name, "params": {}} for name in "abcd"]
 
@@ -89,6 +90,21 @@ def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     case.inherit(earlier["a"])
     assert case.rounds == 2 and [event["values"] for event in written] == [[1.0, 2.0], [3.0]]
     assert case.visit(lambda: None)
+
+
+def test_each_visit_is_told_what_the_earlier_ones_took_and_learned(monkeypatch):
+    """A mock of sampling: it notes by which rule, and what of the call is known already."""
+    asked, issue = [], Issue(5_000.0)
+
+    def sample(fn, **given):
+        asked.append((given["rule"].own, given["known"]))
+        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], issue=issue)
+
+    monkeypatch.setattr(sweep.timing, "sample", sample)
+    case = timed(plan(order="interleaved", rounds=3), [])
+    for _ in range(3):
+        case.visit(lambda: None)
+    assert asked == [(1, None), (40, issue), (40, issue)]
 
 
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():

@@ -85,9 +85,9 @@ class Ranks:
 
     def most(self, value: float) -> float:
         """The largest of all processes' values. Raises Ended."""
-        return self.slowest([value])[0]
+        return self.largest([value])[0]
 
-    def slowest(self, values: Sequence[float]) -> list[float]:
+    def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all processes' values in each place; all of them have as many. Raises Ended."""
         said = self._together(Said("numbers", values=tuple(values)))
         return [max(at_once) for at_once in zip(*(each.values for each in said), strict=True)]

@@ -159,7 +159,7 @@ class Case:
         self.seen.append(watched.summary())
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
-            samples = replace(samples, values_ns=self.ranks.slowest(samples.values_ns))
+            samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))
         self._add(metric, self.rounds, samples.values_ns)
         for note in samples.notes:
             self.write("note", text=note)
