@@ -368,8 +368,8 @@ def held_back(
     clocks = {"sm_clock": 1.86e9, "sm_clock_min": 1.785e9, "sm_clock_max": 1.98e9}
     metrics = [metric_row("impl=a", name, value, "Hz") for name, value in clocks.items()]
     metrics += [
-        metric_row("impl=a", f"sm_clock_{end}", hz, "Hz", profiler="nsys")
-        for end, hz in zip(("min", "max"), others.get("under_nsys", ()), strict=False)
+        metric_row("impl=a", name, hz, "Hz", profiler="nsys")
+        for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), others.get("under_nsys", ()), strict=False)
     ]
     metrics += [metric_row("impl=a", "time", 1.2e6), metric_row("impl=a", "flops", 1e12, "flop")]
     metrics += [metric_row("impl=a", "bytes_moved", bytes_moved, "byte")]
@@ -415,9 +415,37 @@ def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
 
 
 def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
-    difference, because, flagged = held_back(1_129_000.0, under_nsys=(1.95e9, 1.98e9))
-    assert "1962 to 1977 MHz under nsys, recorded 1950 to 1980 MHz; at most 1980" in because and not flagged
-    assert held_back(1_129_000.0, under_nsys=(1.84e9, 1.89e9)) == (difference, "", True)
+    # By the medians the call took 0.6 % more cycles; by the range alone the kernel's clock may have been 1962 MHz.
+    told = "clock: recorded 1860 MHz while timed, 1965 MHz under nsys; by time x clock +0.6 %"
+    difference, because, flagged = held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9))
+    assert because == told and not flagged
+    _, because, flagged = held_back(1_129_000.0, under_nsys=(1.86e9, 1.875e9, 1.98e9))
+    assert "1962 to 1977 MHz under nsys, recorded 1860 to 1980 MHz; at most 1980" in because and not flagged
+    assert held_back(1_129_000.0, under_nsys=(1.84e9, 1.875e9, 1.89e9)) == (difference, "", True)
+
+
+def test_clocks_that_were_recorded_are_the_reason_where_no_mark_says_that_one_was_held_back() -> None:
+    def slower_under_nsys(ns: float, hz: float, **others: Any) -> tuple[float | None, str, bool]:
+        return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+    told = "clock: recorded 1860 MHz while timed, 1770 MHz under nsys; by time x clock +0.9 %"
+    assert slower_under_nsys(1_250_000.0, 1.77e9) == (-0.04, told, False)
+    assert slower_under_nsys(1_250_000.0, 1.83e9) == (-0.04, "", True)  # less than half of it
+    assert slower_under_nsys(1_350_000.0, 1.77e9) == (-0.111, "", True)  # nor that much
+    assert slower_under_nsys(1_250_000.0, 1.95e9) == (-0.04, "", True)  # the other way
+    assert slower_under_nsys(1_250_000.0, 1.77e9, bytes_moved=5.5e9) == (-0.04, "", True)  # memory has its own clock
+
+
+def test_ncu_is_shorter_where_the_others_clock_was_recorded_below_the_highest() -> None:
+    def under(hz: float, ncu_ns: float, **others: Any) -> tuple[float | None, str, bool]:
+        return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+    told = "clock: recorded 1860 MHz under nsys, at most 1980; under ncu the GPU rests between kernels"
+    assert under(1.86e9, 1_134_000.0) == (-0.055, told, False)
+    assert under(1.86e9, 1_080_000.0) == (-0.1, "", True)  # the highest would not do
+    assert under(1.95e9, 1_134_000.0) == (-0.055, "", True)
+    assert under(1.86e9, 1_134_000.0, argv="--set=basic") == (-0.055, "", True)  # ncu locks a lower clock
+    assert under(1.86e9, 1_134_000.0, bytes_moved=5.5e9) == (-0.055, "", True)
 
 
 def test_no_clock_excuses_more_than_the_gpu_can_reach() -> None:
@@ -440,9 +468,17 @@ def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forba
     assert held_back(1_200_000.0, 1_134_000.0, argv="--set=basic") == (-0.055, "", True)  # ncu locks a lower clock
 
 
-def short_and_long(short: float, long: float, slow_hz: float = 1.73e9) -> tuple[float | None, str, bool]:
-    """ncu's figure of a kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns."""
+def short_and_long(
+    short: float, long: float, slow_hz: float = 1.73e9, under_nsys: float | None = None
+) -> tuple[float | None, str, bool]:
+    """ncu's figure of a kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns.
+
+    ``under_nsys`` is the clock in the other case, in Hz.
+    """
     kernels, metrics = [], []
+    if under_nsys:
+        names = ("sm_clock_min", "sm_clock", "sm_clock_max")
+        metrics += [metric_row("impl=b", name, under_nsys, "Hz", profiler="nsys") for name in names]
     for case, ns, seen, hz in (("impl=a", 1e5, short, slow_hz), ("impl=b", 1e6, long, 1.79e9)):
         kernels += [kernel_row(case, ATTENTION, 10, 10 * ns), kernel_row(case, ATTENTION, 1, seen, profiler="ncu")]
         metrics.append(metric_row(case, "iterations", 1, "1", profiler="ncu"))
@@ -451,7 +487,8 @@ def short_and_long(short: float, long: float, slow_hz: float = 1.73e9) -> tuple[
         )
     data = tables(kernels=kernels, ranges=[range_row("impl=a", 10), range_row("impl=b", 10)], metrics=metrics)
     jobs = [{"workload": "w", "profiler": profiler, "argv": [["--clock-control=none"]]} for profiler in ("nsys", "ncu")]
-    figure = next(a for a in only(analyze(data, {"jobs": jobs})).agreements if a.point.id == "impl=a").figures[-1]
+    run = {"jobs": jobs, "machine": {"gpus": [{"max_sm_clock_hz": 1_980_000_000}]}}
+    figure = next(a for a in only(analyze(data, run)).agreements if a.point.id == "impl=a").figures[-1]
     return round(figure.difference or 0, 3), figure.reason, figure.flagged
 
 
@@ -461,6 +498,12 @@ def test_ncu_is_longer_where_it_counts_a_lower_clock_than_in_longer_launches_tha
     assert short_and_long(110_000.0, 1_001_000.0) == (0.1, "", True)  # the clock makes a third of it
     assert short_and_long(103_700.0, 1_100_000.0) == (0.037, "", True)  # the long ones do not agree either
     assert short_and_long(103_700.0, 1_001_000.0, 1.79e9) == (0.037, "", True)
+
+
+def test_a_longer_launch_that_would_agree_at_the_highest_clock_tells_ncus_clock_as_well() -> None:
+    """ncu's launch is the faster one, for under nsys the power cap held the clock at 1.80 of 1.98 GHz."""
+    assert short_and_long(103_700.0, 920_000.0)[1:] == ("", True)
+    assert short_and_long(103_700.0, 920_000.0, under_nsys=1.8e9)[1].startswith("clock: 1730 MHz under ncu, 1790 MHz")
 
 
 def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_cold_cache() -> None:

@@ -38,6 +38,16 @@ _NCU_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.p
 
 #: NVML tells clocks in such steps.
 _CLOCK_STEP_HZ = 15e6
+_RECORDED = ("sm_clock_min", "sm_clock", "sm_clock_max")
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """The SM clock during a case, as the GPU counted it or NVML told it: the lowest, the median, the highest, in Hz."""
+
+    low: float
+    median: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -46,14 +56,14 @@ class Setting:
 
     The arguments of ncu; the highest SM clock of the GPU; by kernel the clock that ncu counted in its longest launch,
     where that has one and the reference's time; under which profilers the harness empties the caches before a call; and
-    the lowest and highest SM clock, in Hz, that NVML told while a profiler watched a case, by both.
+    what is recorded of the SM clock of a case under a profiler, by both.
     """
 
     ncu_argv: tuple[str, ...] = ()
     highest_hz: float | None = None
     longest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     flushed: frozenset[str] = frozenset()
-    clocks: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    clocks: Mapping[Key, Recordings] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -63,16 +73,18 @@ class Setting:
         of_ncu = [command for job in jobs if job.get("profiler") == "ncu" for command in job.get("argv") or ()]
         clocks = [gpu.get("max_sm_clock_hz") for gpu in (run.get("machine") or {}).get("gpus") or ()]
         declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(workload) or {}
+        highest = max((clock for clock in clocks if clock), default=None)
+        seen = {
+            key[:2]: Recordings(*(own[name].value for name in _RECORDED))
+            for key, own in recorded.numbers.items()
+            if not key[2] and all(name in own for name in _RECORDED)
+        }
         return cls(
             ncu_argv=tuple(str(word) for command in of_ncu for word in command),
-            highest_hz=max((clock for clock in clocks if clock), default=None),
-            longest=_longest(counters, recorded.tallies),
+            highest_hz=highest,
+            longest=_longest(counters, recorded.tallies, seen, highest),
             flushed=frozenset(() if declared.get("command") else (str(job.get("profiler")) for job in jobs)),
-            clocks={
-                key[:2]: (own["sm_clock_min"].value, own["sm_clock_max"].value)
-                for key, own in recorded.numbers.items()
-                if not key[2] and "sm_clock_min" in own and "sm_clock_max" in own
-            },
+            clocks=seen,
         )
 
     @property
@@ -94,20 +106,29 @@ class Setting:
 
 
 def _longest(
-    counters: Mapping[str, Iterable[Counters]], tallies: Mapping[Key, Tally]
+    counters: Mapping[str, Iterable[Counters]],
+    tallies: Mapping[Key, Tally],
+    clocks: Mapping[Key, Recordings],
+    highest_hz: float | None,
 ) -> dict[str, tuple[float, float]]:
-    """By kernel ncu's mean and clock, in ns and Hz, in the longest of its cases in which the reference agrees."""
+    """By kernel ncu's mean and clock, in ns and Hz, in the longest of its cases in which the reference agrees.
+
+    It agrees as well where it would at the GPU's highest clock, which the GPU keeps under ncu and not under load.
+    """
     found: dict[str, tuple[float, float]] = {}
     for case, row in ((case, row) for case, own in counters.items() for row in own):
-        clock, mean = _counted(row), _mean(row.kernel, case, tallies)
-        if clock and mean and row.mean_ns and abs(row.mean_ns / mean - 1) <= CLOSE:
-            found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
+        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in tallies), "")
+        clock, mean = _counted(row), _mean(row.kernel, tallies.get((case, reference), Tally()))
+        if clock and mean and row.mean_ns:
+            seen = clocks.get((case, reference))
+            held = min(1.0, seen.median / highest_hz) if seen and highest_hz else 1.0
+            if any(abs(row.mean_ns / each - 1) <= CLOSE for each in (mean, held * mean)):
+                found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
     return found
 
 
-def _mean(kernel: str, case: str, tallies: Mapping[Key, Tally]) -> float | None:
-    """Of its launches under the reference."""
-    own = next((tallies[case, name] for name in PREFERENCE if name != "ncu" and (case, name) in tallies), Tally())
+def _mean(kernel: str, own: Tally) -> float | None:
+    """Of its launches."""
     calls, ns = _by_name(own).get(kernel, (0.0, 0.0))
     return ns / calls if calls else None
 
@@ -140,14 +161,14 @@ def agree(
     clocks = _Clocks.of(point, reference, base, own, setting)
     figures = [Figure(reference, base.total.ns)]
     if (timed := point.values.get("time")) is not None:
-        figures.append(_events(point, timed, base, own, clocks))
+        figures.append(_events(point, timed, base, own, setting, clocks))
     for name in PREFERENCE:
         if name == "ncu" and name in comparable and name != reference:
             counted = {row.kernel: clock for row in counters if (clock := _counted(row))}
-            figure = _ncu(tallies[point.id, name], comparable[name], own, base, setting, clocks, counted)
+            figure = _ncu(tallies[point.id, name], comparable[name], own, base, setting, point, clocks, counted)
             figures += [figure] if figure else []
         elif name in comparable and name != reference:
-            figures.append(_kernels(name, comparable[name].total.ns, base, clocks))
+            figures.append(_kernels(name, comparable[name].total.ns, point, base, setting, clocks))
     return Agreement(point, reference, tuple(figures)) if len(figures) > 1 else None
 
 
@@ -157,13 +178,44 @@ def _compared(profiler: str, ns: float, base: Split, because: str = "") -> Figur
     return Figure(profiler, ns, difference, because if apart else "", flagged=apart and not because)
 
 
-def _kernels(profiler: str, ns: float, base: Split, clocks: _Clocks | None) -> Figure:
+def _kernels(profiler: str, ns: float, point: Point, base: Split, setting: Setting, clocks: _Clocks | None) -> Figure:
     within = base.kind == "kernel" and abs(ns - base.total.ns) <= base.total.calls * _JITTER_NS
-    other = clocks.explain(profiler, ns / base.total.ns) if clocks else ""
+    ratio = ns / base.total.ns
+    other = _recorded(profiler, ratio, point, base.profiler, setting) or (
+        clocks.explain(profiler, ratio) if clocks else ""
+    )
     return _compared(profiler, ns, base, "short kernels: less than 0.3 us a launch" if within else other)
 
 
 # --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def _recorded(profiler: str, ratio: float, point: Point, reference: str, setting: Setting) -> str:
+    """The clocks that were recorded as the reason why ``profiler`` has ``ratio`` times the reference's time.
+
+    Where arithmetic limits a call it takes as many cycles at each clock. So the clocks are the reason where they differ
+    by at least half of what the times do, and times clock differ by no more than needs a reason.
+    """
+    own, base = (setting.clocks.get((point.id, name)) for name in (profiler, reference))
+    if point.limit.binds != "compute" or own is None or base is None:
+        return ""
+    faster, cycles = base.median / own.median, ratio * own.median / base.median
+    if abs(cycles - 1) > CLOSE or (faster - 1) / (ratio - 1) < 0.5:
+        return ""
+    where = "while timed" if profiler == "plain" else f"under {profiler}"
+    recorded = f"{own.median / 1e6:.0f} MHz {where}, {base.median / 1e6:.0f} MHz under {reference}"
+    return f"clock: recorded {recorded}; by time x clock {100 * (cycles - 1):+.1f} %"
+
+
+def _held_down(ratio: float, point: Point, reference: str, setting: Setting) -> str:
+    """The reference's clock as the reason why ncu, under which the GPU rests between kernels, is faster."""
+    base, highest = setting.clocks.get((point.id, reference)), setting.highest_hz
+    if point.limit.binds != "compute" or base is None or highest is None:
+        return ""
+    if ratio < base.median / highest * (1 - CLOSE) or (1 - base.median / highest) / (1 - ratio) < 0.5:
+        return ""
+    seen = f"recorded {base.median / 1e6:.0f} MHz under {reference}, at most {highest / 1e6:.0f}"
+    return f"clock: {seen}; under ncu the GPU rests between kernels"
 
 
 @dataclass(frozen=True)
@@ -173,8 +225,8 @@ class _Clocks:
     A call that arithmetic limits takes as many cycles at each clock, so kernels of ``ns`` ran at the clock of the timed
     call times its time over ``ns``: ``reference`` is that of the profiler ``name``, as a range, for what lies around
     the kernels in a call is known by its limit only. ``low`` is the lowest that the GPU was seen at in the case, and
-    ``highest`` what it can reach. ``seen`` is what NVML told under a profiler, from the lowest to the highest: what is
-    worked out must lie there. Runs of before 0.2 have it of timed calls only.
+    ``highest`` what it can reach. ``seen`` is what was recorded under a profiler: what is worked out must lie between
+    its lowest and its highest. Runs of before 0.2 have it of timed calls only.
 
     ncu counts a clock of its own, not the one NVML tells: on an H200 it counts 1.79 GHz in attention kernels of 1 ms
     and more where NVML says 1.98, and their times are the same within some 1 %. So the two are never compared.
@@ -187,7 +239,7 @@ class _Clocks:
     high: float
     highest: float
     reference: tuple[float, float]
-    seen: Mapping[str, tuple[float, float]]
+    seen: Mapping[str, Recordings]
 
     @classmethod
     def of(cls, point: Point, name: str, base: Split, own: Tally, setting: Setting) -> _Clocks | None:
@@ -221,11 +273,15 @@ class _Clocks:
         return f"clock: {held}; by time x clock {worked_out}; at most {self.highest / 1e6:.0f}"
 
     def _possible(self, name: str, clock: tuple[float, float]) -> bool:
-        low, high = self.seen.get(name, (self.low, self.highest))
+        low, high = (self.seen[name].low, self.seen[name].high) if name in self.seen else (self.low, self.highest)
         return clock[1] >= low - _CLOCK_STEP_HZ and clock[0] <= high + _CLOCK_STEP_HZ
 
     def _told(self, name: str, clock: tuple[float, float]) -> str:
-        seen = f"recorded {self._mhz(self.seen[name])}" if name in self.seen else "not recorded"
+        seen = (
+            f"recorded {self._mhz((self.seen[name].low, self.seen[name].high))}"
+            if name in self.seen
+            else "not recorded"
+        )
         return f"{self._mhz(clock)} under {name}, {seen}"
 
     def _mhz(self, clock: tuple[float, float]) -> str:
@@ -236,8 +292,9 @@ class _Clocks:
 # --- timed calls -----------------------------------------------------------------------------------------------------
 
 
-def _events(point: Point, ns: float, base: Split, own: Tally, clocks: _Clocks | None) -> Figure:
+def _events(point: Point, ns: float, base: Split, own: Tally, setting: Setting, clocks: _Clocks | None) -> Figure:
     because = _why_shorter(base, own) if ns < base.total.ns else _why_longer(point, ns, base, own)
+    because = because or _recorded("plain", ns / base.total.ns, point, base.profiler, setting)
     because = because or (clocks.explain("plain", ns / base.total.ns) if clocks else "")
     spread = _spread(point, base)
     return _compared("plain", ns, base, (spread or because) if base.kind == "cpu_op" else (because or spread))
@@ -303,6 +360,7 @@ def _ncu(
     own: Tally,
     base: Split,
     setting: Setting,
+    point: Point,
     clocks: _Clocks | None,
     counted: Mapping[str, float],
 ) -> Figure | None:
@@ -334,8 +392,10 @@ def _ncu(
         reasons = [reason for reason in [_slower_clock(by_kernel, ours, counted, setting)] if reason]
         reasons += setting.ncu_reasons(theirs - ours, launches, base)
     # ncu runs one kernel at a time, and the GPU rests between them: its clock is the higher one, or the one it locks.
-    elif clocks and not setting.ncu_locks_clocks and covered > 1 - CLOSE:
-        reasons = [reason for reason in [clocks.explain("ncu", theirs / ours)] if reason]
+    elif not setting.ncu_locks_clocks and covered > 1 - CLOSE:
+        reason = _held_down(theirs / ours, point, base.profiler, setting)
+        reason = reason or (clocks.explain("ncu", theirs / ours) if clocks else "")
+        reasons = [reason] if reason else []
     if abs(theirs - ours) <= launches * _JITTER_NS and not reasons:
         reasons = ["short kernels: less than 0.3 us a launch"]
     apart = abs(difference) > CLOSE
