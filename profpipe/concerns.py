@@ -62,7 +62,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Unattributed:
-    """Kernel time of a profiler that lies outside every case; ``flush_ns`` of it is the harness's own cache flush."""
+    """Kernel time of a profiler that lies outside every case; ``flush_ns`` of it is the harness's own loop."""
 
     workload: str
     profiler: str

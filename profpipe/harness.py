@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -284,20 +284,27 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
     desk.ranks.step("built")
     timing.warm_up(fn, desk.spec["warmup"], device=desk.device)
     desk.ranks.step("warm")
+    load = functools.partial(_load, desk, fn)
     if desk.spec["profiler"] == "ncu":
         repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
-        with region(), on_one_thread(), ranges.annotate(range_name):
+        with region(load), on_one_thread(), ranges.annotate(range_name):
             fn()
     else:
         # What the clocks were tells later why a profiler's times differ from those without one.
-        with region(), conditions.watching() as watched:
+        with region(load), conditions.watching() as watched:
             named: dict[str, Any] = {"range_name": range_name, "annotate": ranges.annotate}
-            wall = timing.loop_wall_ns(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
-        desk.events.metric(name, "loop_wall", wall, "ns")
-        for metric, (value, unit) in conditions.as_metrics(watched.summary()).items():
+            loop = timing.loop(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
+        desk.events.metric(name, "loop_wall", loop.wall_ns, "ns")
+        seen = replace(watched.summary(), counted_hz=loop.clocks_hz)
+        for metric, (value, unit) in conditions.as_metrics(seen).items():
             desk.events.metric(name, metric, value, unit)
     desk.events.metric(name, "iterations", repeats, "1")
     return _End("ok")
+
+
+def _load(desk: _Desk, fn: Callable[[], object]) -> None:
+    with conditions.watching():  # NVML is opened at its first use, which can take as long as a GPU needs to rest
+        timing.load(fn, device=desk.device, ranks=desk.ranks)
 
 
 if __name__ == "__main__":

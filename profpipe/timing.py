@@ -1,8 +1,8 @@
 """How a callable is timed: warm-up until it settles, cache flush, one sample an iteration, and when there are enough.
 
-``settle`` warms up, ``sample`` times, ``graphed`` gives the same call as a CUDA graph, and ``loop_wall_ns`` runs the
-same iterations without events, for profilers that bring their own clock. What the callable returns is dropped at once.
-None of them needs numpy, and torch only for ``device="cuda"``.
+``settle`` warms up, ``sample`` times, ``graphed`` gives the same call as a CUDA graph, and ``load`` and ``loop`` run
+the same iterations without events, for profilers that bring their own clock. What the callable returns is dropped at
+once. None of them needs numpy, and torch only for ``device="cuda"``.
 
 The caches are flushed before each sample, outside the range and the clock. Without that a tensor that fits the L2 is
 read from it, and memory-bound kernels have been seen to come out 1.6 times too fast. On a GPU the whole call is queued
@@ -104,7 +104,8 @@ class Samples:
     ``clock`` is ``cuda_event`` or ``perf_counter``. ``earlier_ns`` are those of earlier rounds, with which ``rule`` was
     judged. ``issue`` is how the host issues one call; None on a CPU. The peaks are bytes of torch's GPU allocator
     during the samples, inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs
-    is not in its allocated peak, for the allocator does not see it; its reserved one has it.
+    is not in its allocated peak, for the allocator does not see it; its reserved one has it. ``clocks_hz`` are the SM
+    clocks counted after each batch; none on a CPU.
     """
 
     values_ns: list[float]
@@ -115,6 +116,7 @@ class Samples:
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     queue_notes: tuple[str, ...] = ()
+    clocks_hz: tuple[float, ...] = ()
 
     @property
     def host_bound(self) -> bool | None:
@@ -214,7 +216,7 @@ def sample(
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
     up to 15 times more where a wait of the host's has two explanations.
     Then it is called as for samples for 30 ms, or 100 where the call fills most of that, so that clocks and power are
-    those of the loop; then ``begun()``, and what follows is measured.
+    those of the loop (``load``); then ``begun()``, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
@@ -228,10 +230,13 @@ def sample(
         begin = time.perf_counter()
         while size := rule.batch([*earlier, *values], len(values), time.perf_counter() - begin):
             ranks.step("batch")
-            batch = _take(fn, size, watch, range_name, annotate)
+            _run(fn, size, watch, range_name, annotate)
+            watch.probe()
+            batch = watch.values_ns()
             if not ranks.most(watch.hold_longer()):
                 values += batch
         allocated, reserved = watch.peaks()
+        clocks = watch.clocks_hz()
         notes = [f"{watch.flush_bytes} bytes written between samples to flush the caches", *watch.notes()]
     return Samples(
         values,
@@ -242,10 +247,29 @@ def sample(
         peak_allocated=allocated,
         peak_reserved=reserved,
         queue_notes=tuple(notes),
+        clocks_hz=tuple(clocks),
     )
 
 
-def loop_wall_ns(
+def load(fn: Callable[[], object], *, device: str, ranks: Ranks = ALONE) -> None:
+    """The iterations of ``loop`` for 30 or 100 ms, outside any range: a GPU then has the clock that it keeps.
+
+    One that comes from rest is 5 % faster for its first 60 ms at its power limit, and one that comes from a heavier
+    case is slower. Nothing on a CPU.
+    """
+    with WATCHES[device](timed=False) as watch:
+        watch.load(fn, ranks)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``wall_ns`` is the wall time of one iteration; ``clocks_hz`` the SM clocks before and after all of them."""
+
+    wall_ns: float
+    clocks_hz: tuple[float, ...] = ()
+
+
+def loop(
     fn: Callable[[], object],
     n: int,
     *,
@@ -253,29 +277,32 @@ def loop_wall_ns(
     range_name: str,
     annotate: Annotate,
     ranks: Ranks = ALONE,
-) -> float:
-    """The iterations of ``sample``, flush and range included, without its events; the wall time of one.
+) -> Loop:
+    """The iterations of ``sample``, flush and range included, without its events.
 
     By the host's clock, from an idle device to an idle device. The flush is in it and a hold of the GPU is not, so what
     a profiler adds is its time less that of the same loop without one.
     """
     with WATCHES[device](timed=False) as watch:
+        watch.probe()
         watch.wait()
         # Who begins earlier waits inside the first call, which a profiler would see as communication.
         ranks.step("loop")
         begin = time.perf_counter_ns()
-        _take(fn, n, watch, range_name, annotate)
-        return (time.perf_counter_ns() - begin) / n
+        _run(fn, n, watch, range_name, annotate)
+        watch.wait()
+        wall_ns = (time.perf_counter_ns() - begin) / n
+        watch.probe()
+        return Loop(wall_ns, tuple(watch.clocks_hz()))
 
 
-def _take(fn: Callable[[], object], n: int, watch: Watch, range_name: str, annotate: Annotate) -> list[float]:
+def _run(fn: Callable[[], object], n: int, watch: Watch, range_name: str, annotate: Annotate) -> None:
     for _ in range(n):
         watch.flush()
         with annotate(range_name):
             watch.start()
             fn()
             watch.stop()
-    return watch.values_ns()
 
 
 class NotCapturable(RuntimeError):

@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+from profpipe.measuring.watches import PROBES
+
 MIB = 2**20
 
 
@@ -26,6 +28,8 @@ class StandInGpu:
         self.flush_ns = 60_000
         self.flush_bytes = 0
         self.held_ns: list[int] = []
+        self.hz = 2e9
+        self.version = SimpleNamespace(hip=None)
         self._pending: deque[int] = deque()
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.sync_mode = 0
@@ -83,8 +87,10 @@ class StandInGpu:
         self.now_ns = max(self.now_ns, self.free_ns)
 
     def sleep(self, cycles: int) -> None:
-        self.held_ns.append(cycles // 2)
-        self.launch(cycles // 2)
+        ns = round(cycles / self.hz * 1e9)
+        if cycles not in PROBES:
+            self.held_ns.append(ns)
+        self.launch(ns)
 
     def set_sync_mode(self, mode: int | str) -> None:
         self.sync_mode = {"warn": 1}.get(mode, 0) if isinstance(mode, str) else mode

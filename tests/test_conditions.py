@@ -326,3 +326,19 @@ def test_an_error_in_the_block_goes_on_and_ends_the_reading(nvml: Nvml) -> None:
     count = len(watched.readings)
     time.sleep(0.05)
     assert len(watched.readings) == count
+
+
+def test_a_clock_that_the_gpu_counted_stands_before_one_that_nvml_told() -> None:
+    seen = Conditions(tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,))
+    assert seen.sm_clock_hz == seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1.8e9
+    assert conditions.marks(seen) == ["throttled"], "NVML tells an older clock"
+    late = Conditions(tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,))
+    assert conditions.marks(late) == []
+    both = conditions.combined([seen, late])
+    assert both.counted_hz == (1.8e9, 1.97e9) and conditions.marks(both) == ["throttled", "clock_spread"]
+
+
+def test_a_count_that_is_above_what_the_gpu_can_reach_is_none() -> None:
+    seen = Conditions((Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ),), counted_hz=(2.1e9, 1.8e9, 1.99e9))
+    assert (seen.sm_clock_min_hz, seen.sm_clock_max_hz) == (1.8e9, 1.99e9)
+    assert Conditions(counted_hz=(2.1e9,)).sm_clock_hz == 2.1e9, "no highest is known"

@@ -67,7 +67,7 @@ def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_tha
     # A mock: graphs need a GPU. It shows only what is called as what.
     calls = []
     monkeypatch.setattr(sweep.timing, "graphed", lambda fn: lambda: calls.append("replay"))
-    monkeypatch.setattr(sweep.timing, "loop_wall_ns", lambda fn, n, **_: calls.append("loop") or 1.0)
+    monkeypatch.setattr(sweep.timing, "loop", lambda fn, n, **_: calls.append("loop") or sweep.timing.Loop(1.0))
     case = timed(plan(order="sequential", mode="cuda_graph", target=0.9), [])
     case.visit(lambda: calls.append("eager"))
     calls.clear()

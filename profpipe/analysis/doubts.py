@@ -15,8 +15,9 @@ from profpipe.tables import Tables
 #: What a workload answers when it expects gemm, softmax and gemm rather than one attention kernel.
 _UNFUSED = ("unfused", "math", "none")
 
-#: The kernel of ``timing``'s cache flush, ``zero_`` of an int32 buffer: it runs between the samples of every case.
-_FLUSH = "FillFunctor<int>"
+#: Kernels of the harness's own loop: the cache flush, ``zero_`` of an int32 buffer, which runs between the samples of
+#: every case, and ``torch.cuda._sleep``, by which it counts the clock.
+_OWN = r"FillFunctor<int>|spin_kernel"
 
 #: Profilers that the harness starts for the measured iterations and stops after them: they see no set-up or warm-up.
 _ITERATIONS_ONLY = ("torch", "ncu")
@@ -124,7 +125,7 @@ def unattributed(tables: Tables, run: Mapping[str, Any]) -> tuple[Unattributed, 
         outside = rows[rows["case"] == ""]
         ns = float(outside["total_ns"].sum())
         if ns and len(outside) < len(rows):
-            flush = float(outside.loc[outside["kernel"].str.contains(_FLUSH, regex=False), "total_ns"].sum())
+            flush = float(outside.loc[outside["kernel"].str.contains(_OWN), "total_ns"].sum())
             share = ns / float(rows["total_ns"].sum())
             own_run = (workload, profiler) in ours and profiler not in _ITERATIONS_ONLY
             found.append(Unattributed(str(workload), str(profiler), ns, share, flush, own_run))

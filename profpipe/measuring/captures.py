@@ -11,7 +11,8 @@ from typing import Any
 from profpipe.measuring import process
 from profpipe.measuring.ranks import Ranks
 
-Region = Callable[[], AbstractContextManager[None]]
+#: Takes what brings the GPU to the clock that it keeps under load, and calls it as near to the iterations as it can.
+Region = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -44,17 +45,18 @@ def captured(spec: Mapping[str, Any], folder: Path, ranks: Ranks) -> Iterator[Re
         with _cuda_profiler():
             yield _open
     elif profiler == "ncu":
-        yield _cuda_profiler
+        yield lambda load: _cuda_profiler()  # every kernel is replayed, with rests between
     elif profiler == "torch":
         stem = ranks.named(spec["stem"])
         traces = (folder / f"{stem}.{number}.pt.trace.json.gz" for number in itertools.count(1))
-        yield lambda: _torch_profiler(next(traces))
+        yield lambda load: _torch_profiler(next(traces), load)
     else:
         yield _open
 
 
 @contextmanager
-def _open() -> Iterator[None]:
+def _open(load: Callable[[], None]) -> Iterator[None]:
+    load()
     yield
 
 
@@ -74,15 +76,22 @@ def _cuda_profiler() -> Iterator[None]:
 
 
 @contextmanager
-def _torch_profiler(trace: Path) -> Iterator[None]:
+def _torch_profiler(trace: Path, load: Callable[[], None]) -> Iterator[None]:
+    """Records the block. To set the recording up takes milliseconds, in which a GPU rests: so ``load`` runs after."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if process.device() == "cuda" else [])
-    with profile(activities=activities) as recorded:
+    recorder = profile(activities=activities)
+    recorder.prepare_trace()
+    load()
+    recorder.start_trace()
+    try:
         yield
         if process.device() == "cuda":
             process.torch().cuda.synchronize()
+    finally:
+        recorder.stop_trace()
     # Renamed when whole: a trace that was being written when the process was killed is not taken for one.
     partial = trace.with_name(f"partial-{trace.name}")
-    recorded.export_chrome_trace(str(partial))
+    recorder.export_chrome_trace(str(partial))
     partial.replace(trace)

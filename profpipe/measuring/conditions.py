@@ -8,6 +8,7 @@ not reach into a sample. NVML is opened once a process: with eight GPUs that can
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import sys
@@ -40,6 +41,8 @@ _CLOCK_SPREAD: Final = 0.05
 #: What holds the clock back by less than this share of its highest does not move a time that anyone would notice: an
 #: H200 near its power limit says "software power cap" at 1965 of 1980 MHz.
 _HELD_BACK: Final = 0.02
+#: As exactly as a clock is counted.
+_COUNTED_WITHIN: Final = 0.01
 #: Readings this near to an idle one saw the clock on its way up or down.
 _NEAR_IDLE: Final = 2
 
@@ -71,25 +74,40 @@ class Reading:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The readings of a GPU under load, and the most processes besides this one that held it; None: not known."""
+    """The readings of a GPU under load, and the most processes besides this one that held it; None: not known.
+
+    ``counted_hz`` are SM clocks that the GPU itself counted (``watches.Gpu.probe``). Where there are any they are the
+    clocks: NVML tells one that is up to some 100 ms old.
+    """
 
     readings: tuple[Reading, ...] = ()
     other_processes: int | None = None
+    counted_hz: tuple[float, ...] = ()
 
     @property
     def sm_clock_hz(self) -> float | None:
         """The median."""
-        return _over(statistics.median, self._known("sm_clock_hz"))
+        return _over(statistics.median, self._clocks)
 
     @property
     def sm_clock_min_hz(self) -> float | None:
         """The lowest, without the lowest twentieth of the readings: as few do not move a median time."""
-        return _over(lambda clocks: sorted(clocks)[int(_LEAST_SHARE * len(clocks))], self._known("sm_clock_hz"))
+        return _over(lambda clocks: sorted(clocks)[int(_LEAST_SHARE * len(clocks))], self._clocks)
 
     @property
     def sm_clock_max_hz(self) -> float | None:
         """The highest, without the highest twentieth: until power runs into its cap the clock is at its peak."""
-        return _over(lambda clocks: sorted(clocks)[-1 - int(_LEAST_SHARE * len(clocks))], self._known("sm_clock_hz"))
+        return _over(lambda clocks: sorted(clocks)[-1 - int(_LEAST_SHARE * len(clocks))], self._clocks)
+
+    @property
+    def _clocks(self) -> list[float]:
+        return self._counted or self._known("sm_clock_hz")
+
+    @property
+    def _counted(self) -> list[float]:
+        """Without those that this GPU cannot have: a clock that changes between the two kernels is counted wrong."""
+        highest = max(self._known("highest_hz"), default=math.inf)
+        return [clock for clock in self.counted_hz if clock <= (1 + _COUNTED_WITHIN) * highest]
 
     @property
     def power_w(self) -> float | None:
@@ -117,11 +135,18 @@ class Conditions:
         """The reasons that no one asked for and that slowed the clock, with their share of the readings."""
         known = [reading for reading in self.readings if reading.reasons is not None]
         shares = {
-            _REASONS[bit]: sum(bool((reading.reasons or 0) & bit) and reading.slowed for reading in known) / len(known)
+            _REASONS[bit]: sum(bool((reading.reasons or 0) & bit) and self._slowed(reading) for reading in known)
+            / len(known)
             for bit in _THROTTLES
             if known
         }
         return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+
+    def _slowed(self, reading: Reading) -> bool:
+        """Whether the clock was noticeably below its highest: as counted at any time, else as the reading has it."""
+        if self._counted and reading.highest_hz is not None:
+            return min(self._counted) < (1 - _HELD_BACK) * reading.highest_hz
+        return reading.slowed
 
     def _known(self, name: str) -> list[float]:
         return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
@@ -135,7 +160,11 @@ def combined(many: Iterable[Conditions]) -> Conditions:
     """The conditions of a case over all its visits."""
     visits = list(many)
     others = [visit.other_processes for visit in visits if visit.other_processes is not None]
-    return Conditions(tuple(reading for visit in visits for reading in visit.readings), max(others, default=None))
+    return Conditions(
+        tuple(reading for visit in visits for reading in visit.readings),
+        max(others, default=None),
+        tuple(clock for visit in visits for clock in visit.counted_hz),
+    )
 
 
 def marks(conditions: Conditions) -> list[str]:

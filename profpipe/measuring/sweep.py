@@ -156,7 +156,7 @@ class Case:
                 known=self.issues.get(metric),
             )
         self.issues[metric] = samples.issue
-        self.seen.append(watched.summary())
+        self.seen.append(replace(watched.summary(), counted_hz=samples.clocks_hz))
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))
@@ -201,7 +201,7 @@ class Case:
         # Sampling gave the allocator's cache back; under a profiler the calls before the loop have filled it.
         timing.warm_up(fn, 1, device=self.device)
         named: dict[str, Any] = {"range_name": self.range_name, "annotate": ranges.annotate}
-        return timing.loop_wall_ns(fn, n, device=self.device, **named, ranks=self.ranks)
+        return timing.loop(fn, n, device=self.device, **named, ranks=self.ranks).wall_ns
 
 
 def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, list[float]]]]:

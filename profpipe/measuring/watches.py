@@ -4,7 +4,11 @@ On a GPU the whole call must be queued before the GPU begins it, or the time of 
 of the caches keeps the GPU busy for some 60 us meanwhile; where issuing the call takes the host longer, a kernel that
 only spins holds the GPU back before the flush. nvbench holds it with a kernel that spins until the host allows it on
 (``measure_cold.cu``, ``blocking_kernel``) and deadlocks when the call synchronises; a kernel that spins for a given
-time cannot.
+time cannot. Behind the sample before, while the GPU is still at that, nothing needs to hold it: and a GPU that rests
+for a tenth of the loop has power to spare, and reaches a clock that it does not keep under load.
+
+That kernel also tells the clock: it counts the SM's own cycles, and events tell the time. NVML was seen to be some
+100 ms behind, longer than many a case takes.
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ _QUEUE: Final = 1024
 _LEAST_FULL_QUEUE_NS: Final = 1e6
 _SHORT_HOLDS: Final = 3
 
+#: Cycles of the two kernels that tell the clock, 50 and 250 us: the difference of their times has no launch in it.
+PROBES: Final = (100_000, 500_000)
+
 
 @dataclass(frozen=True)
 class Issue:
@@ -58,7 +65,7 @@ class Issue:
     ``ns`` is what it takes to issue the call into an idle GPU. ``synchronises``: the host waits inside the call until
     the GPU is done. ``overflows``: it waits for room in the launch queue. ``starves``: of a call that overflows, the
     GPU has done all by the time that the host returns, though it was held back before: it waits for launches.
-    ``call_ns`` is about what one call takes in all.
+    ``call_ns`` is about what one call takes in all, of which the GPU goes on for ``tail_ns`` once it is issued.
     """
 
     ns: float
@@ -66,6 +73,7 @@ class Issue:
     overflows: bool = False
     starves: bool = False
     call_ns: float = 0.0
+    tail_ns: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -83,6 +91,9 @@ class Watch(Protocol):
     def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue | None:
         """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU."""
 
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+        """Brings a GPU to the clock that it keeps under ``fn``; for a loop without samples."""
+
     def flush(self) -> None:
         """Empties the caches, and on a GPU gives the host the time to queue what follows."""
 
@@ -97,6 +108,12 @@ class Watch(Protocol):
 
     def hold_longer(self) -> bool:
         """True when the samples just taken were not all queued in time and the next will have more of it."""
+
+    def probe(self) -> None:
+        """Queues behind what was queued what tells the clock that the GPU has then."""
+
+    def clocks_hz(self) -> list[float]:
+        """The SM clock at each ``probe``, in order; nothing where it cannot be counted."""
 
     def forget_peaks(self) -> None: ...
 
@@ -122,6 +139,7 @@ class Gpu:
 
         self._torch, self._timed = torch, timed
         self._events: list[tuple[Any, Any]] = []
+        self._probes: list[tuple[Any, ...]] = []
         self._hold_ns = self._flush_ns = self._cycles_per_ns = 0.0
         self._taken = self._late = self._late_in_all = 0
         self._issue: Issue | None = None
@@ -176,7 +194,9 @@ class Gpu:
         call_ns = ranks.most(float(time.perf_counter_ns() - begin))
         long = not ranks.several and call_ns > _LONG_CALL_NS
         found = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
-        return replace(found, call_ns=call_ns)
+        # Several processes are held alike, whatever is queued in each: in a call that they make together, one that is
+        # not held waits for one that is.
+        return replace(found, call_ns=call_ns, tail_ns=0.0 if ranks.several else call_ns - issued_ns)
 
     def _tried(self, fn: Callable[[], object], said: bool, ranks: Ranks) -> Issue:
         """How the host issues ``fn`` into an idle GPU and behind a held one; ``said``: torch saw it synchronise.
@@ -195,19 +215,28 @@ class Gpu:
         waits, idle = min(held)[0] > ns + hold_ns / 2, all(idle for _, idle in held)
         overflows = waits and not said and ns > _LEAST_FULL_QUEUE_NS
         # Every process asks where one has to, for all must make the same calls.
-        if ranks.most(overflows and idle) and self._waits_soon(fn, min(unheld)[0], ranks):
+        if ranks.most(overflows and idle) and self._waits_soon(fn, [issued for issued, _ in unheld], ranks):
             overflows = overflows and not idle
         return Issue(ns, said or (waits and not overflows), overflows, overflows and idle)
 
-    def _waits_soon(self, fn: Callable[[], object], least_ns: float, ranks: Ranks) -> bool:
-        """Whether the host waits even behind a hold too short for a full queue; unheld it took ``least_ns`` at least.
+    def _waits_soon(self, fn: Callable[[], object], unheld_ns: list[float], ranks: Ranks) -> bool:
+        """Whether the host waits even behind a hold too short for a full queue; ``unheld_ns`` it took without one.
 
-        The host's own time varies by as much in a long call: where it waits it does so each time.
+        The host's own time varies by as much in a long call: where it waits it does so each time. And where it varies
+        by more, nothing can be seen: a slow host was seen to take 28 to 40 ms for the same training step.
         """
+        least_ns = max(min(unheld_ns) + _LEAST_FULL_QUEUE_NS / 2, statistics.median(unheld_ns))
         return all(
-            ranks.most(min(self._issues(fn, _LEAST_FULL_QUEUE_NS, ranks))[0] > least_ns + _LEAST_FULL_QUEUE_NS / 2)
-            for _ in range(_SHORT_HOLDS)
+            ranks.most(min(self._issues(fn, _LEAST_FULL_QUEUE_NS, ranks))[0] > least_ns) for _ in range(_SHORT_HOLDS)
         )
+
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+        self.wait()
+        self._flush_ns = self._duration_ns(self._clear)
+        begin = time.perf_counter_ns()
+        fn()
+        self.wait()
+        self._load(fn, ranks.most(float(time.perf_counter_ns() - begin)), ranks)
 
     def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
@@ -220,8 +249,11 @@ class Gpu:
         # Each process times its own flush, and all must make the same calls.
         for _ in range(int(ranks.most(load_ns / (call_ns + beside_ns)))):
             self.flush()
+            self.start()
             fn()
-        self.wait()
+            self.stop()
+        self.values_ns()
+        self._late = 0
 
     def _issues(self, fn: Callable[[], object], behind_ns: float, ranks: Ranks) -> list[tuple[float, bool]]:
         """(time to issue a call into a GPU that is busy for ``behind_ns``, whether the GPU was idle after it), each."""
@@ -268,8 +300,14 @@ class Gpu:
         self._buffer.zero_()
 
     def flush(self) -> None:
-        self._hold(self._hold_ns)
+        if not self._busy():
+            self._hold(self._hold_ns)
         self._clear()
+
+    def _busy(self) -> bool:
+        """Whether the GPU has enough to do without a hold: it has not begun the sample before, which takes longer."""
+        enough = self._issue is not None and self._issue.tail_ns >= self._hold_ns
+        return enough and bool(self._events) and not self._events[-1][0].query()
 
     def start(self) -> None:
         if self._timed:
@@ -294,6 +332,26 @@ class Gpu:
         self._taken = len(events)
         return [begin.elapsed_time(end) * 1e6 for begin, end in events]
 
+    # --- the clock --------------------------------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        # On ROCm the same function counts another clock than that of the compute units.
+        if hasattr(self._torch.cuda, "_sleep") and getattr(self._torch.version, "hip", None) is None:
+            events = [self._torch.cuda.Event(enable_timing=True) for _ in range(len(PROBES) + 1)]
+            # An idle GPU would wait for the first launch between the events, and one that comes from full load runs
+            # more slowly for its first 0.1 ms.
+            self._torch.cuda._sleep(PROBES[1])
+            events[0].record()
+            for cycles, event in zip(PROBES, events[1:], strict=True):
+                self._torch.cuda._sleep(cycles)
+                event.record()
+            self._probes.append(tuple(events))
+
+    def clocks_hz(self) -> list[float]:
+        self.wait()
+        short_long = [(a.elapsed_time(b) / 1e3, b.elapsed_time(c) / 1e3) for a, b, c in self._probes]
+        return [(PROBES[1] - PROBES[0]) / (long - short) for short, long in short_long if long > short]
+
     # --- memory, and what to know -----------------------------------------------------------------------------------
 
     def forget_peaks(self) -> None:
@@ -313,7 +371,10 @@ class Gpu:
                 f"{_QUEUE} launches) or synchronises unseen by torch, so part of the launch cost is in the time"
             )
         if self._hold_ns:
-            found.append(f"the GPU is held for {self._hold_ns / 1e3:.0f} us before each sample to queue the call")
+            told = (
+                "each sample" if self._issue and self._issue.tail_ns < self._hold_ns else "a sample that finds it idle,"
+            )
+            found.append(f"the GPU is held for {self._hold_ns / 1e3:.0f} us before {told} to queue the call")
         if issue and not issue.waits and _ROOM * issue.ns + _ROOM_NS > _LONGEST_HOLD_NS + self._flush_ns:
             found.append(
                 f"issuing a call takes the host {issue.ns / 1e6:.0f} ms, longer than the GPU is held for it, so part "
@@ -363,6 +424,9 @@ class Cpu:
     def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> None:
         return None
 
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+        return None
+
     def flush(self) -> None:
         ctypes.memset(self._buffer, 0, self.flush_bytes)
 
@@ -381,6 +445,12 @@ class Cpu:
 
     def hold_longer(self) -> bool:
         return False
+
+    def probe(self) -> None:
+        return None
+
+    def clocks_hz(self) -> list[float]:
+        return []
 
     def forget_peaks(self) -> None:
         return None

@@ -164,7 +164,8 @@ def outside(u: Unattributed, alone: bool) -> str:
     """What lies outside every case of a file where set-up and warm-up are no reason."""
     where = "" if alone else f" of {code(u.workload)}"
     said = f"{duration(u.ns)} of {code(u.profiler)}'s kernel time{where} ({percent(u.share)} %) lie outside every case"
-    flush = f"; {percent(u.flush_ns / u.ns)} % of that is the harness's own cache flush between samples"
+    own = "the harness's own: the cache flush between samples, and what counts the clock"
+    flush = f"; {percent(u.flush_ns / u.ns)} % of that is {own}"
     return f"{said}{flush if u.flush_ns else ''}.{_by_thread(u)}"
 
 
