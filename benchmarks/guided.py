@@ -2,7 +2,7 @@
 
     python benchmarks/guided.py [--set KEY=VALUE]... [--top 3]
 
-Needs a GPU with nsys and ncu. Both ways are whole runs of profpipe over one training step of a decoder of one layer:
+Needs a GPU with nsys and ncu. Both ways are whole runs of profpipe over one training step of a decoder of three layers:
 nsys and then ncu. Compared are the seconds of the ncu jobs, those of the kernels' own processes, and for each kernel of
 the guided run its figures with those of the same launches in the run over all kernels: the launch that was chosen, and
 the mean over those that it stands for (of its grid, block and about its duration in nsys's capture, as guide.json
@@ -38,7 +38,7 @@ workloads:
   step:
     script: transformer_lm
     params:
-      {size: custom, d_model: 1024, d_ff: 4096, layers: 1, heads: 16, context: 512, batch: 8, precision: fp32,
+      {size: custom, d_model: 1024, d_ff: 4096, layers: 3, heads: 16, context: 512, batch: 8, precision: fp32,
        attention: sdpa, what: train_step}
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
         few = ["--set", "defaults.ncu.kernels=guided", "--set", f"defaults.ncu.top={args.top}"]
         run = timed_run(path, Path(scratch, "guided"), [*sets, *few])
         seconds, few_launches = ncu_seconds(run), launches(run)
-        print(f"guided: {seconds:.1f} s, {len(few_launches)} launches", flush=True)
+        print(f"guided: {seconds:.1f} s, {len(few_launches)} launches, {len(reports(run))} processes", flush=True)
         whole = timed_run(path, Path(scratch, "all"), sets)
         every = launches(whole)
         print(f"ncu over all kernels: {ncu_seconds(whole):.1f} s, {len(every)} launches")
@@ -97,8 +97,9 @@ def launches(run: Path) -> list[Launch]:
 
 
 def choices(run: Path) -> list[Choice]:
+    """Each once: what ncu left out is asked for again, alone."""
     guides = [guided.beside(report) for report in reports(run)]
-    return [choice for guide in guides if guide for choice in guide.choices]
+    return list(dict.fromkeys(choice for guide in guides if guide for choice in guide.choices))
 
 
 def reports(run: Path) -> list[Path]:
@@ -111,9 +112,9 @@ def compare(every: Sequence[Launch], few: Sequence[Launch], chosen: Sequence[Cho
         print(f"\n{choice.kernel[:110]}")
         own = next((launch for launch in few if launch.name == choice.kernel), None)
         if own is None or len(mine) != choice.launches:
-            print(
-                f"    not compared: {len(mine)} launches in the run over all kernels, {choice.launches} in the capture"
-            )
+            profiled = "profiled" if own else "not profiled"
+            seen = f"{len(mine)} launches in the run over all kernels, {choice.launches} in the capture"
+            print(f"    not compared: {profiled} when guided, {seen}")
             continue
         alike = [mine[number - 1] for number in choice.alike]
         grids = sorted({launch.grid for launch in alike})

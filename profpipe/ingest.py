@@ -237,6 +237,23 @@ def replaced(stored: Tables, fresh: Tables) -> Tables:
     return Tables(**parts, origin=stored.origin)
 
 
+def added(stored: Tables, fresh: Tables) -> Tables:
+    """``stored`` with the kernels of ``fresh`` and their figures beside those of the same cases.
+
+    What else ``fresh`` says of the cases, which another job told of, is left out.
+    """
+    figures = fresh.metrics[fresh.metrics["subject"] != ""]
+    key = ["workload", "profiler", "case", "subject"]
+    kernels = _kept(stored.kernels, stored.kernels["source"].isin(fresh.kernels["source"].unique()))
+    return Tables(
+        cases=stored.cases,
+        kernels=_joined(kernels, fresh.kernels),
+        ranges=stored.ranges,
+        metrics=_joined(_kept(stored.metrics, _rows_like(stored.metrics, figures, key)), figures),
+        origin=stored.origin,
+    )
+
+
 def without(stored: Tables, job: Job, run_folder: Path) -> Tables:
     """``stored`` without what an earlier try at ``job`` left in it, whichever of its files that came from."""
     folder, cases, parts = f"{job.folder.relative_to(run_folder)}/", {case.id for case in job.cases}, {}

@@ -169,6 +169,7 @@ class _Run:
                 # Only now do the captures of the other profilers say which kernels matter.
                 guided = guide.jobs(filter(guide.guided, planned), self.data, self._launches)
                 self._carry_out(guided, machine, watch)
+                self._carry_out(guide.missed(guided, self.data), machine, watch)
             except Interrupted as stop:
                 interrupted = stop
         if interrupted is not None:
@@ -242,7 +243,10 @@ class _Run:
                 record.put(self.record["files"], entry, "source")
         fresh = tables.concat(read)
         fresh = ingest.replaced(fresh, ingest.fates(outcome, self.folder.name, fresh.cases))
-        self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
+        if guide.adds(job):
+            self.data = ingest.added(self.data, fresh)
+        else:
+            self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
         went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
         known = key if went_well else "", reuse.origin(job.folder)
         entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine))

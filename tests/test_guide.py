@@ -300,6 +300,39 @@ def test_ordinals_and_shapes_are_those_that_sql_counts_in_the_last_step_of_a_rea
     assert job.options["ncu"]["invocations"] == sorted({choice["invocation"] for choice in chosen(job).values()})
 
 
+# --- what ncu left out -----------------------------------------------------------------------------------------------
+
+
+def profiled(data, *kernels, case="n=1"):
+    """``data`` with what ncu saw of a case."""
+    rows = [
+        {"workload": "w", "case": case, "profiler": "ncu", "kind": "kernel", "kernel": name, "calls": 1,
+         "total_ns": 1.0, "source": "raw/w/ncu/guided-1/capture.ncu-rep"}
+        for name in kernels
+    ]  # fmt: skip
+    return replace(data, kernels=pd.concat([data.kernels, tables.frame(KERNELS, rows)], ignore_index=True))
+
+
+def test_a_kernel_that_ncu_left_out_is_asked_for_alone():
+    data = captured(n_1={"nsys": {"a": 9, "b": 8}}, n_2={"nsys": {"c": 9, "d": 8}})
+    (job, *_) = guide.jobs([JOB], data, lambda _: launched(("a", "1x1x1", 9), ("b", "1x1x1", 1), ("b", "2x1x1", 7)))
+    (again,) = guide.missed([job], profiled(profiled(data, "a"), "c", "d", case="n=2"))
+    assert chosen(again) == {"b": chosen(job)["b"]} and [case.id for case in again.cases] == ["n=1"]
+    assert again.folder.parent == job.folder.parent and again.folder != job.folder
+    assert guide.adds(again) and not guide.adds(job)
+    own = again.options["ncu"]
+    _, (*_, pattern, invocation) = filtered(own["pattern"], invocations=own["invocations"])
+    assert invocation == "2" and re.search(pattern, "b(int)") and not re.search(pattern, "a(int)")
+
+
+def test_nothing_is_asked_again_where_ncu_has_all_or_none():
+    data = captured(n_1={"nsys": {"a": 9, "b": 8}})
+    made = guide.jobs([JOB], data, untold)
+    assert guide.missed(made, profiled(data, "a", "b")) == []
+    assert guide.missed(made, data) == [], "the job failed as a whole"
+    assert guide.missed(made, profiled(data, "a", "b", case="")) == [], "a command of the user's opens no case's range"
+
+
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 #: Stand-ins for the two tools, for both need a GPU: they run the workload, and their files were recorded on an H200.
@@ -320,6 +353,8 @@ import shutil, subprocess, sys
 words = sys.argv[1:]
 if words == ["--version"]:
     print("Version 2025.3.1.0 (build 36398880)")
+elif "|" not in words[words.index("--kernel-id") + 1]:
+    print("==WARNING== No kernels were profiled.")
 else:
     shutil.copyfile(sys.argv[0] + ".ncu-rep", words[words.index("-o") + 1])
     at = words.index("-m")
@@ -364,9 +399,9 @@ def profpipe(folder, *arguments, env):
     )  # fmt: skip
 
 
-def test_a_run_takes_the_launches_from_its_own_capture_and_leaves_the_others_of_the_report_out(
-    tmp_path, sdpa, shared_data
-):
+@pytest.fixture
+def guided_run(tmp_path, sdpa, shared_data):
+    """Runs the pipeline with the stand-ins: (its folder, its tables, its record, what it printed)."""
     pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -379,11 +414,33 @@ def test_a_run_takes_the_launches_from_its_own_capture_and_leaves_the_others_of_
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
-    done = profpipe(tmp_path, "run", env=env)
-    folder = (tmp_path / "out" / "latest").resolve()
-    data, record = store.load(folder)
+
+    def run(*options):
+        done = profpipe(tmp_path, "run", *options, env=env)
+        folder = (tmp_path / "out" / "latest").resolve()
+        return folder, *store.load(folder), done.stdout + done.stderr
+
+    return run
+
+
+def test_a_kernel_that_is_not_in_ncus_report_is_asked_for_once_more_and_alone(guided_run):
+    """The recorded report has three of the four. Asked for one kernel, the stand-in profiles none, as ncu would."""
+    folder, data, record, printed = guided_run("--set", "defaults.ncu.top=4")
+    seen = data.kernels[data.kernels["profiler"] == "ncu"]
+    assert seen["calls"].tolist() == [1, 1, 1], printed
+    assert len(data.metrics[(data.metrics["profiler"] == "ncu") & (data.metrics["subject"] != "")]) > 10
+    first, alone = [job for job in record["jobs"] if job["profiler"] == "ncu"]
+    asked = [json.loads((folder / job["folder"] / "guide.json").read_text())["kernels"] for job in (first, alone)]
+    assert [len(kernels) for kernels in asked] == [4, 1]
+    assert asked[1][0] in asked[0] and asked[1][0]["kernel"] not in set(seen["kernel"])
+    assert (first["status"], alone["status"]) == ("ok", "failed")
+    assert data.cases[data.cases["profiler"] == "ncu"]["status"].tolist() == ["ok"]
+
+
+def test_a_run_takes_the_launches_from_its_own_capture_and_leaves_the_others_of_the_report_out(guided_run):
+    folder, data, record, printed = guided_run()
     seen = data.kernels[data.kernels["profiler"] == "ncu"].set_index("kernel_family")
-    assert seen["calls"].tolist() == [1, 1, 1], done.stdout + done.stderr
+    assert seen["calls"].tolist() == [1, 1, 1], printed
     assert seen["total_ns"].to_dict() == {"fa2": 784000, "cudnn": 423264, "cutlass_fmha": 1604224}
     (job,) = [job for job in record["jobs"] if job["profiler"] == "ncu"]
     (kernel_id,) = [word for word in job["argv"][0] if word.startswith("::regex:")]

@@ -198,6 +198,26 @@ def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_p
     assert left.metrics is stored.metrics
 
 
+def test_kernels_that_a_further_job_adds_stand_beside_the_others_of_their_case():
+    own = {"workload": "w", "profiler": "ncu", "case": "a"}
+
+    def told(kernel, value, status, source):
+        kernels_ = [{**own, "kernel": kernel, "calls": 1, "total_ns": value, "source": source}]
+        metrics = [{**own, "subject": subject, "metric": "m", "value": value} for subject in ("", kernel)]
+        return Tables(
+            cases=tables.frame(CASES, [{**own, "status": status}]),
+            kernels=tables.frame(KERNELS, kernels_),
+            metrics=tables.frame(METRICS, metrics),
+        )
+
+    stored = told("k1", 1.0, "ok", "first")
+    for value in (5.0, 2.0):  # a second try takes the place of the first
+        stored = ingest.added(stored, told("k2", value, "failed", "alone"))
+    assert stored.kernels.set_index("kernel")["total_ns"].to_dict() == {"k1": 1.0, "k2": 2.0}
+    assert stored.metrics.set_index("subject")["value"].to_dict() == {"": 1.0, "k1": 1.0, "k2": 2.0}
+    assert stored.cases["status"].tolist() == ["ok"]
+
+
 def test_the_merge_keeps_every_column_of_the_tables():
     merged = ingest.replaced(Tables(), Tables(kernels=tables.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
     assert list(merged.kernels.columns) == KERNELS.names
