@@ -53,13 +53,18 @@ def _half_width(point: Point) -> str:
 
 
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
-    """Those of the winner, of the baseline, and of what took less time and takes no part."""
+    """Those of the winner, of what it is held against, and of what took less time and takes no part.
+
+    It is held against the baseline, and where it is that itself, against the next.
+    """
     best, base = shape.win.best if shape.win else None, shape.baseline
     own = told(best, workload.shared_marks) if best else ""
     barred = shape.win.barred if shape.win else ()
     others = told(base, workload.shared_marks) if base is not None and base is not best and base not in barred else ""
     parts = [own, f"baseline: {others}" if others and others != own else ""]
-    parts += [f"{code(point.variant)}: {told(point, workload.shared_marks)}" for point in barred]
+    second = shape.win.second if shape.win and best is base else None
+    named = [point for point in (second, *barred) if point is not None]
+    parts += [f"{code(point.variant)}: {marks}" for point in named if (marks := told(point, workload.shared_marks))]
     return "; ".join(part for part in parts if part)
 
 
