@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_study import case_row, metric_row, tables
+from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
 
 from profpipe.analyze import analyze
 from profpipe.findings import WorkloadFindings
-from profpipe.page import sheets
+from profpipe.page import marks, sheets
 from profpipe.tables import Tables
 
 
@@ -25,3 +25,13 @@ def test_a_win_of_the_baseline_shows_the_marks_of_the_next() -> None:
     data = tables(cases, metrics=rows)
     assert sheets.answers(only(data, "a")).rows[0][-1] == "`b`: **noisy**, **synchronises**"
     assert "marks" not in sheets.answers(only(data, "c")).head
+
+
+def test_kernels_are_said_to_be_compared_below_only_where_some_were_captured() -> None:
+    cases = [case_row(f"impl={impl}", flags=["host_bound"]) for impl in "ab"]
+    rows = [metric_row("impl=a", "time", 1000.0), metric_row("impl=b", "time", 2000.0)]
+    captured = tables(cases, [kernel_row("impl=a", ATTENTION, 10, 5e3)], [range_row("impl=a", 10)], rows)
+    (said,) = marks.explained(only(captured, "a"))
+    assert said.endswith("What is compared here are calls; kernels are compared by their own times below.")
+    (said,) = marks.explained(only(tables(cases, metrics=rows), "a"))
+    assert said.endswith("What is compared here are calls.")

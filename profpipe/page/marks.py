@@ -31,7 +31,7 @@ _MEANING: Mapping[str, str] = {
 }
 _HOST_BOUND = {
     True: "the host takes longer to issue a call than the GPU to run it, so calls in a row go at the host's pace and a"
-    " faster kernel changes nothing. What is compared here are calls; kernels are compared by their own times below",
+    " faster kernel changes nothing. What is compared here are calls",
     False: "the host takes longer to issue a call than the GPU to run it, so no kernel runs for more than half of the"
     " range. The sums of kernel times stand; a call takes longer than they say",
 }
@@ -56,12 +56,18 @@ def _meaning(mark: str, workload: WorkloadFindings) -> str:
     if mark == UNCHECKED and workload.tolerance:
         return f"{_MEANING[mark]}. Under a tolerance it is not called faster than anything"
     if mark == "host_bound":
-        return _HOST_BOUND[bool(workload.basis and workload.basis.timed)]
+        return _host_bound(workload)
     if mark == "too_few_samples" and workload.asked_samples:
         counts = [p.time.n for p in workload.points if p.time and mark in p.marks and p.time.n is not None]
         if counts:
             return _few(counts, workload.asked_samples)
     return _MEANING.get(mark, "set by the workload")
+
+
+def _host_bound(workload: WorkloadFindings) -> str:
+    timed = bool(workload.basis and workload.basis.timed)
+    below = timed and any(point.split for point in workload.points)
+    return _HOST_BOUND[timed] + ("; kernels are compared by their own times below" if below else "")
 
 
 def _few(counts: Sequence[int], asked: int) -> str:
