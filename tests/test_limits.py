@@ -140,8 +140,23 @@ def test_the_limit_of_the_winner_is_said_in_words() -> None:
             for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 1e6))]  # fmt: skip
     cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
     assert in_words(only(tables(cases, metrics=rows), {"machine": MACHINE})) == (
-        "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; arithmetic limits it, not memory."
+        "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; by the bytes that it must move at least, arithmetic "
+        "limits it."
     )
+
+
+def test_that_memory_does_not_limit_is_said_only_where_its_traffic_was_measured() -> None:
+    rows = [metric_row("impl=a", name, value) for name, value in (("flops", 5e10), ("bytes_moved", 1e6))]
+    rows += [metric_row("impl=a", "time", 1e5), metric_row("impl=b", "time", 2e5)]
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
+    rate = metric_row("impl=a", "dram__bytes.sum.per_second", 1e11, "byte/s", profiler="ncu", subject=ATTENTION)
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
+    seen, unseen = (only(tables(cases, kernels, [range_row("impl=a", 10)], metrics), {"machine": MACHINE})
+                    for metrics in ([*rows, rate], rows))  # fmt: skip
+    assert in_words(seen).endswith("arithmetic limits it, not memory.")
+    assert "memory may limit it where arithmetic is named" not in explained(seen)
+    assert in_words(unseen).endswith("by the bytes that it must move at least, arithmetic limits it.")
+    assert "memory may limit it where arithmetic is named" in explained(unseen)
 
 
 def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16") -> WorkloadFindings:
@@ -173,7 +188,7 @@ def test_one_part_in_the_data_type_of_the_case_is_as_one_number() -> None:
     found = of_types({"bf16": 5e10}, {"bf16": 1e15}, dtype="bfloat16")
     point = next(p for p in found.points if p.variant == "a")
     assert (point.limit.of_flops, point.limit.dtypes) == (0.5, ())
-    assert in_words(found) == "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; arithmetic limits it, not memory."
+    assert in_words(found).startswith("There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; ")
 
 
 def test_the_data_types_are_named_beside_the_peak() -> None:

@@ -69,6 +69,11 @@ def explained(workload: WorkloadFindings) -> str:
             "What ncu saw a call move at the DRAM decides; where it did not look, what a call must move, "
             "and nothing where that would leave it below a tenth of either peak."
         )
+    elif any(one.binds == "compute" for one in known):
+        said.append(
+            "FLOP/byte are of the bytes that a call must move at least. An unfused call moves many times as many: "
+            "memory may limit it where arithmetic is named."
+        )
     if any(one.binds == "host" for one in known):
         said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
     if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):
@@ -112,11 +117,18 @@ def in_words(workload: WorkloadFindings) -> str:
     if limit.binds == "compute" and best.tflops and limit.of_flops:
         types = f" of {listed(limit.dtypes)}" if limit.dtypes else ""
         reached = f"{number(best.tflops)} TFLOP/s, {percent(limit.of_flops)} % of the {rate}{types}"
-        return f"{there} {code(best.variant)} reaches {reached}; arithmetic limits it, not memory."
+        return f"{there} {code(best.variant)} reaches {reached}; {_by_arithmetic(limit)}."
     if limit.of_bandwidth:
         reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
         return f"{there} {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
     return ""
+
+
+def _by_arithmetic(limit: Limit) -> str:
+    """Memory limits a call that the least bytes already slow down; that it does not, only measured traffic proves."""
+    if limit.traffic is None:
+        return "by the bytes that it must move at least, arithmetic limits it"
+    return "arithmetic limits it, not memory"
 
 
 def _there(workload: WorkloadFindings) -> str:
