@@ -226,7 +226,9 @@ def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, 
             is_baseline=layout.baseline_of(case) == case,
         )
         point = replace(_with_rates(point, peaks), accuracy=_accuracy(recorded, point, declared))
-        points[case] = replace(point, marks=_marks(recorded, point, basis, declared))
+        point = replace(point, marks=_marks(recorded, point, basis, declared))
+        own = "host_bound" not in point.marks and basis is not None and basis.timed and limits.starves(point)
+        points[case] = replace(point, marks=(*point.marks, "host_bound")) if own else point
     return {case: _with_speedup(point, _baseline(point, points, layout)) for case, point in points.items()}
 
 

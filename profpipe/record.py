@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profpipe.job import Ask, Command, Missing, Outcome, Tool
+from profpipe.job import Ask, Command, Job, Missing, Outcome, Tool
 from profpipe.tables import SCHEMA_VERSION, Origin
 
 if TYPE_CHECKING:
@@ -35,8 +35,12 @@ def begun(
     tools: Mapping[str, Tool | Missing],
     git: Mapping[str, Any],
     command: Sequence[str],
+    planned: Iterable[Job] = (),
 ) -> dict[str, Any]:
-    """The record of a run that starts now; `ended`, `jobs` and `files` are filled as it goes."""
+    """The record of a run that starts now; `ended`, `jobs` and `files` are filled as it goes.
+
+    ``planned``: what it is to do, by which a report knows what it lacks while it has not ended.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "name": pipeline.name,
@@ -48,12 +52,19 @@ def begun(
         "packages": dict(packages),
         "tools": {name: _tool(tool) for name, tool in tools.items()},
         "git": dict(git),
+        "planned": _planned(planned),
         "jobs": [],
         "files": [],
         "refused": [],
         "private_files": [],
         "expects": {},
     }
+
+
+def _planned(jobs: Iterable[Job]) -> list[dict[str, str]]:
+    """Each workload and profiler once, in the order in which they run."""
+    pairs = dict.fromkeys((job.workload, job.profiler) for job in jobs)
+    return [{"workload": workload, "profiler": profiler} for workload, profiler in pairs]
 
 
 def published(pipeline: Pipeline) -> dict[str, Any]:

@@ -33,6 +33,9 @@ _GROUPS: Final = 3
 _GROUP_S: Final = 0.01
 _SETTLED: Final = 0.02
 
+#: By how much the host must take longer than the GPU: what issuing a call takes is known from five calls only.
+_SLOWER: Final = 1.05
+
 #: Half the width of a median's interval, relative to it, from which on a case is called noisy.
 _NOISY: Final = 0.02
 
@@ -127,7 +130,7 @@ class Samples:
         """
         if self.issue is None or self.issue.synchronises:
             return None
-        return self.issue.starves or self.issue.ns > statistics.median(self.values_ns)
+        return self.issue.starves or self.issue.ns > _SLOWER * statistics.median(self.values_ns)
 
     @property
     def flags(self) -> list[str]:

@@ -78,7 +78,8 @@ def start(order: Order, command: Sequence[str]) -> int:
     _rules(order.pipeline)
     parsing.parsers(order.beside)
     machine, now = Machine.examine(order), record.utc_now()
-    _check_something_to_run(_jobs(order, machine, order.out))
+    planned = _jobs(order, machine, order.out)
+    _check_something_to_run(planned)
     begun = record.begun(
         order.pipeline,
         now=now,
@@ -87,6 +88,7 @@ def start(order: Order, command: Sequence[str]) -> int:
         tools=machine.tools,
         git=record.git_state(run.ask, order.beside),
         command=command,
+        planned=planned,
     )
 
     def fill(folder: Path) -> None:

@@ -652,3 +652,16 @@ def test_a_process_of_several_has_its_own_time_and_the_case_that_of_the_slowest(
     before = [metric_row("impl=a", "time", 5.0), metric_row("impl=a", "time", 8.0, subject="rank 1")]
     told = only(analyze(tables(metrics=before), {})).ranks
     assert {own.name: own.numbers["time"] for own in told} == {"0": 5.0, "1": 8.0}, "as older runs have it"
+
+
+@pytest.mark.parametrize(
+    ("launches", "issue", "marks"), [(1500, 80e6, ("host_bound",)), (900, 80e6, ()), (1500, 28e6, ())]
+)
+def test_a_call_that_waits_for_launches_which_no_queue_holds_is_host_bound(
+    launches: int, issue: float, marks: tuple[str, ...]
+) -> None:
+    """The harness compares what issuing takes with the call's own time, which is then that of the host."""
+    kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 27e6)]
+    metrics = [metric_row("impl=a", "time", 70e6), metric_row("impl=a", "issue", issue)]
+    found = only(analyze(tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], metrics), {}))
+    assert found.points[0].marks == marks

@@ -249,6 +249,36 @@ def test_samples_too_few_for_an_interval_are_told_where_they_spread(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_win_of_calls_that_the_host_issues_no_faster_says_so(tmp_path: Path) -> None:
+    """bf16 kernels are done sooner than fp32's, and sooner than a slow host launches the next."""
+    flags = {"a": ["host_bound"], "b": []}
+    rows = [
+        case_row(f"impl={i},seqlen={n}", flags=flags[i], params={"impl": i, "seqlen": n}) for i in "ab" for n in (1, 2)
+    ]
+    metrics = [metric_row(f"impl={i},seqlen={n}", "time", ns * n) for i, ns in (("a", 2e7), ("b", 5e7)) for n in (1, 2)]
+    issue = {"a,seqlen=1": 6e7, "a,seqlen=2": 9e7, "b,seqlen=1": 1e7, "b,seqlen=2": 1e7}
+    metrics += [metric_row(f"impl={case}", "issue", ns) for case, ns in issue.items()]
+    told = "Called one after another the fastest gains nothing in 1 of 2 shapes: at seqlen 1 the host takes 60.0 ms"
+    text = first_screen(page(tables(rows, metrics=metrics), with_baseline("b"), tmp_path))
+    assert f"{told} to issue a call of `a`, and one of `b` takes 50.0 ms." in text
+    loops = [metric_row("impl=a,seqlen=1", "loop_wall", 3e7)]
+    assert "one after another" not in page(tables(rows, metrics=metrics + loops), with_baseline("b"), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_jobs_that_a_stopped_run_did_not_reach_are_missed(tmp_path: Path) -> None:
+    planned = [
+        {"workload": w, "profiler": p} for w, p in (("w", "plain"), ("w", "nsys"), ("v", "plain"), ("v", "nsys"))
+    ]
+    run = {**with_baseline("a"), "planned": planned, "ended": None, "jobs": [{"workload": "w", "profiler": "plain"}]}
+    data = tables(metrics=times(a=1000.0, b=2000.0))
+    text = page(data, run, tmp_path)
+    missed = "not begun under `nsys`: everything of `w`; not begun under `plain` and `nsys`: everything of `v`."
+    assert f"Until then it lacks what was {missed}" in text
+    assert "Interrupted" not in page(data, {**run, "ended": "2026-11-20T12:00:00+00:00"}, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
     full = {"impl": "a", "seqlen": 1, "seed": 0}
     rows = [

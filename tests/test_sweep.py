@@ -75,6 +75,22 @@ def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_tha
     assert calls == ["replay", "loop"]
 
 
+@pytest.mark.parametrize(("loop_ns", "issue", "flags"), [(1000.0, 300.0, ["host_bound"]), (205.0, 205.0, [])])
+def test_the_host_is_taken_at_its_best_and_held_to_what_the_loop_takes(monkeypatch, loop_ns, issue, flags):
+    # A mock: a CPU has no launches. It shows only which of the host's times counts.
+    seen, written = iter([900.0, 300.0, 700.0]), []
+
+    def sample(fn, **_):
+        return sweep.timing.Samples([200.0] * 6, "cuda_event", sweep.timing.Rule(least=6), issue=Issue(next(seen)))
+
+    monkeypatch.setattr(sweep.timing, "sample", sample)
+    monkeypatch.setattr(sweep.timing, "loop", lambda fn, n, **_: sweep.timing.Loop(loop_ns))
+    case = timed(plan(order="interleaved", rounds=3), written)
+    assert [case.visit(lambda: None) for _ in range(3)] == [False, False, True]
+    assert case.facts(lambda: None) == flags
+    assert [event["value"] for event in written if event.get("metric") == "issue"] == [issue]
+
+
 def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     log = tmp_path / "events.jsonl"
     events = [

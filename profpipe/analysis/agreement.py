@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from profpipe.analysis.limits import QUEUE
 from profpipe.analysis.recorded import Recorded
 from profpipe.analysis.shares import PREFERENCE
 from profpipe.analysis.tallies import Key, Tally
@@ -22,9 +23,8 @@ CLOSE = 0.03
 #: What lies between two kernels of one stream when the CPU is ahead of the GPU, plus what the events themselves cost.
 _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
 
-#: A CUDA stream takes about so many launches before the host has to wait; and what the host takes to issue a call
-#: differs by so much from time to time.
-_QUEUE, _ISSUE_VARIES = 1024, 0.25
+#: What the host takes to issue a call differs by so much from time to time.
+_ISSUE_VARIES = 0.25
 
 #: What reading a whole L2 again takes at most: 60 MB at 3 TB/s. More than that for each launch is not the cold cache.
 _COLD_NS = 20_000.0
@@ -342,8 +342,8 @@ def _waits(point: Point, ns: float, base: Split) -> str:
         return "launch gaps: the host waits for the GPU inside the call"
     if "issue" in point.values:
         issue = point.values["issue"] or 0.0
-        if base.total.calls > _QUEUE and base.total.ns < ns <= (1 + _ISSUE_VARIES) * issue:
-            queued = f"{base.total.calls:.0f} launches, of which about {_QUEUE} can be queued ahead"
+        if base.total.calls > QUEUE and base.total.ns < ns <= (1 + _ISSUE_VARIES) * issue:
+            queued = f"{base.total.calls:.0f} launches, of which about {QUEUE} can be queued ahead"
             return f"launch gaps: {queued}; issuing them takes the host {issue / 1e6:.1f} ms"
         return ""
     if base.idle is not None and base.idle > 0.2:

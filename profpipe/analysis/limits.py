@@ -125,9 +125,25 @@ def _gpu_ns(point: Point) -> float | None:
     return point.values.get("time")
 
 
+#: By how much the host must take longer than the GPU, as in ``timing``.
+_SLOWER = 1.05
+
+#: A CUDA stream takes about so many launches before the host has to wait.
+QUEUE = 1024
+
+
+def starves(point: Point) -> bool:
+    """Whether the GPU waits for launches even in a call that was timed as far ahead queued as a queue allows."""
+    split, issue, time = point.split, point.values.get("issue"), point.values.get("time")
+    if split is None or split.kind != "kernel" or not split.iterations or issue is None or time is None:
+        return False
+    slower = min(issue, time) > _SLOWER * split.total.ns
+    return split.total.calls > QUEUE and slower and "synchronises" not in point.marks
+
+
 def _host_binds(point: Point, issue: float | None, gpu_ns: float | None) -> bool:
     if issue is not None and gpu_ns is not None:
-        return issue > gpu_ns
+        return issue > _SLOWER * gpu_ns
     idle = point.split.idle if point.split else None
     return "host_bound" in point.marks or (idle is not None and idle > HOST_BOUND)
 

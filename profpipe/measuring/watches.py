@@ -42,6 +42,7 @@ _ROOM_NS: Final = 30e3
 _LONGEST_HOLD_NS: Final = 100e6
 _LONGEST_TRIED_NS: Final = 500e6
 _LONG_CALL_NS: Final = 2e9
+_SHORT_CALL_NS: Final = 1e6
 
 #: For so long the loop of samples runs before the first of them: about what ``do_bench`` warms up for by default; and
 #: where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times of
@@ -165,7 +166,8 @@ class Gpu:
     def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
-        What an earlier visit to the case found is ``known``: eleven calls of a training step take two seconds.
+        What an earlier visit to the case found is ``known``, and is not asked again of calls that take over a
+        millisecond: eleven of a training step take two seconds.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
         of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
@@ -180,7 +182,8 @@ class Gpu:
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        self._issue = issue = known or self._asked(fn, ranks)
+        again = known is None or known.call_ns < _SHORT_CALL_NS
+        self._issue = issue = self._asked(fn, ranks) if again or known is None else known
         if not issue.synchronises:
             self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
         self._load(fn, issue.call_ns, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.findings import Point, Shape, Split, Swap, Win, WorkloadFindings
@@ -34,7 +35,7 @@ def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
     judged = [shape for shape in workload.shapes if shape.win]
     said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
     first = [f"**{_capitalised(said)}**", *_barred(judged)]
-    return [*first, *_spread(judged), *_paradoxes(workload, largest, alone)]
+    return [*first, *_spread(judged), *_in_a_row(judged), *_paradoxes(workload, largest, alone)]
 
 
 def _capitalised(sentence: str) -> str:
@@ -292,6 +293,37 @@ def _spread(shapes: Sequence[Shape]) -> Iterator[str]:
         [f"{code(worst.variant)}{place} {_known(worst)}", *(f"{code(p.variant)} {_known(p)}" for p in others)]
     )
     yield f"Mind the spread{among if touched > 1 else ''}: {told}."
+
+
+def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Where the win is one of calls that were queued ahead, and calls one after another are no faster for it."""
+    gains_nothing = []
+    for shape in shapes:
+        if shape.win and shape.win.verdict == "clear" and "host_bound" in shape.win.best.marks:
+            other = shape.win.second if shape.win.best.is_baseline or not shape.baseline else shape.baseline
+            own, theirs = _pace_ns(shape.win.best), _pace_ns(other) if other else 0.0
+            if other and own and own >= theirs > 0:
+                gains_nothing.append((own / theirs, shape, other))
+    if not gains_nothing:
+        return
+    _, shape, other = max(gains_nothing, key=lambda found: found[0])
+    assert shape.win is not None
+    best, place = shape.win.best, f"at {axes(shape.axes)} " if len(shapes) > 1 else ""
+    every = len(gains_nothing) == len(shapes)
+    where = _every(len(shapes)) if every else f"{len(gains_nothing)} of {len(shapes)} shapes"
+    takes = f"the host takes {duration(_pace_ns(best))} to issue a call of {code(best.variant)}"
+    against = f"one of {code(other.variant)} takes {duration(_pace_ns(other))}"
+    gains = f"Called one after another the fastest gains nothing{f' in {where}' if len(shapes) > 1 else ''}"
+    yield f"{gains}: {place}{takes}, and {against}."
+
+
+def _pace_ns(point: Point) -> float:
+    """What a call takes among others: on the GPU, or the host that issues it.
+
+    The host issues no more slowly than the loop ran that profilers see, which runs of before 0.2 did not hold it to.
+    """
+    issue = min(point.values.get("issue", 0.0), point.values.get("loop_wall", math.inf))
+    return max(point.time.ns if point.time else 0.0, issue)
 
 
 def _uncertainty(point: Point) -> float:

@@ -29,7 +29,7 @@ _HARMLESS = re.compile(
 
 def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
     """Every reason to be careful, most serious first, a sentence each."""
-    lines = _interrupted(findings, alone)
+    lines = _interrupted(findings, run, alone)
     lines += [_not_run(g, findings, alone) for g in findings.not_run if g.status not in ("skipped", "interrupted")]
     lines += [_unmet(e) for e in _grouped(findings.expectations) if not e.met]
     lines += [_refused(refusal) for refusal in run.get("refused") or ()]
@@ -92,8 +92,8 @@ def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
     return f"**{fate(group)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
 
 
-def _interrupted(findings: Findings, alone: bool) -> list[str]:
-    """One sentence for a run that the user stopped: how to go on, and what is missing until then."""
+def _interrupted(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
+    """One sentence for a run that was stopped: how to go on, and what is missing until then."""
     missing = []
     for group in findings.not_run:
         if group.status != "interrupted":
@@ -105,7 +105,25 @@ def _interrupted(findings: Findings, alone: bool) -> list[str]:
         what_became = "not finished" if _has_times(group, findings) else fate(group).lower()
         missing.append(f"{what_became} under {listed(map(code, group.profilers))}: {what}{where}{number}")
     go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
+    missing += _not_begun(run, alone)
     return [f"{go_on} Until then it lacks what was {'; '.join(missing)}."] if missing else []
+
+
+def _not_begun(run: Mapping[str, Any], alone: bool) -> list[str]:
+    """The jobs of a run that has not ended which left no row, for they were not reached."""
+    if run.get("ended"):
+        return []
+    begun = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or ()}
+    planned = run.get("planned") or ()
+    alone = alone and len({job["workload"] for job in planned}) < 2
+    left: dict[str, list[str]] = {}
+    for job in planned:
+        if (job["workload"], job["profiler"]) not in begun:
+            left.setdefault(job["workload"], []).append(code(job["profiler"]))
+    return [
+        f"not begun under {listed(profilers)}: everything{'' if alone else f' of {code(workload)}'}"
+        for workload, profilers in left.items()
+    ]
 
 
 def _has_times(group: NotRun, findings: Findings) -> bool:
