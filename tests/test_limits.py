@@ -12,7 +12,7 @@ from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
 from profpipe.measuring import facts
-from profpipe.page.limit_sheets import explained, in_words
+from profpipe.page.limit_sheets import explained, in_words, limits
 from profpipe.tables import Tables
 
 
@@ -129,6 +129,18 @@ def test_a_host_that_is_slower_than_the_gpu_is_the_limit() -> None:
     found = limit(5e10, 1e6, metric_row("impl=a", "issue", 3e5))
     assert (found.binds, found.issue_ns, found.gpu_ns) == ("host", 3e5, 1e5)
     assert limit(5e10, 1e6, metric_row("impl=a", "issue", 3e4)).binds == "compute"
+
+
+def test_the_time_of_a_call_whose_kernels_nobody_captured_is_a_bound_of_the_gpus_where_the_host_is_slower() -> None:
+    rows = [metric_row("impl=a", "time", 2e5), metric_row("impl=a", "issue", 3e5), metric_row("impl=b", "time", 4e5)]
+    alone, captured = (
+        only(tables([case_row("impl=a"), case_row("impl=b")], kernels, [range_row("impl=a", 10)], rows))
+        for kernels in ([], [kernel_row("impl=a", ATTENTION, 10, 1e6)])
+    )
+    for workload, written in ((alone, "≤ 200.0"), (captured, "100.0")):
+        sheet = limits(workload, workload.points, one_shape=True)
+        assert sheet.rows[0][sheet.head.index("GPU us")] == written
+        assert ("≤: its kernels were not captured" in explained(workload)) is (workload is alone)
 
 
 def test_without_peaks_nothing_is_said_to_bind() -> None:

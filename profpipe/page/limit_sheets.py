@@ -18,7 +18,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
     sizes = size_unit(p.limit.traffic for p in known)
     slowed = {o.case for o in workload.overheads if o.marked and o.profiler == workload.kernel_profiler}
     columns: list[tuple[str, Callable[[Point], str]]] = [
-        (f"GPU {times.name}", lambda p: times.of(p.limit.gpu_ns)),
+        (f"GPU {times.name}", lambda p: ("≤ " if _has_gaps(p) else "") + times.of(p.limit.gpu_ns)),
         (f"host issues in {times.name}", lambda p: times.of(p.limit.issue_ns)),
         ("GPU idle %", lambda p: _idle(p, p.id in slowed)),
         ("as CUDA graph", lambda p: ratio(_graph(p))),
@@ -40,6 +40,11 @@ def _idle(point: Point, slowed: bool) -> str:
     if point.split is None or point.split.idle is None:
         return MISSING
     return percent(point.split.idle) + (" *profiler_overhead*" if slowed else "")
+
+
+def _has_gaps(point: Point) -> bool:
+    """Whether its GPU time is that of the call, for want of kernels, in which the GPU may wait for the host."""
+    return point.limit.binds == "host" and point.limit.gpu_ns == point.values.get("time")
 
 
 def _graph(point: Point) -> float | None:
@@ -76,6 +81,8 @@ def explained(workload: WorkloadFindings) -> str:
         )
     if any(one.binds == "host" for one in known):
         said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
+    if any(_has_gaps(point) for point in workload.points):
+        said.append("≤: its kernels were not captured, so this is the time of the call, in which the GPU may wait too.")
     if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):
         slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
         said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
