@@ -211,15 +211,20 @@ def _clean_up(desk: _Desk) -> bool:
         torch = process.torch()
         try:
             torch.cuda.synchronize()
-            # Once used, cuBLAS keeps a workspace in torch's memory, which every later case would be said to need.
-            if forget := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):
-                forget()
+            _forget_workspaces()
             torch.cuda.empty_cache()
             if not torch.cuda.memory_allocated():
                 _freeze_imports(desk)
         except RuntimeError:
             return True
     return False
+
+
+def _forget_workspaces() -> None:
+    """Once used, cuBLAS keeps a workspace in torch's memory, 32 MiB on an H200, which the next call is said to need."""
+    torch = process.torch()
+    if torch is not None and process.device() == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _freeze_imports(desk: _Desk) -> None:
@@ -258,6 +263,7 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
 
 def _time(desk: _Desk, name: str, case: sweep.Case, params: dict[str, Any]) -> _End | None:
     fn = desk.workload.build(params)
+    _forget_workspaces()  # of products by which the inputs were made
     desk.ranks.step("built")
     if not case.visit(fn):
         return None

@@ -238,6 +238,16 @@ def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatc
     assert len(frozen) == 2
 
 
+def test_what_cublas_kept_of_making_the_inputs_is_given_back_before_the_first_call(monkeypatch):
+    """A stand-in for torch, as above: its order of calls, not its memory."""
+    asked = on_a_gpu(monkeypatch)
+    workload = SimpleNamespace(build=lambda params: asked.append("build"))
+    own = harness._Desk(workload, {}, None, "cuda")
+    case = SimpleNamespace(visit=lambda fn: asked.append("visit"))
+    assert harness._time(own, "a", case, {}) is None
+    assert asked == ["build", "cublas", "visit"]
+
+
 class Model:
     """With a reference to itself, so that only the collector gives it back."""
 
