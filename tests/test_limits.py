@@ -143,6 +143,12 @@ def test_the_time_of_a_call_whose_kernels_nobody_captured_is_a_bound_of_the_gpus
         assert ("≤: its kernels were not captured" in explained(workload)) is (workload is alone)
 
 
+def test_a_time_that_nobody_knows_has_no_bound() -> None:
+    whole = [kernel_row("impl=a", ATTENTION, 10, 1e6)]
+    workload = only(tables([case_row("impl=a", "nsys", flags=["host_bound"])], whole))
+    assert workload.points[0].limit.binds == "host" and "≤" not in explained(workload)
+
+
 def test_without_peaks_nothing_is_said_to_bind() -> None:
     assert limit(5e10, 1e6, machine={}).binds == ""
 

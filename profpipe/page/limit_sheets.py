@@ -44,7 +44,8 @@ def _idle(point: Point, slowed: bool) -> str:
 
 def _has_gaps(point: Point) -> bool:
     """Whether its GPU time is that of the call, for want of kernels, in which the GPU may wait for the host."""
-    return point.limit.binds == "host" and point.limit.gpu_ns == point.values.get("time")
+    known = point.limit.gpu_ns is not None and point.limit.gpu_ns == point.values.get("time")
+    return known and point.limit.binds == "host"
 
 
 def _graph(point: Point) -> float | None:
