@@ -221,10 +221,13 @@ class Shape:
 
     @property
     def size(self) -> float:
-        """The product of its numbers; where it has none (``size small``, ``seqlens 8x128``) the FLOPs of a call."""
+        """The product of its numbers; where it has none (``size small``, ``seqlens 8x128``) the FLOPs of a call.
+
+        Shares (``dropout 0.1``) are no sizes, and a zero stands for a default.
+        """
         numbers = [v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool)]
         if numbers:
-            return math.prod(numbers, start=1.0)
+            return math.prod((max(number, 1.0) for number in numbers), start=1.0)
         return max((point.values.get("flops") or 1.0 for point in self.points), default=1.0)
 
 

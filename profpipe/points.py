@@ -37,9 +37,14 @@ class Layout:
     def variant(self, case: str) -> str:
         """The case's value on the compared axis, with what only some cases set: ``sparge topk=0.5``."""
         params = self.params[case]
-        extra = [f"{axis}={shown(params[axis])}" for axis in self.extra if axis in params]
+        extra = self.options(params)
         named = [self._named(params[self.compare])] if self.compare is not None and self.compare in params else []
         return " ".join(named + extra)
+
+    def options(self, params: Mapping[str, Any], besides: Iterable[str] = ()) -> list[str]:
+        """``["topk=0.5"]``: what only some cases set, as this one has it; without the axes of ``besides``."""
+        left = [axis for axis in self.extra if axis not in besides and params.get(axis) is not None]
+        return [f"{axis}={shown(params[axis])}" for axis in left]
 
     def _named(self, value: Any) -> str:
         """``fa2``, and ``compile=true``: of an axis that is no implementation the bare value would say nothing."""
@@ -75,8 +80,25 @@ class Layout:
 
     @functools.cached_property
     def extra(self) -> tuple[str, ...]:
-        """Those of the varying axes that only some cases have."""
-        return tuple(axis for axis in self.varying if any(axis not in params for params in self.params.values()))
+        """Those of the varying axes that only some cases have: settings of what is compared, and no part of a shape."""
+        return tuple(axis for axis in self.varying if self._lacked(axis) or self._is_null_of_some(axis))
+
+    def _lacked(self, axis: str) -> bool:
+        return any(axis not in params for params in self.params.values())
+
+    def _is_null_of_some(self, axis: str) -> bool:
+        """Whether ``topk: null`` says of the dense ones that it is not theirs, as its absence would.
+
+        Where each of the compared values has null and numbers, null is a size like these; among words it is a word.
+        """
+        if self.compare is None or axis == self.compare:
+            return False
+        by_compared: dict[str, list[Any]] = {}
+        for params in self.params.values():
+            by_compared.setdefault(shown(params.get(self.compare)), []).append(params.get(axis))
+        sets_none = [all(value is None for value in own) for own in by_compared.values()]
+        every = [value for own in by_compared.values() for value in own if value is not None]
+        return any(sets_none) and all(map(is_number, every))
 
 
 def lay_out(tables: Tables, workload: str, declared: Mapping[str, Any], planned: Iterable[str] = ()) -> Layout:

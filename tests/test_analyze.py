@@ -194,6 +194,24 @@ def test_a_parameter_that_only_some_cases_have_belongs_to_the_implementation() -
     assert all(point.speedup == 1.0 for point in workload.points)
 
 
+def test_what_is_null_of_one_implementation_and_a_number_of_another_belongs_to_the_other() -> None:
+    ids = ("impl=a,n=1,topk=none", "impl=b,n=1,topk=0.5", "impl=b,n=1,topk=0.2")
+    workload = only(analyze(tables(metrics=_times(*ids)), declared(baseline={"impl": "a", "topk": None})))
+    assert workload.variants == ("a", "b topk=0.5", "b topk=0.2")
+    assert len(workload.shapes) == 1 and all(point.speedup == 1.0 for point in workload.points)
+
+
+def test_null_is_a_size_like_others_where_each_implementation_has_both_and_a_word_among_words() -> None:
+    ids = [f"impl={impl},window={window}" for impl in "ab" for window in ("none", 128)]
+    assert only(analyze(tables(metrics=_times(*ids)), declared())).varying_shape == ("window",)
+    words = ("impl=a,mask=none", "impl=b,mask=none", "impl=b,mask=full")
+    assert only(analyze(tables(metrics=_times(*words)), declared())).varying_shape == ("mask",)
+
+
+def _times(*cases: str) -> list[dict[str, Any]]:
+    return [metric_row(case, "time", 1.0) for case in cases]
+
+
 def test_cases_without_a_baseline_have_no_speed_up() -> None:
     workload = only(analyze(tables(metrics=[metric_row("impl=a", "time", 1.0), metric_row("impl=b", "time", 2.0)]), {}))
     assert [point.speedup for point in workload.points] == [None, None]
@@ -641,6 +659,12 @@ def test_the_largest_of_shapes_without_a_number_is_the_one_with_the_most_work() 
             ]
     (workload,) = analyze(tables(metrics=rows), {}).workloads
     assert workload.largest.axes == (("size", "large"),)
+
+
+def test_shares_and_zeros_make_no_shape_smaller() -> None:
+    ids = [f"impl=a,n={n},dropout={share},kv_heads={heads}" for n, share, heads in ((1, 0.5, 8), (9, 0.1, 0))]
+    workload = only(analyze(tables(metrics=_times(*ids)), declared()))
+    assert [shape.size for shape in workload.shapes] == [8.0, 9.0]
 
 
 def test_a_process_of_several_has_its_own_time_and_the_case_that_of_the_slowest() -> None:

@@ -326,6 +326,8 @@ def test_what_only_some_cases_set_is_told_beside_the_compared_value() -> None:
     assert [row[0] for row in rows_of(only(data, {}, rows="impl", value="time"))[1:]] == [
         "`fa2`", "`sparge topk=0.5`", "`sparge topk=0.7`",
     ]  # fmt: skip
+    nulls = tables(metrics=[metric_row(c, "time", 5.0, n=1) for c in ["impl=fa2,topk=none", *ids[1:]]])
+    assert rows_of(only(nulls, {}, rows="impl", value="time"))[1][0] == "`fa2`"
 
 
 def test_kernels_inside_whole_graphs_are_unknown_and_not_absent() -> None:

@@ -127,8 +127,8 @@ class CasesOf:
 
     def _named(self, point: Point, at: Mapping[str, Any]) -> dict[str, Any]:
         """The same with what only some cases set beside the compared value: ``sparge topk=0.5``."""
-        compare, placed = self._material.layout.compare, self._request.placed
-        extra = [f"{a}={shown(at[a])}" for a in self._material.layout.extra if a in at and a not in placed]
+        compare = self._material.layout.compare
+        extra = self._material.layout.options(at, besides=self._request.placed)
         if compare is None or compare not in at or not extra:
             return dict(at)
         return {**at, compare: " ".join([shown(at[compare]), *extra])}
