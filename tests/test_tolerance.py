@@ -246,6 +246,18 @@ def test_the_fastest_number_of_a_table_is_that_of_the_fastest_accurate_one(page:
     ) in text
 
 
+def test_several_that_are_not_called_faster_in_the_same_shapes_share_a_sentence(page: Any) -> None:
+    wrong = {**FAST_AND_WRONG, "d": (1500.0, 0.07)}
+    assert (
+        "`c` (1.00 us) and `d` (1.50 us) take less time and are not called faster: their results are **inaccurate**"
+        " (`c`: error_rel_l1 is 0.08, at most 0.05)."
+    ) in page(study(**wrong))
+    assert (
+        "`c` and `d` take less time in both shapes and are not called faster: their results are **inaccurate**"
+        " (`c`: error_rel_l1 is 0.08, at most 0.05 at seqlen 2)."
+    ) in page(study((",seqlen=1", ",seqlen=2"), **wrong))
+
+
 def test_an_inaccurate_one_that_is_slower_anyway_is_no_part_of_the_answer(page: Any) -> None:
     text = page(study(a=(4000.0, 0.001), b=(2000.0, 0.01), c=(9000.0, 0.08)))
     assert "**`b` is fastest: 2.00 us per call, 2.00x over `a` (baseline).**" in text

@@ -257,22 +257,38 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def _barred(shapes: Sequence[Shape]) -> Iterator[str]:
-    """A sentence for each that took less time than the winner, and whose result is outside the tolerance."""
+    """Those that took less time than the winner and whose result is outside the tolerance, by where they did."""
     found: dict[tuple[str, str], list[tuple[Shape, Point]]] = {}
     for shape in shapes:
         for point in shape.win.barred if shape.win else ():
             if point.accuracy:
                 found.setdefault((point.variant, point.accuracy.mark), []).append((shape, point))
-    for (name, mark), own in found.items():
-        shape, point = own[-1]
-        assert point.time is not None and point.accuracy is not None
-        why = escape(point.accuracy.why)
-        if len(shapes) == 1:
-            told = f"takes {duration(point.time.ns)}"
-        else:
-            told = f"takes less time {_where([shape for shape, _ in own], len(shapes))}"
-            why = f"{why} at {axes(shape.axes)}" if why else why
-        yield f"{code(name)} {told} and is not called faster: its result is **{mark}**{f' ({why})' if why else ''}."
+    alike: dict[tuple[str, ...], list[tuple[Shape, Point]]] = {}
+    for (_, mark), own in found.items():
+        where = "" if len(shapes) == 1 else f" {_where([shape for shape, _ in own], len(shapes))}"
+        alike.setdefault((where, mark), []).append(own[-1])
+    for (where, mark), last in alike.items():
+        yield _barred_alike(last, where, mark, several=len(shapes) > 1)
+
+
+def _barred_alike(last: Sequence[tuple[Shape, Point]], where: str, mark: str, several: bool) -> str:
+    """A sentence of all that were barred in the same shapes, with what the first of them misses in the last shape."""
+    (shape, point), *others = last
+    assert point.accuracy is not None
+    why = escape(point.accuracy.why)
+    why = f"{why} at {axes(shape.axes)}" if why and several else why
+    if not others:
+        took = "takes less time" if several else f"takes {duration(point.time.ns if point.time else None)}"
+        told = f"{code(point.variant)} {took}{where} and is not called faster: its result is"
+    else:
+        names = listed(code(p.variant) if several else _named_time_of(p) for _, p in last)
+        told = f"{names} take less time{where} and are not called faster: their results are"
+        why = f"{code(point.variant)}: {why}" if why else why
+    return f"{told} **{mark}**{f' ({why})' if why else ''}."
+
+
+def _named_time_of(point: Point) -> str:
+    return f"{code(point.variant)} ({duration(point.time.ns if point.time else None)})"
 
 
 # --- how well the times are known ------------------------------------------------------------------------------------
