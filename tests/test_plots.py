@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_study import made_up, metric_row, recorded, tables
 
 from profpipe.analyze import analyze
-from profpipe.page import lines, plots
+from profpipe.page import bars, lines, plots
 from profpipe.page.canvas import spread
 
 
@@ -121,6 +121,22 @@ def test_rates_start_at_zero_and_times_may_span_decades() -> None:
     assert {quantity.name: quantity.decades for quantity in plots._quantities(workload)} == {
         "speedup": False, "time": True, "tflops": False, "bandwidth": False,
     }  # fmt: skip
+
+
+def test_bars_tell_classes_apart_as_the_table_of_shares_does() -> None:
+    (workload,) = analyze(*recorded()).workloads
+    splits = [point.split for point in workload.points if point.split]
+    labels = [piece.label for piece in bars.pieces(splits)]
+    assert labels == ["attention", "helpers", "direct_copy", "add", "gemm", "softmax", "elementwise", "other copies",
+                      "reduction"]  # fmt: skip
+    for split in splits:
+        assert sum(piece.of(split).ns for piece in bars.pieces(splits)) == pytest.approx(split.total.ns)
+
+
+def test_names_of_a_legend_that_do_not_fit_beside_each_other_go_into_rows() -> None:
+    assert bars.abreast(["add", "gemm"], 5.0) == 2
+    assert bars.abreast(["elementwise"] * 9, 5.0) == 4
+    assert bars.abreast(["x" * 99], 5.0) == 1
 
 
 def test_without_a_comparison_the_values_of_another_axis_are_the_lines() -> None:

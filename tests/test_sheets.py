@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
+from report_study import ATTENTION, FLUSH, case_row, kernel_row, metric_row, range_row, tables
 
+from profpipe.analysis import shares
+from profpipe.analysis.tallies import Kernel, OwnRange, Tally
 from profpipe.analyze import analyze
-from profpipe.findings import WorkloadFindings
-from profpipe.page import marks, sheets
+from profpipe.findings import Part, Split, WorkloadFindings
+from profpipe.page import marks, remainder, sheets
+from profpipe.page.quantities import Unit
 from profpipe.tables import Tables
 
 
@@ -35,3 +38,48 @@ def test_kernels_are_said_to_be_compared_below_only_where_some_were_captured() -
     assert said.endswith("What is compared here are calls; kernels are compared by their own times below.")
     (said,) = marks.explained(only(tables(cases, metrics=rows), "a"))
     assert said.endswith("What is compared here are calls.")
+
+
+# --- what a call does beside its parts -------------------------------------------------------------------------------
+
+
+def split(**own: tuple[str, float]) -> Split:
+    """Of kernels, name -> (class, ns), one launch each."""
+    tally = Tally()
+    for name, (cls, ns) in own.items():
+        tally.add(Kernel(name, cls, "sage2" if cls == "attention" else "", "kernel"), "", 1.0, ns, 0.0)
+    found = shares.split("nsys", tally, 1, OwnRange())
+    assert found is not None
+    return found
+
+
+def test_a_class_beside_the_parts_has_a_row_from_5_percent_of_any_call_on() -> None:
+    few = split(attn=("attention", 960.0), fill=("elementwise", 40.0))
+    many = split(attn=("attention", 900.0), fill=("elementwise", 55.0), odd=("other", 45.0))
+    rows = {first: numbers for first, *numbers in sheets._share_rows([few, many], Unit("ns", 1.0), "ns/call")}
+    assert rows["elementwise ns/call"] == ["40.0", "55.0"]
+    assert rows["everything else ns/call"] == ["", "45.0"]
+
+
+def test_classes_beside_the_parts_hold_no_kernel_that_is_in_a_part() -> None:
+    found = split(attn=("attention", 500.0), quantise=("attention_aux", 10.0), MeanOps=("reduction", 90.0),
+                  sum=("reduction", 100.0), direct_copy_kernel=("copy", 140.0), cat=("copy", 160.0))  # fmt: skip
+    assert remainder.classes([found]) == ["copy", "reduction"]
+    assert [remainder.of(found, name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
+    assert remainder.left(found, ["copy", "reduction"]) == Part()
+    assert remainder.named("copy") == "other copies"
+
+
+def test_nothing_is_told_apart_where_a_rule_of_the_users_own_classes_direct_copies_otherwise() -> None:
+    found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
+    assert remainder.classes([found]) == [] and remainder.left(found, []).ns == 700.0
+
+
+def test_what_a_swap_changes_is_told_by_the_classes_of_the_table_of_shares() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 10e6), kernel_row("impl=b", ATTENTION, 10, 5e6)]
+    kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
+    ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
+    (shape,) = only(tables(kernels=kernels, ranges=ranges), "a").shapes
+    assert sheets.swaps(shape).rows[0][-1] == (
+        "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
+    )

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profpipe.findings import Point, Shape, WorkloadFindings
+from profpipe.findings import Part, Point, Shape, Split, WorkloadFindings
+from profpipe.page import remainder
 from profpipe.page.canvas import INK, RC, Plot, figure_of, fixed, head, path_of, save
 from profpipe.page.quantities import Unit, number, time_unit
 from profpipe.points import in_words
 
-#: The colours of a call's parts in the stacked bars: attention stands out, what it drags along is warm, the rest grey.
+#: The colours of a call's parts in the stacked bars: attention stands out, what it drags along is warm.
 _COLOURS = {
     "attention": "#0072B2", "helpers": "#56B4E9", "direct_copy": "#D55E00", "add": "#E69F00", "gemm": "#009E73",
-    "softmax": "#CC79A7", "rest": "#B4B8BD", "graph": "#7F858C",
+    "softmax": "#CC79A7",
 }  # fmt: skip
+
+#: The paler ones of what else is told apart; a class that has none is grey with everything else.
+_PALE = {
+    "copy": "#EDB08F", "elementwise": "#9C8FBF", "reduction": "#7FA3B5", "norm": "#B99B7A", "optimizer": "#A3AC6B",
+    "conv": "#86C5AF", "communication": "#5B5F8A", "fused": "#D9C277",
+}  # fmt: skip
+_REST, _GRAPH = "#B4B8BD", "#7F858C"
+
+#: Inches: the width of the picture; in the legend a letter, what stands around a name, and the height of a row.
+_WIDTH, _LETTER, _AROUND, _ROW = 7.6, 0.075, 0.42, 0.2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a bar is made of: a part of a call, or a class of the rest."""
+
+    label: str
+    colour: str
+    of: Callable[[Split], Part]
+
+
+def pieces(splits: Sequence[Split]) -> list[Piece]:
+    """Those that occur in any of ``splits``, from left to right; as the table of shares tells them apart."""
+    names = [name for name in remainder.classes(splits) if name in _PALE]
+    cpu = any(split.kind == "cpu_op" for split in splits)
+    found = [Piece("copy" if cpu and part == "direct_copy" else part, colour, partial(_part, name=part))
+             for part, colour in _COLOURS.items()]  # fmt: skip
+    found += [Piece(remainder.named(name), _PALE[name], partial(remainder.of, name=name)) for name in names]
+    found.append(Piece("everything else", _REST, partial(remainder.left, names=names)))
+    found.append(Piece("graph", _GRAPH, partial(_part, name="graph")))
+    return [piece for piece in found if any(piece.of(split).ns for split in splits)]
+
+
+def _part(split: Split, name: str) -> Part:
+    return split.part(name)
 
 
 def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
@@ -23,59 +61,69 @@ def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
     import matplotlib
 
     points = sorted((p for p in shape.points if p.split), key=lambda p: p.split.total.ns if p.split else 0)
-    unit = time_unit(point.split.total.ns for point in points if point.split)
-    totals = [point.split.total.ns / unit.size for point in points if point.split]
-    middle = totals[len(totals) // 2]
-    limit = max(total for total in totals if total <= 3 * middle)
+    splits = [point.split for point in points if point.split]
+    unit = time_unit(split.total.ns for split in splits)
+    names = [point.variant + (" (baseline)" if point.is_baseline else "") for point in points]
+    left = min(0.35, (0.078 * max(map(len, names)) + 0.15) / _WIDTH)
+    used = pieces(splits)
+    columns = abreast([piece.label for piece in used], (1 - left) * _WIDTH)
+    above = 0.85 + _ROW * (-(-len(used) // columns) - 1)
+    height = 0.34 * len(points) + 0.7 + above
     path = path_of(workload, "share")
     with matplotlib.rc_context(RC):
-        height = 0.34 * len(points) + 1.55
-        figure = figure_of(7.6, height)
+        figure = figure_of(_WIDTH, height)
         axes = figure.subplots()
-        used = _bars(axes, points, unit, limit)
-        axes.set_xlim(0, 1.25 * limit)
-        axes.set_ylim(len(points) - 0.45, -0.6)
-        axes.set_yticks(range(len(points)), [p.variant + (" (baseline)" if p.is_baseline else "") for p in points])
+        _bars(axes, points, used, unit)
+        axes.set_yticks(range(len(points)), names)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.grid(axis="x")
         axes.set_xlabel(f"{unit.name} per call ({workload.kernel_profiler})")
-        longest = max(len(label.get_text()) for label in axes.get_yticklabels())
-        left = min(0.35, (0.078 * longest + 0.15) / 7.6)
-        figure.subplots_adjust(left=left, right=0.97, top=1 - 0.85 / height, bottom=0.5 / height)
+        figure.subplots_adjust(left=left, right=0.97, top=1 - above / height, bottom=0.5 / height)
         title = "Where the time of a call goes" + (f", {in_words(shape.axes)}" if shape.axes else "")
         head(figure, title, fixed(workload), left=0.02)
-        figure.legend(handles=used, loc="upper left", bbox_to_anchor=(left - 0.01, 1 - 0.5 / height), ncols=len(used),
-                      frameon=False, fontsize=8.5, handlelength=0.9, handleheight=0.9, columnspacing=1.2,
-                      handletextpad=0.4, labelcolor=INK)  # fmt: skip
+        _legend(figure, used, columns, (left - 0.01, 1 - 0.5 / height))
         save(figure, folder / path)
     return Plot(title, path.as_posix())
 
 
-def _bars(axes: Any, points: Sequence[Point], unit: Unit, limit: float) -> list[Any]:
-    """Draws the bars; gives a legend handle for each part that occurs."""
-    from matplotlib.patches import Patch
-
-    used: dict[str, Any] = {}
+def _bars(axes: Any, points: Sequence[Point], used: Sequence[Piece], unit: Unit) -> None:
+    totals = [point.split.total.ns / unit.size for point in points if point.split]
+    middle = totals[len(totals) // 2]
+    limit = max(total for total in totals if total <= 3 * middle)
     for row, point in enumerate(points):
         assert point.split is not None
-        total, left = point.split.total.ns / unit.size, 0.0
+        total, left = totals[row], 0.0
         own_scale = total > 1.02 * limit
         shown_of = limit / total if own_scale else 1.0
-        for part, colour in _COLOURS.items():
-            width = point.split.part(part).ns / unit.size * shown_of
+        for piece in used:
+            width = piece.of(point.split).ns / unit.size * shown_of
             if width:
-                axes.barh(row, width, left=left, height=0.66, color=colour, edgecolor="white", linewidth=0.5,
+                axes.barh(row, width, left=left, height=0.66, color=piece.colour, edgecolor="white", linewidth=0.5,
                           alpha=0.55 if own_scale else 1.0)  # fmt: skip
-                used.setdefault(part, Patch(color=colour, label=_said(part, point.split.kind)))
                 left += width
         told = f"{number(total)}, own scale" if own_scale else number(total)
         axes.annotate(
             told, (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK
         )
-    return [used[part] for part in _COLOURS if part in used]
+    axes.set_xlim(0, 1.25 * limit)
+    axes.set_ylim(len(points) - 0.45, -0.6)
 
 
-def _said(part: str, kind: str) -> str:
-    if part == "direct_copy" and kind == "cpu_op":
-        return "copy"
-    return "everything else" if part == "rest" else part
+def abreast(labels: Sequence[str], inches: float) -> int:
+    """How many of a legend's names fit beside each other; each column is as wide as its longest name."""
+    for columns in range(len(labels), 1, -1):
+        longest = [max(map(len, labels[i::columns])) for i in range(columns)]
+        if sum(_LETTER * letters + _AROUND for letters in longest) <= inches:
+            return columns
+    return 1
+
+
+def _legend(figure: Any, used: Sequence[Piece], columns: int, corner: tuple[float, float]) -> None:
+    from matplotlib.patches import Patch
+
+    # Matplotlib fills columns; names are read along rows.
+    ordered = [piece for i in range(columns) for piece in used[i::columns]]
+    handles = [Patch(color=piece.colour, label=piece.label) for piece in ordered]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns, frameon=False, fontsize=8.5,
+                  handlelength=0.9, handleheight=0.9, columnspacing=1.2, handletextpad=0.4,
+                  labelcolor=INK)  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from profpipe.findings import Axes, Point, Shape, Split, Swap, Win, WorkloadFindings
-from profpipe.page import excerpt
+from profpipe.findings import Axes, Part, Point, Shape, Split, Swap, Win, WorkloadFindings
+from profpipe.page import excerpt, remainder
 from profpipe.page.markdown import Sheet, code, escape
 from profpipe.page.marks import beside, told
 from profpipe.page.quantities import (
@@ -25,6 +25,9 @@ from profpipe.points import running_axis, shown, without
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10
+
+#: From this share of the baseline's call on a difference of a class is told, as ``analysis.shares`` has it of parts.
+_CHANGE = 0.02
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
@@ -100,9 +103,11 @@ def _share_rows(splits: Sequence[Split], unit: Unit, per: str) -> Iterable[list[
     cpu = splits[0].kind == "cpu_op"
     copy = "copy" if cpu else "direct_copy"
 
-    def times(*parts: str) -> list[str]:
-        sums = [sum(split.part(part).ns for part in parts) for split in splits]
-        return [unit.of(ns) if ns else "" for ns in sums]
+    def written(parts: Iterable[Part]) -> list[str]:
+        return [unit.of(part.ns) if part.ns else "" for part in parts]
+
+    def times(name: str) -> list[str]:
+        return written(split.part(name) for split in splits)
 
     def calls(part: str) -> list[str]:
         return [count(split.part(part).calls) for split in splits]
@@ -117,7 +122,10 @@ def _share_rows(splits: Sequence[Split], unit: Unit, per: str) -> Iterable[list[
     yield [f"{copy} {per}", *times("direct_copy")]
     yield ["add calls", *calls("add")]
     yield [f"add {per}", *times("add")]
-    yield from _where_any([f"everything else {per}", *times("rest")])
+    names = remainder.classes(splits)
+    for name in names:
+        yield [f"{escape(remainder.named(name))} {per}", *written(remainder.of(split, name) for split in splits)]
+    yield from _where_any([f"everything else {per}", *written(remainder.left(split, names) for split in splits)])
     yield from _where_any([f"whole graphs {per}", *times("graph")])
     yield [f"**Total {per}**", *(f"**{unit.of(split.total.ns)}**" for split in splits)]
 
@@ -163,7 +171,8 @@ def swaps(shape: Shape) -> Sheet:
     base = shape.baseline
     cpu = any(point.split and point.split.kind == "cpu_op" for point in shape.points)
     noun = "operator" if cpu else "kernel"
-    unfused = {p.variant for p in shape.points if p.split and not p.split.fused and p.split.part("softmax").ns}
+    splits = {point.variant: point.split for point in shape.points if point.split}
+    unfused = {variant for variant, split in splits.items() if not split.fused and split.part("softmax").ns}
     head = [
         f"instead of {code(base.variant) if base else 'its baseline'}",
         f"attention {noun}",
@@ -181,21 +190,39 @@ def swaps(shape: Shape) -> Sheet:
             ratio(swap.call),
             ratio(swap.measured_call),
             ratio(swap.limit) if swap.attention is not None else MISSING,
-            _changes(swap, cpu),
+            _changes(_told_apart(swap, base, splits), cpu),
         ]
         for swap in sorted(shape.swaps, key=lambda swap: -swap.call)
     ]
     return Sheet(head, rows, words=frozenset({head[-1]})).without_empty()
 
 
-def _changes(swap: Swap, cpu: bool) -> str:
+def _told_apart(swap: Swap, base: Point | None, splits: Mapping[str, Split]) -> list[tuple[str, float, float]]:
+    """(part, ns, calls) of its changes, largest first; everything else by class, as the table of shares has it."""
+    changes = [(PART_NAMES[part], ns, calls) for part, ns, calls in swap.changes]
+    names = remainder.classes(list(splits.values()))
+    if base is None or not base.split or not names:
+        return changes
+    own, before = splits[swap.variant], base.split
+    pairs = [(remainder.named(name), remainder.of(own, name), remainder.of(before, name)) for name in names]
+    pairs.append((PART_NAMES["rest"], remainder.left(own, names), remainder.left(before, names)))
+    changes = [change for change in changes if change[0] != PART_NAMES["rest"]]
+    changes += [
+        (name, after.ns - former.ns, after.calls - former.calls)
+        for name, after, former in pairs
+        if abs(after.ns - former.ns) >= _CHANGE * before.total.ns
+    ]
+    return sorted(changes, key=lambda change: -abs(change[1]))
+
+
+def _changes(changes: Sequence[tuple[str, float, float]], cpu: bool) -> str:
     """The three largest differences of its other parts, with the launches that they are made of."""
-    unit = time_unit(ns for _, ns, _ in swap.changes)
+    unit = time_unit(ns for _, ns, _ in changes)
     told = []
-    for part, ns, calls in swap.changes[:3]:
+    for part, ns, calls in changes[:3]:
         noun = ("call" if cpu else "launch") + ("" if abs(calls) < 1.5 else "s" if cpu else "es")
         more = f" ({abs(calls):.0f} {'more' if calls > 0 else 'fewer'} {noun})" if abs(calls) >= 0.5 else ""
-        told.append(f"{PART_NAMES[part]} {'+' if ns > 0 else '-'}{unit.with_name(abs(ns))}{more}")
+        told.append(f"{escape(part)} {'+' if ns > 0 else '-'}{unit.with_name(abs(ns))}{more}")
     return ", ".join(told)
 
 
