@@ -593,6 +593,25 @@ def test_many_lost_cases_are_named_by_the_values_that_they_share(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_lead_over_the_baseline_of_another_shape_is_called_that(tmp_path: Path) -> None:
+    times = {("a", 1): 800.0, ("b", 1): 400.0, ("a", 2): 600.0, ("b", 2): 200.0}
+    data = tables(metrics=[metric_row(f"impl={impl},n={n}", "time", ns, n=30) for (impl, n), ns in times.items()])
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a", "n": 1}}}}}
+    top = first_screen(page(data, run, tmp_path))
+    assert (
+        "**`b` is fastest in both shapes: 2.00x to 4.00x over the baseline; 200.0 ns per call at n 2 (4.00x).**" in top
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_leads_over_the_baseline_and_over_the_next_make_no_span(tmp_path: Path) -> None:
+    times = {("a", 1): 900.0, ("b", 1): 400.0, ("c", 1): 600.0, ("b", 2): 100.0, ("c", 2): 200.0}
+    data = tables(metrics=[metric_row(f"impl={impl},n={n}", "time", ns, n=30) for (impl, n), ns in times.items()])
+    top = first_screen(page(data, with_baseline("a"), tmp_path))
+    assert "**`b` is fastest in both shapes: 1.50x to 2.00x over the next; 100.0 ns per call at n 2 (2.00x).**" in top
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_of_many_winners_and_many_wins_in_doubt_the_headline_counts_the_rest(tmp_path: Path) -> None:
     names = [f"impl={i},n={n},mode={m}" for i in "abcdef" for n in range(1, 16) for m in ("fwd", "bwd")]
     own = {"a": range(1, 5), "b": range(5, 9), "c": (9, 10), "d": (11, 12), "e": (13,), "f": (14, 15)}

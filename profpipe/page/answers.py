@@ -185,7 +185,7 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape], largest: Sh
     assert at.win is not None and at.win.best.time is not None
     there = f"{duration(at.win.best.time.ns)} {of_what(workload.basis)} at {axes(at.axes)}"
     fastest = "the fastest accurate one" if any(shape.win.barred for shape in shapes if shape.win) else "fastest"
-    return f"{who} is {fastest} in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at))})."
+    return f"{who} is {fastest} in {_every(len(shapes))}: {_leads(shapes)}; {there} ({ratio(_over(at, shapes))})."
 
 
 def _every(shapes: int) -> str:
@@ -194,23 +194,28 @@ def _every(shapes: int) -> str:
 
 def _leads(shapes: Sequence[Shape]) -> str:
     """``1.34x to 1.61x over `sdpa_flash` (baseline)``, else over the next."""
-    low, high = min(map(_over, shapes)), max(map(_over, shapes))
-    span = ratio(low) if ratio(low) == ratio(high) else f"{ratio(low)} to {ratio(high)}"
-    base = shapes[0].baseline
-    bases = {shape.baseline.variant if shape.baseline and _has_speedup(shape) else None for shape in shapes}
-    over_one = base is not None and len(bases) == 1 and None not in bases
-    return f"{span} over {code(base.variant)} (baseline)" if base and over_one else f"{span} over the next"
+    leads = [_over(shape, shapes) for shape in shapes]
+    low, high = ratio(min(leads)), ratio(max(leads))
+    return f"{low if low == high else f'{low} to {high}'} over {_over_what(shapes)}"
+
+
+def _over_what(shapes: Sequence[Shape]) -> str:
+    """What every one of them is ahead of; a baseline of another shape, or of several kinds, has no name here."""
+    if not all(map(_has_speedup, shapes)):
+        return "the next"
+    first, *others = dict.fromkeys(shape.baseline.variant if shape.baseline else "" for shape in shapes)
+    return f"{code(first)} (baseline)" if first and not others else "the baseline"
 
 
 def _has_speedup(shape: Shape) -> bool:
     return bool(shape.win and shape.win.best.speedup is not None and not shape.win.best.is_baseline)
 
 
-def _over(shape: Shape) -> float:
-    """The winner's lead over the baseline; over the next where it is the baseline or there is none."""
+def _over(shape: Shape, among: Sequence[Shape]) -> float:
+    """The winner's lead over the baseline; over the next where any of ``among`` has none, or it is the winner."""
     win = shape.win
     assert win is not None and win.best.time is not None
-    if _has_speedup(shape) and win.best.speedup is not None:
+    if win.best.speedup is not None and all(map(_has_speedup, among)):
         return win.best.speedup
     return win.second.time.ns / win.best.time.ns if win.second and win.second.time else 1.0
 
