@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_study import made_up, metric_row, recorded, tables
 
 from profpipe.analyze import analyze
-from profpipe.page import bars, lines, plots
+from profpipe.page import bars, lines, plots, study_plots
 from profpipe.page.canvas import spread
 
 
@@ -90,6 +90,20 @@ def test_every_dot_of_every_panel_is_inside_the_scale_that_they_share(logarithmi
     assert low < 90.0 and 500.0 < high < 600.0
     assert lines.limits(dots, 1000.0, logarithmic)[1] >= 1000.0
     assert lines.limits([lines.Dot(1, -2.0), lines.Dot(2, 3.0)], None, False)[0] < -2.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "logarithmic", "written"),
+    [(2.0e6, 9.0e9, True, ["4 MiB", "16 MiB", "64 MiB", "256 MiB", "1 GiB", "4 GiB"]),
+     (5.0e6, 1.1e8, True, ["8 MiB", "16 MiB", "32 MiB", "64 MiB"]),
+     (900.0, 9.0e9, True, ["4 KiB", "64 KiB", "1 MiB", "16 MiB", "256 MiB", "4 GiB"]),
+     (0.0, 6.0e8, False, ["0", "128 MiB", "256 MiB", "384 MiB", "512 MiB"]),
+     (0.0, 0.05, False, ["0"])],
+)  # fmt: skip
+def test_a_scale_of_bytes_is_read_in_powers_of_two(
+    low: float, high: float, logarithmic: bool, written: list[str]
+) -> None:
+    assert [study_plots.size_tick(size) for size in lines.round_sizes(low, high, logarithmic)] == written
 
 
 def test_a_panel_that_is_higher_than_the_first_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

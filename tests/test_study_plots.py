@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from report_study import case_row, made_up, metric_row, tables
 
 from profpipe import load, report
@@ -75,6 +76,21 @@ def test_what_a_plot_does_not_name_becomes_its_panels(tmp_path: Path) -> None:
     assert [plot.path for plot in drawn] == ["plots/study-time-memory-time.png", "plots/study-time-memory-memory.png"]
     assert all((tmp_path / plot.path).stat().st_size > 10_000 for plot in drawn)
     assert drawn[0].caption.startswith("Times are the median time of a call.")
+
+
+def test_a_plot_of_memory_has_ticks_of_whole_units_inside_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
+    study_plots.draw(only(*made_up(["a", "b"], [512, 2048, 65536]), over="seqlen", value="memory"), tmp_path)
+    (axes,) = seen[0].axes
+    seen[0].canvas.draw()
+    labels = [label for label in axes.get_yticklabels() if label.get_text()]
+    assert " ".join(label.get_text() for label in labels) == (
+        "16 MiB 32 MiB 64 MiB 128 MiB 256 MiB 512 MiB 1 GiB 2 GiB"
+    )
+    assert min(label.get_window_extent().x0 for label in labels) > 5
 
 
 def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,8 @@ class Panel:
 class Picture:
     """What a picture says around its lines; ``tick`` writes a value at the axis.
 
-    ``decades``: whether its values may span several, as times do. ``peak`` is the machine's limit, ``level`` a value
-    that divides the good from the bad.
+    ``decades``: whether its values may span several, as times do. ``binary``: whether they are bytes, whose units are
+    powers of two. ``peak`` is the machine's limit, ``level`` a value that divides the good from the bad.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Picture:
     unit: str = ""
     peak: float | None = None
     level: float | None = None
+    binary: bool = False
 
 
 def styles(names: Iterable[str], baseline: str | None = None) -> dict[str, dict[str, Any]]:
@@ -182,7 +184,10 @@ def _scale(axes: Any, dots: Sequence[Dot], picture: Picture, alone: bool) -> Non
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if max(ys) / min(ys) < 300 else (1,)))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_ylim(*limits(dots, picture.level, axes.get_yscale() == "log"))
+    ends = limits(dots, picture.level, axes.get_yscale() == "log")
+    axes.set_ylim(*ends)
+    if picture.binary:
+        axes.yaxis.set_major_locator(ticker.FixedLocator(round_sizes(*ends, axes.get_yscale() == "log")))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: picture.tick(y)))
     axes.grid(axis="y")
     axes.margins(x=0.03)
@@ -201,6 +206,16 @@ def limits(dots: Sequence[Dot], level: float | None, logarithmic: bool) -> tuple
         return low / room, high * room
     room = 0.05 * ((high - min(low, 0.0)) or 1.0)
     return (0.0 if low >= 0 else low - room), high + room
+
+
+def round_sizes(low: float, high: float, logarithmic: bool) -> list[float]:
+    """Numbers of bytes between the two, nine or so at most, that are whole in KiB, MiB or GiB."""
+    if logarithmic:
+        step = next((bits for bits in (1, 2) if high / low < 2 ** (8 * bits)), 4)
+        first, last = math.ceil(math.log2(low) / step), math.floor(math.log2(high) / step)
+        return [2.0 ** (step * i) for i in range(first, last + 1)]
+    apart = 2.0 ** max(math.ceil(math.log2((high - low) / 8)), 0)
+    return [apart * i for i in range(math.ceil(low / apart), math.floor(high / apart) + 1)]
 
 
 def doubles(values: Sequence[float]) -> bool:

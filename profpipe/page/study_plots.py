@@ -13,7 +13,6 @@ from profpipe.page.canvas import Plot
 from profpipe.page.excerpt import GROUPS
 from profpipe.page.markdown import escape
 from profpipe.page.plots import time_tick
-from profpipe.page.quantities import size_unit
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
 
@@ -41,6 +40,7 @@ def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], fold
         axis=study.row_axes[0],
         tick=_tick(stored, unit.size),
         decades=stored in _DECADES,
+        binary=stored == "byte",
         unit=own_unit,
         level=1.0 if value.word == "speedup" else None,
     )
@@ -65,10 +65,17 @@ def _tick(stored: str, size: float) -> Callable[[float], str]:
     if stored == "ns":
         return time_tick
     if stored == "byte":
-        return lambda value: size_unit([value]).with_name(value) if value else "0"
+        return size_tick
     sign = "x" if stored == "x" else ""
     scale = 100 if stored == "share" else 1 / size
     return lambda value: f"{value * scale:.4g}{sign}"
+
+
+def size_tick(size: float) -> str:
+    """``256 MiB``, then ``1 GiB``: a scale changes its unit at 1024, unlike a column."""
+    units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+    name, unit = next(((name, unit) for name, unit in units if abs(size) >= unit), ("byte", 1))
+    return f"{size / unit:.4g} {name}" if size else "0"
 
 
 # --- the lines -------------------------------------------------------------------------------------------------------
