@@ -139,10 +139,10 @@ def _unclassified(findings: Findings) -> Sheet:
 
 def _failures(findings: Findings) -> Iterator[str]:
     """The cases of each fate by name; why, and where the log is, is among the doubts."""
-    for group in findings.not_run:
-        if group.status != "skipped" and group.cases:
-            who = listed(code(profiler) for profiler in group.profilers)
-            yield f"{caveats.fate(group)} under {who}: {listed(map(case_id, group.cases), most=20)}."
+    ended = [group for group in findings.not_run if group.status != "skipped" and group.cases]
+    for (fate, profilers, _), groups in caveats.by_fate(ended, findings).items():
+        cases = dict.fromkeys(case for group in groups for case in group.cases)
+        yield f"{fate} under {listed(map(code, profilers))}: {listed(map(case_id, cases), most=20)}."
 
 
 def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

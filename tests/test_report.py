@@ -298,6 +298,19 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path: Path) -> None:
     begun = [metric_row(f"impl={i},seqlen=1", "time", 5.0) for i in "ab"]
     text = page(tables(rows, metrics=begun), with_baseline("a"), tmp_path)
     assert "`a` at seqlen 2; not finished under `plain`: `b` (2 cases).\n" in text
+    assert "- Not finished under `plain`: `impl=b,seqlen=1` and `impl=b,seqlen=2`.\n" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_a_stop_left_unfinished_is_told_together_whether_or_not_its_last_round_had_begun(tmp_path: Path) -> None:
+    rows = [
+        case_row("impl=a"),
+        case_row("impl=b", "plain", "failed", "interrupted"),
+        case_row("impl=c", "plain", "skipped", "interrupted before it started"),
+    ]
+    text = page(tables(rows, metrics=times(a=5.0, b=5.0, c=5.0)), with_baseline("a"), tmp_path)
+    assert "what was not finished under `plain`: `b` and `c` (2 cases).\n" in text
+    assert "- Not finished under `plain`: `impl=b` and `impl=c`.\n" in text
 
 
 @pytest.mark.usefixtures("no_pictures")

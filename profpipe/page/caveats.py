@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
@@ -89,54 +89,63 @@ def _not_run(group: NotRun, findings: Findings, alone: bool) -> str:
     logs = [f"[{escape(log)}]({escape(log)})" for log in group.logs]
     log = f" Log: {listed(logs, most=4)}." if logs else ""
     reason = sentence(group.reason or "no reason was recorded")
-    return f"**{fate(group)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
+    return f"**{fate(group, findings)}**{where}{who}{', ' + what if what else ''}: {reason}{log}"
 
 
 def _interrupted(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]:
     """One sentence for a run that was stopped: how to go on, and what is missing until then."""
-    missing = []
-    for group in findings.not_run:
-        if group.status != "interrupted":
-            continue
-        what = subject(group, findings) or "everything"
-        number = f" ({cases(len(group.cases))})" if len(group.cases) > 1 else ""
-        where = "" if alone else f" of {code(group.workload)}"
-        # Cases that take turns have samples of the rounds before, and no others.
-        what_became = "not finished" if _has_times(group, findings) else fate(group).lower()
-        missing.append(f"{what_became} under {listed(map(code, group.profilers))}: {what}{where}{number}")
+    missing: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    alone = alone and len({job["workload"] for job in run.get("planned") or ()}) < 2
+    stopped = [group for group in findings.not_run if group.status == "interrupted"]
+    for (became, profilers, workload), groups in by_fate(stopped, findings).items():
+        cases_of = tuple(dict.fromkeys(case for group in groups for case in group.cases))
+        whole = NotRun(workload, "interrupted", "", profilers, cases_of, any(group.whole_job for group in groups))
+        what = subject(whole, findings) or "everything"
+        number = f" ({cases(len(cases_of))})" if len(cases_of) > 1 else ""
+        told = f"{what}{'' if alone else f' of {code(workload)}'}{number}"
+        missing.setdefault((became.lower(), profilers), []).append(told)
+    for workload, profilers in _not_begun(run).items():
+        missing.setdefault(("not begun", profilers), []).append(f"everything{'' if alone else f' of {code(workload)}'}")
     go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
-    missing += _not_begun(run, alone)
-    return [f"{go_on} Until then it lacks what was {'; '.join(missing)}."] if missing else []
+    lacks = [f"{became} under {listed(map(code, by))}: {listed(told)}" for (became, by), told in missing.items()]
+    return [f"{go_on} Until then it lacks what was {'; '.join(lacks)}."] if lacks else []
 
 
-def _not_begun(run: Mapping[str, Any], alone: bool) -> list[str]:
-    """The jobs of a run that has not ended which left no row, for they were not reached."""
+def by_fate(groups: Iterable[NotRun], findings: Findings) -> dict[tuple[str, tuple[str, ...], str], list[NotRun]]:
+    """``groups`` by fate, profilers and workload: their reasons tell apart what ended alike."""
+    found: dict[tuple[str, tuple[str, ...], str], list[NotRun]] = {}
+    for group in groups:
+        found.setdefault((fate(group, findings), group.profilers, group.workload), []).append(group)
+    return found
+
+
+def _not_begun(run: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """By workload the profilers whose jobs left no row, for a run that has not ended did not reach them."""
     if run.get("ended"):
-        return []
+        return {}
     begun = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or ()}
-    planned = run.get("planned") or ()
-    alone = alone and len({job["workload"] for job in planned}) < 2
-    left: dict[str, list[str]] = {}
-    for job in planned:
+    left: dict[str, tuple[str, ...]] = {}
+    for job in run.get("planned") or ():
         if (job["workload"], job["profiler"]) not in begun:
-            left.setdefault(job["workload"], []).append(code(job["profiler"]))
-    return [
-        f"not begun under {listed(profilers)}: everything{'' if alone else f' of {code(workload)}'}"
-        for workload, profilers in left.items()
-    ]
+            left[job["workload"]] = (*left.get(job["workload"], ()), job["profiler"])
+    return left
 
 
-def _has_times(group: NotRun, findings: Findings) -> bool:
-    points = [point for w in findings.workloads if w.name == group.workload for point in w.points]
-    return "plain" in group.profilers and any(point.id in group.cases and point.time for point in points)
-
-
-def fate(group: NotRun) -> str:
+def fate(group: NotRun, findings: Findings) -> str:
+    """What became of the cases, as a sentence begins."""
+    if group.status == "interrupted" and _has_times(group, findings):
+        return "Not finished"
     if group.status == "interrupted" and group.reason.endswith("before it started"):
         return "Not begun"
     return {"skipped": "Not run", "oom": "Out of memory", "timeout": "Timed out"}.get(
         group.status, group.status.capitalize()
     )
+
+
+def _has_times(group: NotRun, findings: Findings) -> bool:
+    """Whether there are samples of these cases: those that take turns have the ones of the rounds before."""
+    points = [point for w in findings.workloads if w.name == group.workload for point in w.points]
+    return "plain" in group.profilers and any(point.id in group.cases and point.time for point in points)
 
 
 def _refused(refusal: Mapping[str, Any]) -> str:
