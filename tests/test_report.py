@@ -131,10 +131,19 @@ def test_families_of_which_one_was_to_run_are_told_in_words(tmp_path: Path) -> N
     own = {"kernel_class": "attention", "kernel_family": "fa2"}
     copy = kernel_row("impl=b", "pytorch_flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own
     data = tables(kernels=[copy], metrics=times(a=2000.0, b=1000.0))
-    met = page(data, with_baseline("a", expects={"w": {"impl=b": "fa2|cutlass_fmha"}}), tmp_path)
-    assert "ran kernels of that family (`fa2` or `cutlass_fmha` from PyTorch's own copy)." in met
     unmet = page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn|ck"}}), tmp_path)
     assert "`impl=b` asked for `cudnn` or `ck` kernels; what ran is `fa2`." in unmet
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_who_ran_pytorchs_own_copy_is_named_and_not_the_family_that_others_ran_themselves(tmp_path: Path) -> None:
+    own = {"kernel_class": "attention", "kernel_family": "fa2"}
+    kernels = [kernel_row("impl=b", "pytorch_flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own]
+    kernels.append(kernel_row("impl=fa2", "flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own)
+    data = tables(kernels=kernels, metrics=times(a=2000.0, b=1000.0, fa2=1000.0))
+    expects = {"w": {"impl=b": "fa2|cutlass_fmha", "impl=fa2": "fa2"}}
+    told = "All 2 cases that name a kernel family ran kernels of that family (`b` ran PyTorch's own copy of `fa2`)."
+    assert told in page(data, with_baseline("a", expects=expects), tmp_path)
 
 
 def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:

@@ -182,9 +182,18 @@ def expectations_met(findings: Findings) -> str:
     total = len(findings.expectations)
     every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
     every = "The one case" if total == 1 else every
-    own = sorted({e.asked for e in met if e.own_copy})
-    note = f" ({listed(map(_either, own))} from PyTorch's own copy)" if own else ""
-    return f"{every} that name{'s' if total == 1 else ''} a kernel family ran kernels of that family{note}."
+    names = f"{every} that name{'s' if total == 1 else ''} a kernel family"
+    return f"{names} ran kernels of that family{_own_copy(met, findings)}."
+
+
+def _own_copy(met: Iterable[Expectation], findings: Findings) -> str:
+    """Who ran FlashAttention-2 as PyTorch builds it: the family alone would read as the package of that name."""
+    own = {(e.workload, e.case) for e in met if e.own_copy}
+    if not own:
+        return ""
+    ran = dict.fromkeys(p.variant for w in findings.workloads for p in w.points if (w.name, p.id) in own)
+    who = listed(code(variant) for variant in ran if variant)
+    return f" ({who} ran PyTorch's own copy of {code('fa2')})" if who else f" (PyTorch's own copy of {code('fa2')})"
 
 
 def outside(u: Unattributed, alone: bool) -> str:
