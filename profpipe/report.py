@@ -206,11 +206,16 @@ def _commands(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(title, shell lines) for each job."""
     for job in run.get("jobs") or ():
         if argvs := job.get("argv"):
-            fate = "" if job.get("status", "ok") == "ok" else f", {job['status']}"
+            fate = "" if job.get("status", "ok") == "ok" else f", {_ended(job)}"
             took = f", {job['seconds']:.1f} s" if job.get("seconds") else ""
             took = f", reused from {job['reused_from']}" if job.get("reused_from") else took
             title = f"{job.get('workload', '')} under {job.get('profiler', '')}{took}{fate}"
             yield title, "\n".join(map(_command, argvs))
+
+
+def _ended(job: Mapping[str, Any]) -> str:
+    """How a job ended that did not end well: what was stopped from outside has not failed."""
+    return "interrupted" if job.get("interrupted") else str(job["status"])
 
 
 def _command(argv: Any) -> str:

@@ -323,6 +323,17 @@ def test_what_a_stop_left_unfinished_is_told_together_whether_or_not_its_last_ro
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("stopped", "said"), [(True, "interrupted"), (False, "failed")])
+def test_a_job_that_was_stopped_is_not_called_failed_beside_its_command(
+    tmp_path: Path, stopped: bool, said: str
+) -> None:
+    job = {"workload": "w", "profiler": "nsys", "status": "failed", "reason": "interrupted", "interrupted": stopped}
+    run = with_baseline("a", jobs=[{**job, "seconds": 51.6, "argv": [["nsys", "profile"]]}])
+    text = page(tables(metrics=times(a=1000.0, b=2000.0)), run, tmp_path)
+    assert f"<summary>w under nsys, 51.6 s, {said}</summary>" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_failure_links_its_own_log_once(tmp_path: Path) -> None:
     ids = [f"how={how},n={n}" for how in ("none", "x") for n in (1, 2)]
     why = "killed by SIGABRT (log: out/run/raw/w/plain/1/log.txt)"
