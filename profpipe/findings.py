@@ -74,6 +74,8 @@ class Split:
     #: Per call: the time in which some kernel ran, and that of the case's range, which the host opens and closes.
     busy_ns: float | None = None
     range_ns: float | None = None
+    #: What is in no part of its own, by kernel class.
+    rest: Mapping[str, Part] = field(default_factory=dict)
 
     def part(self, name: str) -> Part:
         return self.parts.get(name, Part())

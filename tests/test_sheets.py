@@ -70,9 +70,10 @@ def test_classes_beside_the_parts_hold_no_kernel_that_is_in_a_part() -> None:
     assert remainder.named("copy") == "other copies"
 
 
-def test_nothing_is_told_apart_where_a_rule_of_the_users_own_classes_direct_copies_otherwise() -> None:
+def test_a_direct_copy_that_a_rule_of_the_users_own_classes_otherwise_stays_out_of_the_rest() -> None:
     found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
-    assert remainder.classes([found]) == [] and remainder.left(found, []).ns == 700.0
+    assert remainder.classes([found]) == ["elementwise", "copy"]
+    assert remainder.of(found, "elementwise").ns == 600.0 and remainder.left(found, ["copy"]).ns == 600.0
 
 
 def test_what_a_swap_changes_is_told_by_the_classes_of_the_table_of_shares() -> None:

@@ -57,17 +57,20 @@ def split(profiler: str, own: Tally, count: int | None, own_range: OwnRange) -> 
     smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
     parts: dict[str, Part] = {}
     classes: dict[str, Part] = {}
+    rest: dict[str, Part] = {}
     total = Part()
     for kernel, (calls, ns) in own.work.items():
         added = Part(calls / (count or 1), ns / (count or 1))
         name = "helpers" if smooths and _SMOOTHING in kernel.name else _part(kernel)
         parts[name] = _plus(parts.get(name), added)
         classes[kernel.kernel_class] = _plus(classes.get(kernel.kernel_class), added)
+        if name == "rest":
+            rest[kernel.kernel_class] = _plus(rest.get(kernel.kernel_class), added)
         total = _plus(total, added)
     if not own.kernels:
-        return Split(profiler, "cpu_op", count, parts, total, classes, families)
+        return Split(profiler, "cpu_op", count, parts, total, classes, families, rest=rest)
     busy, wall = own_range.per_call(own_range.busy_ns), own_range.per_call(own_range.wall_ns)
-    return Split(profiler, "kernel", count, parts, total, classes, families, own_range.idle, busy, wall)
+    return Split(profiler, "kernel", count, parts, total, classes, families, own_range.idle, busy, wall, rest)
 
 
 def _plus(one: Part | None, other: Part) -> Part:
