@@ -16,7 +16,7 @@ from profpipe.errors import ConfigError
 from profpipe.findings import WorkloadFindings
 from profpipe.load import own_folder
 from profpipe.measuring import facts
-from profpipe.page import plots, study_sheets
+from profpipe.page import accuracy_sheets, plots, study_sheets
 from profpipe.tables import Tables
 from profpipe.tolerance import judge, shown
 
@@ -326,8 +326,8 @@ def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: An
     section = page(data).partition("## Accuracy")[2].partition("\n## ")[0]
     assert (
         "Differences from the workload's reference. Allowed: error_rel_l1 at most 0.05, for gradients as for the"
-        " output. 1 of 4 cases are within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05), `b` (error_rel_l1_dq"
-        " is 0.06, at most 0.05) and `d` (nothing was compared for error_rel_l1).\n"
+        " output. 1 of 3 compared cases are within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05) and `b`"
+        " (error_rel_l1_dq is 0.06, at most 0.05). Not compared: `d`.\n"
     ) in section
     assert [line for line in section.splitlines() if line.startswith("|")][2:] == [
         "| `c` | out | – | 0.08 | – | – | **no**: relative L1 at most 0.05 |",
@@ -336,6 +336,15 @@ def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: An
         "| `a` | out | – | 0.001 | – | – | yes |",
         "| `d` | – | – | – | – | – | **unchecked** |",
     ]
+
+
+def test_only_what_was_compared_is_counted_as_within_the_tolerance_or_not() -> None:
+    unchecked = {"c": (1.0, None), "d": (1.0, None)}
+    assert "1 of 1 compared case is within that. Not compared: `c` and `d`." in accuracy_sheets.said(
+        only(study(b=(1.0, 0.0), **unchecked))
+    )
+    assert "No case was compared. Not compared: `c` and `d`." in accuracy_sheets.said(only(study(**unchecked)))
+    assert accuracy_sheets.said(only(study(a=(1.0, 0.0), b=(1.0, 0.0)))).endswith("Every case is within that.")
 
 
 def test_without_a_tolerance_differences_are_told_and_not_judged(page: Any) -> None:

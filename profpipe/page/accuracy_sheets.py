@@ -34,12 +34,25 @@ def said(workload: WorkloadFindings) -> str:
     limits = listed(f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items())
     of_all = ", for gradients as for the output" if _has_gradients(judged) else ""
     missed = [point for point in judged if point.barred]
-    every = "Every case is" if not missed else f"{len(judged) - len(missed)} of {cases(len(judged))} are"
-    outside = ""
-    if missed:
-        told = [f"{case_label(p)} ({escape(p.accuracy.why)})" for p in missed if p.accuracy]
-        outside = f". Not: {listed(told, most=_NAMED)}"
-    return f"Allowed: {escape(limits)}{of_all}. {every} within that{outside}."
+    unchecked = [point for point in missed if point.accuracy and point.accuracy.mark == UNCHECKED]
+    outside = [point for point in missed if point not in unchecked]
+    told = [_within_that(len(judged) - len(missed), len(judged) - len(unchecked), every=not unchecked)]
+    if outside:
+        misses = [f"{case_label(p)} ({escape(p.accuracy.why)})" for p in outside if p.accuracy]
+        told.append(f"Not: {listed(misses, most=_NAMED)}")
+    if unchecked:
+        told.append(f"Not compared: {listed(map(case_label, unchecked), most=_NAMED)}")
+    return f"Allowed: {escape(limits)}{of_all}. {'. '.join(told)}."
+
+
+def _within_that(within: int, compared: int, every: bool) -> str:
+    """How many of those that were compared, which is ``every`` one or not; the others are named for themselves."""
+    if not compared:
+        return "No case was compared"
+    if every and within == compared:
+        return "Every case is within that"
+    of = cases(compared) if every else f"{compared} compared case{'' if compared == 1 else 's'}"
+    return f"{within} of {of} {'is' if compared == 1 else 'are'} within that"
 
 
 def _has_gradients(points: Sequence[Point]) -> bool:
