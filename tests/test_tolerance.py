@@ -347,6 +347,18 @@ def test_only_what_was_compared_is_counted_as_within_the_tolerance_or_not() -> N
     assert accuracy_sheets.said(only(study(a=(1.0, 0.0), b=(1.0, 0.0)))).endswith("Every case is within that.")
 
 
+def test_a_difference_from_a_reference_of_the_same_dtype_is_said_to_be_rounding() -> None:
+    def told(*dtypes: str, reference: str = "fp32") -> str:
+        rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
+        errors = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
+        return accuracy_sheets.said(only(tables(rows, metrics=errors), tolerance={}))
+
+    too = "reference is fp32 too, so a relative L1 of about 1e-6 is that of rounding, in either of the two."
+    assert told("fp32") == f"The {too}"
+    assert told("fp32", "fp16") == f"For the cases in fp32 the {too}"
+    assert told("fp16") == told("fp32", reference="fp64") == ""
+
+
 def test_without_a_tolerance_differences_are_told_and_not_judged(page: Any) -> None:
     text = page(study(**FAST_AND_WRONG), tolerance={})
     section = text.partition("## Accuracy")[2].partition("\n## ")[0]
