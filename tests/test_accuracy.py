@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from program import profpipe, rows
 
 from profpipe import load
@@ -128,6 +130,14 @@ def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) 
     assert all(f"causal=true,seqlen=4096,impl={name}" in said for name in exact)
     assert all(f"inputs=local,causal=true,seqlen=4096,impl={name}" in said for name in quantised)
     assert all(f"raw/{workload}/plain" in said for workload in ("fp32", "fp16", "bf16", "quantised"))
+
+
+def test_the_first_table_says_what_its_workloads_allow() -> None:
+    pipeline = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))
+    note = pipeline["tables"][0]["note"]
+    for measure, said in (("error_rel_l1", r"at most ([^;]*);"), ("cosine", r"at least (.*?)\. ")):
+        limits = re.findall(r"0\.\d+", re.search(said, note)[1])
+        assert [float(limit) for limit in limits] == [w["tolerance"][measure] for w in pipeline["workloads"].values()]
 
 
 def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from program import profpipe, rows
 from report_study import case_row, metric_row, tables
 
@@ -62,6 +63,13 @@ def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) 
     ):
         assert case in said
     assert "cdfthreshd=0.98,simthreshd1=0.3" in said
+
+
+def test_a_table_with_a_rate_on_paper_says_that_it_may_pass_the_peak() -> None:
+    tables_asked = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
+    with_rates = [table for table in tables_asked if "tflops_effective" in table["value"]]
+    assert len(with_rates) == 2
+    assert all("TFLOP/s count the work of dense attention over the time" in table["note"] for table in with_rates)
 
 
 def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
