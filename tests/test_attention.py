@@ -337,6 +337,13 @@ def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any],
     assert attention.available(params) == reason
 
 
+def test_what_a_cpu_takes_and_no_gpu_does_is_refused_there_as_others_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention.available({**SMALL, "impl": "sdpa_flash", "dtype": "fp32"}) is None
+    _pretend_cuda(monkeypatch)
+    reason = attention.available({"impl": "sdpa_flash", "dtype": "fp32"})
+    assert reason == "sdpa_flash does not take fp32. Use dtype: fp16 or bf16."
+
+
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_cuda(monkeypatch)
     monkeypatch.setattr(obstacles.importlib.util, "find_spec", lambda name: None)

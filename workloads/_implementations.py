@@ -58,9 +58,9 @@ class Implementation:
 
     ``bottom_right``: a causal mask over fewer queries than keys lets the last query see every key. ``grouped``: there
     may be fewer key/value heads than query heads. ``causal``: there may be a causal mask. ``lengths`` are the only
-    sequences that it takes; empty: any. ``products`` are the data types in which it computes QK and PV, where they are
-    not the tensors' own. ``sparsity`` prepares calls that give the share of the scores that the implementation does not
-    compute.
+    sequences that it takes; empty: any. ``gpu_dtypes`` are those that it takes on a GPU, where these are fewer than all
+    of ``dtypes``. ``products`` are the data types in which it computes QK and PV, where they are not the tensors' own.
+    ``sparsity`` prepares calls that give the share of the scores that the implementation does not compute.
     """
 
     prepare: Callable[[Setting], Forward]
@@ -79,6 +79,7 @@ class Implementation:
     bottom_right: bool = False
     lengths: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = tuple(_setting.DTYPES)
+    gpu_dtypes: tuple[str, ...] = ()
     max_head_dim: int | None = None
     least_sm: tuple[int, int] = (0, 0)
     products: Callable[[], tuple[str, str] | None] = lambda: None
@@ -120,7 +121,12 @@ def _sparge_row(values: str, least_sm: tuple[int, int]) -> Implementation:
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "sdpa_math": Implementation(_sdpa.sdpa("math"), _fixed(""), on_cpu=True),
     "sdpa_flash": Implementation(
-        _sdpa.sdpa("flash"), _fixed("fa2"), rocm_family="aotriton|ck", on_cpu=True, least_sm=_AMPERE
+        _sdpa.sdpa("flash"),
+        _fixed("fa2"),
+        rocm_family="aotriton|ck",
+        on_cpu=True,
+        gpu_dtypes=_HALF,
+        least_sm=_AMPERE,
     ),
     "sdpa_efficient": Implementation(_sdpa.sdpa("mem_efficient"), _fixed("cutlass_fmha"), rocm_family="aotriton"),
     "sdpa_cudnn": Implementation(_sdpa.sdpa("cudnn"), _fixed("cudnn"), dtypes=_HALF, least_sm=_AMPERE),

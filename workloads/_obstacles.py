@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +43,7 @@ def _unsupported(setting: Setting, row: Implementation, implementations: Mapping
     if setting.backward and not row.has_backward:
         return f"{impl} has no backward pass. Use mode: fwd."
     if setting.dtype not in row.dtypes:
-        return f"{impl} does not take {setting.dtype}. Use dtype: {' or '.join(row.dtypes)}."
+        return _other_dtype(setting, row.dtypes)
     if row.max_head_dim is not None and setting.head_dim > row.max_head_dim:
         return f"{impl} takes head dims up to {row.max_head_dim}, not {setting.head_dim}. Change head_dim."
     if setting.group > 1 and not row.grouped:
@@ -59,6 +59,10 @@ def _unsupported(setting: Setting, row: Implementation, implementations: Mapping
     return None
 
 
+def _other_dtype(setting: Setting, taken: Sequence[str]) -> str:
+    return f"{setting.impl} does not take {setting.dtype}. Use dtype: {' or '.join(taken)}."
+
+
 def no_device(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
     if _setting.device() == "cpu":
         if row.on_cpu:
@@ -70,6 +74,8 @@ def no_device(setting: Setting, row: Implementation, implementations: Mapping[st
                 f"Install a CUDA build of torch on a machine with a GPU, or use {here} here."
             )
         return f"{setting.impl} needs a GPU, and torch sees none. Run it where there is one, or use {here} here."
+    if row.gpu_dtypes and setting.dtype not in row.gpu_dtypes:
+        return _other_dtype(setting, row.gpu_dtypes)
     capability = torch.cuda.get_device_capability()
     if torch.version.cuda is not None and capability < row.least_sm:
         have, need = ("sm_{}{}".format(*sm) for sm in (capability, row.least_sm))
@@ -116,16 +122,18 @@ def _install(row: Implementation) -> str:
 
 # --- what the implementation itself says -----------------------------------------------------------------------------
 
+_SEES_LATER = "its first query sees later keys, against the causal mask"
+
 
 def _refused(setting: Setting, row: Implementation) -> str | None:
     """What one call with this dtype, head dim, heads, mask and mode ends in: a small one, if it may be small."""
     said = _tried(replace(setting, batch=1) if row.lengths else _small(setting), row)
     if said is None:
         return None
-    return (
-        f"{setting.impl} refuses this case: {said}. "
-        f"Change head_dim, dtype, kv_heads, seqlen or mode, or use another build of {row.package or 'torch'}."
-    )
+    remedy = "Change head_dim, dtype, kv_heads, seqlen or mode, or use"
+    if said == _SEES_LATER:
+        remedy = "Use causal: false, or"
+    return f"{setting.impl} refuses this case: {said}. {remedy} another build of {row.package or 'torch'}."
 
 
 def _small(setting: Setting) -> Setting:
@@ -173,7 +181,7 @@ def _called_once(setting: Setting, row: Implementation) -> str | None:
     if _setting.device() == "cuda":
         torch.cuda.synchronize()
     later = _sees_later(setting, row.view(out), v)
-    return "its first query sees later keys, against the causal mask" if later else None
+    return _SEES_LATER if later else None
 
 
 def _sees_later(setting: Setting, out: Tensor, v: Tensor) -> bool:
