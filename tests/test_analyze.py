@@ -604,6 +604,19 @@ def test_a_call_timed_too_poorly_to_differ_is_said_to_be_that() -> None:
         assert agreement.figures[1].reason.startswith(because)
 
 
+@pytest.mark.parametrize(
+    ("mark", "ns", "explained"),
+    [("clock_spread", 105_000.0, True), ("clock_spread", 115_000.0, False), ("throttled", 105_000.0, False)],
+)
+def test_what_some_samples_took_while_the_clock_moved_is_no_other_time(mark: str, ns: float, explained: bool) -> None:
+    spread = [metric_row("impl=a", "time_p10", 98_000.0), metric_row("impl=a", "time_p90", 110_000.0)]
+    time = metric_row("impl=a", "time", 100_000.0, ci_low=99_500.0, ci_high=100_500.0, n=83)
+    rows = [case_row("impl=a", flags=[mark])]
+    found = figures(tables(rows, captured(ns), [range_row("impl=a", 10)], [time, *spread]))["plain"]
+    told = "spread: the clock moved, and it lies within p10 to p90 of the call's samples, 0.098 to 0.11 ms"
+    assert found == (round(100_000 / ns - 1, 3), told if explained else "", not explained)
+
+
 def test_a_case_that_ran_well_without_a_kernel_is_told() -> None:
     cases = [case_row(case, profiler) for profiler in ("plain", "nsys", "ncu") for case in ("impl=a", "impl=b")]
     kernels = [kernel_row("impl=a", ATTENTION, 1, 60.0, profiler=profiler) for profiler in ("nsys", "ncu")]

@@ -301,10 +301,18 @@ def _events(point: Point, ns: float, base: Split, own: Tally, setting: Setting, 
 
 
 def _spread(point: Point, base: Split) -> str:
-    """Where the call's own time is known so poorly that the difference need not be one."""
+    """Where the call's own time is known so poorly that the difference need not be one.
+
+    The interval is of the median among these samples. Where the clock moved while they were taken it may have been
+    another for as many calls under the profiler, and then so is the median: what some of the samples took is possible.
+    """
     time = point.time
     if time is None or "time" not in point.values:
         return ""
+    if "clock_spread" in point.marks and time.p10 is not None and time.p90 is not None:
+        if time.p10 <= base.total.ns <= time.p90:
+            between = f"{time.p10 / 1e6:.4g} to {time.p90 / 1e6:.4g} ms"
+            return f"spread: the clock moved, and it lies within p10 to p90 of the call's samples, {between}"
     if time.ci_low is None or time.ci_high is None:
         few = "too_few_samples" in point.marks
         return "spread: the call's time has too few samples for an interval" if few else ""
