@@ -6,6 +6,7 @@ A reason begins with its kind and a colon, by which reports gather them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,10 +310,10 @@ def _spread(point: Point, base: Split) -> str:
     time = point.time
     if time is None or "time" not in point.values:
         return ""
-    if "clock_spread" in point.marks and time.p10 is not None and time.p90 is not None:
-        if time.p10 <= base.total.ns <= time.p90:
-            between = f"{time.p10 / 1e6:.4g} to {time.p90 / 1e6:.4g} ms"
-            return f"spread: the clock moved, and it lies within p10 to p90 of the call's samples, {between}"
+    low, high = time.p10 or math.inf, time.p90 or 0.0
+    if "clock_spread" in point.marks and low <= base.total.ns <= high:
+        between = f"{low / 1e6:.4g} to {high / 1e6:.4g} ms"
+        return f"spread: the clock moved, and it lies within p10 to p90 of the call's samples, {between}"
     if time.ci_low is None or time.ci_high is None:
         few = "too_few_samples" in point.marks
         return "spread: the call's time has too few samples for an interval" if few else ""
