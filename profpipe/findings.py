@@ -25,6 +25,10 @@ Axes = tuple[tuple[str, Any], ...]
 OVERHEAD = 0.10
 
 
+#: From this share of a call on a difference of one of its parts is told.
+CHANGE = 0.02
+
+
 @dataclass(frozen=True)
 class Measure:
     """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations."""
@@ -79,6 +83,12 @@ class Split:
 
     def part(self, name: str) -> Part:
         return self.parts.get(name, Part())
+
+    def least_change(self, other: Split) -> float:
+        """From which difference on, in ns, a part of the two calls is told: what is little of a long one may be much of
+        the short one that replaces it.
+        """
+        return CHANGE * min(self.total.ns, other.total.ns)
 
     @property
     def fused(self) -> bool:

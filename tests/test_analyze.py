@@ -103,6 +103,14 @@ def test_sage_is_charged_with_its_quantising_and_the_mean_that_it_subtracts(h200
     ]  # fmt: skip
 
 
+def test_what_is_little_of_a_long_call_and_much_of_the_short_one_in_its_place_is_told() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 50e6), kernel_row("impl=b", ATTENTION, 10, 7e6)]
+    kernels += [kernel_row("impl=b", "made up", 50, 0.3e6), kernel_row("impl=b", ADD, 10, 0.1e6)]
+    ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
+    (found,) = only(analyze(tables(kernels=kernels, ranges=ranges), declared(baseline={"impl": "a"}))).shapes
+    assert found.swaps[0].changes == (("rest", 30_000.0, 5.0),)
+
+
 def test_no_swap_gives_more_than_the_share_of_attention_allows(h200: WorkloadFindings) -> None:
     limits = {swap.variant: swap.limit for swap in shape(h200, 2048).swaps}
     assert limits["cudnn"] == pytest.approx(147.066 / (147.066 - 119.546), rel=1e-4)

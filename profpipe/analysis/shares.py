@@ -111,11 +111,11 @@ def _sum(split: Split, *parts: str) -> float:
 
 
 def _changes(base: Split, other: Split) -> tuple[tuple[str, float, float], ...]:
-    """Parts besides attention whose time differs by 2 % of the baseline's call, largest first."""
+    """Parts besides attention whose time differs by 2 % of the shorter of the two calls, largest first."""
     found = []
     for name in PARTS[1:]:
         ns, calls = other.part(name).ns - base.part(name).ns, other.part(name).calls - base.part(name).calls
-        if abs(ns) >= 0.02 * base.total.ns:
+        if abs(ns) >= base.least_change(other):
             found.append((name, ns, calls))
     return tuple(sorted(found, key=lambda change: -abs(change[1])))
 
