@@ -30,6 +30,13 @@ def test_a_win_of_the_baseline_shows_the_marks_of_the_next() -> None:
     assert "marks" not in sheets.answers(only(data, "c")).head
 
 
+def test_those_that_take_no_part_for_the_same_marks_share_them() -> None:
+    times = {"base": 9000.0, **{name: 1000.0 * n for n, name in enumerate("abcd", start=1)}}
+    cases = [case_row(f"impl={impl}", flags=["inaccurate"] if impl != "base" else []) for impl in times]
+    data = tables(cases, metrics=[metric_row(f"impl={impl}", "time", ns) for impl, ns in times.items()])
+    assert sheets.answers(only(data, "base")).rows[0][-1] == "`a`, `b` and 2 more: **inaccurate**"
+
+
 def test_kernels_are_said_to_be_compared_below_only_where_some_were_captured() -> None:
     cases = [case_row(f"impl={impl}", flags=["host_bound"]) for impl in "ab"]
     rows = [metric_row("impl=a", "time", 1000.0), metric_row("impl=b", "time", 2000.0)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from profpipe.findings import Axes, Part, Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.page import excerpt, remainder
-from profpipe.page.markdown import Sheet, code, escape
+from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.marks import beside, told
 from profpipe.page.quantities import (
     MISSING,
@@ -25,9 +25,8 @@ from profpipe.points import running_axis, shown, without
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10
-
-#: From this share of the baseline's call on a difference of a class is told, as ``analysis.shares`` has it of parts.
-_CHANGE = 0.02
+#: Names that share their marks in a cell; more are counted.
+_NAMED = 2
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
@@ -67,7 +66,10 @@ def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
     parts = [own, f"baseline: {others}" if others and others != own else ""]
     second = shape.win.second if shape.win and best is base else None
     named = [point for point in (second, *barred) if point is not None]
-    parts += [f"{code(point.variant)}: {marks}" for point in named if (marks := told(point, workload.shared_marks))]
+    alike: dict[str, list[str]] = {}
+    for point in named:
+        alike.setdefault(told(point, workload.shared_marks), []).append(code(point.variant))
+    parts += [f"{listed(names, most=_NAMED)}: {marks}" for marks, names in alike.items() if marks]
     return "; ".join(part for part in parts if part)
 
 
@@ -210,7 +212,7 @@ def _told_apart(swap: Swap, base: Point | None, splits: Mapping[str, Split]) -> 
     changes += [
         (name, after.ns - former.ns, after.calls - former.calls)
         for name, after, former in pairs
-        if abs(after.ns - former.ns) >= _CHANGE * before.total.ns
+        if abs(after.ns - former.ns) >= before.least_change(own)
     ]
     return sorted(changes, key=lambda change: -abs(change[1]))
 
