@@ -163,6 +163,20 @@ def test_the_limit_of_the_winner_is_said_in_words() -> None:
     )
 
 
+def test_of_sparse_work_the_limits_are_of_what_is_done_of_it() -> None:
+    """Four tenths of the dense work, over the same bytes."""
+    numbers = (("time", 1e5), ("flops", 5e10), ("bytes_moved", 1e7))
+    rows = [metric_row(f"impl={i}", name, value) for i in "ab" for name, value in numbers]
+    sparse = [*rows, metric_row("impl=a", "flops_effective", 2e10, "flop")]
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
+    workload = only(tables(cases, metrics=sparse), {"machine": MACHINE})
+    said = "`a` reaches 200.0 TFLOP/s of the work that it does (500.0 of the dense work), 20.0 % of the peak"
+    assert said in in_words(workload)
+    (row, dense) = (dict(zip(table.head, cells, strict=True)) for table in [limits(workload, workload.points, one_shape=True)]
+                    for cells in table.rows)  # fmt: skip
+    assert [(cells["TFLOP/s"], cells["FLOP/byte"]) for cells in (row, dense)] == [("200.0", "2000"), ("500.0", "5000")]
+
+
 def test_that_memory_does_not_limit_is_said_only_where_its_traffic_was_measured() -> None:
     rows = [metric_row("impl=a", name, value) for name, value in (("flops", 5e10), ("bytes_moved", 1e6))]
     rows += [metric_row("impl=a", "time", 1e5), metric_row("impl=b", "time", 2e5)]

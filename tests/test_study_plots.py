@@ -93,6 +93,18 @@ def test_a_plot_of_memory_has_ticks_of_whole_units_inside_the_picture(
     assert min(label.get_window_extent().x0 for label in labels) > 5
 
 
+@pytest.mark.parametrize(("word", "logarithmic"), [("error_rel_l1", True), ("cosine", False)])
+def test_errors_have_a_scale_on_which_those_that_pass_can_be_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, logarithmic: bool
+) -> None:
+    cases = [case_row(f"impl=a,n={n}", params={"impl": "a", "n": n}) for n in (1, 2, 4)]
+    data = tables(cases, metrics=[metric_row(f"impl=a,n={n}", word, 0.003 * 30.0**n, "1") for n in (1, 2, 4)])
+    drawn: list[lines.Picture] = []
+    monkeypatch.setattr(lines, "draw", lambda picture, shown, path: drawn.append(picture))
+    study_plots.draw(only(data, {}, over="n", lines="impl", value=word), tmp_path)
+    assert [picture.decades for picture in drawn] == [logarithmic]
+
+
 def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024])
     assert study_plots.draw(only(data, run, over="seqlen", where={"seqlen": 512}, value="time"), tmp_path) == []

@@ -107,7 +107,7 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
     # Of sparse work, what is done of it.
     done = point.values.get("flops_effective", flops)
     of_flops = point.tflops * 1e12 / peak * (done / flops) if point.tflops and peak and flops and done else None
-    intensity = flops / moved if flops and moved else None
+    intensity = done / moved if done and moved else None
     binds = ""
     if _host_binds(point, issue, gpu_ns):
         binds = "host"

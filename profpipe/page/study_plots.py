@@ -18,6 +18,8 @@ from profpipe.study_findings import Cell, Grid, Study
 
 #: Stored units whose values may span decades.
 _DECADES = ("ns", "byte", "flop")
+#: Differences from a reference: those that pass lie decades below those that do not.
+_ERRORS = "error_"
 
 
 def draw(study: Study, folder: Path) -> list[Plot]:
@@ -39,7 +41,7 @@ def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], fold
         below=", ".join([*([named] if len(study.values) == 1 else []), *_fixed(study)]),
         axis=study.row_axes[0],
         tick=_tick(stored, unit.size),
-        decades=stored in _DECADES,
+        decades=stored in _DECADES or value.word.startswith(_ERRORS),
         binary=stored == "byte",
         unit=own_unit,
         level=1.0 if value.word == "speedup" else None,
