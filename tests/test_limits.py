@@ -172,8 +172,8 @@ def test_of_sparse_work_the_limits_are_of_what_is_done_of_it() -> None:
     workload = only(tables(cases, metrics=sparse), {"machine": MACHINE})
     said = "`a` reaches 200.0 TFLOP/s of the work that it does (500.0 of the dense work), 20.0 % of the peak"
     assert said in in_words(workload)
-    (row, dense) = (dict(zip(table.head, cells, strict=True)) for table in [limits(workload, workload.points, one_shape=True)]
-                    for cells in table.rows)  # fmt: skip
+    table = limits(workload, workload.points, one_shape=True)
+    row, dense = (dict(zip(table.head, cells, strict=True)) for cells in table.rows)
     assert [(cells["TFLOP/s"], cells["FLOP/byte"]) for cells in (row, dense)] == [("200.0", "2000"), ("500.0", "5000")]
 
 
