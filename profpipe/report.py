@@ -101,9 +101,11 @@ def _tidy(page: str) -> str:
 
 
 def _title(findings: Findings, run: Mapping[str, Any]) -> str:
-    names = listed((escape(w.name) for w in findings.workloads), most=3) or escape(run.get("name") or "profpipe")
+    """A study of several workloads goes by its own name, and its headings name them; files from elsewhere have none."""
+    names, own = [escape(w.name) for w in findings.workloads], (run.get("pipeline") or {}).get("name") or ""
+    named = escape(own) if own and len(names) > 1 else listed(names, most=3) or escape(run.get("name") or "profpipe")
     cases = f"{findings.cases} case{'s' if findings.cases != 1 else ''}" if findings.cases else ""
-    return " · ".join(part for part in (names, cases, escape(_machine(run)), _date(run)) if part)
+    return " · ".join(part for part in (named, cases, escape(_machine(run)), _date(run)) if part)
 
 
 def _machine(run: Mapping[str, Any]) -> str:

@@ -275,6 +275,17 @@ def test_a_win_of_calls_that_the_host_issues_no_faster_says_so(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_study_of_several_workloads_goes_by_its_own_name(tmp_path: Path) -> None:
+    rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
+    named = page(tables(metrics=rows), {"pipeline": {"name": "accuracy"}}, tmp_path)
+    assert named.startswith("# accuracy · 2 cases\n") and "fp16" in named
+    assert page(tables(metrics=rows[:1]), {"pipeline": {"name": "accuracy"}}, tmp_path).startswith("# fp16 · 1 case\n")
+    assert page(tables(metrics=rows), {"name": "out"}, tmp_path).startswith("# fp16 and bf16 · 2 cases\n"), (
+        "files from elsewhere"
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_jobs_that_a_stopped_run_did_not_reach_are_missed(tmp_path: Path) -> None:
     planned = [
         {"workload": w, "profiler": p} for w, p in (("w", "plain"), ("w", "nsys"), ("v", "plain"), ("v", "nsys"))

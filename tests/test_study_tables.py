@@ -347,6 +347,15 @@ def test_a_case_passes_or_fails_by_the_tolerance_of_its_workload() -> None:
     assert rows_of(only(data, {}, rows="impl", value="passed"))[1] == ["`a`", "–"]
 
 
+def test_a_table_of_verdicts_says_how_many_passed() -> None:
+    errors = {"impl=a,n=1": 1e-3, "impl=b,n=1": 0.2, "impl=a,n=2": 2e-3}
+    rows = [metric_row(case, "time", 5.0, n=1) for case in (*errors, "impl=b,n=2")]
+    rows += [metric_row(case, "error_rel_l1", error, "1") for case, error in errors.items()]
+    run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_rel_l1": 0.05}}}}}
+    told = study_sheets.written(only(tables(metrics=rows), run, rows="n", columns="impl", value="passed"))
+    assert told.said.startswith("Within tolerance are 2 of the 3 cases that were compared.")
+
+
 def test_more_tables_than_nine_are_counted() -> None:
     data = tables(metrics=[metric_row(f"impl={i},n={n}", "time", 5.0, n=1) for i in "ab" for n in range(12)])
     told = study_sheets.written(only(data, {}, rows="impl", value="time"))

@@ -139,6 +139,9 @@ def _in_caption(study: Study) -> bool:
 
 
 def _only_value(study: Study, value: Asked, units: Mapping[str, Unit], of: str) -> str:
+    if value.word == "passed":
+        verdicts = [cell.value for _, cell in _valued(study) if cell.value is not None]
+        return f"Within tolerance are {verdicts.count('pass')} of the {len(verdicts)} cases that were compared."
     name = units[value.word].name
     named = code(value.subject) if value.of == "metric" else escape(plain_name(study, value))
     named = of if value.word == "time" and of else named
