@@ -153,6 +153,18 @@ def test_without_peaks_nothing_is_said_to_bind() -> None:
     assert limit(5e10, 1e6, machine={}).binds == ""
 
 
+def test_cases_that_nothing_known_limits_are_counted() -> None:
+    """A call that waits for something else reaches a hundredth of what its kernels could."""
+    rows = [metric_row(f"impl={i}", name, value) for i in "abc"
+            for name, value in (("time", 1e5 if i == "a" else 1e7), ("flops", 5e10), ("bytes_moved", 1e6))]  # fmt: skip
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "abc"]
+    workload = only(tables(cases, metrics=rows), {"machine": MACHINE})
+    assert len(limits(workload, workload.points, one_shape=True).rows) == 1
+    told = "2 cases are left out: they stay below a tenth of both peaks, and what limits them is not known."
+    assert told in explained(workload)
+    assert "left out" not in explained(only(tables(cases[:1], metrics=rows[:3]), {"machine": MACHINE}))
+
+
 def test_the_limit_of_the_winner_is_said_in_words() -> None:
     rows = [metric_row(f"impl={i}", name, value) for i in "ab"
             for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 1e6))]  # fmt: skip

@@ -70,6 +70,7 @@ def explained(workload: WorkloadFindings) -> str:
             + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
         )
     said += _other_types(point for point in workload.points if point.limit.binds)
+    said += _far_below(workload)
     if any(one.traffic for one in known):
         said.append(
             "What ncu saw a call move at the DRAM decides; where it did not look, what a call must move, "
@@ -88,6 +89,15 @@ def explained(workload: WorkloadFindings) -> str:
         slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
         said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
     return " ".join(said)
+
+
+def _far_below(workload: WorkloadFindings) -> Iterator[str]:
+    """That cases are missing from the table, of which nothing is said."""
+    rated = [point.limit for point in workload.points if point.limit.of_flops or point.limit.of_bandwidth]
+    if left := sum(not limit.binds for limit in rated):
+        rate = "measured ceilings" if workload.rates_measured else "peaks"
+        stay, them = ("case is left out: it stays", "it") if left == 1 else ("cases are left out: they stay", "them")
+        yield f"{left} {stay} below a tenth of both {rate}, and what limits {them} is not known."
 
 
 def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
