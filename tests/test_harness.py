@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -236,6 +236,31 @@ def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatc
     monkeypatch.setitem(sys.modules, "a_package_that_a_case_imports", SimpleNamespace())
     harness._clean_up(own)
     assert len(frozen) == 2
+
+
+@pytest.mark.parametrize(
+    ("profiler", "warmup", "asked"),
+    [("nsys", 3, ["warm 2", "load", "loop"]), ("nsys", 0, ["warm 0", "loop"]), ("ncu", 3, ["warm 3", "call"])],
+)
+def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatch, profiler, warmup, asked):
+    """A mock of a GPU: which calls are made, and none more, for one may take a minute."""
+    done = []
+    monkeypatch.setattr(harness.timing, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
+    monkeypatch.setattr(harness.timing, "load", lambda fn, **_: done.append("load"))
+    monkeypatch.setattr(harness.timing, "loop", lambda fn, n, **_: done.append("loop") or harness.timing.Loop(1.0))
+    monkeypatch.setattr(harness.conditions, "watching", lambda: nullcontext(harness.conditions.Watched(None)))
+    monkeypatch.setattr(harness, "on_one_thread", nullcontext)
+    workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
+    events = SimpleNamespace(metric=lambda *_: None)
+    spec = {"profiler": profiler, "warmup": warmup, "repeats": 2, "options": {}}
+
+    @contextmanager
+    def region(load):
+        load()
+        yield
+
+    assert harness._profile(harness._Desk(workload, spec, events, "cuda"), "a", region, {}).status == "ok"
+    assert done == asked
 
 
 def test_what_cublas_kept_of_making_the_inputs_is_given_back_before_the_first_call(monkeypatch):
