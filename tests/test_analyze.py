@@ -462,6 +462,12 @@ def test_clocks_that_were_recorded_are_the_reason_where_no_mark_says_that_one_wa
     assert slower_under_nsys(1_250_000.0, 1.77e9, bytes_moved=5.5e9) == (-0.04, "", True)  # memory has its own clock
 
 
+def test_times_that_are_the_same_to_the_nanosecond_need_no_clock() -> None:
+    clocks = {"flags": [], "under_nsys": (1.85e9, 1.85e9, 1.85e9)}
+    assert held_back(1_200_000.0, **clocks) == (0.0, "", False)
+    assert held_back(1_200_000.0, 1_200_000.0, **clocks) == (0.0, "", False)
+
+
 def test_ncu_is_shorter_where_the_others_clock_was_recorded_below_the_highest() -> None:
     def under(hz: float, ncu_ns: float, **others: Any) -> tuple[float | None, str, bool]:
         return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)

@@ -198,7 +198,7 @@ def _recorded(profiler: str, ratio: float, point: Point, reference: str, setting
     by at least half of what the times do, and times clock differ by no more than needs a reason.
     """
     own, base = (setting.clocks.get((point.id, name)) for name in (profiler, reference))
-    if point.limit.binds != "compute" or own is None or base is None:
+    if abs(ratio - 1) <= CLOSE or point.limit.binds != "compute" or own is None or base is None:
         return ""
     faster, cycles = base.median / own.median, ratio * own.median / base.median
     if abs(cycles - 1) > CLOSE or (faster - 1) / (ratio - 1) < 0.5:
@@ -211,7 +211,7 @@ def _recorded(profiler: str, ratio: float, point: Point, reference: str, setting
 def _held_down(ratio: float, point: Point, reference: str, setting: Setting) -> str:
     """The reference's clock as the reason why ncu, under which the GPU rests between kernels, is faster."""
     base, highest = setting.clocks.get((point.id, reference)), setting.highest_hz
-    if point.limit.binds != "compute" or base is None or highest is None:
+    if 1 - ratio <= CLOSE or point.limit.binds != "compute" or base is None or highest is None:
         return ""
     if ratio < base.median / highest * (1 - CLOSE) or (1 - base.median / highest) / (1 - ratio) < 0.5:
         return ""
@@ -274,15 +274,13 @@ class _Clocks:
         return f"clock: {held}; by time x clock {worked_out}; at most {self.highest / 1e6:.0f}"
 
     def _possible(self, name: str, clock: tuple[float, float]) -> bool:
-        low, high = (self.seen[name].low, self.seen[name].high) if name in self.seen else (self.low, self.highest)
+        own = self.seen.get(name)
+        low, high = (own.low, own.high) if own else (self.low, self.highest)
         return clock[1] >= low - _CLOCK_STEP_HZ and clock[0] <= high + _CLOCK_STEP_HZ
 
     def _told(self, name: str, clock: tuple[float, float]) -> str:
-        seen = (
-            f"recorded {self._mhz((self.seen[name].low, self.seen[name].high))}"
-            if name in self.seen
-            else "not recorded"
-        )
+        own = self.seen.get(name)
+        seen = f"recorded {self._mhz((own.low, own.high))}" if own else "not recorded"
         return f"{self._mhz(clock)} under {name}, {seen}"
 
     def _mhz(self, clock: tuple[float, float]) -> str:
