@@ -26,7 +26,7 @@ OVERHEAD = 0.10
 
 
 #: From this share of a call on a difference of one of its parts is told.
-CHANGE = 0.02
+_CHANGE = 0.02
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Split:
         """From which difference on, in ns, a part of the two calls is told: what is little of a long one may be much of
         the short one that replaces it.
         """
-        return CHANGE * min(self.total.ns, other.total.ns)
+        return _CHANGE * min(self.total.ns, other.total.ns)
 
     @property
     def fused(self) -> bool:

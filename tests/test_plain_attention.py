@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,15 +146,8 @@ def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch: pytest.
     assert len(seen) == 2 * 6 and all(columns.start < rows.stop for rows, columns in seen)
 
 
-def test_the_parts_of_plain_attention_stand_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def recording(name: str) -> Iterator[None]:
-        seen.append(name)
-        yield
-
-    monkeypatch.setattr(plain, "annotate", recording)
+def test_the_parts_of_plain_attention_stand_in_ranges(opened: Callable[[ModuleType], list[str]]) -> None:
+    seen = opened(plain)
     s = a_setting(causal=True)
     plain.plain(s)(*tensors(s, torch.float32)[:3])
     assert seen == ["attention scores", "softmax", "final matmul"]

@@ -182,8 +182,7 @@ class Gpu:
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        again = known is None or known.call_ns < _SHORT_CALL_NS
-        self._issue = issue = self._asked(fn, ranks) if again or known is None else known
+        self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
         if not issue.synchronises:
             self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
         self._load(fn, issue.call_ns, ranks)
