@@ -338,6 +338,12 @@ def test_a_clock_that_the_gpu_counted_stands_before_one_that_nvml_told() -> None
     assert both.counted_hz == (1.8e9, 1.97e9) and conditions.marks(both) == ["throttled", "clock_spread"]
 
 
+def test_one_count_of_many_below_the_highest_is_no_throttling() -> None:
+    capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
+    assert conditions.marks(Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29))) == []
+    assert conditions.marks(Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28))) == ["throttled"]
+
+
 def test_a_count_that_is_above_what_the_gpu_can_reach_is_none() -> None:
     seen = Conditions((Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ),), counted_hz=(2.1e9, 1.8e9, 1.99e9))
     assert (seen.sm_clock_min_hz, seen.sm_clock_max_hz) == (1.8e9, 1.99e9)

@@ -143,9 +143,9 @@ class Conditions:
         return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
 
     def _slowed(self, reading: Reading) -> bool:
-        """Whether the clock was noticeably below its highest: as counted at any time, else as the reading has it."""
-        if self._counted and reading.highest_hz is not None:
-            return min(self._counted) < (1 - _HELD_BACK) * reading.highest_hz
+        """Whether the clock was noticeably below its highest: as counted, else as the reading has it."""
+        if self._counted and self.sm_clock_min_hz is not None and reading.highest_hz is not None:
+            return self.sm_clock_min_hz < (1 - _HELD_BACK) * reading.highest_hz
         return reading.slowed
 
     def _known(self, name: str) -> list[float]:
