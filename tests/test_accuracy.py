@@ -67,20 +67,30 @@ def test_all_of_a_short_sequence_is_compared() -> None:
 
 def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
     case = attention._case(SMALL)
-    monkeypatch.setattr(reference, "FP64_FLOPS", 2 * OF_ONE_HEAD)
+    monkeypatch.setitem(reference.FLOPS, "fp64", 2 * OF_ONE_HEAD)
     assert reference.checked(case, "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (0, slice(2, 4), slice(1, 2)),
     ]  # fmt: skip
     assert attention.facts(SMALL) == {"checked": (50, "%")}
-    monkeypatch.setattr(reference, "FP64_FLOPS", 1.0)
+    monkeypatch.setitem(reference.FLOPS, "fp64", 1.0)
     assert reference.checked(case, "fp64", backward=True) == [(1, slice(2, 4), slice(1, 2))]
     assert attention.facts({**SMALL, "reference": "fp32"}) == {}
+
+
+def test_a_long_fp32_reference_is_of_some_heads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {**SMALL, "reference": "fp32"}
+    every = attention.check(params)
+    monkeypatch.setitem(reference.FLOPS, "fp32", 2 * OF_ONE_HEAD)
+    assert attention.facts(params) == {"checked": (50, "%")}
+    half = attention.check(params)
+    assert half.keys() == every.keys() and half != every
+    assert all(half[f"error_max{t}"] <= every[f"error_max{t}"] for t in ("", "_dq", "_dk", "_dv"))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_gradients_of_the_heads_that_are_compared_are_whole(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     every = attention.check({**SMALL, "dtype": dtype, "causal": True})
-    monkeypatch.setattr(reference, "FP64_FLOPS", OF_ONE_HEAD)
+    monkeypatch.setitem(reference.FLOPS, "fp64", OF_ONE_HEAD)
     one = attention.check({**SMALL, "dtype": dtype, "causal": True})
     assert one.keys() == every.keys() and one != every
     assert all(one[f"error_rel_l1{t}"] < 2 * every[f"error_rel_l1{t}"] for t in ("", "_dq", "_dk", "_dv"))
@@ -100,7 +110,7 @@ def test_what_is_wrong_in_the_last_head_alone_is_found_in_any_case(monkeypatch: 
 
     row = implementations.Implementation(prepare, lambda case: "", on_cpu=True)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
-    monkeypatch.setattr(reference, "FP64_FLOPS", 1.0)
+    monkeypatch.setitem(reference.FLOPS, "fp64", 1.0)
     assert attention.check({**SMALL, "impl": "mine", "mode": "fwd"})["error_max"] == math.inf
 
 

@@ -1,8 +1,8 @@
 """Attention in fp32 or fp64, some query rows at a time, and how far a result is from it.
 
-fp32 is computed where the result is, of everything. fp64 is computed on the CPU, which a long sequence makes costly:
-what is attended within one batch item by the query heads that share a key/value head needs nothing else, neither for
-its output nor for its gradients, so fp64 checks as many of these as it can afford, whole, and the last one always.
+fp32 is computed where the result is, fp64 on the CPU, and a long sequence makes either costly. What is attended within
+one batch item by the query heads that share a key/value head needs nothing else, neither for its output nor for its
+gradients: so as many of these are checked as can be afforded, whole, and the last one always.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}
 #: Size that one block of scores may have. Four such blocks live at once in the backward pass.
 SCORES_BYTES = 256 * 2**20
 
-#: Floating-point operations that one fp64 reference may take: some ten seconds on two cores, a second on a server's.
-FP64_FLOPS = 3e11
+#: The same on a GPU, which a few rows of a long sequence do not fill; and the part of its free memory that it may be.
+GPU_SCORES_BYTES = 2 * 2**30
+GPU_SCORES_PART = 1 / 16
+
+#: Floating-point operations that one reference may take. fp64: some ten seconds on two cores, a second on a server's.
+#: fp32: a second or two on a GPU of today; 32 heads of 128 at sequence length 32768 forward, and a few at 65536.
+FLOPS = {"fp32": 1e13, "fp64": 3e11}
 
 
 def differences(
@@ -58,15 +63,15 @@ def differences(
 def checked(setting: Setting, precision: str, *, backward: bool) -> list[tuple[int, slice, slice]]:
     """(batch item, query heads, key/value heads) of what is compared.
 
-    In fp32 each item whole. In fp64 single key/value heads, spread evenly; at least one, the last, where an index that
-    overflows would be wrong.
+    Each item whole where that can be afforded in fp32; else single key/value heads, spread evenly; at least one, the
+    last, where an index that overflows would be wrong.
     """
-    if precision == "fp32":
-        return [(item, slice(0, setting.heads), slice(0, setting.kv_heads)) for item in range(setting.batch)]
     every, group = setting.batch * setting.kv_heads, setting.group
     # Two products of 2 x queries x keys x head_dim forward; four more backward, which uses the weights again.
     of_one = (12 if backward else 4) * group * setting.q_shape[1] * setting.seqlen * setting.head_dim
-    count = max(1, min(every, int(FP64_FLOPS / of_one)))
+    count = max(1, min(every, int(FLOPS[precision] / of_one)))
+    if precision == "fp32" and count == every:
+        return [(item, slice(0, setting.heads), slice(0, setting.kv_heads)) for item in range(setting.batch)]
     places = (divmod(every - 1 - i * every // count, setting.kv_heads) for i in range(count))
     return [(item, slice(head * group, (head + 1) * group), slice(head, head + 1)) for item, head in places]
 
@@ -98,7 +103,7 @@ def reference(
     queries, keys, scale = q.shape[0], k.shape[0], 1 / math.sqrt(setting.head_dim)
     k, v = (tensor.to(dtype).transpose(0, 1) for tensor in (k, v))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    step = max(1, SCORES_BYTES // (dtype.itemsize * q.shape[1] * keys))
+    step = max(1, _scores_bytes(q.device) // (dtype.itemsize * q.shape[1] * keys))
 
     def grouped(tensor: Tensor) -> Tensor:
         """``(rows, heads, d)`` to ``(kv_heads, group x rows, d)``."""
@@ -127,6 +132,13 @@ def reference(
     if out_gradient is not None:
         yield "dk", slice(None), dk.transpose(0, 1)
         yield "dv", slice(None), dv.transpose(0, 1)
+
+
+def _scores_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return SCORES_BYTES
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return max(SCORES_BYTES, min(GPU_SCORES_BYTES, int(free_bytes * GPU_SCORES_PART)))
 
 
 @contextmanager

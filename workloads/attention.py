@@ -147,7 +147,7 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     """Differences from attention computed in fp32, or on the CPU in fp64, from the same rounded inputs.
 
     The five measures of ``_errors.py`` for the output and, with a backward pass, for dq, dk and dv. The worst values
-    that they can have where the implementation gave a NaN. ``facts`` says what part of the tensors fp64 was for.
+    that they can have where the implementation gave a NaN. ``facts`` says what part of the tensors was compared.
     """
     case = _case(params)
     produced = _produced(case)
@@ -163,9 +163,8 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
 
     ``sparsity``: the share of QK that a sparse implementation leaves out with these inputs, by its own count;
     ``sparsity_requested``: what ``topk`` asks for, thresholds ask for none in particular; ``flops_effective``: what is
-    left of ``flops``. ``checked``: the share of the tensors that an fp64 reference is
-    compared with, where that is not all. ``memory_before_backward``: the bytes of GPU memory that the case has in use
-    between its two passes.
+    left of ``flops``. ``checked``: the share of the tensors that is compared with the reference, where that is not all.
+    ``memory_before_backward``: the bytes of GPU memory that the case has in use between its two passes.
     """
     case = _case(params)
     row = _implementations.IMPLEMENTATIONS[case.impl]
