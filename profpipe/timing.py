@@ -236,7 +236,7 @@ def sample(
             _run(fn, size, watch, range_name, annotate)
             watch.probe()
             batch = watch.values_ns()
-            if not ranks.most(watch.hold_longer()):
+            if not watch.hold_longer(ranks):
                 values += batch
         allocated, reserved = watch.peaks()
         clocks = watch.clocks_hz()

@@ -75,3 +75,40 @@ def test_what_kineto_logs_of_itself_tells_nothing() -> None:
 
 def test_a_long_line_is_cut() -> None:
     assert len(reasons.last_line("error " * 1000)) == 240
+
+
+# torch 2.11 with NCCL, two H200: one rank met an illegal address. Shortened in the middle only.
+ILLEGAL_ADDRESS = """\
+[rank0]:[E1120 19:26:26.110587379 ProcessGroupNCCL.cpp:2119] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group \
+watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered
+Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com/cuda for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+Exception raised from query at /pytorch/c10/cuda/CUDAEvent.h:111 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::__cxx11::basic_string<char>) + 0x9d (0x7fa3d6b7305d in libc10.so)
+
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: CUDA error: \
+an illegal memory access was encountered
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+Exception raised from query at /pytorch/c10/cuda/CUDAEvent.h:111 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::__cxx11::basic_string<char>) + 0x9d (0x7fa3d6b7305d in libc10.so)
+
+E1120 19:26:26.874000 1380 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: -6) local_rank: 0
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -6 (pid: 1422)
+"""
+
+
+def test_of_a_cuda_error_its_name_is_told_and_not_the_frames_below_it() -> None:
+    assert reasons.of_exit(1, ILLEGAL_ADDRESS) == (
+        "rank 0 was killed by SIGABRT: what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread "
+        "terminated with exception: CUDA error: an illegal memory access was encountered"
+    )

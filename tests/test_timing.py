@@ -353,6 +353,34 @@ def test_processes_whose_gpus_flush_at_different_speeds_make_the_same_calls(gpu:
     assert run(60_000, alone[90_000])[0] == run(90_000, alone[60_000])[0]
 
 
+def test_where_one_process_was_late_all_hold_their_gpus_longer(gpu: StandInGpu) -> None:
+    """Two H200: one held for 2 ms and the other for 4 gave 3.1 ms for a call of 1.1 ms."""
+    call = kernels(gpu, 20, 1_000)
+
+    def run(other: list[float]) -> tuple[InStep, list[int]]:
+        ranks, before = InStep(other), len(gpu.held_ns)
+        timing.sample(call, device="cuda", rule=exactly(1), range_name="r", annotate=gpu.annotate, ranks=ranks)
+        return ranks, gpu.held_ns[before:]
+
+    in_time, held_ns = run([])
+    other_late, held_longer_ns = run([*in_time.said[:-1], 1])
+    assert in_time.said[-1] == other_late.said[-2] == 0, "this one was in time, and says so"
+    assert held_longer_ns[:-1] == held_ns and held_longer_ns[-1] == pytest.approx(2 * held_ns[-1] + 30_000, abs=2)
+
+
+def test_processes_agree_on_how_a_call_is_issued(gpu: StandInGpu) -> None:
+    """One that sees it wait and one that does not would hold their GPUs for unlike times."""
+    call, alone = kernels(gpu, 20, 1_000), InStep([])
+
+    def run(ranks: InStep) -> timing.Samples:
+        named = {"rule": exactly(1), "range_name": "r", "annotate": gpu.annotate, "ranks": ranks}
+        return timing.sample(call, device="cuda", **named)
+
+    assert run(alone).flags[0] == "host_bound"
+    others = [[*alone.said[:place], 1] for place, said in enumerate(alone.said) if said is False]
+    assert [run(InStep(other)).flags[0] for other in others].count("synchronises") == 2, "by torch, and by the hold"
+
+
 def test_the_time_in_which_the_gpu_is_loaded_is_none_of_the_budget(gpu: StandInGpu) -> None:
     rule = Rule(least=5, target=-1.0, budget_s=0.05)  # narrow enough for nothing: all of the budget is spent
     samples = timing.sample(gpu.call, device="cuda", rule=rule, range_name="r", annotate=gpu.annotate)

@@ -107,8 +107,12 @@ class Watch(Protocol):
     def values_ns(self) -> list[float]:
         """Waits until everything is done; the samples since the last time, in order."""
 
-    def hold_longer(self) -> bool:
-        """True when the samples just taken were not all queued in time and the next will have more of it."""
+    def hold_longer(self, ranks: Ranks = ALONE) -> bool:
+        """True when the samples just taken were not all queued in time and the next will have more of it.
+
+        In any of the processes, and then in all: in a call that they make together, one that is held for less waits
+        for the others, and its time has that in it.
+        """
 
     def probe(self) -> None:
         """Queues behind what was queued what tells the clock that the GPU has then."""
@@ -174,8 +178,9 @@ class Gpu:
         over half a second only what torch says is known. One that takes two seconds in all is called once only: a
         launch is nothing beside it.
 
-        Of several processes the one that takes longest counts for all: they then make the same calls, and hold their
-        GPUs for the same time, for in a call that they make together each would wait for the one held longest.
+        Of several processes the one that takes longest counts for all, and what one of them sees all have seen: they
+        then make the same calls, and hold their GPUs for the same time, for in a call that they make together each
+        would wait for the one held longest.
         """
         self.wait()
         self._flush_ns = self._duration_ns(self._clear)
@@ -184,16 +189,18 @@ class Gpu:
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
         self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
         if not issue.synchronises:
-            self._hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
+            hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
+            self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
         self._load(fn, issue.call_ns, ranks)
         return issue
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
         begin = time.perf_counter_ns()
-        synchronises = calls_that_synchronise(fn) > 0
+        said = calls_that_synchronise(fn) > 0
         issued_ns = time.perf_counter_ns() - begin
         self.wait()
         call_ns = ranks.most(float(time.perf_counter_ns() - begin))
+        synchronises = bool(ranks.most(said))
         long = not ranks.several and call_ns > _LONG_CALL_NS
         found = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
         # Several processes are held alike, whatever is queued in each: in a call that they make together, one that is
@@ -214,11 +221,11 @@ class Gpu:
             return Issue(ns, said)
         hold_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
         (held,) = self._issues(fn, [hold_ns], ranks)
-        waits, idle = min(held)[0] > ns + hold_ns / 2, all(idle for _, idle in held)
+        waits = bool(ranks.most(min(held)[0] > ns + hold_ns / 2))
+        idle = not ranks.most(not all(idle for _, idle in held))
         overflows = waits and not said and ns > _LEAST_FULL_QUEUE_NS
-        # Every process asks where one has to, for all must make the same calls.
-        if ranks.most(overflows and idle) and self._waits_soon(fn, ranks):
-            overflows = overflows and not idle
+        if overflows and idle and self._waits_soon(fn, ranks):
+            overflows = False
         return Issue(ns, said or (waits and not overflows), overflows, overflows and idle)
 
     def _waits_soon(self, fn: Callable[[], object], ranks: Ranks) -> bool:
@@ -299,9 +306,9 @@ class Gpu:
             for _ in range(math.ceil(ns / self._flush_ns) if ns > 0 else 0):
                 self._clear()
 
-    def hold_longer(self) -> bool:
+    def hold_longer(self, ranks: Ranks = ALONE) -> bool:
         """Where more than one sample in ten was late, the hold is doubled, and they are to be taken again."""
-        late, self._late = self._late, 0
+        late, self._late = int(ranks.most(self._late)), 0
         if late * 10 <= self._taken or self._hold_ns >= _LONGEST_HOLD_NS:
             self._late_in_all += late
             return False
@@ -457,7 +464,7 @@ class Cpu:
         values, self._values_ns = self._values_ns, []
         return values
 
-    def hold_longer(self) -> bool:
+    def hold_longer(self, ranks: Ranks = ALONE) -> bool:
         return False
 
     def probe(self) -> None:
