@@ -24,6 +24,7 @@ from profpipe.analysis import (
     phase_work,
     shares,
     studies,
+    twice,
     wins,
 )
 from profpipe.analysis.limits import Rates
@@ -65,6 +66,9 @@ def analyze(tables: Tables, run: Run) -> Findings:
     unmet = [(e.workload, e.case) for e in expectations if not e.met]
     doubted |= dict.fromkeys(unmet, "it did not run the kernels that were asked for")
     materials = [_material(_only(tables, name), str(name), run) for name in names]
+    unlike = twice.found(materials)
+    visits = [visit for pair in unlike for visit in (pair.longer, pair.shorter)]
+    doubted |= {(visit.workload, visit.case): "it took another time in another workload" for visit in visits}
     return Findings(
         workloads=tuple(
             _workload(m, run, {case: why for (workload, case), why in doubted.items() if workload == m.name})
@@ -77,6 +81,7 @@ def analyze(tables: Tables, run: Run) -> Findings:
         coverage=doubts.coverage(tables, run),
         unattributed=doubts.unattributed(tables, run),
         unseen=unseen,
+        twice=unlike,
     )
 
 
@@ -244,13 +249,16 @@ def _fate(statuses: Mapping[str, str], basis: Basis | None) -> str:
 
 
 def _values(recorded: Recorded, case: str) -> dict[str, float]:
-    """Every number that `plain` and, where it is silent, other profilers' processes recorded for the case itself."""
+    """Every number that `plain` and, where it is silent, other profilers' processes recorded for the case itself.
+
+    Of errors and memory of several processes the worst.
+    """
     found: dict[str, float] = {}
     for profiler in ("plain", *shares.PREFERENCE):
         for metric, number in recorded.numbers.get((case, profiler, ""), {}).items():
             if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
                 found.setdefault(metric, number.value)
-    return found
+    return found | by_rank.worst(recorded, case)
 
 
 def _with_rates(point: Point, peaks: Rates) -> Point:
@@ -283,6 +291,8 @@ def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapp
         marks.append("too_few_samples")
     if basis.quantity == "kernel" and point.split and point.split.idle and point.split.idle > limits.HOST_BOUND:
         marks.append("host_bound")
+    if basis.timed and by_rank.waited(recorded, point.id):
+        marks.append("waited")
     if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
         marks.append("above_peak")
     if point.accuracy is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 #: What the runner writes of cases that a Ctrl-C stopped, or kept from beginning.
 _STOPPED = re.compile(r"(no profile: )?interrupted( before it started)?")
@@ -87,3 +88,25 @@ class Unseen:
     workload: str
     profiler: str
     cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A timed case of a workload: its parameters that vary there, and its median time."""
+
+    workload: str
+    case: str
+    ns: float
+    axes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Twice:
+    """One case that two workloads of a run measured, and whose times differ by more than their intervals and clocks."""
+
+    longer: Visit
+    shorter: Visit
+
+    @property
+    def factor(self) -> float:
+        return self.longer.ns / self.shorter.ns

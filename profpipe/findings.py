@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.concerns import Coverage, Expectation, NotRun, Twice, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.phase_findings import HostPhase, Memory, PhaseWork
 from profpipe.rank_findings import OfRank
@@ -28,6 +28,9 @@ OVERHEAD = 0.10
 #: From this share of a call on a difference of one of its parts is told.
 _CHANGE = 0.02
 
+#: Shapes with as much work take as long from this share of the longest time on: clocks alone move it by less.
+_AS_LONG = 0.9
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -42,11 +45,11 @@ class Measure:
     cv_percent: float | None = None
 
     @property
-    def half_width(self) -> float | None:
-        """Half of the 95 % interval as a share of the time: 0.02 for +-2 %."""
+    def margin(self) -> float | None:
+        """The larger side of the 95 % interval as a share of the time: 0.02 where it goes up to 2 % below or above."""
         if self.ci_low is None or self.ci_high is None or not self.ns:
             return None
-        return (self.ci_high - self.ci_low) / 2 / self.ns
+        return max(self.ci_high - self.ns, self.ns - self.ci_low) / self.ns
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,8 @@ class Win:
 
     ``verdict``: ``clear``; ``level`` where the 95 % intervals of the first two overlap; ``void`` where a mark could
     have made the win, which ``why`` says; ``only`` where nothing else has a time. Those whose result is outside the
-    tolerance do not take part; ``barred`` are those of them that took less time than the best.
+    tolerance do not take part; ``barred`` are those of them that took less time than the best. ``level`` are the
+    best and all whose intervals overlap with its own, where that is the verdict.
     """
 
     best: Point
@@ -183,6 +187,7 @@ class Win:
     verdict: str
     why: str = ""
     barred: tuple[Point, ...] = ()
+    level: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,11 @@ class Shape:
         return tuple(point for point in self.points if point.time is not None)
 
     @property
+    def longest_ns(self) -> float:
+        """The longest time of its cases."""
+        return max((point.time.ns for point in self.points if point.time), default=0.0)
+
+    @property
     def fastest(self) -> Point | None:
         """The lowest time of those that may be called fast."""
         return next((point for point in self.timed if not point.barred), None)
@@ -249,7 +259,7 @@ class Figure:
 
     ``reason`` begins with its kind: ``launch gaps: 3.5 us around 1 kernel``. ``covered`` is the share of the
     reference's kernel time that the comparison is over, where that is not all. ``flagged``: the difference is too large
-    to pass, and nothing explains it.
+    to pass, and nothing explains all of it; ``reason`` may then say what explains a part.
     """
 
     profiler: str
@@ -338,8 +348,14 @@ class WorkloadFindings:
 
     @property
     def largest(self) -> Shape | None:
-        """The shape with the most work: the largest product of its numbers; the first of equals."""
-        return max(self.shapes, key=lambda shape: shape.size, default=None)
+        """The shape with the most work: the largest product of its numbers.
+
+        Of equals those with most to compare, and of these the one with the longest time: the first of those as long.
+        """
+        ranks = [(shape.size, len(shape.timed)) for shape in self.shapes]
+        equals = [shape for shape, rank in zip(self.shapes, ranks, strict=True) if rank == max(ranks)]
+        longest = max((shape.longest_ns for shape in equals), default=0.0)
+        return next((shape for shape in equals if shape.longest_ns >= _AS_LONG * longest), None)
 
 
 @dataclass(frozen=True)
@@ -352,6 +368,7 @@ class Findings:
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    twice: tuple[Twice, ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()

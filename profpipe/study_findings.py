@@ -66,3 +66,5 @@ class Study:
     compare: str | None = None
     baselines: tuple[Any, ...] = ()
     lacking: Mapping[str, int] = field(default_factory=dict)
+    #: By measure, how far a result may be from its reference, where all of its workloads allow the same.
+    tolerance: Mapping[str, float] = field(default_factory=dict)

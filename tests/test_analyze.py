@@ -334,10 +334,76 @@ def test_a_difference_that_nothing_explains_is_flagged() -> None:
     assert figures(data)["plain"] == (0.9, "", True)
 
 
-def test_events_below_the_sum_of_kernels_are_explained_by_streams() -> None:
+@pytest.mark.parametrize(
+    ("busy_us", "because"),
+    [
+        (112, "overlap: 88.0 us of kernels on 2 streams ran beside others"),
+        (104, "overlap: 96.0 us of kernels on 2 streams ran beside others"),  # and 6 us are launch gaps
+        (130, ""),
+        (60, ""),
+        (None, ""),
+    ],
+)
+def test_events_below_the_sum_of_kernels_are_explained_by_streams_where_the_time_with_a_kernel_is_that_of_the_call(
+    busy_us: float | None, because: str
+) -> None:
     kernels = [*captured(stream=7), kernel_row("impl=a", ADD, 10, 1e6, stream=8)]
-    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 110_000.0)])
-    assert figures(data)["plain"] == (-0.45, "overlap: kernels ran on 2 streams, and the sum counts each", False)
+    busy = {} if busy_us is None else {"wall_ns": 3e6, "busy_ns": 1e4 * busy_us}
+    ranges = [range_row("impl=a", 10, **busy)]
+    data = tables(kernels=kernels, ranges=ranges, metrics=[metric_row("impl=a", "time", 110_000.0)])
+    part = f"overlap makes {200 - busy_us:.1f} of 90.0 us" if busy_us and not because else ""
+    assert figures(data)["plain"] == (-0.45, because or part, not because)
+
+
+def two_gpus(time_us: float, *, busy_us: float, waits_us: float, own_us: float | None = None) -> tuple[str, bool]:
+    """Why the time of a call is not that of two GPUs: 100 us of attention each, 20 us of communication at least.
+
+    ``waits_us`` are those that GPU 1 communicates beyond that, ``busy_us`` the mean time in which some kernel runs.
+    """
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, process=pid, stream=7) for pid in (1, 2)]
+    kernels += [kernel_row("impl=a", "ncclDevKernel_SendRecv", 10, 1e4 * (20 + waits), process=pid, stream=8)
+                for pid, waits in ((1, 0), (2, waits_us))]  # fmt: skip
+    ranges = [range_row("impl=a", 10, process=pid, wall_ns=9e6, busy_ns=1e4 * busy_us) for pid in (1, 2)]
+    metrics = [metric_row("impl=a", "time", 1e3 * time_us), metric_row("impl=a", "time_own", 1e3 * time_us)]
+    metrics += [metric_row("impl=a", "time_own", 1e3 * (own_us or time_us), subject="rank 1")]
+    metrics += [metric_row("impl=a", name, value, unit, profiler="nsys", subject=f"device {gpu}")
+                for gpu, waits in ((0, 0), (1, waits_us))
+                for name, value, unit in (("communication_busy", 1e3 * (20 + waits), "ns"),
+                                          ("communication_overlap", 0.0, "%"))]  # fmt: skip
+    _, because, flagged = figures(tables([case_row("impl=a")], kernels, ranges, metrics))["plain"]
+    return because, flagged
+
+
+def test_a_gpu_that_waits_for_another_makes_the_mean_of_their_kernels_longer() -> None:
+    waiting = "waiting: GPU 1 is 0.22 ms in communication, GPU 0 0.02 ms"
+    assert two_gpus(125, busy_us=220, waits_us=200) == (waiting, False)
+    both = f"{waiting}; overlap: 20.0 us of kernels on 2 streams ran beside others"
+    assert two_gpus(101, busy_us=200, waits_us=200) == (both, False)
+
+
+def test_a_wait_that_is_far_more_than_the_difference_is_no_reason() -> None:
+    """The call waits as well: the kernels are 20 us longer than it, and one GPU waits for 200."""
+    assert two_gpus(200, busy_us=220, waits_us=200) == ("", True)
+    assert two_gpus(200, busy_us=210, waits_us=200) == ("overlap makes 10.0 of 20.0 us", True)
+
+
+def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited_for_the_quickest() -> None:
+    waiting = "waiting: the call is that of its slowest process; rank 0 takes 0.4 ms, rank 1 0.12 ms"
+    assert two_gpus(400, busy_us=120, waits_us=0, own_us=120) == (waiting, False)
+    assert not two_gpus(400, busy_us=120, waits_us=0, own_us=200)[0].startswith("waiting")
+
+
+def test_where_most_of_what_a_call_has_besides_kernels_are_copies_they_are_the_reason() -> None:
+    def because(copies_us: float) -> str:
+        kernels = [
+            kernel_row("impl=a", ADD, 100, 1e6),
+            kernel_row("impl=a", "memset", 10, 1e4 * copies_us, kind="memset"),
+        ]
+        metrics = [metric_row("impl=a", "time", 400_000.0)]
+        return figures(tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics))["plain"][1]
+
+    assert because(270) == "copies and sets: 270.0 us, launch gaps 30.0 us around 10 kernels"
+    assert because(290) == "copies and sets: 290.0 us, which the sum of kernels leaves out"
 
 
 def test_ncu_is_compared_over_the_kernels_that_it_was_told_to_profile() -> None:
@@ -424,7 +490,8 @@ def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_
 
 
 @pytest.mark.parametrize(
-    ("launches", "issue_ms", "explained"), [(1500, 5.0, True), (1500, 2.0, False), (900, 5.0, False)]
+    ("launches", "issue_ms", "explained"),
+    [(1500, 5.0, True), (1500, 2.0, False), (900, 5.0, False), (1500, 30.0, False)],
 )
 def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
     launches: int, issue_ms: float, explained: bool
@@ -435,7 +502,8 @@ def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
     _, because, flagged = found["plain"]
     assert flagged is not explained
     said = (
-        f"launch gaps: {launches} launches, of which about 1024 can be queued ahead; issuing them takes the host 5.0 ms"
+        "the host's pace: the time of the call is the host's, "
+        f"which takes 5.0 ms to issue {launches} launches, of which about 1024 can be queued ahead"
     )
     assert because == (said if explained else "")
 
@@ -551,14 +619,21 @@ def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_col
 
 def test_a_call_that_was_queued_ahead_is_not_longer_for_the_hosts_sake() -> None:
     times = [metric_row("impl=a", "time", 190_000.0), metric_row("impl=a", "issue", 400_000.0)]
-    idle = range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6)
+    idle, pace = (
+        range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6),
+        "the host's pace: the time of the call is the host's",
+    )
     assert figures(tables(kernels=captured(), ranges=[idle], metrics=times[:1]))["plain"] == (
-        0.9, "launch gaps: no kernel runs in 75 % of the range", False,
+        0.9, f"{pace}; no kernel runs in 75 % of the range", False,
     )  # fmt: skip
     data = tables([case_row("impl=a", flags=["host_bound"])], captured(), [idle], times)
     assert figures(data)["plain"] == (0.9, "", True)
     data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
-    assert figures(data)["plain"] == (0.9, "launch gaps: the host waits for the GPU inside the call", False)
+    assert figures(data)["plain"] == (0.9, "", True)  # issuing it takes the host far longer than the call
+    times[1] = metric_row("impl=a", "issue", 200_000.0)
+    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
+    told = f"{pace}, which waits for the GPU inside the call and takes 0.2 ms to issue it"
+    assert figures(data)["plain"] == (0.9, told, False)
 
 
 # --- doubt -----------------------------------------------------------------------------------------------------------
@@ -703,6 +778,32 @@ def test_a_process_of_several_has_its_own_time_and_the_case_that_of_the_slowest(
     before = [metric_row("impl=a", "time", 5.0), metric_row("impl=a", "time", 8.0, subject="rank 1")]
     told = only(analyze(tables(metrics=before), {})).ranks
     assert {own.name: own.numbers["time"] for own in told} == {"0": 5.0, "1": 8.0}, "as older runs have it"
+
+
+def test_of_errors_and_memory_of_several_processes_the_worst_is_the_cases() -> None:
+    own = {"error_rel_l1": 0.0005, "cosine": 0.999, "peak_allocated": 7.0, "issue": 3.0}
+    other = {"error_rel_l1": 0.002, "cosine": 0.99, "peak_allocated": 9.0, "issue": 4.0, "error_max": 1.0}
+    rows = [metric_row("impl=a", name, value) for name, value in own.items()]
+    rows += [metric_row("impl=a", name, value, subject="rank 1") for name, value in other.items()]
+    rows += [metric_row("impl=a", "error_rel_l1", 0.001, subject="rank 2")]
+    values = only(analyze(tables(metrics=[*rows, metric_row("impl=a", "time", 1.0)]), {})).points[0].values
+    assert values == {**own, "error_rel_l1": 0.002, "cosine": 0.99, "peak_allocated": 9.0, "time": 1.0}
+
+
+@pytest.mark.parametrize(("time", "processes", "marks"), [(1.14, 2, ("waited",)), (1.05, 2, ()), (1.14, 1, ())])
+def test_samples_that_are_longer_than_the_loop_around_them_hold_waiting_for_another_process(
+    time: float, processes: int, marks: tuple[str, ...]
+) -> None:
+    """The loop has the flush in it too. A process alone waits for nobody: there the clock or the host has changed."""
+    rows = [metric_row("impl=a", "time", time), metric_row("impl=a", "loop_wall", 1.0)]
+    rows += [metric_row("impl=a", "time_own", time, subject=f"rank {rank}") for rank in range(1, processes)]
+    assert only(analyze(tables([case_row("impl=a")], metrics=rows), {})).points[0].marks == marks
+
+
+def test_the_data_type_is_told_where_only_the_workloads_default_sets_it() -> None:
+    cases = [case_row(f"seqlen={n}", params={"seqlen": n, "dtype": "fp16", "seed": 0}) for n in (1, 2)]
+    run = {"pipeline": {"workloads": {"w": {"matrix": {"seqlen": [1, 2]}}}}}
+    assert only(analyze(tables(cases, metrics=_times("seqlen=1", "seqlen=2")), run)).fixed == (("dtype", "fp16"),)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,11 @@ def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(mo
     assert attention.available(short) == (
         "sta takes 69120 or 82944 tokens and no others, not 17776. Change seqlen. pip install fastvideo-kernel."
     )
+    cogvideox = load.module(Path(attention.__file__).with_name("cogvideox.py"))
+    assert cogvideox.available({"impl": "sta"}) == (
+        "sta takes 69120 or 82944 tokens and no others, not 17776. Change frames, height or width. "
+        "pip install fastvideo-kernel."
+    )
     assert attention.available({**fitting, "queries": 1}).startswith("sta takes 69120 or 82944 tokens")
     assert attention.available({**fitting, "causal": True}) == "sta has no causal mask. Use causal: false."
     _pretend_cuda(monkeypatch)

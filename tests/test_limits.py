@@ -12,6 +12,7 @@ from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
 from profpipe.measuring import facts
+from profpipe.page import agreement_sheets
 from profpipe.page.limit_sheets import explained, in_words, limits
 from profpipe.tables import Tables
 
@@ -45,14 +46,15 @@ def test_a_mark_that_cannot_have_made_the_win_leaves_it(mark: str) -> None:
     assert win([mark], [mark]).verdict == "clear"
 
 
-@pytest.mark.parametrize("mark", ["other_process", "above_peak", "throttled", "clock_spread"])
+@pytest.mark.parametrize("mark", ["other_process", "waited", "above_peak", "throttled", "clock_spread"])
 def test_a_mark_that_may_have_made_the_win_takes_it_away(mark: str) -> None:
     found = win([mark], [])
     assert found.verdict == "void" and mark in found.why
 
 
-def test_another_process_beside_the_next_takes_the_win_away_too() -> None:
-    assert win([], ["other_process"]).why == "that of the next is marked other_process"
+@pytest.mark.parametrize("mark", ["other_process", "waited"])
+def test_another_process_beside_the_next_takes_the_win_away_too(mark: str) -> None:
+    assert win([], [mark]).why == f"that of the next is marked {mark}"
     assert win([], ["above_peak"]).verdict == "clear"
 
 
@@ -61,6 +63,41 @@ def test_a_lead_beyond_what_the_clocks_differ_by_is_a_win() -> None:
     assert win(["throttled"], ["throttled"], *near).verdict == "clear"
     far = [*clocks("impl=a", sm_clock=1.9e9), *clocks("impl=b", sm_clock=1.2e9)]
     assert win([], ["throttled"], *far).why == "that of the next is marked throttled, and the lead may be one of clocks"
+
+
+def level(**marks: list[str]) -> Win:
+    """Of cases with 100 ns, give or take 2."""
+    cases = [case_row(f"impl={impl}", flags=own) for impl, own in marks.items()]
+    times = [metric_row(f"impl={impl}", "time", 100.0, ci_low=98.0, ci_high=102.0) for impl in marks]
+    (shape,) = only(tables(cases, metrics=times)).shapes
+    assert shape.win is not None
+    return shape.win
+
+
+def test_equal_times_are_level_whatever_the_clocks_did() -> None:
+    found = level(a=["throttled"], b=["throttled", "clock_spread"], c=[])
+    assert (found.verdict, found.why, [point.variant for point in found.level]) == ("level", "", ["a", "b", "c"])
+
+
+def test_a_time_that_is_not_a_cases_own_is_level_with_none() -> None:
+    assert level(a=[], b=["other_process"]).verdict == level(a=[], b=["waited"]).verdict == "void"
+    assert [point.variant for point in level(a=[], b=[], c=["other_process"]).level] == ["a", "b"]
+
+
+def test_a_case_that_waited_takes_less_than_it_says_and_may_be_the_first() -> None:
+    found = level(a=[], b=[], c=["waited"])
+    assert (found.verdict, found.why) == ("void", "the time of c is marked waited, and may be the lower one")
+
+
+def test_clocks_far_apart_take_a_lead_away_that_they_may_be_without_a_mark_too() -> None:
+    """A case of some milliseconds may be over before NVML is read: sage2 at 1939 MHz and cuDNN at 1711 on an H200."""
+    apart = [*clocks("impl=a", sm_clock=1.939e9), *clocks("impl=b", sm_clock=0.9e9)]
+    assert win([], [], *apart).why == (
+        "the GPU ran at 1939 MHz for it and at 900 for the next, which may be all of the lead"
+    )
+    near = [*clocks("impl=a", sm_clock=1.939e9), *clocks("impl=b", sm_clock=1.711e9)]
+    assert win([], [], *near).verdict == "clear", "its lead is larger"
+    assert win([], [], *clocks("impl=a", sm_clock=0.9e9), *clocks("impl=b", sm_clock=1.939e9)).verdict == "clear"
 
 
 def test_where_clocks_moved_their_ends_count() -> None:
@@ -131,6 +168,24 @@ def test_a_host_that_is_slower_than_the_gpu_is_the_limit() -> None:
     assert limit(5e10, 1e6, metric_row("impl=a", "issue", 3e4)).binds == "compute"
 
 
+def test_a_call_that_is_marked_host_bound_is_limited_by_the_host_however_long_its_kernels_are() -> None:
+    """Of two GPUs the sum of the kernels has waiting in it, which the call of 2993 us does not: the host takes 3755."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 5.2e7)]
+    several = [metric_row("impl=a", "time_own", 2.993e6, subject="rank 1"), metric_row("impl=a", "time_own", 2.993e6)]
+
+    def found(issue: float, flags: list[str], *more: dict[str, Any]) -> Limit:
+        numbers = [metric_row("impl=a", "time", 2.993e6), metric_row("impl=a", "issue", issue), *more]
+        numbers += [metric_row("impl=a", "flops", 1.5e12, "flop"), metric_row("impl=a", "bytes_moved", 1e6, "byte")]
+        cases = [case_row("impl=a", flags=flags, params={"impl": "a", "dtype": "fp16"})]
+        workload = only(tables(cases, kernels, [range_row("impl=a", 10)], numbers), {"machine": MACHINE})
+        return workload.points[0].limit
+
+    assert found(3.755e6, ["host_bound"]).binds == found(3.755e6, ["host_bound"], *several).binds == "host"
+    assert (found(3.755e6, [], *several).binds, found(3.755e6, [], *several).gpu_ns) == ("host", 2.993e6)
+    assert found(2.5e6, [], *several).binds == "compute"
+    assert (found(3.755e6, []).binds, found(3.755e6, []).gpu_ns) == ("compute", 5.2e6)
+
+
 def test_the_time_of_a_call_whose_kernels_nobody_captured_is_a_bound_of_the_gpus_where_the_host_is_slower() -> None:
     rows = [metric_row("impl=a", "time", 2e5), metric_row("impl=a", "issue", 3e5), metric_row("impl=b", "time", 4e5)]
     alone, captured = (
@@ -163,6 +218,38 @@ def test_cases_that_nothing_known_limits_are_counted() -> None:
     told = "2 cases are left out: they stay below a tenth of both peaks, and what limits them is not known."
     assert told in explained(workload)
     assert "left out" not in explained(only(tables(cases[:1], metrics=rows[:3]), {"machine": MACHINE}))
+
+
+def test_a_case_whose_bytes_nobody_declares_stays_in_the_table_without_a_limit() -> None:
+    rows = [metric_row(f"impl={i}", name, value) for i, ns in (("a", 1e5), ("b", 1.25e5), ("c", 1e5))
+            for name, value in (("time", ns), ("flops", 5e10))]  # fmt: skip
+    rows.append(metric_row("impl=c", "bytes_moved", 1e6))
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "abc"]
+    workload = only(tables(cases, metrics=rows), {"machine": MACHINE})
+    table = limits(workload, workload.points, one_shape=True)
+    assert {row[0]: row[-1] for row in table.rows} == {"`a`": "–", "`b`": "–", "`c`": "arithmetic"}
+    told = (
+        "–: the bytes of the call are not declared, so whether memory would limit it is not known "
+        "(2 cases, 40.0 to 50.0 % of the peak FLOP/s)."
+    )
+    assert told in explained(workload) and "left out" not in explained(workload)
+    nowhere = only(tables(cases[:2], metrics=rows[:4]), {"machine": MACHINE})
+    assert not limits(nowhere, nowhere.points, one_shape=True)
+
+
+def test_that_kernel_times_are_means_over_gpus_is_said_where_several_were_seen() -> None:
+    def said(*gpus: int) -> tuple[str, str]:
+        busy = [
+            metric_row("impl=a", "communication_busy", 1e4, profiler="nsys", subject=f"device {gpu}") for gpu in gpus
+        ]
+        kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6)]
+        rows = [metric_row("impl=a", "time", 1e5), metric_row("impl=a", "issue", 3e5), *busy]
+        workload = only(tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], rows))
+        return explained(workload), agreement_sheets.said(workload)
+
+    means = "Kernel times of several GPUs are means over them; communication has waiting for the others in it."
+    assert all(one.startswith(means) for one in said(0, 1))
+    assert not any(means in one for one in said(0))
 
 
 def test_the_limit_of_the_winner_is_said_in_words() -> None:
@@ -310,3 +397,12 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
 def test_a_call_far_below_both_peaks_is_not_said_to_be_limited_by_what_it_must_do() -> None:
     assert limit(flops=5e8, moved=1e4).binds == ""
     assert limit(5e8, 1e4, **{"dram__bytes.sum.per_second": 2e12}).binds == "memory"
+
+
+def test_a_case_of_a_data_type_without_a_known_peak_is_left_out_for_that() -> None:
+    rows = [metric_row(f"impl={i}", name, value) for i in "ab"
+            for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 2e8))]  # fmt: skip
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
+    cases.append(case_row("impl=b", params={"impl": "b", "dtype": "int4"}))
+    said = explained(only(tables(cases, metrics=rows), {"machine": MACHINE}))
+    assert "1 case of data types whose peak is not known is left out." in said and "below a tenth of both" not in said

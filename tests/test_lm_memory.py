@@ -99,7 +99,7 @@ def _told(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
             memory.largest(trace).items()}  # fmt: skip
 
 
-def test_allocations_of_one_size_and_place_are_one_row_largest_first() -> None:
+def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -> None:
     trace = [
         _entry("segment_alloc", 1, 2**21, 20),
         _entry("alloc", 1, 512, 10),
@@ -125,10 +125,18 @@ def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
     ]
     # Sums: 100, 150, 50, 80, -420, -330: the peak is after the second.
     assert _told(trace) == {
-        "plain, _lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:2": (90, 1)},
-        "plain, _lm_memory.py:20": {"allocation:3": (50, 1), "held:3": (50, 1)},
+        "plain, _lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:3": (90, 1)},
+        "plain, _lm_memory.py:20": {"allocation:2": (50, 1), "held:2": (50, 1)},
         "plain, _lm_memory.py:30": {"allocation:4": (30, 1)},
     }
+
+
+def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_large_ones() -> None:
+    large = [entry for line in range(1, 15) for entry in (_entry("alloc", line, 1000 + line, line), *_freed(line, 1))]
+    small = [_entry("alloc", 10_000 * number, 500, 99) for number in range(1, 37)]
+    found = _told([*large, *small])
+    assert found["plain, _lm_memory.py:99"] == {"allocation:1": (500, 36), "held:1": (36 * 500, 36)}
+    assert len(found) == memory._LARGEST
 
 
 def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from program import profpipe, rows
 
 from profpipe import load
@@ -26,6 +27,13 @@ def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() ->
     narrowed = profpipe(ROOT, "list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", MEMORY_CONTEXTS="2048")
     assert "sizes: transformer_lm, 6 cases" in narrowed
     assert "size=large,what=train_step,context=2048" in narrowed
+
+
+def test_the_study_draws_memory_over_the_context_a_line_a_size_and_kind() -> None:
+    (plot,) = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["plots"]
+    assert (plot["workload"], plot["over"], plot["lines"], plot["value"]) == (
+        "memory", "context", ["size", "what"], "memory",
+    )  # fmt: skip
 
 
 def test_the_study_is_planned_without_a_gpu() -> None:

@@ -112,8 +112,18 @@ def test_a_memory_bound_softmax_explains_itself_in_one_sentence() -> None:
     assert what.startswith("FLOPs and bytes are those that the workload declares")
     assert sentence == (
         "softmax takes 50 to 62 % of the time of these phases for 1.10 % of their FLOPs: it does 1.25 FLOP for each "
-        "byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 to 67 %."
+        "byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 % (size small) "
+        "to 67 % (size large)."
     )
+
+
+def test_what_an_axis_sets_apart_is_said_of_each_of_its_values_and_not_as_one_range() -> None:
+    times = {("small", "rows"): 5000, ("large", "rows"): 4800, ("small", "columns"): 2200, ("large", "columns"): 2200}
+    parts = [_case(f"size={size},layout={layout}", ns) for (size, layout), ns in times.items()]
+    rows, columns = phase_sheets.explained(_analysed(*parts))[1:]
+    assert rows.startswith("softmax at layout rows takes 62 % of")
+    assert rows.endswith("it reaches 40 % (size small, layout rows) to 42 % (size large, layout rows).")
+    assert columns.startswith("softmax at layout columns takes 42 % of") and columns.endswith("it reaches 91 %.")
 
 
 def test_only_what_is_known_of_a_slow_phase_is_said() -> None:
@@ -206,6 +216,14 @@ def test_the_largest_allocations_tell_where_and_how_much_of_the_peak_they_are() 
         ["step", "`plain, _lm_model.py:80`", "40.0", "2", "80.0", "20.0"],
     ]
     assert memory_sheets.files(workload).rows[1][1] == "`raw/w/plain/snapshots/what=step/memory.pickle`"
+
+
+def test_allocations_stand_by_what_they_hold_at_the_peak_and_those_that_hold_nothing_are_left_out() -> None:
+    large, none, small = ("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)
+    workload = _analysed(_memory("what=forward", {"forward": 400}, [large, none, small]))
+    rows = memory_sheets.allocations(workload, workload.points, most=6).rows
+    assert [row[1:5] for row in rows] == [["`c.py:3`", "4.50", "40", "162.0"], ["`a.py:1`", "40.0", "1", "40.0"]]
+    assert len(memory_sheets.allocations(workload, workload.points, most=1).rows) == 1
 
 
 def test_the_page_has_both_sections_where_there_is_something_to_tell(tmp_path: Path) -> None:

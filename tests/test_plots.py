@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from report_study import made_up, metric_row, recorded, tables
 
 from profpipe.analyze import analyze
+from profpipe.findings import Part, Split
 from profpipe.page import bars, lines, plots, study_plots
 from profpipe.page.canvas import spread
 
@@ -106,6 +107,21 @@ def test_a_scale_of_bytes_is_read_in_powers_of_two(
     assert [study_plots.size_tick(size) for size in lines.round_sizes(low, high, logarithmic)] == written
 
 
+@pytest.mark.parametrize("columns", [2, 3])
+def test_numbers_under_neighbouring_panels_do_not_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
+    series = lines.Series("a", {"color": "black", "marker": "o"}, (lines.Dot(8192, 1.0), lines.Dot(131072, 2.0)))
+    panels = [lines.Panel((("n", n),), (series,)) for n in range(columns)]
+    lines.draw(lines.Picture("t", "b", "x", str, decades=False), panels, tmp_path / "p.png")
+    seen[0].canvas.draw()
+    ends = [sorted((extent.x0, extent.x1) for label in axes.get_xticklabels() if label.get_text()
+                   for extent in [label.get_window_extent()]) for axes in seen[0].axes]  # fmt: skip
+    assert all(right[0][0] - left[-1][1] > 10 for left, right in itertools.pairwise(ends))
+
+
 def test_a_panel_that_is_higher_than_the_first_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
@@ -145,6 +161,39 @@ def test_bars_tell_classes_apart_as_the_table_of_shares_does() -> None:
                       "reduction"]  # fmt: skip
     for split in splits:
         assert sum(piece.of(split).ns for piece in bars.pieces(splits)) == pytest.approx(split.total.ns)
+
+
+def test_what_is_too_thin_to_see_in_every_bar_is_drawn_with_everything_else() -> None:
+    def split(**parts: float) -> Split:
+        own = {name: Part(1.0, ns) for name, ns in parts.items()}
+        return Split("nsys", "kernel", 1, own, Part(len(own), sum(parts.values())))
+
+    thin = split(attention=9900.0, helpers=30.0, add=30.0, gemm=40.0)
+    thick = split(attention=9000.0, gemm=1000.0)
+    assert [piece.label for piece in bars.pieces([thin, thick])] == ["attention", "gemm", "everything else"]
+    assert [piece.of(thin).ns for piece in bars.pieces([thin, thick])] == [9900.0, 40.0, 60.0]
+    assert [piece.label for piece in bars.pieces([split(attention=9990.0, add=10.0)])] == ["attention"]
+
+
+def test_bars_say_that_they_are_of_kernels_and_how_many_gpus_they_are_the_mean_of(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b", "c"], [512, 2048])
+    (*_, bar) = plots.draw(analyze(data, run), tmp_path)["w"]
+    assert (bar.title, bar.caption) == ("Kernel time of a call, seqlen 2048", "")
+    other = [metric_row("impl=a,seqlen=2048", "time", 1e5, subject="rank 1")]
+    several = tables(*(frame.to_dict("records") for frame in (data.cases, data.kernels, data.ranges)),
+                     metrics=[*data.metrics.to_dict("records"), *other])  # fmt: skip
+    (*_, bar) = plots.draw(analyze(several, run), tmp_path)["w"]
+    assert bar.caption == "A bar is the mean of the 2 GPUs that ran the case; where two kernels overlap, both count."
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(0.05, False), (0.5, True)])
+def test_bandwidth_is_drawn_only_where_a_case_comes_near_it(share: float, drawn: bool) -> None:
+    data, run = made_up(["a", "b"], [512, 2048])
+    (workload,) = analyze(data, run).workloads
+    fastest = max(point.gbytes_per_s or 0.0 for point in workload.points)
+    run["machine"]["peaks"]["bytes_per_s"] = fastest * 1e9 / share
+    (workload,) = analyze(data, run).workloads
+    assert ("bandwidth" in {quantity.name for quantity in plots._quantities(workload)}) is drawn
 
 
 def test_names_of_a_legend_that_do_not_fit_beside_each_other_go_into_rows() -> None:

@@ -127,6 +127,15 @@ def test_shapes_in_which_two_are_level_are_told_together(tmp_path: Path) -> None
     assert "**`a` and `b` are level in all 3 shapes.**" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_more_than_two_that_are_level_are_named_or_counted(tmp_path: Path) -> None:
+    rows = [metric_row(f"impl={i}", "time", 1000.0, ci_low=990.0, ci_high=1010.0) for i in "abcdef"]
+    assert "**`a`, `b` and 4 more are level: 1.00 us per call" in page(tables(metrics=rows), {}, tmp_path)
+    others = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=990.0, ci_high=ns) for n in (1, 2) for i, ns in
+              (("a", 1010.0), ("b", 1000.0 + n), ("c", 1000.0 - n))]  # fmt: skip
+    assert "**`c`, `b` and `a` are level in both shapes.**" in page(tables(metrics=others), {}, tmp_path)
+
+
 def test_families_of_which_one_was_to_run_are_told_in_words(tmp_path: Path) -> None:
     own = {"kernel_class": "attention", "kernel_family": "fa2"}
     copy = kernel_row("impl=b", "pytorch_flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own
@@ -144,6 +153,39 @@ def test_who_ran_pytorchs_own_copy_is_named_and_not_the_family_that_others_ran_t
     expects = {"w": {"impl=b": "fa2|cutlass_fmha", "impl=fa2": "fa2"}}
     told = "All 2 cases that name a kernel family ran kernels of that family (`b` ran PyTorch's own copy of `fa2`)."
     assert told in page(data, with_baseline("a", expects=expects), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_workload_whose_kernels_were_not_captured_is_named_beside_those_that_were_checked(tmp_path: Path) -> None:
+    own = {"kernel_class": "attention", "kernel_family": "fa2"}
+    kernels = [kernel_row("impl=b", "flash::flash_fwd_kernel<64, 128>", 1, 5.0) | own]
+    blind = [row | {"workload": "lengths"} for row in times(a=2000.0, b=1000.0)]
+    text = page(
+        tables(kernels=kernels, metrics=[*times(b=1000.0), *blind]), {"expects": {"w": {"impl=b": "fa2"}}}, tmp_path
+    )
+    assert (
+        "kernels of that family. No kernel of `lengths` (2 cases) was captured, so which ran there is not known."
+        in text
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_case_that_two_workloads_measured_with_unlike_results_is_told_and_wins_nothing(tmp_path: Path) -> None:
+    """A slow host passed for a call that synchronises in one of them: 30.6 ms for a forward pass of 8.5."""
+
+    def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
+        return metric_row(case, "time", ms * 1e6, ci_low=ms * 0.98e6, ci_high=ms * 1.02e6) | {"workload": workload}
+
+    rows = [timed("sizes", "impl=a", 25.0), timed("sizes", "impl=b", 30.6), timed("contexts", "impl=b", 8.5)]
+    rows += [timed("contexts", "impl=a", 26.0)]  # as near as clocks may bring two measurements
+    entry = {"script": "lm", "matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}
+    run = {"pipeline": {"workloads": {"sizes": entry, "contexts": entry}}}
+    text = page(tables(metrics=rows), run, tmp_path)
+    told = "so neither is to be relied on: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
+    assert told in text
+    assert "is not called the fastest: the next took another time in another workload." in text
+    other = {**run["pipeline"]["workloads"], "sizes": {**entry, "script": "another"}}
+    assert told not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
 
 
 def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
@@ -197,6 +239,8 @@ def test_cases_without_anything_to_compare_are_headlined_by_their_times(tmp_path
     assert (
         "**5 cases, from 1000 us (forward, precision fp32) to 9000 us (forward, precision fp16) per call.**"
     ) in page(tables(metrics=rows), {}, tmp_path)
+    rows[-1]["value"] = 2e8
+    assert "from 1.00 ms (forward, precision fp32) to 200.0 ms (forward" in page(tables(metrics=rows), {}, tmp_path)
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -272,6 +316,20 @@ def test_a_win_of_calls_that_the_host_issues_no_faster_says_so(tmp_path: Path) -
     assert f"{told} to issue a call of `a`, and one of `b` takes 50.0 ms." in text
     loops = [metric_row("impl=a,seqlen=1", "loop_wall", 3e7)]
     assert "one after another" not in page(tables(rows, metrics=metrics + loops), with_baseline("b"), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_lead_that_shrinks_at_the_hosts_pace_says_to_what(tmp_path: Path) -> None:
+    """Of four shapes in which calls that are queued ahead are three times as fast, one gains that in a loop too."""
+    rows = [case_row(f"impl={i},n={n}", flags=["host_bound"]) for i in "ab" for n in range(4)]
+    metrics = [metric_row(f"impl={i},n={n}", "time", ns) for i, ns in (("a", 1e6), ("b", 3e6)) for n in range(4)]
+    metrics += [metric_row(f"impl=a,n={n}", "issue", ns) for n, ns in enumerate((1.05e6, 1.5e6, 2.5e6, 2e6))]
+    data = tables(rows, metrics=metrics)
+    told = "Where calls go at the host's pace the fastest leads by less: 3.00x becomes 1.20x (n 2), 3.00x becomes"
+    text = first_screen(page(data, with_baseline("b"), tmp_path))
+    assert f"{told} 1.50x (n 3) and 1 more.\n" in text and "Called one after another" not in text
+    one, numbers = ([row for row in every if row["case"].endswith("n=2")] for every in (rows, metrics))
+    assert "leads by less: 3.00x becomes 1.20x.\n" in page(tables(one, metrics=numbers), with_baseline("b"), tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -634,6 +692,19 @@ def test_many_lost_cases_are_named_by_the_values_that_they_share(tmp_path: Path)
     metrics = [metric_row(name, "time", 5.0) for name in names if name not in lost]
     text = page(tables(rows, metrics=metrics), with_baseline("a"), tmp_path)
     assert "- **Out of memory** under `plain`, `b` at seqlen 2 and 3: no room." in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_full_gpu_is_told_once_whatever_its_allocator_was_asked_for(tmp_path: Path) -> None:
+    said = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate {}.00 GiB. GPU 0 has a total capacity of 139.80 GiB of"
+        " which 8.12 GiB is free. Including non-PyTorch memory, this process has 131.67 GiB memory in use."
+    )
+    rows = [case_row(f"impl=b,seqlen={n}", p, "oom", said.format(n)) for p in ("plain", "torch") for n in (2, 3)]
+    rows += [case_row("impl=a,seqlen=2"), case_row("impl=a,seqlen=3")]
+    text = page(tables(rows, metrics=[metric_row(f"impl=a,seqlen={n}", "time", 5.0) for n in (2, 3)]), {}, tmp_path)
+    told = "- **Out of memory** under `plain` and `torch`, `b`: OutOfMemoryError: CUDA out of memory, of 139.80 GiB."
+    assert told in text and text.count("OutOfMemoryError") == 1
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -9,7 +9,7 @@ from report_study import ATTENTION, FLUSH, case_row, kernel_row, metric_row, ran
 from profpipe.analysis import shares
 from profpipe.analysis.tallies import Kernel, OwnRange, Tally
 from profpipe.analyze import analyze
-from profpipe.findings import Part, Split, WorkloadFindings
+from profpipe.findings import Measure, Part, Split, WorkloadFindings
 from profpipe.page import marks, remainder, sheets
 from profpipe.page.quantities import Unit
 from profpipe.tables import Tables
@@ -35,6 +35,53 @@ def test_those_that_take_no_part_for_the_same_marks_share_them() -> None:
     cases = [case_row(f"impl={impl}", flags=["inaccurate"] if impl != "base" else []) for impl in times]
     data = tables(cases, metrics=[metric_row(f"impl={impl}", "time", ns) for impl, ns in times.items()])
     assert sheets.answers(only(data, "base")).rows[0][-1] == "`a`, `b` and 2 more: **inaccurate**"
+
+
+def test_an_interval_is_as_wide_as_its_larger_side() -> None:
+    lopsided = Measure(62.5, ci_low=56.1, ci_high=80.0)
+    assert lopsided.margin == 0.28 and Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32
+    assert Measure(62.5).margin is None
+    data = tables(metrics=[metric_row("impl=a", "time", 62.5, ci_low=56.1, ci_high=80.0)])
+    assert sheets.answers(only(data, "a")).rows[0][-1] == "±28.0 %"
+
+
+def test_of_shapes_with_as_much_work_the_one_that_takes_longest_is_the_largest() -> None:
+    def largest(*cases: tuple[str, str, float]) -> object:
+        names = [f"impl={impl},what={what}" for impl, what, _ in cases]
+        rows = [metric_row(name, "time", ns) for name, (_, _, ns) in zip(names, cases, strict=True)]
+        found = only(tables(metrics=rows + [metric_row(name, "flops", 1e9, "flop") for name in names]), "a").largest
+        return found and dict(found.axes)["what"]
+
+    both = [("a", "backward", 5e6), ("b", "backward", 1e6), ("a", "step", 7e6), ("b", "step", 1e6)]
+    assert largest(*both) == "step"
+    assert largest(*both[:2], ("a", "step", 5.1e6), both[3]) == "backward", "clocks differ by as much"
+    assert largest(*both[:3]) == "backward", "in the other there is nothing to compare"
+
+
+def test_times_of_the_fastest_have_one_unit() -> None:
+    data = tables(metrics=[metric_row(f"impl=a,n={n}", "time", ns) for n, ns in ((1, 7e6), (2, 3e7), (3, 5e7))])
+    sheet = sheets.answers(only(data, "a"))
+    assert sheet.head[2] == "time ms" and [row[2] for row in sheet.rows] == ["7.00", "30.0", "50.0"]
+
+
+def test_all_that_are_level_are_named_or_counted() -> None:
+    rows = [metric_row(f"impl={impl}", "time", 1e3, ci_low=990.0, ci_high=1010.0) for impl in "abcd"]
+    assert sheets.answers(only(tables(metrics=rows[:3]), "a")).rows[0][0] == "level: `a`, `b` and `c`"
+    assert sheets.answers(only(tables(metrics=rows), "a")).rows[0][0] == "level: `a`, `b` and 2 more"
+
+
+def test_a_case_that_waited_for_another_process_says_what_that_is() -> None:
+    data = tables([case_row("impl=a", flags=["waited"])], metrics=[metric_row("impl=a", "time", 1000.0)])
+    (said,) = marks.explained(only(data, "a"))
+    assert said.startswith(
+        "**waited** (every case): the samples are more than 10 % longer than an iteration of the loop"
+    )
+
+
+def test_times_that_are_shorter_than_a_loop_takes_are_said_to_be_of_calls_queued_ahead() -> None:
+    data = tables([case_row("impl=a", flags=["host_bound"])], metrics=[metric_row("impl=a", "time", 1000.0)])
+    (said,) = marks.explained(only(data, "a"))
+    assert "Times are of calls queued ahead; in a loop they go at the host's pace" in said
 
 
 def test_kernels_are_said_to_be_compared_below_only_where_some_were_captured() -> None:

@@ -72,6 +72,13 @@ def test_a_table_with_a_rate_on_paper_says_that_it_may_pass_the_peak() -> None:
     assert all("TFLOP/s count the work of dense attention over the time" in table["note"] for table in with_rates)
 
 
+def test_where_the_time_goes_is_told_beside_all_of_it() -> None:
+    """What is in no part that the table names is the difference; ``rest`` would leave out additions and softmax."""
+    (table,) = [t for t in yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
+                if t["title"] == "Where the time goes"]  # fmt: skip
+    assert "kernels.time" in table["value"] and "rest.time" not in table["value"]
+
+
 def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     small = {

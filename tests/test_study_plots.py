@@ -105,6 +105,46 @@ def test_errors_have_a_scale_on_which_those_that_pass_can_be_told_apart(
     assert [picture.decades for picture in drawn] == [logarithmic]
 
 
+def test_cases_that_are_not_in_a_plot_of_speedups_are_named_beside_it(tmp_path: Path) -> None:
+    cases, metrics = [], []
+    for i, impl in enumerate(("a", "b", "c"), 1):
+        for n in (1, 2, 4):
+            cases.append(case_row(f"impl={impl},n={n}", params={"impl": impl, "n": n}))
+            metrics += [metric_row(f"impl={impl},n={n}", "time", 1000.0 * n / i, n=9)]
+            if (impl, n) != ("b", 4):
+                metrics.append(metric_row(f"impl={impl},n={n}", "error_rel_l1", 0.2 if impl == "c" else 0.001, "1"))
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    study = only(tables(cases, metrics=metrics), run, over="n", value=["speedup", "time"])
+    by_speedup, by_time = study_plots.draw(study, tmp_path)
+    assert by_speedup.caption.endswith("Not shown: 3 cases marked inaccurate (c) and 1 case marked unchecked (b).")
+    assert "Not shown" not in by_time.caption
+
+
+def test_a_plot_of_errors_has_a_line_at_what_the_tolerance_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [case_row(f"impl=a,n={n}", params={"impl": "a", "n": n}) for n in (1, 2)]
+    data = tables(cases, metrics=[metric_row(f"impl=a,n={n}", "error_rel_l1", 0.001 * n, "1") for n in (1, 2)])
+    drawn: list[Any] = []
+    monkeypatch.setattr(lines, "draw", lambda picture, shown, path: drawn.append(shown))
+    for limits in ({"error_rel_l1": 0.05}, {"cosine": 0.9}, {}):
+        run = {"pipeline": {"workloads": {"w": {"tolerance": limits}}}}
+        study_plots.draw(only(data, run, over="n", lines="impl", value="error_rel_l1"), tmp_path)
+    ((with_limit,), (other,), (none,)) = drawn
+    assert [(line.label, [(dot.x, dot.y) for dot in line.dots]) for line in with_limit.lines[1:]] == [
+        ("at most 0.05", [(1.0, 0.05), (2.0, 0.05)]),
+    ]  # fmt: skip
+    assert len(other.lines) == len(none.lines) == 1
+
+
+def test_a_mark_of_every_case_makes_no_dot_hollow() -> None:
+    rows = [case_row(f"impl={impl},n={n}", flags=["host_bound"], params={"impl": impl, "n": n})
+            for impl in "ab" for n in (1, 2)]  # fmt: skip
+    times = [metric_row(row["case"], "time", 5.0, n=9) for row in rows]
+    (panel,) = panels(only(tables(rows, metrics=times), {}, over="n", lines="impl", value="time"), "time")
+    assert not any(dot.hollow for line in panel.lines for dot in line.dots)
+
+
 def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024])
     assert study_plots.draw(only(data, run, over="seqlen", where={"seqlen": 512}, value="time"), tmp_path) == []

@@ -8,10 +8,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from report_study import ADD, ATTENTION, COPY, case_row, kernel_row, metric_row, range_row, tables
 
 from profpipe import load, report, store
 from profpipe.analyze import analyze
+from profpipe.asked import CLASSES
 from profpipe.page import plots, study_sheets
 from profpipe.pipeline import Table
 from profpipe.study_findings import Study
@@ -320,6 +322,12 @@ def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
     assert "No case has `flops`." in study_sheets.written(study).said
 
 
+def test_what_is_counted_has_no_decimals() -> None:
+    rows = [metric_row("n=1", "heads", 12.0, "1", n=1), metric_row("n=1", "error_max", 0.25, "1", n=1)]
+    study = only(tables(metrics=rows), {}, rows="n", value=["metric.heads", "error_max"])
+    assert rows_of(study)[1] == ["1", "12", "0.25"]
+
+
 def test_what_only_some_cases_set_is_told_beside_the_compared_value() -> None:
     ids = ["impl=fa2", "impl=sparge,topk=0.5", "impl=sparge,topk=0.7"]
     data = tables(metrics=[metric_row(case, "time", 1000.0 * i, n=1) for i, case in enumerate(ids, 1)])
@@ -354,6 +362,75 @@ def test_a_table_of_verdicts_says_how_many_passed() -> None:
     run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_rel_l1": 0.05}}}}}
     told = study_sheets.written(only(tables(metrics=rows), run, rows="n", columns="impl", value="passed"))
     assert told.said.startswith("Within tolerance are 2 of the 3 cases that were compared.")
+
+
+def judged(errors: dict[str, float | None], words: list[str], flags: tuple[str, ...] = ()) -> Study:
+    """Implementations by their error, None where nobody compared it; at most 0.05 are allowed, `a` is the baseline."""
+    cases = [case_row(f"impl={impl}", flags=list(flags), params={"impl": impl}) for impl in errors]
+    rows = [metric_row(f"impl={impl}", "time", 100.0 / i, n=9) for i, impl in enumerate(errors, 1)]
+    rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items() if error is not None]
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    return only(tables(cases, metrics=rows), run, rows="impl", value=words)
+
+
+def test_a_cell_says_why_it_has_no_speedup_and_a_baseline_is_as_fast_as_itself() -> None:
+    found = rows_of(judged({"a": None, "b": 0.2, "c": None, "d": 0.001}, ["speedup", "passed"]))
+    assert [row[1:] for row in found[1:]] == [
+        ["1.00x *unchecked*", "unchecked"], ["inaccurate", "**fail**"], ["unchecked", "unchecked"], ["4.00x", "pass"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(None, "none was compared with the reference"), (0.2, "none is within the tolerance")]
+)
+def test_a_table_without_any_speedup_says_why(error: float | None, why: str) -> None:
+    told = study_sheets.written(judged({"a": error, "b": error}, ["time", "speedup"]))
+    assert f"No case has `speedup`: {why}." in told.said
+    assert [len(row) for row in told.parts[0].sheet.rows] == [2, 2]
+
+
+def test_a_mark_of_all_cases_of_a_table_is_said_once_under_it() -> None:
+    study = judged({"a": 0.001, "b": 0.2}, ["time", "speedup"], flags=("host_bound",))
+    assert study_sheets.written(study).left_out == "Every case: *host_bound*."
+    assert [row[1] for row in rows_of(study)[1:]] == ["100.0", "50.0 *inaccurate*"]
+    assert study_sheets.written(judged({"a": 0.001, "b": 0.2}, ["time"])).left_out == ""
+    alone = judged({"a": 0.001}, ["time"], flags=("host_bound",))
+    assert rows_of(alone)[1][1] == "100.0 *host_bound*" and study_sheets.written(alone).left_out == ""
+
+
+def test_all_times_of_kernels_in_a_table_have_one_unit() -> None:
+    kernels = [kernel_row("n=1", ATTENTION, 1, 23e9), kernel_row("n=1", COPY, 1, 5e6), kernel_row("n=1", ADD, 1, 4e6)]
+    study = only(tables(kernels=kernels), {}, rows="n", value=["attention.time", "direct_copy.time", "kernels.time"])
+    assert rows_of(study)[0][1:] == ["attention s", "direct_copy s", "all kernels s"]
+
+
+OF_PARTS = [
+    (path.stem, table["title"], table["value"])
+    for path in sorted((EXAMPLE.parents[1] / "pipelines").glob("*.yaml"))
+    for table in yaml.safe_load(path.read_text(encoding="utf-8")).get("tables", [])
+    if "rest.time" in table["value"]
+]
+
+
+@pytest.mark.parametrize(("pipeline", "title", "words"), OF_PARTS)
+def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline: str, title: str, words: list[str]) -> None:
+    classes = ["attention", "add", "gemm", "softmax", *CLASSES]
+    kernels = [kernel_row("n=1", f"k{i}", 1, 2.0**i, kernel_class=name) for i, name in enumerate(classes)]
+    study = only(tables(kernels=[*kernels, kernel_row("n=1", COPY, 1, 0.5)]), {}, rows="n", value=words)
+    times = [cell(study, (1,), (word,)) for word in words if word.endswith(".time") and word != "kernels.time"]
+    assert sum(times) == 2.0 ** len(classes) - 0.5, (pipeline, title)
+
+
+@pytest.mark.parametrize("others", [(), ("torch",)])
+def test_the_wall_time_of_a_loop_is_of_one_profiler_for_all_cases(others: tuple[str, ...]) -> None:
+    """Of nsys where plain ran none of them; plain's alone where it ran one."""
+    rows = [metric_row(f"n={n}", "loop_wall", n * 1e9, profiler=p) for n in (1, 2) for p in ("nsys", *others)]
+    ran = tables([case_row(f"n={n}", "nsys") for n in (1, 2)], metrics=rows)
+    study = only(ran, {}, rows="n", value=["metric.loop_wall", "memory"])
+    assert rows_of(study) == [["n", "wall time ms"], ["1", "1000"], ["2", "2000"]]
+    plain = metric_row("n=1", "loop_wall", 5e8)
+    data = tables(ran.cases.to_dict("records"), metrics=[*ran.metrics.to_dict("records"), plain])
+    assert [row[1] for row in rows_of(only(data, {}, rows="n", value="metric.loop_wall"))[1:]] == ["500.0", "–"]
 
 
 def test_more_tables_than_nine_are_counted() -> None:

@@ -16,7 +16,7 @@ from profpipe.errors import ConfigError
 from profpipe.findings import WorkloadFindings
 from profpipe.load import own_folder
 from profpipe.measuring import facts
-from profpipe.page import accuracy_sheets, plots, study_sheets
+from profpipe.page import accuracy_sheets, chapters, plots, study_sheets
 from profpipe.tables import Tables
 from profpipe.tolerance import judge, shown
 
@@ -228,6 +228,13 @@ def test_the_answer_names_the_fastest_accurate_one_and_why_another_is_not_called
     assert "**inaccurate** (1 of 3 cases): its result is further from the reference than the tolerance allows." in text
 
 
+def test_a_winner_that_the_tolerance_lets_pass_says_how_much_less_exact_it_is(page: Any) -> None:
+    text = page(study(**FAST_AND_WRONG))
+    assert "`b` wins with 10 times the baseline's error (relative L1 0.01, of `a` 0.001)." in text
+    alike = {"a": (4000.0, 0.001), "b": (2000.0, 0.004)}
+    assert "the baseline's error" not in page(study(**alike))
+
+
 def test_no_number_says_how_much_faster_an_inaccurate_one_is(page: Any) -> None:
     points = {point.variant: point for point in only(study(**FAST_AND_WRONG)).points}
     assert points["c"].time is not None and points["c"].speedup is None and points["b"].speedup == 2
@@ -280,6 +287,35 @@ def test_where_none_is_accurate_none_wins(page: Any) -> None:
         "`b` has the lowest time, 2.00 us per call, but is not called the fastest:"
         " its result is inaccurate, and no other is accurate"
     ) in page(data)
+
+
+def test_where_no_result_was_compared_that_is_why_none_wins(page: Any) -> None:
+    data = study(a=(4000.0, None), b=(2000.0, None))
+    assert "but is not called the fastest: no result was compared with the reference.**" in page(data)
+    one_compared = study(a=(4000.0, 0.2), b=(2000.0, None))
+    assert "is not called the fastest: its result is unchecked, and no other is accurate.**" in page(one_compared)
+
+
+def with_shapes(*errors: float) -> Tables:
+    """``c`` takes less time in as many shapes as it has errors."""
+    data = study(tuple(f",seqlen={n}" for n in range(len(errors))), a=(4000.0, 0.0), c=(1000.0, 0.0))
+    for n, error in enumerate(errors):
+        own = (data.metrics["case"] == f"impl=c,seqlen={n}") & (data.metrics["metric"] == "error_rel_l1")
+        data.metrics.loc[own, "value"] = error
+    return data
+
+
+def test_of_one_that_misses_in_several_shapes_the_least_and_the_largest_miss_are_told(page: Any) -> None:
+    assert (
+        "`c` takes less time in all 3 shapes and is not called faster: its result is **inaccurate** (least:"
+        " error_rel_l1 is 0.06, at most 0.05 at seqlen 1; most: error_rel_l1 is 3.04, at most 0.05 at seqlen 0)."
+    ) in page(with_shapes(3.04, 0.06, 0.7))
+    nearly_alike = page(with_shapes(0.101, 0.1))
+    assert "**inaccurate** (error_rel_l1 is 0.101, at most 0.05 at seqlen 0)." in nearly_alike
+
+
+def test_a_result_that_is_no_number_is_the_largest_miss(page: Any) -> None:
+    assert "most: error_rel_l1 is inf, at most 0.05 at seqlen 0)." in page(with_shapes(math.inf, 0.7))
 
 
 def test_several_winners_are_those_of_the_accurate_ones(page: Any) -> None:
@@ -336,6 +372,33 @@ def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: An
         "| `a` | out | – | 0.001 | – | – | yes |",
         "| `d` | – | – | – | – | – | **unchecked** |",
     ]
+
+
+def _with_gradients(cases: int, worst: float) -> WorkloadFindings:
+    """Cases with four tensors each, of which dK is the furthest from its reference."""
+    errors = {"": 0.001, "_dq": 0.002, "_dk": worst, "_dv": 0.003}
+    rows = [metric_row(f"impl=i{i}", "time", 1000.0 + i, n=30) for i in range(cases)]
+    rows += [metric_row(f"impl=i{i}", f"error_rel_l1{t}", e, "1") for i in range(cases) for t, e in errors.items()]
+    rows += [metric_row(f"impl=i{i}", f"cosine{t}", 0.9999, "1") for i in range(cases) for t in errors]
+    return only(tables(metrics=rows), tolerance={"error_rel_l1": 0.05, "cosine": 0.99})
+
+
+def test_of_many_rows_within_the_tolerance_a_case_has_that_of_its_worst_tensor() -> None:
+    found = _with_gradients(cases=8, worst=0.04)
+    sheet = accuracy_sheets.worst(found, found.points)
+    assert list(sheet.head) == ["impl", "worst", "relative L1", "cosine", "within tolerance"]
+    assert sheet.rows[0] == ["`i0`", "dK", "0.04", "0.999900", "yes"] and len(sheet.rows) == 8
+    few, outside = _with_gradients(cases=7, worst=0.04), _with_gradients(cases=8, worst=0.06)
+    assert not accuracy_sheets.worst(few, few.points) and not accuracy_sheets.worst(outside, outside.points)
+    forward = only(study(**{f"i{i}": (1.0 + i, 0.001) for i in range(40)}))
+    assert not accuracy_sheets.worst(forward, forward.points)
+
+
+def test_all_tensors_of_cases_that_show_their_worst_are_folded() -> None:
+    worst, every = chapters._accuracy(_with_gradients(cases=8, worst=0.04))
+    assert (worst.folded, len(worst.sheet.rows)) == (False, 8)
+    assert (every.title, every.folded, len(every.sheet.rows)) == ("every tensor", True, 32)
+    assert len(list(chapters._accuracy(_with_gradients(cases=8, worst=0.06)))) == 1
 
 
 def test_only_what_was_compared_is_counted_as_within_the_tolerance_or_not() -> None:

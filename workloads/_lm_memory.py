@@ -95,15 +95,16 @@ def record(s: Setting, file: Path) -> Numbers:
 
 
 def largest(trace: Sequence[Entry]) -> Numbers:
-    """The largest allocations of a record by their place; those of one size from one place are one.
+    """What held most of a record's peak, by its place, then the largest of the rest; of one size and place it is one.
 
     ``allocation:<rank>``: the bytes of one and how many there were. ``held:<rank>``: the bytes of all of them that were
     held when memory was at its peak, and how many those are.
     """
     kinds, held = Counter(_kind(entry) for entry in trace if entry["action"] == "alloc"), _held_at_peak(trace)
+    ranked = sorted(kinds, key=lambda kind: (-kind[0] * held[kind], -kind[0]))
     found: Numbers = {}
-    for rank, (kind, count) in enumerate(sorted(kinds.items(), key=lambda item: -item[0][0])[:_LARGEST], start=1):
-        size, place = kind
+    for rank, kind in enumerate(ranked[:_LARGEST], start=1):
+        (size, place), count = kind, kinds[kind]
         own = found.setdefault(place, {})
         own[f"allocation:{rank}"] = (float(size), "byte", count)
         if held[kind]:

@@ -37,9 +37,8 @@ def first(setting: Setting, implementations: Mapping[str, Implementation]) -> st
 def _unsupported(setting: Setting, row: Implementation, implementations: Mapping[str, Implementation]) -> str | None:
     """What no build of the implementation can do, on no machine."""
     impl = setting.impl
-    if row.lengths and (setting.seqlen not in row.lengths or setting.queries != setting.seqlen):
-        lengths = " or ".join(map(str, row.lengths))
-        return f"{impl} takes {lengths} tokens and no others, not {setting.seqlen}. Change seqlen. {row.install}."
+    if wrong := other_length(setting, row, "seqlen"):
+        return wrong
     if setting.backward and not row.has_backward:
         return f"{impl} has no backward pass. Use mode: fwd."
     if setting.dtype not in row.dtypes:
@@ -57,6 +56,14 @@ def _unsupported(setting: Setting, row: Implementation, implementations: Mapping
             f"Use causal: false, queries: 1 or 0, or one of {able}."
         )
     return None
+
+
+def other_length(setting: Setting, row: Implementation, change: str) -> str | None:
+    """Where it takes single lengths and not this one; ``change`` names the parameters that make it."""
+    if not row.lengths or (setting.seqlen in row.lengths and setting.queries == setting.seqlen):
+        return None
+    lengths = " or ".join(map(str, row.lengths))
+    return f"{setting.impl} takes {lengths} tokens and no others, not {setting.seqlen}. Change {change}. {row.install}."
 
 
 def _other_dtype(setting: Setting, taken: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import _cogvideox_room
     import _errors
     import _implementations
+    import _obstacles
     import _reference
     import _setting
     from _cogvideox_model import Phase, Setting
@@ -50,6 +51,7 @@ else:
     _cogvideox_room = load.module(Path(__file__).with_name("_cogvideox_room.py"))
     _errors = load.module(Path(__file__).with_name("_errors.py"))
     _implementations = load.module(Path(__file__).with_name("_implementations.py"))
+    _obstacles = load.module(Path(__file__).with_name("_obstacles.py"))
     _reference = load.module(Path(__file__).with_name("_reference.py"))
     _setting = load.module(Path(__file__).with_name("_setting.py"))
     Phase, Setting = _cogvideox_model.Phase, _cogvideox_model.Setting
@@ -146,7 +148,10 @@ def expects(params: Mapping[str, Any]) -> str:
 
 def available(params: Mapping[str, Any]) -> str | None:
     """Why this case cannot run here and what to do about it, or None."""
-    return _cogvideox_room.lacking(_case(params))
+    s = _case(params)
+    row = _implementations.IMPLEMENTATIONS[s.impl]
+    wrong = _obstacles.other_length(s.attention, row, "frames, height or width")
+    return wrong or _cogvideox_room.lacking(s)
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from profpipe.analysis import by_rank
 from profpipe.analysis.limits import QUEUE
 from profpipe.analysis.recorded import Recorded
 from profpipe.analysis.shares import PREFERENCE
 from profpipe.analysis.tallies import Key, Tally
 from profpipe.findings import Agreement, Figure, Point, Split
 from profpipe.kernel_findings import Counters
+from profpipe.rank_findings import OfRank
 
 #: Below this the figures are called the same: events resolve 0.5 us, and clocks move by a percent or two.
 CLOSE = 0.03
@@ -27,6 +29,9 @@ _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
 #: What the host takes to issue a call differs by so much from time to time.
 _ISSUE_VARIES = 0.25
 
+#: So much of the time for which a GPU waits for another under a profiler the call as timed may wait as well.
+_WAIT_VARIES = 0.25
+
 #: What reading a whole L2 again takes at most: 60 MB at 3 TB/s. More than that for each launch is not the cold cache.
 _COLD_NS = 20_000.0
 
@@ -36,6 +41,14 @@ _JITTER_NS = 300.0
 
 #: Clocks at which ncu ran a kernel, newest spelling first.
 _NCU_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
+
+#: What is said of a call in which the GPU waits for the host.
+_PACE, _WAITS = "the host's pace: the time of the call is the host's", "which waits for the GPU inside the call"
+
+#: What two sums of the same times differ by at most, as a share.
+_ROUNDED = 1e-3
+
+_COMMUNICATES = "communication_busy"
 
 #: NVML tells clocks in such steps.
 _CLOCK_STEP_HZ = 15e6
@@ -56,8 +69,8 @@ class Setting:
     """What is known of how the profilers ran.
 
     The arguments of ncu; the highest SM clock of the GPU; by kernel the clock that ncu counted in its longest launch,
-    where that has one and the reference's time; under which profilers the harness empties the caches before a call; and
-    what is recorded of the SM clock of a case under a profiler, by both.
+    where that has one and the reference's time; under which profilers the harness empties the caches before a call;
+    what is recorded of the SM clock of a case under a profiler, by both; and the processes of the cases of several.
     """
 
     ncu_argv: tuple[str, ...] = ()
@@ -65,6 +78,7 @@ class Setting:
     longest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     flushed: frozenset[str] = frozenset()
     clocks: Mapping[Key, Recordings] = field(default_factory=dict)
+    ranks: Mapping[str, Sequence[OfRank]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -75,6 +89,9 @@ class Setting:
         clocks = [gpu.get("max_sm_clock_hz") for gpu in (run.get("machine") or {}).get("gpus") or ()]
         declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(workload) or {}
         highest = max((clock for clock in clocks if clock), default=None)
+        ranks: dict[str, list[OfRank]] = {}
+        for one in by_rank.found(recorded, counters):
+            ranks.setdefault(one.case, []).append(one)
         seen = {
             key[:2]: Recordings(*(own[name].value for name in _RECORDED))
             for key, own in recorded.numbers.items()
@@ -86,6 +103,7 @@ class Setting:
             longest=_longest(counters, recorded.tallies, seen, highest),
             flushed=frozenset(() if declared.get("command") else (str(job.get("profiler")) for job in jobs)),
             clocks=seen,
+            ranks=ranks,
         )
 
     @property
@@ -173,10 +191,11 @@ def agree(
     return Agreement(point, reference, tuple(figures)) if len(figures) > 1 else None
 
 
-def _compared(profiler: str, ns: float, base: Split, because: str = "") -> Figure:
+def _compared(profiler: str, ns: float, base: Split, because: str = "", part: str = "") -> Figure:
+    """``part`` is what explains some of the difference, where nothing explains all of it."""
     difference = ns / base.total.ns - 1
     apart = abs(difference) > CLOSE
-    return Figure(profiler, ns, difference, because if apart else "", flagged=apart and not because)
+    return Figure(profiler, ns, difference, (because or part) if apart else "", flagged=apart and not because)
 
 
 def _kernels(profiler: str, ns: float, point: Point, base: Split, setting: Setting, clocks: _Clocks | None) -> Figure:
@@ -292,11 +311,15 @@ class _Clocks:
 
 
 def _events(point: Point, ns: float, base: Split, own: Tally, setting: Setting, clocks: _Clocks | None) -> Figure:
-    because = _why_shorter(base, own) if ns < base.total.ns else _why_longer(point, ns, base, own)
+    ranks, part = setting.ranks.get(point.id, ()), ""
+    if ns < base.total.ns:
+        because, part = _why_shorter(point, ns, base, own, setting)
+    else:
+        because = _why_longer(point, ns, base, own, ranks)
     because = because or _recorded("plain", ns / base.total.ns, point, base.profiler, setting)
     because = because or (clocks.explain("plain", ns / base.total.ns) if clocks else "")
     spread = _spread(point, base)
-    return _compared("plain", ns, base, (spread or because) if base.kind == "cpu_op" else (because or spread))
+    return _compared("plain", ns, base, (spread or because) if base.kind == "cpu_op" else (because or spread), part)
 
 
 def _spread(point: Point, base: Split) -> str:
@@ -319,43 +342,112 @@ def _spread(point: Point, base: Split) -> str:
     return "spread: it lies within the 95 % interval of the call's time" if inside else ""
 
 
-def _why_shorter(base: Split, own: Tally) -> str:
+def _why_shorter(point: Point, ns: float, base: Split, own: Tally, setting: Setting) -> tuple[str, str]:
+    """(Why the sum of the kernels is longer than the call, or what makes a part of that if it is no reason for all).
+
+    Kernels that run at once are once in the time in which some kernel runs, and each in the sum. A GPU that waits for
+    another runs a kernel of communication, longer in some captures than in others. What is left without these must be
+    the call's time, as kernels in a row would: a wait that the call has in it as well is no reason.
+    """
     if base.kind == "cpu_op":
-        return "overhead: the profiler's own cost for each operator"
-    several = len(own.streams) > 1
-    return f"overlap: kernels ran on {len(own.streams)} streams, and the sum counts each" if several else ""
+        return "overhead: the profiler's own cost for each operator", ""
+    at_once = base.total.ns - base.busy_ns if len(own.streams) > 1 and base.busy_ns else 0.0
+    at_once = at_once if at_once > _ROUNDED * base.total.ns else 0.0
+    overlap = f"overlap: {at_once / 1e3:.1f} us of kernels on {len(own.streams)} streams ran beside others"
+    if at_once and _is_left(ns, at_once, base, own):
+        return overlap, ""
+    waited, waiting = _waiting(setting.ranks.get(point.id, ()), base)
+    if waited and _is_left(ns, at_once + waited, base, own, _WAIT_VARIES):
+        reasons = sorted([(at_once, overlap), (waited, waiting)], reverse=True)
+        return "; ".join(reason for share, reason in reasons if share), ""
+    if not at_once:
+        return "", ""
+    clock = _recorded("plain", ns / (base.total.ns - at_once), point, base.profiler, setting)
+    part = f"overlap makes {at_once / 1e3:.1f} of {(base.total.ns - ns) / 1e3:.1f} us"
+    return (f"{overlap}; {clock}", "") if clock else ("", part)
 
 
-def _why_longer(point: Point, ns: float, base: Split, own: Tally) -> str:
+def _is_left(ns: float, less: float, base: Split, own: Tally, varies: float = 0.0) -> bool:
+    """Whether a call of ``ns`` is what is left of the sum of its kernels, and ``less`` at least half of the difference.
+
+    As everywhere it may be 3 % off, or longer by launch gaps; where ``less`` varies, by that share of the difference.
+    """
+    difference, gaps = base.total.ns - ns, base.total.calls * _GAP_NS + _EVENTS_NS
+    longer = max(CLOSE * ns, gaps + own.copies_ns / (base.iterations or 1), varies * difference)
+    return -CLOSE * ns <= less - difference <= longer and 2 * less >= difference
+
+
+def _waiting(ranks: Sequence[OfRank], base: Split) -> tuple[float, str]:
+    """(What waiting for one another adds to the mean over the GPUs in ns, and in words); (0, "") where none is known.
+
+    It is what each communicates for longer than the one that does least, unless it computes beside it.
+    """
+    told = [one for one in ranks if one.profiler == base.profiler and _COMMUNICATES in one.numbers]
+    if len(told) < 2:
+        return 0.0, ""
+    least, *_, most = sorted(told, key=lambda one: one.numbers[_COMMUNICATES])
+    waits = [min(one.numbers[_COMMUNICATES] - least.numbers[_COMMUNICATES], _in_the_open(one)) for one in told]
+    longest, shortest = (f"{one.numbers[_COMMUNICATES] / 1e6:.2g} ms" for one in (most, least))
+    said = f"waiting: GPU {most.name} is {longest} in communication, GPU {least.name} {shortest}"
+    return sum(waits) / len(waits), said
+
+
+def _in_the_open(one: OfRank) -> float:
+    """The time in which a GPU communicates and does not compute, in ns."""
+    return one.numbers[_COMMUNICATES] * (1 - one.numbers.get("communication_overlap", 0.0) / 100)
+
+
+def _slowest(ns: float, base: Split, ranks: Sequence[OfRank]) -> str:
+    """Why a call of several processes is longer than their kernels: it is over when the last of them is.
+
+    So it is where the quickest takes no longer than the kernels, and the slowest as long as the call.
+    """
+    own = sorted((one.numbers["time"], one.name) for one in ranks if "time" in one.numbers)
+    if len(own) < 2 or not any(_COMMUNICATES in one.numbers for one in ranks):
+        return ""
+    (least, quick), (most, slow) = own[0], own[-1]
+    if least > (1 + CLOSE) * (base.busy_ns or base.total.ns) or ns > (1 + CLOSE) * most:
+        return ""
+    times = f"rank {slow} takes {most / 1e6:.3g} ms, rank {quick} {least / 1e6:.3g} ms"
+    return f"waiting: the call is that of its slowest process; {times}"
+
+
+def _why_longer(point: Point, ns: float, base: Split, own: Tally, ranks: Sequence[OfRank]) -> str:
     extra, calls, copies = ns - base.total.ns, base.total.calls, own.copies_ns / (base.iterations or 1)
     if base.kind == "cpu_op":
         return "between operators: time that no operator's self time holds"
     if copies and extra <= 1.1 * copies + _EVENTS_NS / 6:
         return f"copies and sets: {copies / 1e3:.1f} us, which the sum of kernels leaves out"
-    beside = f", {copies / 1e3:.1f} us of copies and sets among them" if copies >= 100 else ""
     if extra <= calls * _GAP_NS + _EVENTS_NS + copies:
-        return f"launch gaps: {extra / 1e3:.1f} us around {calls:.0f} kernel{'s' if calls > 1 else ''}{beside}"
-    return _waits(point, ns, base)
+        around = f"around {calls:.0f} kernel{'s' if calls > 1 else ''}"
+        if copies > extra / 2:
+            return f"copies and sets: {copies / 1e3:.1f} us, launch gaps {(extra - copies) / 1e3:.1f} us {around}"
+        beside = f", {copies / 1e3:.1f} us of copies and sets among them" if copies >= 100 else ""
+        return f"launch gaps: {extra / 1e3:.1f} us {around}{beside}"
+    return _slowest(ns, base, ranks) or _waits(point, ns, base)
 
 
 def _waits(point: Point, ns: float, base: Split) -> str:
     """Why a call may hold more than its kernels: it is queued whole before it begins, unless it waits for the GPU.
 
     More launches than the queue holds cannot all be queued before. Where the host issues them more slowly than the GPU
-    runs them, its pace is in the rest of the call, and then the call takes no longer than the host does to issue it.
+    runs them, its pace is in the rest of the call, and then the call takes no longer than the host does to issue it,
+    and no less than it does for what the queue does not hold: the call's time is the host's there.
     Before there was an ``issue`` to record, calls were not queued ahead, and the host's pace was in their times.
     """
-    if "synchronises" in point.marks:
-        return "launch gaps: the host waits for the GPU inside the call"
-    if "issue" in point.values:
-        issue = point.values["issue"] or 0.0
-        if base.total.calls > QUEUE and base.total.ns < ns <= (1 + _ISSUE_VARIES) * issue:
-            queued = f"{base.total.calls:.0f} launches, of which about {QUEUE} can be queued ahead"
-            return f"launch gaps: {queued}; issuing them takes the host {issue / 1e6:.1f} ms"
-        return ""
+    waits, issue, calls = "synchronises" in point.marks, point.values.get("issue"), base.total.calls
+    if issue is not None:
+        late = 1.0 if waits else 1 - QUEUE / calls
+        if late <= 0 or not (1 - _ISSUE_VARIES) * late * issue <= ns <= (1 + _ISSUE_VARIES) * issue:
+            return ""
+        takes = f"takes {issue / 1e6:.1f} ms to issue"
+        queued = f"which {takes} {calls:.0f} launches, of which about {QUEUE} can be queued ahead"
+        return f"{_PACE}, {f'{_WAITS} and {takes} it' if waits else queued}"
+    if waits:
+        return f"{_PACE}, {_WAITS}"
     if base.idle is not None and base.idle > 0.2:
-        return f"launch gaps: no kernel runs in {100 * base.idle:.0f} % of the range"
-    return "launch gaps: the call is host_bound" if "host_bound" in point.marks else ""
+        return f"{_PACE}; no kernel runs in {100 * base.idle:.0f} % of the range"
+    return f"{_PACE}; it is host_bound" if "host_bound" in point.marks else ""
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ _ITERATIONS_ONLY = ("torch", "ncu")
 #: How the runner ends a reason: with the log's path as one sees it from where the run was started.
 _NAMED_LOG = re.compile(r"\s*\(log: (.+)\)$")
 
+#: What torch's allocator says of a GPU that is full: sizes that differ from case to case, and advice.
+_FULL = re.compile(r"CUDA out of memory\. Tried to allocate .*? has a total capacity of ([\d.]+ \w+)\b.*", re.DOTALL)
+
 
 def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
     """Cases that did not end well, gathered by their fate; jobs whose fate no case tells."""
@@ -32,7 +35,7 @@ def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
     logs = [str(job["log"]) for job in run.get("jobs") or () if job.get("log")]
     bad = bad.assign(
         status=[status_told(*pair) for pair in zip(bad["status"], bad["reason"], strict=True)],
-        reason=[_without_log(reason, logs) for reason in bad["reason"]],
+        reason=[_FULL.sub(r"CUDA out of memory, of \1", _without_log(reason, logs)) for reason in bad["reason"]],
     )
     groups = [_group(rows, tables, run) for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)]
     told = set(zip(bad["workload"], bad["profiler"], strict=True))

@@ -23,6 +23,9 @@ OF_TYPE = "flops."
 #: More idle time than this inside a case's range, and its launches rather than its kernels are what one waits for.
 HOST_BOUND = 0.5
 
+#: Numbers that only cases of several processes, or of GPUs that communicate, have.
+_OF_SEVERAL = ("time_own", "communication_busy")
+
 _DRAM_RATE = "dram__bytes.sum.per_second"
 
 
@@ -119,10 +122,15 @@ def limit(point: Point, rates: Rates, traffic: float | None, bandwidth: float | 
 
 
 def _gpu_ns(point: Point) -> float | None:
-    """The GPU's time for a call: its kernels under the profiler that stands for the case, else the call as timed."""
-    if point.split and point.split.kind == "kernel" and point.split.iterations is not None:
+    """The GPU's time for a call: its kernels under the profiler that stands for the case, else the call as timed.
+
+    Kernels of several processes have waiting for one another in them, so there it is the call as timed as well.
+    """
+    timed = point.values.get("time")
+    alone = timed is None or point.values.keys().isdisjoint(_OF_SEVERAL)
+    if alone and point.split and point.split.kind == "kernel" and point.split.iterations is not None:
         return point.split.total.ns
-    return point.values.get("time")
+    return timed
 
 
 #: By how much the host must take longer than the GPU, as in ``timing``.
@@ -142,10 +150,13 @@ def starves(point: Point) -> bool:
 
 
 def _host_binds(point: Point, issue: float | None, gpu_ns: float | None) -> bool:
+    """Whether the host is slower than the GPU. The mark says that of the call as timed, and is never contradicted."""
+    if "host_bound" in point.marks:
+        return True
     if issue is not None and gpu_ns is not None:
         return issue > _SLOWER * gpu_ns
     idle = point.split.idle if point.split else None
-    return "host_bound" in point.marks or (idle is not None and idle > HOST_BOUND)
+    return idle is not None and idle > HOST_BOUND
 
 
 def dram(point: Point, counters: Iterable[Counters], kernels: Mapping[str, float]) -> tuple[float, float] | None:

@@ -76,7 +76,14 @@ def _study(request: Request, materials: Sequence[Material], points_on: PointsOn)
         compare=compare,
         baselines=tuple(dict.fromkeys(case.at.get(compare or "") for case in whole if case.is_baseline)),
         lacking=Counter(axis for case in cases for axis in case.lacking),
+        tolerance=_tolerance(materials),
     )
+
+
+def _tolerance(materials: Sequence[Material]) -> dict[str, float]:
+    """The limits that all of the workloads share."""
+    first, *others = (material.declared.get("tolerance") or {} for material in materials)
+    return {measure: limit for measure, limit in first.items() if all(o.get(measure) == limit for o in others)}
 
 
 def _basis(request: Request, materials: Sequence[Material]) -> Basis | None:

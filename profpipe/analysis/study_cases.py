@@ -149,10 +149,11 @@ class CasesOf:
         if value.of == "call":
             # In a table once a case: its further numbers are of the same measurement.
             first = next(asked for asked in self._request.values if asked.of == "call")
-            marks = point.own_marks if self._request.is_plot or value == first else ()
-            return Cell(_of_call(point, value.subject), point.fate, marks)
+            marks = point.marks if self._request.is_plot or value == first else ()
+            found = _of_call(point, value.subject)
+            return Cell(found, _without(point, value.subject) if found is None else point.fate, marks)
         found = self._passed(point) if value.word == "passed" else self._metric(point, value)
-        return Cell(found, "" if found is not None else point.fate)
+        return Cell(found, "" if found is not None else _without(point, value.word))
 
     def _metric(self, point: Point, value: Asked) -> float | None:
         number = self._number(point, METRIC_OF.get(value.subject, value.subject))
@@ -233,9 +234,15 @@ def number_of(recorded: Recorded, case: str, metric: str) -> Number | None:
     """What `plain` and, where it is silent, another profiler's process recorded for the case itself."""
     for profiler in ("plain", *shares.PREFERENCE):
         number = recorded.numbers.get((case, profiler, ""), {}).get(metric)
-        if number is not None and (profiler == "plain" or not metric.startswith(OF_ITS_PROCESS)):
+        if number is not None and (not metric.startswith(OF_ITS_PROCESS) or profiler == _only(recorded, metric)):
             return number
     return None
+
+
+def _only(recorded: Recorded, metric: str) -> str | None:
+    """Whose ``metric`` stands for all cases: that of `plain`, else of the first profiler that recorded any."""
+    known = {profiler for (_, profiler, subject), own in recorded.numbers.items() if not subject and metric in own}
+    return next((profiler for profiler in ("plain", *shares.PREFERENCE) if profiler in known), None)
 
 
 def _of_call(point: Point, name: str) -> float | None:
@@ -252,8 +259,16 @@ def _of_call(point: Point, name: str) -> float | None:
         "tflops": point.tflops,
         "tflops_effective": effective * per_s / 1e12 if effective is not None and per_s else None,
         "bandwidth": point.gbytes_per_s,
-        "speedup": point.speedup,
+        # Its own result is no other computation than the baseline's, whether or not it is within a tolerance.
+        "speedup": 1.0 if point.is_baseline else point.speedup,
     }[name]
+
+
+def _without(point: Point, name: str) -> str:
+    """Why a case has no such value: what became of it, or of its comparison with the reference."""
+    if name in ("speedup", "passed") and point.accuracy is not None:
+        return point.accuracy.mark
+    return point.fate
 
 
 def _of_range(own: tuple[float, ...], figure: str, runs: int) -> float | None:

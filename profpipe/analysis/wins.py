@@ -1,7 +1,9 @@
 """Who wins a shape, and which marks take a win away: those that could have made it.
 
-* ``other_process`` and ``above_peak`` always do: nobody knows by how much they moved the time.
-* ``throttled`` and ``clock_spread`` do unless the SM clocks of the two cases lie closer together than their times.
+* ``other_process``, ``waited`` and ``above_peak`` always do: nobody knows by how much they moved the time.
+* What is level after that stays level: no win is left that one of the others could have made.
+* ``throttled`` and ``clock_spread`` do unless the SM clocks of the two cases lie closer together than their times;
+  and so do clocks that lie further apart without a mark.
 * ``noisy`` and ``too_few_samples`` do where a timed call has no interval to tell the two apart by.
 * ``host_bound`` takes nothing from a comparison of calls. It voids what one would conclude about kernels from it, which
   is why those are compared by their own times. ``synchronises`` and ``unchecked`` say what else to think of a time, not
@@ -13,11 +15,18 @@ not known to be what the others do. The win is that of the fastest accurate one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.findings import Point, Win
+from profpipe.tolerance import UNCHECKED
 
+#: Of the best and of the next alike: the time is not its own.
+_OTHERS = ("other_process", "waited")
 _CLOCKS, _UNSURE = ("throttled", "clock_spread"), ("noisy", "too_few_samples")
+
+#: SM clocks this far apart are told without a mark too.
+_UNLIKE_CLOCKS = 1.02
 
 
 def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
@@ -31,29 +40,53 @@ def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
     best, second, barred = fit[0], next(iter(fit[1:]), None), tuple(timed[: timed.index(fit[0])])
     if second is None:
         return Win(best, None, "only", barred=barred)
-    if why := _void(best, second, doubted):
+    if why := _void(best, second, doubted) or _may_be_first(fit[2:]):
         return Win(best, second, "void", why, barred)
-    return Win(best, second, "level" if _level(best, second) else "clear", barred=barred)
+    if _level(best, second):
+        return Win(best, second, "level", barred=barred, level=(best, *_beside(best, fit[1:])))
+    why = _in_doubt(best, second)
+    return Win(best, second, "void" if why else "clear", why, barred)
 
 
 def _unfit(timed: Sequence[Point]) -> str:
     """Why none of ``timed`` wins."""
-    of_best = timed[0].accuracy.mark if timed[0].accuracy else ""
+    of_best, *_ = marks = [point.accuracy.mark if point.accuracy else "" for point in timed]
+    if set(marks) == {UNCHECKED}:
+        return "no result was compared with the reference"
     others = "" if len(timed) == 1 else ", and no other is accurate"
     return f"its result is {of_best}{others}"
 
 
 def _void(best: Point, second: Point, doubted: Mapping[str, str]) -> str:
-    if best.id in doubted:
-        return doubted[best.id]
-    for point, fatal in ((best, ("other_process", "above_peak")), (second, ("other_process",))):
+    """Why nothing can be said of the two times, not even that they are level."""
+    for point in (best, second):
+        if point.id in doubted:
+            why = doubted[point.id]
+            return why if point is best else re.sub(r"\bit\b", "the next", why, count=1)
+    for point, fatal in ((best, (*_OTHERS, "above_peak")), (second, _OTHERS)):
         if found := [mark for mark in fatal if mark in point.marks]:
             return _marked(point is best, found)
+    return ""
+
+
+def _may_be_first(others: Iterable[Point]) -> str:
+    """A case whose samples hold waiting takes less than they say, and nobody knows how much less."""
+    waited = [point.variant for point in others if "waited" in point.marks]
+    return f"the time of {' and '.join(waited)} is marked waited, and may be the lower one" if waited else ""
+
+
+def _in_doubt(best: Point, second: Point) -> str:
+    """Why the lead of the best may be none."""
     for point in (best, second):
         if (found := [mark for mark in _CLOCKS if mark in point.marks]) and not _beyond_clocks(best, second):
             return f"{_marked(point is best, found)}, and the lead may be one of clocks"
         if (found := [mark for mark in _UNSURE if mark in point.marks]) and _has_no_interval(point):
             return f"{_marked(point is best, found)}, and has no interval to tell the two apart by"
+    # A case of some milliseconds may be over before NVML is read, and so bear no mark.
+    high, low = (point.values.get("sm_clock", 0.0) for point in (best, second))
+    if low and high > _UNLIKE_CLOCKS * low and not _beyond_clocks(best, second):
+        clocks = f"the GPU ran at {high / 1e6:.0f} MHz for it and at {low / 1e6:.0f} for the next"
+        return f"{clocks}, which may be all of the lead"
     return ""
 
 
@@ -79,6 +112,11 @@ def _interval(point: Point) -> tuple[float, float] | None:
 def _has_no_interval(point: Point) -> bool:
     """Of a timed call; sums of kernels never have one."""
     return "time" in point.values and _interval(point) is None
+
+
+def _beside(best: Point, others: Iterable[Point]) -> Iterator[Point]:
+    """Those that are level with the best, by times of their own."""
+    return (point for point in others if _level(best, point) and not set(_OTHERS) & set(point.marks))
 
 
 def _level(best: Point, second: Point) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
 from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.quantities import MISSING, number, percent
 from profpipe.page.wording import case_label, cases
 from profpipe.points import shown
-from profpipe.tolerance import MEASURES, TENSORS, UNCHECKED, bound, cosine, parts
+from profpipe.tolerance import MEASURES, TENSORS, UNCHECKED, bound, cosine, limit_of, parts
 
 _TITLES = {
     "error_max": "max error", "error_mean": "mean error", "error_rel_l1": "relative L1", "error_rmse": "RMSE",
@@ -23,6 +23,9 @@ _ROUNDING = {"fp32": "1e-6"}
 
 #: Cases outside the tolerance that a sentence names; more are counted.
 _NAMED = 4
+
+#: Rows that all say that they are within the tolerance, from which on a case has one.
+_MANY = 30
 
 
 def compared(workload: WorkloadFindings) -> bool:
@@ -86,9 +89,26 @@ def _has_gradients(points: Sequence[Point]) -> bool:
 
 def accuracy(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     """A row a case and tensor; whether it is within the tolerance, and else what it misses."""
+    return _sheet(workload, "of", [(p, row) for p in points if p.time for row in _rows(p, workload)])
+
+
+def worst(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
+    """Of many rows of which each is within the tolerance, one a case: its tensor that is nearest to what is allowed.
+
+    Empty where there are few, or where a case is outside, or has one tensor only.
+    """
+    told = [(point, list(_rows(point, workload))) for point in points if point.time]
+    many = sum(len(rows) for _, rows in told)
+    within = bool(workload.tolerance) and not any(point.barred for point, _ in told)
+    if many <= max(_MANY, len(told)) or not within:
+        return Sheet([], [])
+    return _sheet(workload, "worst", [(p, rows[_nearest(p, workload.tolerance)]) for p, rows in told if rows])
+
+
+def _sheet(workload: WorkloadFindings, of: str, told: Sequence[tuple[Point, Sequence[str]]]) -> Sheet:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
-    head = [*map(escape, labels), "of", *_TITLES.values(), "% compared", "within tolerance"]
-    rows = [[*_labels(point, workload), *row] for point in points if point.time for row in _rows(point, workload)]
+    head = [*map(escape, labels), of, *_TITLES.values(), "% compared", "within tolerance"]
+    rows = [[*_labels(point, workload), *row] for point, row in told]
     return Sheet(head, rows, labels=len(labels) + 1, words=frozenset({"within tolerance"})).without_empty()
 
 
@@ -97,11 +117,28 @@ def _labels(point: Point, workload: WorkloadFindings) -> list[str]:
     return shape + ([code(point.variant)] if workload.compare else []) or [code(point.id)]
 
 
+def _tensors(point: Point) -> list[str]:
+    """Those that were compared."""
+    found = {parts(measure)[1] for measure in point.values if measure in MEASURES}
+    return [tensor for tensor in TENSORS if tensor in found]
+
+
+def _nearest(point: Point, limits: Mapping[str, float]) -> int:
+    """Which of the tensors of a case takes most of what is allowed of any measure."""
+    used = dict.fromkeys(_tensors(point), 0.0)
+    for measure, value in point.values.items():
+        if measure in MEASURES and (limit := limit_of(measure, limits)) is not None:
+            off, allowed = (1 - value, 1 - limit) if measure.startswith("cosine") else (value, limit)
+            tensor = parts(measure)[1]
+            used[tensor] = max(used[tensor], off / allowed if allowed else 0.0)
+    return list(used).index(max(used, key=used.__getitem__))
+
+
 def _rows(point: Point, workload: WorkloadFindings) -> Iterator[list[str]]:
     """One for each tensor that was compared; one that says so where none was."""
     found = {parts(m): (m, value) for m, value in point.values.items() if m in MEASURES}
     share = percent(point.values["checked"] / 100) if "checked" in point.values else MISSING
-    tensors = [tensor for tensor in TENSORS if any(of == tensor for _, of in found)]
+    tensors = _tensors(point)
     for tensor in tensors:
         own = [found.get((name, tensor)) for name in _TITLES]
         yield [_NAMES[tensor], *(_number(*pair) if pair else MISSING for pair in own), share, _within(point, tensor)]

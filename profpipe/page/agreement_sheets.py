@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from profpipe.findings import Agreement, Figure, Point, WorkloadFindings
+from profpipe.page import rank_sheets
 from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.quantities import MISSING, percent, ratio, signed_percent, time_unit
 from profpipe.page.wording import case_label
@@ -45,7 +46,11 @@ def in_sum(workload: WorkloadFindings) -> Sheet:
 
 
 def said(workload: WorkloadFindings) -> str:
-    """How far the long calls agree, by profiler, and what is left without a reason there."""
+    """How far the long calls agree, by profiler, and what is left without a reason there; of GPUs that first."""
+    return " ".join(part for part in (rank_sheets.means(workload), _long_calls(workload)) if part)
+
+
+def _long_calls(workload: WorkloadFindings) -> str:
     by_profiler = {profiler: _long(own) for profiler, own in _by_profiler(workload.agreements).items()}
     found = [pair for own in by_profiler.values() for pair in own]
     if not found:
@@ -165,8 +170,9 @@ def _kinds(own: Sequence[tuple[Agreement, Figure]]) -> str:
 def _because(figure: Figure, agreement: Agreement) -> str:
     whole = figure.covered >= 0.995
     covered = "" if whole else f"over the kernels that both saw, {percent(figure.covered)} % of the time"
-    unknown = figure.flagged and not figure.reason
-    reason = "**no known reason**" if unknown else escape(figure.reason)
+    unknown = figure.flagged and (not figure.reason or figure.difference is not None)
+    known_part = f" beyond this: {escape(figure.reason)}" if unknown and figure.reason else ""
+    reason = f"**no known reason**{known_part}" if unknown else escape(figure.reason)
     return "; ".join(
         part for part in (reason, _against(figure, agreement) if unknown and whole else "", covered) if part
     )

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from profpipe.findings import Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.page import excerpt
 from profpipe.page.markdown import code, escape, listed, slug
-from profpipe.page.quantities import count, duration, percent, plus_minus, ratio, time_unit
+from profpipe.page.quantities import count, duration, number, percent, plus_minus, ratio, time_unit
 from profpipe.page.wording import PARTS_SAID, SWAP_HEADING, axes, heading, of_what
 
-#: Shapes or cases that a sentence names; more are counted.
+#: Shapes, cases or names that are level in a sentence; more are counted.
 _NAMED = 2
 
-#: Winners, and pairs that are level, that the headline names where there are several more.
+#: Winners, and groups that are level, that the headline names where there are several more.
 _WINNERS = 2
 
 #: A median of which less is known is told with its interval, and one without an interval with its samples, where these
 #: spread further. Leads of a tenth are common.
 _WIDE, _SCATTERED = 0.05, 0.10
+
+#: Misses that are less than so many times as far off are told as one.
+_APART = 1.1
+
+#: A winner this many times as far from the reference as the baseline is told to be, though it is within the tolerance.
+_FURTHER = 5
+
+#: A lead of which less than this share is left at the host's pace is told with what is left of it.
+_SHRUNK = 0.90
 
 
 def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
@@ -34,7 +44,7 @@ def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
         return [f"**{_capitalised(_plain_times(workload))}**"]
     judged = [shape for shape in workload.shapes if shape.win]
     said = _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged, largest)
-    first = [f"**{_capitalised(said)}**", *_barred(judged)]
+    first = [f"**{_capitalised(said)}**", *_less_exact(judged), *_barred(judged)]
     return [*first, *_spread(judged), *_in_a_row(judged), *_paradoxes(workload, largest, alone)]
 
 
@@ -66,24 +76,24 @@ def _plain_times(workload: WorkloadFindings) -> str:
     if len(points) == 1 and not only.shape and only.time:
         return f"{duration(only.time.ns)} {of_what(workload.basis)}{_well_known(only)}."
     if len(points) <= 4:
-        return f"{'; '.join(_named_time(p) for p in points)} {of_what(workload.basis)}."
+        times = _times(points)
+        told = (f"{axes(p.shape) or code(p.variant) or 'one call'}: {t}" for p, t in zip(points, times, strict=True))
+        return f"{'; '.join(told)} {of_what(workload.basis)}."
     ordered = sorted(points, key=lambda p: p.time.ns if p.time else 0.0)
-    return f"{len(points)} cases, from {_time_of(ordered[0])} to {_time_of(ordered[-1])} {of_what(workload.basis)}."
+    ends = (ordered[0], ordered[-1])
+    low, high = (f"{t} ({axes(p.shape) or code(p.variant)})" for p, t in zip(ends, _times(ends), strict=True))
+    return f"{len(points)} cases, from {low} to {high} {of_what(workload.basis)}."
+
+
+def _times(points: Sequence[Point]) -> list[str]:
+    """The times of one sentence, in one unit."""
+    unit = time_unit(point.time.ns for point in points if point.time)
+    return [unit.with_name(point.time.ns if point.time else None) for point in points]
 
 
 def _well_known(point: Point) -> str:
-    half = point.time.half_width if point.time else None
-    return "" if half is None else f", 95 % interval {plus_minus(half)}"
-
-
-def _named_time(point: Point) -> str:
-    return (
-        f"{axes(point.shape) or code(point.variant) or 'one call'}: {duration(point.time.ns if point.time else None)}"
-    )
-
-
-def _time_of(point: Point) -> str:
-    return f"{duration(point.time.ns if point.time else None)} ({axes(point.shape) or code(point.variant)})"
+    margin = point.time.margin if point.time else None
+    return "" if margin is None else f", 95 % interval {plus_minus(margin)}"
 
 
 def _noun(calls: float, cpu: bool) -> str:
@@ -112,10 +122,15 @@ def _one_shape(workload: WorkloadFindings, shape: Shape) -> str:
     if win.verdict == "void":
         return f"{place}{name} has the lowest time, {time}, but is not called the fastest: {win.why}."
     if win.verdict == "level":
-        both = f"{name} and {code(win.second.variant)} are level"
-        return f"{place}{both}: {time}, {_lead(win, shape)}; their 95 % intervals overlap."
+        return f"{place}{level(win)} are level: {time}, {_lead(win, shape)}; their 95 % intervals overlap."
     fastest = "the fastest accurate one" if win.barred else "fastest"
     return f"{place}{name} is {fastest}: {time}, {_lead(win, shape)}."
+
+
+def level(win: Win) -> str:
+    """Those that are level, the lowest time first: three are named, of more the first two."""
+    names = [code(point.variant) for point in win.level]
+    return listed(names, most=_NAMED if len(names) > _NAMED + 1 else len(names))
 
 
 def _and_accurate(*shapes: Shape) -> str:
@@ -229,16 +244,17 @@ def _where(shapes: Sequence[Shape], total: int) -> str:
 
 
 def _levels(shapes: Sequence[Shape]) -> Iterator[str]:
-    pairs: dict[tuple[str, ...], list[Shape]] = {}
+    """Those that are level in the same shapes, named as they are ordered in the first of these."""
+    groups: dict[frozenset[str], list[tuple[Shape, Win]]] = {}
     for shape in shapes:
-        if shape.win and shape.win.verdict == "level" and shape.win.second:
-            pairs.setdefault(tuple(sorted((shape.win.best.variant, shape.win.second.variant))), []).append(shape)
-    ordered = sorted(pairs.items(), key=lambda item: -len(item[1]))
+        if shape.win and shape.win.verdict == "level":
+            groups.setdefault(frozenset(point.variant for point in shape.win.level), []).append((shape, shape.win))
+    ordered = sorted(groups.values(), key=lambda own: -len(own))
     named = ordered if len(ordered) <= _WINNERS + 1 else ordered[:_WINNERS]
-    for pair, own in named:
-        yield f"{listed(map(code, pair))} are level {_where(own, len(shapes))}."
+    for own in named:
+        yield f"{level(own[0][1])} are level {_where([shape for shape, _ in own], len(shapes))}."
     if others := ordered[len(named) :]:
-        yield f"{len(others)} other pairs are level in {sum(len(own) for _, own in others)} shapes."
+        yield f"{len(others)} other groups are level in {sum(map(len, others))} shapes."
 
 
 def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
@@ -268,32 +284,49 @@ def _barred(shapes: Sequence[Shape]) -> Iterator[str]:
         for point in shape.win.barred if shape.win else ():
             if point.accuracy:
                 found.setdefault((point.variant, point.accuracy.mark), []).append((shape, point))
-    alike: dict[tuple[str, ...], list[tuple[Shape, Point]]] = {}
+    alike: dict[tuple[str, ...], list[list[tuple[Shape, Point]]]] = {}
     for (_, mark), own in found.items():
         where = "" if len(shapes) == 1 else f" {_where([shape for shape, _ in own], len(shapes))}"
-        alike.setdefault((where, mark), []).append(own[-1])
-    for (where, mark), last in alike.items():
-        yield _barred_alike(last, where, mark, several=len(shapes) > 1)
+        alike.setdefault((where, mark), []).append(own)
+    for (where, mark), cases in alike.items():
+        yield _barred_alike(cases, where, mark, several=len(shapes) > 1)
 
 
-def _barred_alike(last: Sequence[tuple[Shape, Point]], where: str, mark: str, several: bool) -> str:
-    """A sentence of all that were barred in the same shapes, with what the first of them misses in the last shape."""
-    (shape, point), *others = last
-    assert point.accuracy is not None
-    why = escape(point.accuracy.why)
-    why = f"{why} at {axes(shape.axes)}" if why and several else why
-    if not others:
-        took = "takes less time" if several else f"takes {duration(point.time.ns if point.time else None)}"
-        told = f"{code(point.variant)} {took}{where} and is not called faster: its result is"
+def _barred_alike(cases: Sequence[Sequence[tuple[Shape, Point]]], where: str, mark: str, several: bool) -> str:
+    """A sentence of all that were barred in the same shapes, with what the first of them misses there."""
+    points = [own[0][1] for own in cases]
+    names, times, why = [code(point.variant) for point in points], _times(points), _missed(cases[0], several)
+    if len(cases) == 1:
+        took = "takes less time" if several else f"takes {times[0]}"
+        told = f"{names[0]} {took}{where} and is not called faster: its result is"
     else:
-        names = listed(code(p.variant) if several else _named_time_of(p) for _, p in last)
-        told = f"{names} take less time{where} and are not called faster: their results are"
-        why = f"{code(point.variant)}: {why}" if why else why
+        each = names if several else [f"{name} ({time})" for name, time in zip(names, times, strict=True)]
+        told = f"{listed(each)} take less time{where} and are not called faster: their results are"
+        why = f"{names[0]}: {why}" if why else why
     return f"{told} **{mark}**{f' ({why})' if why else ''}."
 
 
-def _named_time_of(point: Point) -> str:
-    return f"{code(point.variant)} ({duration(point.time.ns if point.time else None)})"
+def _missed(own: Sequence[tuple[Shape, Point]], several: bool) -> str:
+    """What a case misses where it misses most, and of several shapes that are unlike in it also where least."""
+    ordered = sorted(own, key=lambda found: _times_over(found[1]))
+    (_, least), (_, most) = ends = (ordered[0], ordered[-1])
+    low, high = (_miss(shape, point, several) for shape, point in ends)
+    return f"least: {low}; most: {high}" if _times_over(most) > _APART * _times_over(least) else high
+
+
+def _miss(shape: Shape, point: Point, several: bool) -> str:
+    why = escape(point.accuracy.why) if point.accuracy else ""
+    return f"{why} at {axes(shape.axes)}" if why and several else why
+
+
+def _times_over(point: Point) -> float:
+    """How many times as far off as it may be the result is, by its worst measure. What is no number is so without end.
+
+    Of a cosine it is the distance from 1 that counts.
+    """
+    misses = point.accuracy.misses if point.accuracy else ()
+    pairs = [(1 - m.value, 1 - m.limit) if m.measure.startswith("cosine") else (m.value, m.limit) for m in misses]
+    return max((off / allowed if off < math.inf and allowed else math.inf for off, allowed in pairs), default=0.0)
 
 
 # --- how well the times are known ------------------------------------------------------------------------------------
@@ -316,26 +349,69 @@ def _spread(shapes: Sequence[Shape]) -> Iterator[str]:
     yield f"Mind the spread{among if touched > 1 else ''}: {told}."
 
 
-def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:
-    """Where the win is one of calls that were queued ahead, and calls one after another are no faster for it."""
-    gains_nothing = []
+def _less_exact(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Winners that a tolerance lets pass and that are much further from the reference than the baseline."""
+    found: dict[str, tuple[float, str]] = {}
     for shape in shapes:
-        if shape.win and shape.win.verdict == "clear" and "host_bound" in shape.win.best.marks:
-            other = shape.win.second if shape.win.best.is_baseline or not shape.baseline else shape.baseline
-            own, theirs = _pace_ns(shape.win.best), _pace_ns(other) if other else 0.0
-            if other and own and own >= theirs > 0:
-                gains_nothing.append((own / theirs, shape, other))
-    if not gains_nothing:
-        return
-    _, shape, other = max(gains_nothing, key=lambda found: found[0])
-    assert shape.win is not None
-    best, place = shape.win.best, f"at {axes(shape.axes)} " if len(shapes) > 1 else ""
-    every = len(gains_nothing) == len(shapes)
-    where = _every(len(shapes)) if every else f"{len(gains_nothing)} of {len(shapes)} shapes"
-    takes = f"the host takes {duration(_pace_ns(best))} to issue a call of {code(best.variant)}"
-    against = f"one of {code(other.variant)} takes {duration(_pace_ns(other))}"
-    gains = f"Called one after another the fastest gains nothing{f' in {where}' if len(shapes) > 1 else ''}"
-    yield f"{gains}: {place}{takes}, and {against}."
+        best, base = (shape.win.best if shape.win else None), shape.baseline
+        if best is None or base is None or not shape.win or shape.win.verdict not in ("clear", "only"):
+            continue
+        errors = [point.values.get("error_rel_l1", 0.0) for point in (best, base)]
+        if best.accuracy and errors[1] > 0 and errors[0] > _FURTHER * errors[1]:
+            told = f"relative L1 {number(errors[0])}, of {code(base.variant)} {number(errors[1])}"
+            found[best.variant] = max(found.get(best.variant, (0.0, "")), (errors[0] / errors[1], told))
+    for variant, (factor, told) in found.items():
+        times = f"{'up to ' if len(shapes) > 1 else ''}{factor:.0f} times"
+        yield f"{code(variant)} wins with {times} the baseline's error ({told})."
+
+
+def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:
+    """Where the win is one of calls that were queued ahead, and calls one after another gain less by it, or nothing."""
+    found = [in_row for shape in shapes if (in_row := _paced(shape))]
+    if nothing := [in_row for in_row in found if in_row.lead <= 1]:
+        yield _gains_nothing(min(nothing, key=lambda in_row: in_row.lead), len(nothing), len(shapes))
+    if less := [in_row for in_row in found if 1 < in_row.lead < _SHRUNK * in_row.queued]:
+        less.sort(key=lambda in_row: in_row.lead / in_row.queued)
+        told = [
+            f"{ratio(in_row.queued)} becomes {ratio(in_row.lead)}"
+            + (f" ({axes(in_row.shape.axes)})" if len(shapes) > 1 else "")
+            for in_row in less
+        ]
+        yield f"Where calls go at the host's pace the fastest leads by less: {listed(told, most=_NAMED)}."
+
+
+@dataclass(frozen=True)
+class _Paced:
+    """The win of a shape at the host's pace: the lead of ``best`` over ``other`` as queued ahead, and in a row."""
+
+    shape: Shape
+    best: Point
+    other: Point
+
+    @property
+    def queued(self) -> float:
+        return self.other.time.ns / self.best.time.ns if self.other.time and self.best.time else 1.0
+
+    @property
+    def lead(self) -> float:
+        return _pace_ns(self.other) / _pace_ns(self.best)
+
+
+def _paced(shape: Shape) -> _Paced | None:
+    """None where no win depends on the host's pace; held against what the headline holds the winner against."""
+    if shape.win is None or shape.win.verdict != "clear" or "host_bound" not in shape.win.best.marks:
+        return None
+    other = shape.win.second if shape.win.best.is_baseline or not shape.baseline else shape.baseline
+    return _Paced(shape, shape.win.best, other) if other and other.time else None
+
+
+def _gains_nothing(worst: _Paced, many: int, shapes: int) -> str:
+    unit = time_unit([_pace_ns(worst.best), _pace_ns(worst.other)])
+    takes = f"the host takes {unit.with_name(_pace_ns(worst.best))} to issue a call of {code(worst.best.variant)}"
+    against = f"one of {code(worst.other.variant)} takes {unit.with_name(_pace_ns(worst.other))}"
+    where = f" in {_every(shapes) if many == shapes else f'{many} of {shapes} shapes'}" if shapes > 1 else ""
+    place = f"at {axes(worst.shape.axes)} " if shapes > 1 else ""
+    return f"Called one after another the fastest gains nothing{where}: {place}{takes}, and {against}."
 
 
 def _pace_ns(point: Point) -> float:
@@ -348,12 +424,12 @@ def _pace_ns(point: Point) -> float:
 
 
 def _uncertainty(point: Point) -> float:
-    """Half the width of what its median may be, or of its samples, as a share of it; 0 where that is no worry."""
+    """How far off its median may be, or half the width of its samples, as a share of it; 0 where that is no worry."""
     time = point.time
     if time is None:
         return 0.0
-    if time.half_width is not None:
-        return time.half_width if time.half_width > _WIDE else 0.0
+    if time.margin is not None:
+        return time.margin if time.margin > _WIDE else 0.0
     if time.p10 is None or time.p90 is None or not time.ns:
         return 0.0
     half = (time.p90 - time.p10) / 2 / time.ns
@@ -367,9 +443,9 @@ def _known(point: Point) -> str:
     samples = ""
     if time.p10 is not None and time.p90 is not None:
         samples = f"p10 to p90 {unit.of(time.p10)} to {unit.with_name(time.p90)}"
-    if time.half_width is None:
+    if time.margin is None:
         return f"has too few samples for a 95 % interval ({samples})"
-    interval = f"has a 95 % interval of {plus_minus(time.half_width)}"
+    interval = f"has a 95 % interval of {plus_minus(time.margin)}"
     return f"{interval} ({samples})" if samples else interval
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a call goes, as stacked bars: one an implementation."""
+"""The kernel time of a call by what its kernels do, as stacked bars: one an implementation."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ _PALE = {
 }  # fmt: skip
 _REST, _GRAPH = "#B4B8BD", "#7F858C"
 
+#: The share of a bar from which on a piece can be seen; what is less in all of them is with everything else.
+_SEEN = 0.005
+
 #: Inches: the width of the picture; in the legend a letter, what stands around a name, and the height of a row.
 _WIDTH, _LETTER, _AROUND, _ROW = 7.6, 0.075, 0.42, 0.2
 
@@ -47,13 +50,24 @@ def pieces(splits: Sequence[Split]) -> list[Piece]:
     found = [Piece("copy" if cpu and part == "direct_copy" else part, colour, partial(_part, name=part))
              for part, colour in _COLOURS.items()]  # fmt: skip
     found += [Piece(remainder.named(name), _PALE[name], partial(remainder.of, name=name)) for name in names]
-    found.append(Piece("everything else", _REST, partial(remainder.left, names=names)))
     found.append(Piece("graph", _GRAPH, partial(_part, name="graph")))
-    return [piece for piece in found if any(piece.of(split).ns for split in splits)]
+    kept = [piece for piece in found if _is_seen(piece, splits)]
+    rest = Piece("everything else", _REST, partial(_besides, kept=kept))
+    return [*kept, rest] if _is_seen(rest, splits) else kept
+
+
+def _is_seen(piece: Piece, splits: Sequence[Split]) -> bool:
+    return any(piece.of(split).ns >= _SEEN * split.total.ns for split in splits)
 
 
 def _part(split: Split, name: str) -> Part:
     return split.part(name)
+
+
+def _besides(split: Split, kept: Sequence[Piece]) -> Part:
+    """What is in none of the pieces ``kept``."""
+    parts = [piece.of(split) for piece in kept]
+    return Part(split.total.calls - sum(part.calls for part in parts), split.total.ns - sum(part.ns for part in parts))
 
 
 def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
@@ -79,11 +93,21 @@ def shares(workload: WorkloadFindings, shape: Shape, folder: Path) -> Plot:
         axes.grid(axis="x")
         axes.set_xlabel(f"{unit.name} per call ({workload.kernel_profiler})")
         figure.subplots_adjust(left=left, right=0.97, top=1 - above / height, bottom=0.5 / height)
-        title = "Where the time of a call goes" + (f", {in_words(shape.axes)}" if shape.axes else "")
+        what = "Self time of CPU operators" if any(split.kind == "cpu_op" for split in splits) else "Kernel time"
+        title = ", ".join(filter(None, [f"{what} of a call", in_words(shape.axes)]))
         head(figure, title, fixed(workload), left=0.02)
         _legend(figure, used, columns, (left - 0.01, 1 - 0.5 / height))
         save(figure, folder / path)
-    return Plot(title, path.as_posix())
+    return Plot(title, path.as_posix(), _of_several(workload, points))
+
+
+def _of_several(workload: WorkloadFindings, points: Sequence[Point]) -> str:
+    """What a bar is where several processes ran the cases, each on a GPU of its own."""
+    ids = {point.id for point in points}
+    gpus = len({own.name for own in workload.ranks if own.case in ids})
+    if gpus < 2:
+        return ""
+    return f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
 
 
 def _bars(axes: Any, points: Sequence[Point], used: Sequence[Piece], unit: Unit) -> None:

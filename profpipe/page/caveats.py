@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.concerns import Coverage, Expectation, NotRun, Unattributed, Unseen, Visit
 from profpipe.findings import Agreement, Findings, WorkloadFindings
 from profpipe.page.files import NO_KERNELS
 from profpipe.page.markdown import code, escape, listed, short_names
-from profpipe.page.quantities import duration, percent, signed_percent
+from profpipe.page.quantities import duration, percent, signed_percent, time_unit
 from profpipe.page.skips import subject
 from profpipe.page.wording import case_id, case_label, cases
+from profpipe.points import in_words
 
 #: A classified share below this is told among the doubts.
 ENOUGH = 0.99
@@ -37,6 +38,7 @@ def doubts(findings: Findings, run: Mapping[str, Any], alone: bool) -> list[str]
     lines += [_unseen(u, findings, alone) for u in findings.unseen]
     lines += [outside(u, alone) for u in findings.unattributed if u.unexplained >= LEAST_UNEXPLAINED]
     lines += [line for w in findings.workloads for line in _disagreements(w, alone)]
+    lines += _twice(findings)
     # On a CPU every file says that it has no GPU events, which the first lines have said already.
     serious = [] if on_cpu(findings) else [note for note, harmless in _told(run) if not harmless]
     return list(dict.fromkeys(lines + serious))
@@ -183,7 +185,17 @@ def expectations_met(findings: Findings) -> str:
     every = f"All {total} cases" if len(met) == total else f"{len(met)} of {total} cases"
     every = "The one case" if total == 1 else every
     names = f"{every} that name{'s' if total == 1 else ''} a kernel family"
-    return f"{names} ran kernels of that family{_own_copy(met, findings)}."
+    return f"{names} ran kernels of that family{_own_copy(met, findings)}.{_not_captured(findings)}"
+
+
+def _not_captured(findings: Findings) -> str:
+    """The workloads whose times nothing stands behind, where others' kernels were seen."""
+    blind = [w for w in findings.workloads if w.kernel_profiler is None and any(point.time for point in w.points)]
+    if not blind:
+        return ""
+    count = sum(1 for w in blind for point in w.points if point.time)
+    of = listed(code(w.name) for w in blind)
+    return f" No kernel of {of} ({cases(count)}) was captured, so which ran there is not known."
 
 
 def _own_copy(met: Iterable[Expectation], findings: Findings) -> str:
@@ -277,6 +289,24 @@ def _disagreements(workload: WorkloadFindings, alone: bool) -> list[str]:
         + listed((f"{case_label(a.point)} ({signed_percent(d)})" for a, d in own), most=3)
         + "."
         for profiler, own in flagged.items()
+    ]
+
+
+def _twice(findings: Findings) -> list[str]:
+    """One sentence on the cases that two workloads measured with unlike results."""
+    if not findings.twice:
+        return []
+    pairs: dict[Visit, list[Visit]] = {}
+    for pair in findings.twice:
+        pairs.setdefault(pair.longer, []).append(pair.shorter)
+    told = []
+    for longer, others in pairs.items():
+        unit = time_unit([longer.ns])
+        times = [f"{unit.with_name(visit.ns)} in {code(visit.workload)}" for visit in (longer, *others)]
+        told.append(f"{in_words(longer.axes)}: {listed(times)}")
+    more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
+    return [
+        f"The same case took unlike times in two workloads, so neither is to be relied on: {'; '.join(told[:3])}{more}."
     ]
 
 

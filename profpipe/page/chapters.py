@@ -87,6 +87,7 @@ class Chapter:
     memory_said: str
     ranks: list[Block]
     ranks_said: str
+    means: str
     plots: Sequence[Plot]
     largest: str
     fixed: str
@@ -135,6 +136,7 @@ def chapter(
         memory_said=memory_sheets.explained(workload),
         ranks=list(_ranks(workload, part)),
         ranks_said=rank_sheets.explained(workload),
+        means=rank_sheets.means(workload),
         plots=drawn.get(workload.name, ()),
         largest=wording.axes(workload.largest.axes) if workload.largest else "",
         fixed=escape(", ".join(f"{axis} {shown(value)}" for axis, value in workload.fixed)),
@@ -170,6 +172,10 @@ def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block
 
 def _accuracy(workload: WorkloadFindings) -> Iterator[Block]:
     largest, others = _open_points(workload)
+    if worst := accuracy_sheets.worst(workload, [*largest, *others]):
+        yield Block("the worst tensor of each case", worst, folded=len(worst.rows) > 2 * _LONG)
+        yield Block("every tensor", accuracy_sheets.accuracy(workload, [*largest, *others]), folded=True)
+        return
     opened = accuracy_sheets.accuracy(workload, largest)
     if opened:
         yield Block("", opened, folded=len(opened.rows) > 2 * _LONG)
@@ -227,7 +233,7 @@ def _phases(workload: WorkloadFindings) -> Iterator[Block]:
             yield Block("by case", sheet, len(sheet.rows) > _LONG)
         return
     told = [shape for shape in workload.shapes if kernel_sheets.phases(workload, shape.points)]
-    largest = max(told, key=lambda shape: shape.size, default=None)
+    largest = workload.largest if workload.largest in told else max(told, key=lambda shape: shape.size, default=None)
     others = [point for shape in told if shape is not largest for point in shape.points]
     for title, points in (("", largest.points if largest else ()), ("the other cases", others)):
         if sheet := kernel_sheets.phases(workload, points):

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from profpipe.findings import OVERHEAD, Limit, Point, WorkloadFindings
+from profpipe.page import rank_sheets
 from profpipe.page.markdown import Sheet, code, listed
 from profpipe.page.quantities import MISSING, number, percent, ratio, size_unit, time_unit
-from profpipe.page.wording import axes, case_label
+from profpipe.page.wording import axes, case_label, cases
 
 
 def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bool) -> Sheet:
-    """A row a case: the host's time against the GPU's, idle share, the roofline's two axes, and which of them binds."""
-    known = [p for p in points if p.limit.binds]
+    """A row a case: the host's time against the GPU's, idle share, the roofline's two axes, and which of them binds.
+
+    Left out are those that stay far below both rates; where no limit is known at all there is no table.
+    """
+    known = [p for p in points if p.limit.binds or _lacks(p)] if any(p.limit.binds for p in workload.points) else []
     rate = "ceiling" if workload.rates_measured else "peak"
     times = time_unit(ns for p in known for ns in (p.limit.gpu_ns, p.limit.issue_ns) if ns)
     sizes = size_unit(p.limit.traffic for p in known)
@@ -59,7 +63,8 @@ def _words(limit: Limit) -> str:
 
 def explained(workload: WorkloadFindings) -> str:
     """What stands behind the words of the last column."""
-    said = []
+    means = rank_sheets.means(workload)
+    said = [f"{means} So the GPU's time is that of the call here."] if means else []
     known = [point.limit for point in workload.points if point.limit.binds]
     if any(one.binds in ("compute", "memory") for one in known):
         rate = "measured ceilings" if workload.rates_measured else "peaks"
@@ -70,6 +75,7 @@ def explained(workload: WorkloadFindings) -> str:
             + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
         )
     said += _other_types(point for point in workload.points if point.limit.binds)
+    said += _one_rate(workload)
     said += _far_below(workload)
     if any(one.traffic for one in known):
         said.append(
@@ -84,17 +90,44 @@ def explained(workload: WorkloadFindings) -> str:
     if any(one.binds == "host" for one in known):
         said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
     if any(_has_gaps(point) for point in workload.points):
-        said.append("≤: its kernels were not captured, so this is the time of the call, in which the GPU may wait too.")
+        why = "its kernels were not captured" + (", or have waiting for other GPUs in them" if means else "")
+        said.append(f"≤: {why}, so this is the time of the call, in which the GPU may wait too.")
     if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):
         slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
         said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
     return " ".join(said)
 
 
+def _lacks(point: Point) -> str:
+    """What is not declared of a call (``bytes`` or ``FLOPs``), without which its one rate does not tell its limit."""
+    if point.limit.of_flops and "bytes_moved" not in point.values and not point.limit.binds:
+        return "bytes"
+    lacks_flops = point.limit.of_bandwidth and "flops" not in point.values and not point.limit.binds
+    return "FLOPs" if lacks_flops else ""
+
+
+def _one_rate(workload: WorkloadFindings) -> Iterator[str]:
+    """That cases have no limit for want of what their workload does not declare."""
+    rate = "measured ceiling" if workload.rates_measured else "peak"
+    for lacks, other, has in (("bytes", "memory", "FLOP/s"), ("FLOPs", "arithmetic", "bytes/s")):
+        shares = [p.limit.of_flops or p.limit.of_bandwidth or 0.0 for p in workload.points if _lacks(p) == lacks]
+        if shares:
+            low, high = percent(min(shares)), percent(max(shares))
+            reached = low if low == high else f"{low} to {high}"
+            yield (
+                f"{MISSING}: the {lacks} of the call are not declared, so whether {other} would limit it is not known "
+                f"({cases(len(shares))}, {reached} % of the {rate} {has})."
+            )
+
+
 def _far_below(workload: WorkloadFindings) -> Iterator[str]:
     """That cases are missing from the table, of which nothing is said."""
-    rated = [point.limit for point in workload.points if point.limit.of_flops or point.limit.of_bandwidth]
-    if left := sum(not limit.binds for limit in rated):
+    silent = [point.limit for point in workload.points if not (point.limit.binds or _lacks(point))]
+    rated = [limit for limit in silent if limit.of_flops or limit.of_bandwidth]
+    left = sum(bool(limit.of_flops and limit.of_bandwidth) for limit in rated)
+    if unrated := len(rated) - left:
+        yield f"{cases(unrated)} of data types whose peak is not known {'is' if unrated == 1 else 'are'} left out."
+    if left:
         rate = "measured ceilings" if workload.rates_measured else "peaks"
         stay, them = ("case is left out: it stays", "it") if left == 1 else ("cases are left out: they stay", "them")
         yield f"{left} {stay} below a tenth of both {rate}, and what limits {them} is not known."
@@ -117,10 +150,10 @@ def _other_types(points: Iterable[Point]) -> Iterator[str]:
     for point in points:
         if point.limit.dtypes:
             names.setdefault(point.limit.dtypes, {})[code(point.variant) or case_label(point)] = None
-    for types, cases in names.items():
-        does, held = ("computes", "is held") if len(cases) == 1 else ("compute", "are held")
+    for types, called in names.items():
+        does, held = ("computes", "is held") if len(called) == 1 else ("compute", "are held")
         against = "the rate of that" if len(types) == 1 else "the rates of these, one after the other"
-        yield f"{listed(cases)} {does} in {listed(types)}, and {held} against {against}."
+        yield f"{listed(called)} {does} in {listed(types)}, and {held} against {against}."
 
 
 def in_words(workload: WorkloadFindings) -> str:

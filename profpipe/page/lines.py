@@ -18,9 +18,10 @@ from profpipe.points import in_words
 #: From this share of a panel's width on a line ends at its right.
 _AT_THE_RIGHT = 0.9
 
-#: Inches: the width of a panel by how many stand side by side, its least height, and what stands around the panels.
+#: Inches: the width of a panel by how many stand side by side, its least height, what stands around the panels, and
+#: what lies between two of a row: half of a label of each axis, which stands under its end.
 _WIDTHS = {1: 5.9, 2: 3.75, 3: 3.0}
-_HEIGHT, _LEFT, _BELOW, _BETWEEN = 2.6, 0.72, 0.55, 0.62
+_HEIGHT, _LEFT, _BELOW, _BETWEEN, _APART = 2.6, 0.72, 0.55, 0.62, 0.36
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ def draw(picture: Picture, panels: Sequence[Panel], path: Path) -> None:
     height = max(_HEIGHT * (1.25 if columns == 1 else 1), len(names) * _line_height(size))
     right = 0.075 * size / 8.5 * max((len(name) for name in names), default=0) + 0.5 if any(names) else 0.2
     above = 0.95 if len(panels) > 1 else 0.68
-    width = _LEFT + columns * _WIDTHS[columns] + (columns - 1) * 0.2 + right
+    width = _LEFT + columns * _WIDTHS[columns] + (columns - 1) * _APART + right
     total = above + len(rows) * height + (len(rows) - 1) * _BETWEEN + _BELOW
     with matplotlib.rc_context(RC):
         figure = figure_of(width, total)
         grid = figure.subplots(len(rows), columns, sharex=True, sharey=True, squeeze=False)
         figure.subplots_adjust(
             left=_LEFT / width, right=1 - right / width, top=1 - above / total, bottom=_BELOW / total,
-            hspace=_BETWEEN / height, wspace=0.2 / _WIDTHS[columns],
+            hspace=_BETWEEN / height, wspace=_APART / _WIDTHS[columns],
         )  # fmt: skip
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, panels, picture)

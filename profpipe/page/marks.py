@@ -19,6 +19,8 @@ _MEANING: Mapping[str, str] = {
     "clock_spread": "the SM clock moved by more than 5 % while this was measured. A lead that the clocks of the two"
     " cases could explain is not called a win",
     "noisy": "the samples spread so far that their median is not well known: see its 95 % interval",
+    "waited": "the samples are more than 10 % longer than an iteration of the loop around the call, which has the flush"
+    " in it as well: in them the call waited for another process, so the time is not its own. Not called a win",
     "other_process": "another process used the GPU at the same time. Not called a win",
     "above_peak": "above what the hardware can do: a wrong FLOP or byte count, a skipped kernel, or data in the cache."
     " Not called a win",
@@ -30,8 +32,8 @@ _MEANING: Mapping[str, str] = {
     INACCURATE: "its result is further from the reference than the tolerance allows. Not called faster than anything",
 }
 _HOST_BOUND = {
-    True: "the host takes longer to issue a call than the GPU to run it, so calls in a row go at the host's pace and a"
-    " faster kernel changes nothing. What is compared here are calls",
+    True: "the host takes longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a loop they"
+    " go at the host's pace, and a faster kernel changes nothing. What is compared here are calls",
     False: "the host takes longer to issue a call than the GPU to run it, so no kernel runs for more than half of the"
     " range. The sums of kernel times stand; a call takes longer than they say",
 }

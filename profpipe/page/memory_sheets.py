@@ -8,7 +8,7 @@ from profpipe.findings import Point, WorkloadFindings
 from profpipe.page.markdown import Sheet, code, escape
 from profpipe.page.quantities import Unit, percent, size_unit
 from profpipe.page.wording import case_label
-from profpipe.phase_findings import Memory
+from profpipe.phase_findings import Allocation, Memory
 from profpipe.tables import PATH_SEPARATOR
 
 #: Phases that stand side by side; of more only the outer ones.
@@ -35,17 +35,22 @@ def _marked(peak: float, memory: Memory, unit: Unit) -> str:
 
 
 def allocations(workload: WorkloadFindings, among: Sequence[Point], most: int) -> Sheet:
-    """The ``most`` largest allocations of each case: where, how large and often, and how much of the peak they are."""
-    told = [(point, memory) for point, memory in _told(workload) if point in among and memory.allocations]
-    unit = size_unit(one.size for _, memory in told for one in memory.allocations[:most])
+    """Of each case the ``most`` that hold most of its peak: where, how large and often, and how much of it they are."""
+    told = [(point, memory, _holding(memory)[:most]) for point, memory in _told(workload) if point in among]
+    unit = size_unit(one.size for _, _, largest in told for one in largest)
     rows = []
-    for point, memory in told:
-        for i, one in enumerate(memory.allocations[:most]):
+    for point, memory, largest in told:
+        for i, one in enumerate(largest):
             held = one.held * one.size
             rows.append([case_label(point) if i == 0 else "", code(one.place), unit.of(one.size), str(one.count),
-                         unit.of(held) if held else "", percent(held / memory.peak) if held else ""])  # fmt: skip
+                         unit.of(held), percent(held / memory.peak)])  # fmt: skip
     head = ["case", "allocated in", f"{unit.name} each", "times", f"held at the peak {unit.name}", "% of the peak"]
     return Sheet(head, rows, labels=2).without_empty()
+
+
+def _holding(memory: Memory) -> list[Allocation]:
+    """What was allocated at the peak, that which held most of it first."""
+    return sorted((one for one in memory.allocations if one.held), key=lambda one: -one.held * one.size)
 
 
 def files(workload: WorkloadFindings) -> Sheet:
@@ -63,7 +68,7 @@ def explained(workload: WorkloadFindings) -> str:
         return ""
     said = [
         "One iteration of each case, recorded apart from its timing: what was allocated when it began, the most that "
-        "each phase held, nested phases included, and the lines that allocated most."
+        "each phase held, nested phases included, and the lines that held most of the peak."
     ]
     if any(memory.files for memory in told):
         said.append("The records open in the viewer at pytorch.org/memory_viz.")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
 from profpipe.page.markdown import Sheet, escape, listed
 from profpipe.page.quantities import MISSING, count, number, percent, size_unit, time_unit
 from profpipe.page.wording import case_label, cases
 from profpipe.phase_findings import HostPhase, PhaseWork
+from profpipe.points import in_words
 from profpipe.tables import PATH_SEPARATOR
 
 #: A phase is spoken of whose share of the time is this many times its share of the FLOPs, and a tenth of the time.
 _FAR_ABOVE, _LEAST = 3.0, 0.1
+
+#: Numbers of several cases are one range up to this factor.
+_SPREAD = 2.0
 
 
 def work(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
@@ -100,29 +104,74 @@ def explained(workload: WorkloadFindings) -> list[str]:
     by_phase: dict[str, list[PhaseWork]] = {}
     for one in workload.phase_work:
         by_phase.setdefault(one.phase, []).append(one)
-    names = _short(by_phase)
-    return [" ".join(said), *(s for phase, own in by_phase.items() for s in _disproportion(names[phase], own))]
+    names, points = _short(by_phase), {point.id: point for point in workload.points}
+    return [
+        " ".join(said),
+        *(
+            sentence
+            for phase, own in by_phase.items()
+            for among, group in _groups(own, points)
+            for sentence in _disproportion(f"{escape(names[phase])}{among}", group, points)
+        ),
+    ]
 
 
-def _disproportion(name: str, own: Sequence[PhaseWork]) -> Iterator[str]:
+def _groups(own: Sequence[PhaseWork], points: Mapping[str, Point]) -> list[tuple[str, list[PhaseWork]]]:
+    """``own`` by the values of an axis, each as ``" at precision bf16"``, where no one range holds them and theirs do.
+
+    A range over fp32 and bf16 tells of neither: what the numbers of a phase have in common is within a factor of two.
+    """
+    whole = [("", list(own))]
+    if _alike(own):
+        return whole
+    for axis in dict.fromkeys(axis for one in own for axis in points[one.case].params):
+        groups: dict[str, list[PhaseWork]] = {}
+        for one in own:
+            value = points[one.case].params.get(axis)
+            groups.setdefault(escape(in_words(((axis, value),))), []).append(one)
+        if len(groups) < len(own) and all(_alike(group) for group in groups.values()):
+            return [(f" at {value}", group) for value, group in groups.items()]
+    return whole
+
+
+def _is_far(p: PhaseWork) -> bool:
+    return bool(p.of_time and p.of_work and p.of_time > max(_LEAST, _FAR_ABOVE * p.of_work))
+
+
+def _alike(own: Sequence[PhaseWork]) -> bool:
+    """Whether one range tells of all cases that are spoken of: of their shares of the time, and of the bandwidth."""
+    far = [p for p in own if _is_far(p)]
+    shares = [[s for s in each if s] for each in ([p.of_time for p in far], [p.of_bandwidth for p in far])]
+    return all(max(each) <= _SPREAD * min(each) for each in shares if each)
+
+
+def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, Point]) -> Iterator[str]:
     """``softmax takes 41 % of the time of these phases for 3 % of their FLOPs: ...``"""
-    far = [p for p in own if p.of_time and p.of_work and p.of_time > max(_LEAST, _FAR_ABOVE * p.of_work)]
+    far = [p for p in own if _is_far(p)]
     if not far:
         return
     where = "" if len(far) == len(own) else f" (in {cases(len(far))} of {len(own)})"
     times = _span([100 * (p.of_time or 0) for p in far])
     flops = _span([100 * (p.of_work or 0) for p in far])
-    sentence = f"{escape(name)} takes {times} % of the time of these phases for {flops} % of their FLOPs{where}"
+    sentence = f"{name} takes {times} % of the time of these phases for {flops} % of their FLOPs{where}"
     intensities = [p.intensity for p in far if p.intensity]
     ridges = [p.ridge for p in far if p.ridge]
     if intensities and ridges:
         sentence += f": it does {_span(intensities)} FLOP for each byte, where the machine could do {_span(ridges)}"
         if all(p.binds == "memory" for p in far):
-            rates = _span([100 * p.of_bandwidth for p in far if p.of_bandwidth])
-            sentence += f", so memory limits it, of whose bandwidth it reaches {rates} %"
+            sentence += f", so memory limits it, of whose bandwidth it reaches {_of_bandwidth(far, points)}"
     elif intensities:
         sentence += f": it does {_span(intensities)} FLOP for each byte"
     yield sentence + "."
+
+
+def _of_bandwidth(own: Sequence[PhaseWork], points: Mapping[str, Point]) -> str:
+    """``16 %``; where cases differ the lowest and the highest are named: ``15 % (size small) to 17 % (size large)``."""
+    known = sorted((p for p in own if p.of_bandwidth), key=lambda p: p.of_bandwidth or 0)
+    low, high = (f"{_span([100 * (p.of_bandwidth or 0)])} %" for p in (known[0], known[-1]))
+    if low == high:
+        return low
+    return f"{low} ({case_label(points[known[0].case])}) to {high} ({case_label(points[known[-1].case])})"
 
 
 def _span(values: Sequence[float]) -> str:

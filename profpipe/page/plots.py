@@ -1,4 +1,4 @@
-"""Findings -> pictures: time, TFLOP/s and bandwidth over the sequence length, and where the time of a call goes."""
+"""Findings -> pictures: time, TFLOP/s and bandwidth over the sequence length, and the kernel time of a call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from profpipe.points import in_words, running_axis, shown
 
 #: From this speed-up on a linear scale would press the others together.
 _WIDE = 8.0
+
+#: From this share of the memory bandwidth on it says something of a case.
+_TELLING = 0.1
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ def _quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     dense = [point for point in workload.points if "flops_effective" not in point.values]
     peak = _peak((point.tflops, point.of_peak_flops) for point in dense)
     yield Quantity("tflops", "Rate of computation", lambda p: p.tflops, _none, _plain, unit="TFLOP/s", peak=peak)
+    reached = [point.of_peak_bytes for point in workload.points if point.gbytes_per_s is not None]
+    if all(share is not None and share < _TELLING for share in reached):
+        return
     peak = _peak((point.gbytes_per_s, point.of_peak_bytes) for point in workload.points)
     moved = "Rate of the bytes that a call must move"
     yield Quantity("bandwidth", moved, lambda p: p.gbytes_per_s, _none, _plain, unit="GB/s", peak=peak)

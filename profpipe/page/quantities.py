@@ -120,7 +120,7 @@ def percent(share: float | None) -> str:
 
 
 def plus_minus(share: float) -> str:
-    """Half an interval as a percentage: ``±2.3 %``."""
+    """The larger side of an interval as a percentage: ``±2.3 %``."""
     return f"±{percent(share) if share < 1 else number(100 * share)} %"
 
 

@@ -39,11 +39,20 @@ def ranks(workload: WorkloadFindings, among: Sequence[Point]) -> Sheet:
     return Sheet(head, rows, labels=2).without_empty()
 
 
+def means(workload: WorkloadFindings) -> str:
+    """That kernel times are means over the GPUs, with waiting in them; empty where those of one GPU alone are known."""
+    told = (own for own in workload.ranks if own.profiler == workload.kernel_profiler)
+    seen = [own.case for own in told if "communication_busy" in own.numbers]
+    if len(seen) == len(set(seen)):
+        return ""
+    return "Kernel times of several GPUs are means over them; communication has waiting for the others in it."
+
+
 def explained(workload: WorkloadFindings) -> str:
     """What the columns are."""
     if not workload.ranks:
         return ""
-    said = []
+    said = [means(workload)] if means(workload) else []
     if any("time" in own.numbers for own in workload.ranks):
         said.append(
             "Each case was run by several processes together. Everywhere else a case's time is that of the slowest "

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from profpipe.findings import Axes, Part, Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.page import excerpt, remainder
+from profpipe.page.answers import level
 from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.marks import beside, told
 from profpipe.page.quantities import (
     MISSING,
     Unit,
     count,
-    duration,
     number,
     percent,
     plus_minus,
@@ -30,28 +30,29 @@ _NAMED = 2
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
-    """A row a shape: the fastest, by how much, how well its time is known, and its marks."""
+    """A row a shape: the fastest, by how much, how well its time is known, and its marks. One unit for all times."""
     names = workload.varying_shape
-    head = [*map(escape, names), "fastest", "time", "over baseline", "95 % interval", "marks"]
+    unit = time_unit(shape.win.best.time.ns for shape in workload.shapes if shape.win and shape.win.best.time)
+    head = [*map(escape, names), "fastest", f"time {unit.name}", "over baseline", "95 % interval", "marks"]
     rows = []
     for shape in workload.shapes:
         if shape.win is not None and shape.win.best.time is not None:
             best = shape.win.best
             values = [escape(shown(value)) for _, value in shape.axes]
-            rows.append([*values, _first(shape.win), duration(best.time.ns if best.time else None), ratio(best.speedup),
-                         _half_width(best), _marks_of(workload, shape)])  # fmt: skip
+            rows.append([*values, _first(shape.win), unit.of(best.time.ns if best.time else None), ratio(best.speedup),
+                         _margin(best), _marks_of(workload, shape)])  # fmt: skip
     return Sheet(head, rows, labels=len(names) + 1, words=frozenset({"marks"})).without_empty()
 
 
 def _first(win: Win) -> str:
-    if win.verdict == "level" and win.second is not None:
-        return f"level: {code(win.best.variant)}, {code(win.second.variant)}"
+    if win.verdict == "level":
+        return f"level: {level(win)}"
     return code(win.best.variant) + {"void": ", in doubt", "only": ", alone"}.get(win.verdict, "")
 
 
-def _half_width(point: Point) -> str:
-    half = point.time.half_width if point.time else None
-    return MISSING if half is None else plus_minus(half)
+def _margin(point: Point) -> str:
+    margin = point.time.margin if point.time else None
+    return MISSING if margin is None else plus_minus(margin)
 
 
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from profpipe.asked import Asked
 from profpipe.page import lines, study_sheets
-from profpipe.page.canvas import Plot
+from profpipe.page.canvas import GREY, Plot
 from profpipe.page.excerpt import GROUPS
-from profpipe.page.markdown import escape
+from profpipe.page.markdown import escape, listed
 from profpipe.page.plots import time_tick
+from profpipe.page.wording import cases
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
+from profpipe.tolerance import INACCURATE, MEASURES, UNCHECKED, bound, limit_of
 
 #: Stored units whose values may span decades.
 _DECADES = ("ns", "byte", "flop")
@@ -46,13 +50,42 @@ def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], fold
         unit=own_unit,
         level=1.0 if value.word == "speedup" else None,
     )
+    shown_panels = _with_limit(study, value, shown_panels)
     path = Path("plots") / f"study-{_slug(study.title)}-{_slug(value.word)}.png"
     lines.draw(picture, shown_panels, folder / path)
     said = [*study_sheets.of_calls(study, [value]), *study_sheets.of_kernels(study, [value])]
-    said.append(lines.caption(picture, shown_panels))
+    said += [lines.caption(picture, shown_panels), _not_shown(study, value)]
     if len(panels) > GROUPS:
         said.append(f"{GROUPS} of {len(panels)} combinations of the other axes.")
     yield Plot(picture.title, path.as_posix(), escape(" ".join(part for part in said if part)))
+
+
+def _with_limit(study: Study, value: Asked, panels: Sequence[lines.Panel]) -> list[lines.Panel]:
+    """The same with a line at what the tolerance allows, where ``value`` is a difference that it limits."""
+    limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
+    if limit is None:
+        return list(panels)
+    xs = [dot.x for panel in panels for line in panel.lines for dot in line.dots]
+    ends = tuple(lines.Dot(x, limit) for x in (min(xs), max(xs)))
+    look = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 0.9, "marker": "", "zorder": 1}
+    allowed = lines.Series(bound(value.subject, limit), look, ends)
+    return [replace(panel, lines=(*panel.lines, allowed)) for panel in panels]
+
+
+def _not_shown(study: Study, value: Asked) -> str:
+    """The cases that have no dot for what they compute."""
+    left_out: dict[str, Counter[str]] = {mark: Counter() for mark in (INACCURATE, UNCHECKED)}
+    for grid in study.grids:
+        for (x, *_), cells in zip(grid.rows, grid.cells, strict=True):
+            for column, cell in zip(grid.columns, cells, strict=True):
+                if cell and cell.fate in left_out and is_number(x) and _is_of(study, column, value):
+                    left_out[cell.fate][_line_name(study, column)] += 1
+    said = [
+        f"{cases(names.total())} marked {mark}{f' ({listed(filter(None, names))})' if any(names) else ''}"
+        for mark, names in left_out.items()
+        if names
+    ]
+    return f"Not shown: {listed(said)}." if said else ""
 
 
 def _fixed(study: Study) -> list[str]:
@@ -112,9 +145,10 @@ def _baseline(study: Study) -> str | None:
 
 def _panel(study: Study, grid: Grid, value: Asked, looks: Mapping[str, Mapping[str, Any]]) -> lines.Panel | None:
     dots: dict[str, list[lines.Dot]] = {}
+    shared = study_sheets.shared_marks(study)
     for (x, *_), cells in zip(grid.rows, grid.cells, strict=True):
         for column, cell in zip(grid.columns, cells, strict=True):
-            if _is_of(study, column, value) and (dot := _dot(x, cell)):
+            if _is_of(study, column, value) and (dot := _dot(x, cell, shared)):
                 dots.setdefault(_line_name(study, column), []).append(dot)
     series = [lines.Series(name, look, tuple(dots[name])) for name, look in looks.items() if name in dots]
     return lines.Panel(grid.others, tuple(series)) if series else None
@@ -124,7 +158,7 @@ def _is_of(study: Study, column: Sequence[Any], value: Asked) -> bool:
     return "value" not in study.column_axes or column[study.column_axes.index("value")] == value.word
 
 
-def _dot(x: Any, cell: Cell | None) -> lines.Dot | None:
+def _dot(x: Any, cell: Cell | None, shared: Sequence[str]) -> lines.Dot | None:
     if cell is None or not is_number(x) or not isinstance(cell.value, (int, float)):
         return None
-    return lines.Dot(float(x), float(cell.value), hollow=bool(cell.marks))
+    return lines.Dot(float(x), float(cell.value), hollow=any(mark not in shared for mark in cell.marks))

@@ -14,7 +14,7 @@ from profpipe.page.quantities import MISSING, Unit, count, number, percent, rati
 from profpipe.page.wording import cases, quantity
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
-from profpipe.tolerance import cosine
+from profpipe.tolerance import INACCURATE, UNCHECKED, cosine
 
 #: Grids of one table that are shown, rows of one that stand open, and rows of it that a page has at most.
 _GRIDS, _ROWS, _MOST = 9, 60, 120
@@ -29,6 +29,7 @@ _TITLES: Mapping[str, str] = {
     "kernels.calls": "launches", "kernels.time": "all kernels", "most_launched.name": "most launched kernel",
     "most_launched.calls": "its launches", "most_launched.time": "its time", "most_launched.share": "its share",
     "range.time": "range on the host", "range.busy": "GPU busy", "range.calls": "times entered",
+    "metric.loop_wall": "wall time",
 }  # fmt: skip
 
 #: The same of operators of a CPU.
@@ -36,6 +37,12 @@ _TITLES_CPU: Mapping[str, str] = {
     "kernels.calls": "operators", "kernels.time": "all operators", "most_launched.name": "most called operator",
     "most_launched.calls": "its calls",
 }  # fmt: skip
+
+#: Why no case has a speed-up though some ran, by what a cell says.
+_NOT_COMPARED: Mapping[str, str] = {
+    INACCURATE: "none is within the tolerance",
+    UNCHECKED: "none was compared with the reference",
+}
 
 #: What a sentence says of times that are this.
 _SAID_OF = (("Times are", ("time", "p10", "p90")),
@@ -107,7 +114,7 @@ def _said(study: Study, units: Mapping[str, Unit], before: Study | None) -> Iter
         yield escape(study.note)
     absent = _absent(study)
     if len(absent) == len(study.values):
-        yield _nobody_has(absent)
+        yield from _nobody_has(study, absent)
         return
     of = quantity(Basis(*study.basis)) if study.basis else ""
     named = _in_caption(study)
@@ -118,19 +125,30 @@ def _said(study: Study, units: Mapping[str, Unit], before: Study | None) -> Iter
     yield from of_kernels(study, study.values)
     if study.fixed and not (before and before.grids and before.fixed == study.fixed):
         yield f"In every case: {escape(_fixed(study))}."
-    if absent:
-        yield _nobody_has(absent)
+    yield from _nobody_has(study, absent)
 
 
-def _nobody_has(absent: Sequence[str]) -> str:
-    *others, last = (code(word.removeprefix("metric.")) for word in absent)
-    return f"No case has {', '.join(others)}{' or ' if others else ''}{last}."
+def _nobody_has(study: Study, absent: Sequence[str]) -> Iterator[str]:
+    """What no case has, each reason for itself."""
+    by_reason: dict[str, list[str]] = {}
+    for word in absent:
+        fates = {cell.fate for value, cell in _valued(study) if value.word == word and cell.fate in _NOT_COMPARED}
+        reason = next((said for fate, said in _NOT_COMPARED.items() if fate in fates), "")
+        by_reason.setdefault(reason, []).append(code(word.removeprefix("metric.")))
+    for reason, (*others, last) in by_reason.items():
+        yield f"No case has {', '.join(others)}{' or ' if others else ''}{last}{f': {reason}' if reason else ''}."
 
 
 def _absent(study: Study) -> list[str]:
-    """What was asked for and no case has, though some ran."""
-    own = {v.word: [cell for of, cell in _valued(study) if of == v] for v in study.values}
-    return [w for w, cells in own.items() if any(not c.fate for c in cells) and all(c.value is None for c in cells)]
+    """What was asked for and no case has, though some ran. That a baseline is as fast as itself says nothing."""
+    found = []
+    for value in study.values:
+        cells = [cell for of, cell in _valued(study) if of == value]
+        barred = any(cell.fate in _NOT_COMPARED for cell in cells)
+        numbers = {cell.value for cell in cells} - ({1.0} if value.word == "speedup" and barred else set())
+        if numbers == {None} and (barred or any(not cell.fate for cell in cells)):
+            found.append(value.word)
+    return found
 
 
 def _in_caption(study: Study) -> bool:
@@ -209,6 +227,8 @@ def _of_skipped(study: Study, ran: Sequence[Grid]) -> Iterator[str]:
 
 def _left_out(study: Study, ran: Sequence[Grid]) -> str:
     said = []
+    if ran and (shared := shared_marks(study)):
+        said.append(f"Every case: *{escape(', '.join(shared))}*.")
     if skipped := list(_of_skipped(study, ran)):
         said.append(f"Not shown: {listed(skipped)} of skipped cases.")
     if (more := len(ran) - _GRIDS) > 0:
@@ -223,6 +243,13 @@ def _left_out(study: Study, ran: Sequence[Grid]) -> str:
 
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def shared_marks(study: Study) -> tuple[str, ...]:
+    """The marks that all of its cases carry, where it has several: they are said once and not in each cell."""
+    value = next((value for value in study.values if value.of == "call"), None)
+    ran = [cell.marks for of, cell in _valued(study) if of == value and (cell.marks or cell.value is not None)]
+    return tuple(mark for mark in ran[0] if all(mark in marks for marks in ran)) if len(ran) > 1 else ()
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -243,12 +270,17 @@ def _value_of(study: Study, row: Sequence[Any], column: Sequence[Any]) -> Asked:
 
 
 def unit(study: Study, value: Asked) -> Unit:
-    """One unit for all its cells: the one that the study asks for, else that in which they read best."""
+    """One unit for all its cells: the one that the study asks for, else that in which they read best.
+
+    Times of kernels are parts of each other, and have one unit together.
+    """
     stored = study.units.get(value.word, "")
     wanted = next((name for name in study.wanted if name in UNITS.get(stored, {})), None)
     if wanted is not None:
         return Unit(wanted, UNITS[stored][wanted])
-    return unit_of(stored, (c.value for v, c in _valued(study) if v == value and isinstance(c.value, (int, float))))
+    beside = [v for v in study.values if (v.of, v.unit) == ("kernels", "ns")] if value.of == "kernels" else []
+    alike = beside if value in beside else [value]
+    return unit_of(stored, (c.value for v, c in _valued(study) if v in alike and isinstance(c.value, (int, float))))
 
 
 def plain_name(study: Study, value: Asked) -> str:
@@ -270,6 +302,8 @@ def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]
     written_as = {"share": percent, "calls": count, "x": ratio, "cosine": cosine}.get(stored)
     if written_as is not None and unit.size == 1.0:
         return written_as(value)
+    if stored == "1" and unit.size == 1.0 and value.is_integer():
+        return f"{value:.0f}"  # heads and tokens are counted, not measured
     return number(value / unit.size)
 
 
@@ -279,25 +313,26 @@ def _shown(value: float | str, unit: Unit, stored: str, names: Mapping[str, str]
 def _sheet(study: Study, grid: Grid, units: Mapping[str, Unit], names: Mapping[str, str]) -> Sheet:
     head = ["" if axis == "value" else escape(axis) for axis in study.row_axes]
     head += [_column(study, grid, column, units) for column in grid.columns]
-    rows, texts = [], set()
+    rows, texts, shared = [], set(), shared_marks(study)
     for row, cells in zip(grid.rows, grid.cells, strict=True):
         line = [label(study, axis, value, units) for axis, value in zip(study.row_axes, row, strict=True)]
         for i, (column, cell) in enumerate(zip(grid.columns, cells, strict=True), start=len(line)):
             value = _value_of(study, row, column)
             stored = "cosine" if value.subject.startswith("cosine") else study.units.get(value.word, "")
-            line.append(_cell(cell, units[value.word], stored, names))
+            line.append(_cell(cell, units[value.word], stored, names, shared))
             if cell is not None and isinstance(cell.value, str):
                 texts.add(head[i])
         rows.append(line)
     return Sheet(head, rows, labels=len(study.row_axes), words=frozenset(texts))
 
 
-def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str]) -> str:
+def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str], shared: Sequence[str]) -> str:
     if cell is None:
         return ""
     if cell.value is None:
         return escape(cell.fate) or MISSING
-    return _shown(cell.value, unit, stored, names) + (f" *{escape(', '.join(cell.marks))}*" if cell.marks else "")
+    own = [mark for mark in cell.marks if mark not in shared]
+    return _shown(cell.value, unit, stored, names) + (f" *{escape(', '.join(own))}*" if own else "")
 
 
 def _column(study: Study, grid: Grid, column: Sequence[Any], units: Mapping[str, Unit]) -> str:

@@ -27,6 +27,8 @@ _NOISE = re.compile(
     r"|^frame #\d+: |^Exception raised from .* \(most recent call first\):|^CUDA kernel errors might be asynchronously"
     r"|^Search for `cuda\w+' in |^For debugging consider passing |^Device-side assertions? |^Compile with `TORCH_"
 )
+#: What NCCL's watchdog puts before the error that it found, which libstdc++ prints as it ends the process.
+_FOUND_BY = re.compile(r"^what\(\): +\[PG ID .* terminated with exception: ")
 _LONGEST = 240
 
 
@@ -105,6 +107,7 @@ def last_line(log: str, telling: re.Pattern[str] = _TELLING) -> str:
     """The last line that speaks of a failure, or else the last line at all."""
     lines = [line for line in _lines(log) if not _NOISE.search(line)]
     said = next((line for line in reversed(lines) if telling.search(line)), lines[-1] if lines else "")
+    said = _FOUND_BY.sub("", said)
     return said if len(said) <= _LONGEST else said[: _LONGEST - 3] + "..."
 
 
