@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_study import made_up, metric_row, recorded, tables
+from report_study import case_row, made_up, metric_row, recorded, tables
 
 from profpipe.analyze import analyze
 from profpipe.findings import Part, Split
 from profpipe.page import bars, lines, plots, study_plots
-from profpipe.page.canvas import spread
+from profpipe.page.canvas import GREY, spread
 
 
 def size(path: Path) -> tuple[int, int]:
@@ -219,6 +219,21 @@ def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:
     assert "Hollow" not in drawn[0].caption  # every case is above that peak, which is said once
     data.cases.loc[0, "flags"] = '["noisy"]'
     assert "Hollow: the case carries a mark." in plots.draw(analyze(data, run), tmp_path)["w"][0].caption
+
+
+def test_a_line_most_of_whose_cases_are_inaccurate_is_grey_and_called_that() -> None:
+    """SpargeAttn on random inputs would lead every picture of rates."""
+    looks = lines.styles(["a", "b", "c"])
+    named = lines.rejected(looks, {"a": [False, True], "b": [True, True, False]})
+    assert named["a"] == ("a", looks["a"]) and named["c"] == ("c", looks["c"])
+    label, look = named["b"]
+    assert label == "b (inaccurate)" and look == {**looks["b"], "color": GREY, "zorder": 1}
+    ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b") for n in (1, 2)]
+    rows = [case_row(case, flags=["inaccurate"] * ("=b" in case)) for case in ids]
+    (workload,) = analyze(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids]), {}).workloads
+    quantity = next(q for q in plots._quantities(workload) if q.name == "time")
+    (panel,) = plots._panels(workload, "seqlen", quantity)
+    assert [line.label for line in panel.lines] == ["a", "b (inaccurate)"]
 
 
 def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:

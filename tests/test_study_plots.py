@@ -47,7 +47,8 @@ def groups() -> Tables:
 def panels(study: Study, word: str) -> list[lines.Panel]:
     value = next(value for value in study.values if value.word == word)
     looks = lines.styles(study_plots._names(study), study_plots._baseline(study))
-    return [panel for grid in study.grids if (panel := study_plots._panel(study, grid, value, looks))]
+    named = study_plots._rejected(study, value, looks)
+    return [panel for grid in study.grids if (panel := study_plots._panel(study, grid, value, named))]
 
 
 def test_a_fact_is_what_a_plot_runs_over_and_workloads_are_lines() -> None:

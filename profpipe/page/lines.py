@@ -92,6 +92,20 @@ def styles(names: Iterable[str], baseline: str | None = None) -> dict[str, dict[
     return found
 
 
+def rejected(looks: Mapping[str, Mapping[str, Any]], wrong: Mapping[str, Sequence[bool]]) -> dict[str, tuple[str, Any]]:
+    """(label, look) by name: grey and called inaccurate where most of its cases are, so that no wrong line leads.
+
+    ``wrong`` says of each name's cases whether they are.
+    """
+    return {
+        name: (f"{name} (inaccurate)", {**look, "color": GREY, "zorder": 1})
+        if 2 * sum(cases) > len(cases)
+        else (name, look)
+        for name, look in looks.items()
+        for cases in [wrong.get(name, ())]
+    }
+
+
 def caption(picture: Picture, panels: Sequence[Panel]) -> str:
     """What the signs in a picture mean, those that occur in it."""
     said, dots = [], [dot for panel in panels for line in panel.lines for dot in line.dots]

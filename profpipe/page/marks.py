@@ -32,8 +32,8 @@ _MEANING: Mapping[str, str] = {
     INACCURATE: "its result is further from the reference than the tolerance allows. Not called faster than anything",
 }
 _HOST_BOUND = {
-    True: "the host takes longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a loop they"
-    " go at the host's pace, and a faster kernel changes nothing. What is compared here are calls",
+    True: "the host takes longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a loop"
+    " they go at the host's pace, and a faster kernel changes nothing. What is compared here are calls",
     False: "the host takes longer to issue a call than the GPU to run it, so no kernel runs for more than half of the"
     " range. The sums of kernel times stand; a call takes longer than they say",
 }

@@ -10,9 +10,10 @@ from typing import Any
 from profpipe.findings import Axes, Findings, Point, WorkloadFindings
 from profpipe.page import bars, excerpt
 from profpipe.page.canvas import COLOURS, Plot, fixed, path_of
-from profpipe.page.lines import Dot, Panel, Picture, Series, caption, styles
+from profpipe.page.lines import Dot, Panel, Picture, Series, caption, rejected, styles
 from profpipe.page.lines import draw as draw_lines
 from profpipe.points import in_words, running_axis, shown
+from profpipe.tolerance import INACCURATE
 
 #: From this speed-up on a linear scale would press the others together.
 _WIDE = 8.0
@@ -114,13 +115,18 @@ def _over(workload: WorkloadFindings, axis: str, quantity: Quantity, folder: Pat
 def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[Panel]:
     lines = _line_axis(workload, axis)
     looks = _styles(workload) if lines is None else styles(dict.fromkeys(_label(p, lines) for p in workload.points))
+    wrong: dict[str, list[bool]] = {}
+    for point in workload.points:
+        if point.time:
+            wrong.setdefault(_label(point, lines), []).append(INACCURATE in point.marks)
+    named = rejected(looks, wrong)
     groups: dict[Axes, list[Point]] = {others: [] for others in excerpt.groups(workload, axis, lines)}
     for point in workload.points:
         if (others := excerpt.besides(point.shape, (axis, lines))) in groups:
             groups[others].append(point)
     for others, points in groups.items():
         own = [(name, [p for p in points if _label(p, lines) == name]) for name in looks]
-        series = [_series(name, looks[name], line, axis, quantity) for name, line in own]
+        series = [_series(*named[name], line, axis, quantity) for name, line in own]
         if kept := tuple(one for one in series if one.dots):
             yield Panel(others, kept)
 

@@ -33,7 +33,8 @@ def draw(study: Study, folder: Path) -> list[Plot]:
 
 
 def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], folder: Path) -> Iterator[Plot]:
-    panels = [panel for grid in study.grids if (panel := _panel(study, grid, value, looks))]
+    drawn_as = _rejected(study, value, looks)
+    panels = [panel for grid in study.grids if (panel := _panel(study, grid, value, drawn_as))]
     shown_panels = panels[:GROUPS]
     if len({dot.x for panel in shown_panels for line in panel.lines for dot in line.dots}) < 2:
         return
@@ -143,14 +144,25 @@ def _baseline(study: Study) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _panel(study: Study, grid: Grid, value: Asked, looks: Mapping[str, Mapping[str, Any]]) -> lines.Panel | None:
+def _rejected(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """The names and looks of the lines; of an error itself nothing is greyed, for that is where it is seen."""
+    wrong: dict[str, list[bool]] = {}
+    for grid in study.grids if not value.word.startswith(_ERRORS) else ():
+        for cells in grid.cells:
+            for column, cell in zip(grid.columns, cells, strict=True):
+                if cell and isinstance(cell.value, (int, float)) and _is_of(study, column, value):
+                    wrong.setdefault(_line_name(study, column), []).append(INACCURATE in cell.marks)
+    return lines.rejected(looks, wrong)
+
+
+def _panel(study: Study, grid: Grid, value: Asked, looks: Mapping[str, tuple[str, Any]]) -> lines.Panel | None:
     dots: dict[str, list[lines.Dot]] = {}
     shared = study_sheets.shared_marks(study)
     for (x, *_), cells in zip(grid.rows, grid.cells, strict=True):
         for column, cell in zip(grid.columns, cells, strict=True):
             if _is_of(study, column, value) and (dot := _dot(x, cell, shared)):
                 dots.setdefault(_line_name(study, column), []).append(dot)
-    series = [lines.Series(name, look, tuple(dots[name])) for name, look in looks.items() if name in dots]
+    series = [lines.Series(*named, tuple(dots[name])) for name, named in looks.items() if name in dots]
     return lines.Panel(grid.others, tuple(series)) if series else None
 
 
