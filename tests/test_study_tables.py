@@ -322,6 +322,13 @@ def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
     assert "No case has `flops`." in study_sheets.written(study).said
 
 
+def test_a_cell_of_which_the_pipeline_file_has_no_case_says_so() -> None:
+    names = ["impl=a,mode=fwd", "impl=a,mode=bwd", "impl=b,mode=fwd"]
+    study = only(tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names]), {}, rows="mode", columns="impl",
+                 value="time")  # fmt: skip
+    assert rows_of(study)[1:] == [["fwd", "5.00", "5.00"], ["bwd", "5.00", "not asked"]]
+
+
 def test_what_is_counted_has_no_decimals() -> None:
     rows = [metric_row("n=1", "heads", 12.0, "1", n=1), metric_row("n=1", "error_max", 0.25, "1", n=1)]
     study = only(tables(metrics=rows), {}, rows="n", value=["metric.heads", "error_max"])

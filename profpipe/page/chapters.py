@@ -116,7 +116,7 @@ def chapter(
         shares=list(_shares(part)),
         swaps=_by_shape(part, sheets.swaps),
         limits=list(_limits(part)),
-        limits_said=limit_sheets.explained(workload),
+        limits_said=limit_sheets.explained(part),
         limited=limit_sheets.in_words(workload) if workload.compare else "",
         agreement=list(_agreement(workload, part)),
         agreement_said=agreement_sheets.said(workload),

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 #: What stands where nobody measured.
 MISSING = "–"
 
+#: What stands where the pipeline file has no case.
+NOT_ASKED = "not asked"
+
 
 @dataclass(frozen=True)
 class Unit:

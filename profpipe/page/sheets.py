@@ -11,6 +11,7 @@ from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.marks import beside, told
 from profpipe.page.quantities import (
     MISSING,
+    NOT_ASKED,
     Unit,
     count,
     number,
@@ -265,8 +266,8 @@ def _pivot(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], rate:
     head = [escape(workload.compare or ""), *(escape(f"{axis} {named[0]}"), *map(escape, named[1:]))]
     rows = []
     for variant in workload.variants:
-        # The first screen says why it was skipped.
-        if {column[variant].fate for column in columns if variant in column} == {"skipped"}:
+        # The first screen says why it was skipped; of what the pipeline file excludes there is nothing to say.
+        if {column[variant].fate for column in columns if variant in column} <= {"skipped"}:
             continue
         cells = []
         for shape, unit, column in zip(shapes, units, columns, strict=True):
@@ -278,7 +279,7 @@ def _pivot(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], rate:
 
 def _cell(point: Point | None, shape: Shape, unit: Unit, rate: bool) -> str:
     if point is None:
-        return ""
+        return NOT_ASKED
     if point.time is None:
         return escape(point.fate) or MISSING
     text = number(point.tflops) if rate else unit.of(point.time.ns)

@@ -10,7 +10,7 @@ from typing import Any
 from profpipe.asked import UNITS, Asked
 from profpipe.findings import Basis
 from profpipe.page.markdown import Sheet, code, escape, listed, short_names
-from profpipe.page.quantities import MISSING, Unit, count, number, percent, ratio, unit_of
+from profpipe.page.quantities import MISSING, NOT_ASKED, Unit, count, number, percent, ratio, unit_of
 from profpipe.page.wording import cases, quantity
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
@@ -328,7 +328,7 @@ def _sheet(study: Study, grid: Grid, units: Mapping[str, Unit], names: Mapping[s
 
 def _cell(cell: Cell | None, unit: Unit, stored: str, names: Mapping[str, str], shared: Sequence[str]) -> str:
     if cell is None:
-        return ""
+        return NOT_ASKED
     if cell.value is None:
         return escape(cell.fate) or MISSING
     own = [mark for mark in cell.marks if mark not in shared]
