@@ -49,8 +49,8 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 class Rule:
     """When there are enough samples.
 
-    Enough is: at least ``least``, and the 95 % confidence interval of their median reaches no further to either side
-    than ``target`` of the median (0.005: half a percent; half the interval's width, by order statistics). Sampling also
+    Enough is: at least ``least``, and half the width of the 95 % confidence interval of their median (by order
+    statistics; one side of it may be longer) is at most ``target`` of the median (0.005: half a percent). Sampling also
     ends at ``most`` samples, or when another one would take more than ``budget_s`` of wall time; for samples up to
     ``least``, five times ``budget_s``, so that a call of a minute is not made thirty times. One sample is always taken.
     ``own`` of them must be of this round, whatever earlier rounds took.
@@ -137,7 +137,7 @@ class Samples:
         """The validity marks of a case measured so.
 
         ``too_few_samples``: fewer than ``rule.least``, or so few that their median has no interval. ``noisy``: enough
-        of them, and still the interval is wider than 2 % to a side, or than ``rule.target`` where that asks for less.
+        of them, and still half the interval is wider than 2 %, or than ``rule.target`` where that asks for less.
         Short of a finer target alone is no mark: the interval stands beside the time. Both speak of all rounds so far.
         """
         values = [*self.earlier_ns, *self.values_ns]
@@ -217,7 +217,7 @@ def sample(
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
-    up to 15 times more where a wait of the host's has two explanations.
+    up to 30 times more where a wait of the host's has two explanations.
     Then it is called as for samples for 30 ms, or 100 where the call fills most of that, so that clocks and power are
     those of the loop (``load``); then ``begun()``, and what follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.

@@ -142,6 +142,12 @@ def test_a_grid_says_who_is_level_in_doubt_or_alone() -> None:
     assert winners[:3] == ["`b` = `a` 1.02x", "`b` 1.05x, in doubt", "`b`, alone"] and winners[-1] == "`a`, alone"
 
 
+def test_all_that_are_level_share_a_cell_of_the_grid() -> None:
+    data, run = made_up(["a", "b", "c"], LENGTHS[:7], mode=("fwd", "bwd"), heads=(8, 16))
+    data.metrics.loc[data.metrics["metric"] == "time", "ci_high"] = 1e9
+    assert answer_sheets.grid(only((data, run))).rows[0][1].startswith("`a` = `c` = `b`")
+
+
 def test_few_shapes_keep_their_lines() -> None:
     assert not answer_sheets.grid(only(made_up(["a", "b"], [512, 1024], causal=(False, True))))
 

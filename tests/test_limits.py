@@ -84,9 +84,24 @@ def test_a_time_that_is_not_a_cases_own_is_level_with_none() -> None:
     assert [point.variant for point in level(a=[], b=[], c=["other_process"]).level] == ["a", "b"]
 
 
-def test_a_case_that_waited_takes_less_than_it_says_and_may_be_the_first() -> None:
-    found = level(a=[], b=[], c=["waited"])
-    assert (found.verdict, found.why) == ("void", "the time of c is marked waited, and may be the lower one")
+@pytest.mark.parametrize(("loop_wall", "verdict"), [(150.0, "void"), (250.0, "clear")])
+def test_a_case_that_waited_may_be_the_first_where_its_loop_is_not_far_longer(loop_wall: float, verdict: str) -> None:
+    """Its samples say less than nothing; an iteration of the loop, flush and all, is the most that it takes."""
+    rows = [metric_row("impl=c", "time", 900.0, ci_low=890.0, ci_high=910.0),
+            metric_row("impl=c", "loop_wall", loop_wall),
+            metric_row("impl=c", "time_own", 100.0, subject="rank 1")]  # fmt: skip
+    found = win([], [], *rows)
+    assert found.verdict == verdict
+    assert found.why == ("the time of c is marked waited, and may be the lower one" if verdict == "void" else "")
+
+
+def test_what_did_not_run_as_asked_is_not_called_level_with_the_best() -> None:
+    own = {"kernel_class": "attention", "kernel_family": "fa2"}
+    kernels = [kernel_row("impl=c", "flash::flash_fwd_kernel<64>", 1, 5.0) | own]
+    times = [metric_row(f"impl={i}", "time", 100.0, ci_low=98.0, ci_high=102.0) for i in "abc"]
+    data = tables([case_row(f"impl={i}") for i in "abc"], kernels, metrics=times)
+    (shape,) = only(data, {"expects": {"w": {"impl=c": "cudnn"}}}).shapes
+    assert shape.win is not None and [point.variant for point in shape.win.level] == ["a", "b"]
 
 
 def test_clocks_far_apart_take_a_lead_away_that_they_may_be_without_a_mark_too() -> None:
@@ -406,3 +421,11 @@ def test_a_case_of_a_data_type_without_a_known_peak_is_left_out_for_that() -> No
     cases.append(case_row("impl=b", params={"impl": "b", "dtype": "int4"}))
     said = explained(only(tables(cases, metrics=rows), {"machine": MACHINE}))
     assert "1 case of data types whose peak is not known is left out." in said and "below a tenth of both" not in said
+
+
+def test_without_a_known_bandwidth_nothing_is_said_of_data_types() -> None:
+    rows = [metric_row("impl=a", name, value) for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 2e8))]
+    machine = {"peaks": {"flops": {"fp16": 1e15}}}
+    cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
+    said = explained(only(tables(cases, metrics=rows), {"machine": machine}))
+    assert "1 case of a GPU whose memory bandwidth is not known is left out." in said and "data types" not in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,9 @@ def test_bars_say_that_they_are_of_kernels_and_how_many_gpus_they_are_the_mean_o
                      metrics=[*data.metrics.to_dict("records"), *other])  # fmt: skip
     (*_, bar) = plots.draw(analyze(several, run), tmp_path)["w"]
     assert bar.caption == "A bar is the mean of the 2 GPUs that ran the case; where two kernels overlap, both count."
+    on_cpu = several.kernels.assign(kind="cpu_op", profiler="torch")
+    (*_, bar) = plots.draw(analyze(replace(several, kernels=on_cpu), run), tmp_path)["w"]
+    assert (bar.title, bar.caption) == ("Self time of CPU operators of a call, seqlen 2048", "")
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(0.05, False), (0.5, True)])

@@ -184,8 +184,11 @@ def test_a_case_that_two_workloads_measured_with_unlike_results_is_told_and_wins
     told = "so neither is to be relied on: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
     assert told in text
     assert "is not called the fastest: the next took another time in another workload." in text
-    other = {**run["pipeline"]["workloads"], "sizes": {**entry, "script": "another"}}
-    assert told not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
+    for unlike in ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}}):
+        other = {**run["pipeline"]["workloads"], "sizes": {**entry, **unlike}}
+        assert told not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
+    beside = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
+    assert told not in page(tables([beside], metrics=rows), run, tmp_path)
 
 
 def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:

@@ -324,9 +324,32 @@ def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
 
 def test_a_cell_of_which_the_pipeline_file_has_no_case_says_so() -> None:
     names = ["impl=a,mode=fwd", "impl=a,mode=bwd", "impl=b,mode=fwd"]
-    study = only(tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names]), {}, rows="mode", columns="impl",
-                 value="time")  # fmt: skip
+    data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
+    study = only(data, {}, rows="mode", columns="impl", value="time")
     assert rows_of(study)[1:] == [["fwd", "5.00", "5.00"], ["bwd", "5.00", "not asked"]]
+
+
+def test_errors_and_memory_of_several_processes_are_the_worst_ones_in_tables_too() -> None:
+    numbers = {"time": 5.0, "error_rel_l1": 0.0005, "peak_allocated": 2.0**30}
+    rows = [metric_row("n=1", name, value, "byte" if "peak" in name else "1", n=1) for name, value in numbers.items()]
+    rows += [metric_row("n=1", "error_rel_l1", 0.002, "1", subject="rank 1", n=1)]
+    rows += [metric_row("n=1", "peak_allocated", 2.0**31, "byte", subject="rank 1", n=1)]
+    study = only(tables(metrics=rows), {}, rows="n", value=["error_rel_l1", "memory"], unit=["GiB"])
+    assert rows_of(study)[1] == ["1", "0.002", "2.00"]
+
+
+@pytest.mark.parametrize(
+    ("fates", "why"),
+    [(["unchecked"], ": none was compared with the reference"), (["inaccurate"], ": none is within the tolerance"),
+     (["unchecked", "inaccurate"], ": each is inaccurate or unchecked")],
+)  # fmt: skip
+def test_why_no_case_has_a_speed_up_is_said_of_all_of_them(fates: list[str], why: str) -> None:
+    rows = [metric_row(f"impl={i}", "time", 5.0, n=1) for i in range(len(fates) + 1)]
+    rows += [metric_row(f"impl={i}", "error_max", 1.0, "1") for i, fate in enumerate(fates, 1) if fate == "inaccurate"]
+    entry = {"baseline": {"impl": 0}, "tolerance": {"error_max": 0.1}}
+    run = {"pipeline": {"workloads": {"w": entry}}}
+    said = study_sheets.written(only(tables(metrics=rows), run, rows="impl", value=["time", "speedup"])).said
+    assert f"No case has `speedup`{why}." in said
 
 
 def test_what_is_counted_has_no_decimals() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,15 @@ class Recorded:
             # Runs of before 0.2 wrote host-bound, later ones host_bound.
             flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
         return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, apart, statuses, flags)
+
+    @functools.cached_property
+    def recorders(self) -> Mapping[str, Set[str]]:
+        """The profilers whose processes recorded a metric of any case itself, by metric."""
+        found: dict[str, set[str]] = {}
+        for (_, profiler, subject), own in self.numbers.items():
+            for metric in own if not subject else ():
+                found.setdefault(metric, set()).add(profiler)
+        return found
 
     def splits(self, once: bool) -> dict[str, dict[str, Split]]:
         """Kernel time by case and profiler; ``once``: a command, whose process is its one iteration."""

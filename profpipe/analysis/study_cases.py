@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from profpipe.analysis import shares
+from profpipe.analysis import by_rank, shares
 from profpipe.analysis.recorded import Number, Recorded
 from profpipe.analysis.tallies import Key, OwnRange, Tally, rows, tally
 from profpipe.asked import METRIC_OF, PARTS, Asked, asked
@@ -231,17 +231,21 @@ def _opens(path: str, phase: str) -> bool:
 
 
 def number_of(recorded: Recorded, case: str, metric: str) -> Number | None:
-    """What `plain` and, where it is silent, another profiler's process recorded for the case itself."""
+    """What `plain` and, where it is silent, another profiler's process recorded for the case itself.
+
+    Of errors and memory of several processes it is the worst.
+    """
     for profiler in ("plain", *shares.PREFERENCE):
         number = recorded.numbers.get((case, profiler, ""), {}).get(metric)
         if number is not None and (not metric.startswith(OF_ITS_PROCESS) or profiler == _only(recorded, metric)):
-            return number
+            worst = by_rank.worst(recorded, case).get(metric) if profiler == "plain" else None
+            return number if worst is None else replace(number, value=worst)
     return None
 
 
 def _only(recorded: Recorded, metric: str) -> str | None:
     """Whose ``metric`` stands for all cases: that of `plain`, else of the first profiler that recorded any."""
-    known = {profiler for (_, profiler, subject), own in recorded.numbers.items() if not subject and metric in own}
+    known = recorded.recorders.get(metric, ())
     return next((profiler for profiler in ("plain", *shares.PREFERENCE) if profiler in known), None)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
+from profpipe.analysis import by_rank
 from profpipe.analysis.recorded import Number
 from profpipe.analysis.study_cases import Material
 from profpipe.concerns import Twice, Visit
@@ -32,13 +34,21 @@ def found(materials: Sequence[Material]) -> tuple[Twice, ...]:
 
 
 def _timed(material: Material) -> Iterator[tuple[str, Visit, Number]]:
-    script, layout = material.declared.get("script"), material.layout
+    script, layout, recorded = material.declared.get("script"), material.layout, material.recorded
+    setting = [script, _how(material.declared)]
     for case, params in layout.params.items():
-        time = material.recorded.numbers.get((case, "plain", ""), {}).get("time")
-        if script and time is not None and time.value > 0:
+        time = recorded.numbers.get((case, "plain", ""), {}).get("time")
+        # What is known not to be a case's own time casts no doubt on another measurement.
+        own = "other_process" not in recorded.flags.get((case, "plain"), ()) and not by_rank.waited(recorded, case)
+        if script and own and time is not None and time.value > 0:
             axes = tuple((axis, params[axis]) for axis in layout.varying if axis in params)
-            key = json.dumps([script, params], sort_keys=True, default=str)
+            key = json.dumps([*setting, params], sort_keys=True, default=str)
             yield key, Visit(material.name, case, time.value, axes), time
+
+
+def _how(declared: Mapping[str, Any]) -> list[Any]:
+    """What else makes two cases different ones: the processes, eager or as a CUDA graph, the environment."""
+    return [declared.get("processes") or 1, (declared.get("timing") or {}).get("mode") or "eager", declared.get("env")]
 
 
 def _differ(one: Number, other: Number) -> bool:

@@ -40,10 +40,10 @@ def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
     best, second, barred = fit[0], next(iter(fit[1:]), None), tuple(timed[: timed.index(fit[0])])
     if second is None:
         return Win(best, None, "only", barred=barred)
-    if why := _void(best, second, doubted) or _may_be_first(fit[2:]):
+    if why := _void(best, second, doubted) or _may_be_first(best, fit[2:]):
         return Win(best, second, "void", why, barred)
     if _level(best, second):
-        return Win(best, second, "level", barred=barred, level=(best, *_beside(best, fit[1:])))
+        return Win(best, second, "level", barred=barred, level=(best, *_beside(best, fit[1:], doubted)))
     why = _in_doubt(best, second)
     return Win(best, second, "void" if why else "clear", why, barred)
 
@@ -69,9 +69,13 @@ def _void(best: Point, second: Point, doubted: Mapping[str, str]) -> str:
     return ""
 
 
-def _may_be_first(others: Iterable[Point]) -> str:
-    """A case whose samples hold waiting takes less than they say, and nobody knows how much less."""
-    waited = [point.variant for point in others if "waited" in point.marks]
+def _may_be_first(best: Point, others: Iterable[Point]) -> str:
+    """A case whose samples hold waiting takes less than they say: no more than an iteration of the loop, flush and all.
+
+    How much less is not known; where the loop takes twice what the best does, it is not the flush alone.
+    """
+    most = 2 * best.time.ns if best.time else 0.0
+    waited = [p.variant for p in others if "waited" in p.marks and p.values.get("loop_wall", 0.0) < most]
     return f"the time of {' and '.join(waited)} is marked waited, and may be the lower one" if waited else ""
 
 
@@ -114,9 +118,10 @@ def _has_no_interval(point: Point) -> bool:
     return "time" in point.values and _interval(point) is None
 
 
-def _beside(best: Point, others: Iterable[Point]) -> Iterator[Point]:
+def _beside(best: Point, others: Iterable[Point], doubted: Mapping[str, str]) -> Iterator[Point]:
     """Those that are level with the best, by times of their own."""
-    return (point for point in others if _level(best, point) and not set(_OTHERS) & set(point.marks))
+    own = (point for point in others if point.id not in doubted and not set(_OTHERS) & set(point.marks))
+    return (point for point in own if _level(best, point))
 
 
 def _level(best: Point, second: Point) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from profpipe.findings import Shape, WorkloadFindings
 from profpipe.page import excerpt
+from profpipe.page.answers import level_names
 from profpipe.page.markdown import Sheet, code, escape
 from profpipe.page.quantities import ratio
 from profpipe.points import is_number, running_axis, shown
@@ -24,14 +25,14 @@ def grid(workload: WorkloadFindings) -> Sheet:
 
 
 def _winner(shape: Shape | None) -> str:
-    """`` `fa3` 2.02x ``: the winner and its lead over the baseline; two that are level share the cell."""
+    """`` `fa3` 2.02x ``: the winner and its lead over the baseline; those that are level share the cell."""
     if shape is None:
         return ""
     win = shape.win
     if win is None:
         return "–"
     name = code(win.best.variant)
-    if win.verdict == "level" and win.second is not None:
-        name = f"{name} = {code(win.second.variant)}"
+    if win.verdict == "level":
+        name = " = ".join(level_names(win))
     lead = f" {ratio(win.best.speedup)}" if win.best.speedup is not None and not win.best.is_baseline else ""
     return name + lead + {"void": ", in doubt", "only": ", alone"}.get(win.verdict, "")

@@ -129,8 +129,13 @@ def _one_shape(workload: WorkloadFindings, shape: Shape) -> str:
 
 def level(win: Win) -> str:
     """Those that are level, the lowest time first: three are named, of more the first two."""
+    return listed(level_names(win))
+
+
+def level_names(win: Win) -> list[str]:
+    """The same one by one; the last of many says how many more they are."""
     names = [code(point.variant) for point in win.level]
-    return listed(names, most=_NAMED if len(names) > _NAMED + 1 else len(names))
+    return names if len(names) <= _NAMED + 1 else [*names[:_NAMED], f"{len(names) - _NAMED} more"]
 
 
 def _and_accurate(*shapes: Shape) -> str:

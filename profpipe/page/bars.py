@@ -105,7 +105,7 @@ def _of_several(workload: WorkloadFindings, points: Sequence[Point]) -> str:
     """What a bar is where several processes ran the cases, each on a GPU of its own."""
     ids = {point.id for point in points}
     gpus = len({own.name for own in workload.ranks if own.case in ids})
-    if gpus < 2:
+    if gpus < 2 or any(point.split and point.split.kind == "cpu_op" for point in points):
         return ""
     return f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
 

@@ -303,7 +303,7 @@ def _twice(findings: Findings) -> list[str]:
     for longer, others in pairs.items():
         unit = time_unit([longer.ns])
         times = [f"{unit.with_name(visit.ns)} in {code(visit.workload)}" for visit in (longer, *others)]
-        told.append(f"{in_words(longer.axes)}: {listed(times)}")
+        told.append(f"{escape(in_words(longer.axes)) or 'their only case'}: {listed(times)}")
     more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
     return [
         f"The same case took unlike times in two workloads, so neither is to be relied on: {'; '.join(told[:3])}{more}."

@@ -125,8 +125,12 @@ def _far_below(workload: WorkloadFindings) -> Iterator[str]:
     silent = [point.limit for point in workload.points if not (point.limit.binds or _lacks(point))]
     rated = [limit for limit in silent if limit.of_flops or limit.of_bandwidth]
     left = sum(bool(limit.of_flops and limit.of_bandwidth) for limit in rated)
-    if unrated := len(rated) - left:
-        yield f"{cases(unrated)} of data types whose peak is not known {'is' if unrated == 1 else 'are'} left out."
+    for unrated, why in (
+        (sum(not limit.of_flops for limit in rated), "of data types whose peak is not known"),
+        (sum(not limit.of_bandwidth for limit in rated), "of a GPU whose memory bandwidth is not known"),
+    ):
+        if unrated:
+            yield f"{cases(unrated)} {why} {'is' if unrated == 1 else 'are'} left out."
     if left:
         rate = "measured ceilings" if workload.rates_measured else "peaks"
         stay, them = ("case is left out: it stays", "it") if left == 1 else ("cases are left out: they stay", "them")

@@ -56,7 +56,7 @@ def explained(workload: WorkloadFindings) -> str:
     if any("time" in own.numbers for own in workload.ranks):
         said.append(
             "Each case was run by several processes together. Everywhere else a case's time is that of the slowest "
-            "of them in each call, and its memory that of rank 0."
+            "of them in each call; of memory and errors the worst is told."
         )
     if profilers := {own.profiler for own in workload.ranks if "communication_overlap" in own.numbers}:
         said.append(

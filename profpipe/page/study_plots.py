@@ -55,7 +55,9 @@ def _of(study: Study, value: Asked, looks: Mapping[str, Mapping[str, Any]], fold
     path = Path("plots") / f"study-{_slug(study.title)}-{_slug(value.word)}.png"
     lines.draw(picture, shown_panels, folder / path)
     said = [*study_sheets.of_calls(study, [value]), *study_sheets.of_kernels(study, [value])]
-    said += [lines.caption(picture, shown_panels), _not_shown(study, value)]
+    shared = study_sheets.shared_marks(study)
+    said += [lines.caption(picture, shown_panels), f"Every case: {', '.join(shared)}." if shared else ""]
+    said.append(_not_shown(study, value))
     if len(panels) > GROUPS:
         said.append(f"{GROUPS} of {len(panels)} combinations of the other axes.")
     yield Plot(picture.title, path.as_posix(), escape(" ".join(part for part in said if part)))

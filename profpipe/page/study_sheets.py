@@ -133,7 +133,8 @@ def _nobody_has(study: Study, absent: Sequence[str]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for word in absent:
         fates = {cell.fate for value, cell in _valued(study) if value.word == word and cell.fate in _NOT_COMPARED}
-        reason = next((said for fate, said in _NOT_COMPARED.items() if fate in fates), "")
+        said = [of_it for fate, of_it in _NOT_COMPARED.items() if fate in fates]
+        reason = "each is inaccurate or unchecked" if len(said) > 1 else "".join(said)
         by_reason.setdefault(reason, []).append(code(word.removeprefix("metric.")))
     for reason, (*others, last) in by_reason.items():
         yield f"No case has {', '.join(others)}{' or ' if others else ''}{last}{f': {reason}' if reason else ''}."
@@ -225,10 +226,14 @@ def _of_skipped(study: Study, ran: Sequence[Grid]) -> Iterator[str]:
     yield from (f"{many} {noun}{'' if many == 1 else 's'}" for noun, many in lost.items() if many)
 
 
+def of_marks(study: Study) -> str:
+    """The marks that every case carries, which no cell and no dot shows; empty where there are none."""
+    shared = shared_marks(study)
+    return f"Every case: *{escape(', '.join(shared))}*." if shared else ""
+
+
 def _left_out(study: Study, ran: Sequence[Grid]) -> str:
-    said = []
-    if ran and (shared := shared_marks(study)):
-        said.append(f"Every case: *{escape(', '.join(shared))}*.")
+    said = [of_marks(study)] if ran and of_marks(study) else []
     if skipped := list(_of_skipped(study, ran)):
         said.append(f"Not shown: {listed(skipped)} of skipped cases.")
     if (more := len(ran) - _GRIDS) > 0:
