@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nsys_exports import Export, thread_id
 
@@ -161,6 +161,11 @@ def as_rows(frame: pd.DataFrame) -> dict[tuple[int, str, str], dict[str, float]]
 
 
 @settings(max_examples=250, deadline=None)
+@example(  # one iteration of the case inside another range, one not, and their kernels at the same time
+    ranges=[Range(1, 1, -1, 0, "profpipe:b"), Range(1, 1, 0, 0, "profpipe:a"), Range(1, 1, 0, 1, "profpipe:a")],
+    launches=[Launch(1, 1, 0, 0, 0, 1, True), Launch(1, 1, 0, 1, 0, 1, True)],
+    offset=0,
+)
 @given(ranges=RANGES, launches=LAUNCHES, offset=st.sampled_from([0, -(10**12), 1_700_000_000_000_000_000]))
 def test_launches_and_ranges_are_as_the_reference_says(
     ranges: list[Range], launches: list[Launch], offset: int

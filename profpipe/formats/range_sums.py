@@ -27,6 +27,9 @@ def summarise(
     opened = rows.of_ranges(ranges, placed.range_path)
     combination, levels = rows.around(launches.process[kernels], placed.path[kernels])
     count, kernel_ns, busy_ns = np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows))
+    # A row that stands at one depth around some launches and at another around others: its time is one union.
+    apart = sum(len(np.unique(level[level >= 0])) for level in levels) == len(np.unique(levels[levels >= 0]))
+    seen: list[tuple[Int64s, Int64s, Int64s]] = []
     for level in levels:
         row, start, end = level[combination], start_ns, end_ns
         if (level < 0).any():
@@ -34,7 +37,14 @@ def summarise(
             row, start, end = row[known], start[known], end[known]
         count += np.bincount(row, minlength=len(rows))
         kernel_ns += np.bincount(row, weights=end - start, minlength=len(rows))
-        busy_ns += union(row, start, end, len(rows))
+        if apart:
+            busy_ns += union(row, start, end, len(rows))
+        else:
+            seen.append((row, start, end))
+    if seen:
+        row, start, end = (np.concatenate(values) for values in zip(*seen, strict=True))
+        order = np.argsort(start, kind="stable")
+        busy_ns = union(row[order], start[order], end[order], len(rows))
     frame = rows.frame()
     frame["instances"] = np.bincount(opened, minlength=len(rows))
     frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
