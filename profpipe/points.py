@@ -112,8 +112,8 @@ def lay_out(tables: Tables, workload: str, declared: Mapping[str, Any], planned:
     params = _params(tables, workload, planned)
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({_key(p.get(axis, _Absent)) for p in params.values()}) > 1]
-    set_here = {*(declared.get("params") or {}), *(declared.get("matrix") or {}), *_ALWAYS_TOLD}
-    set_here = set_here if declared.get("params") or declared.get("matrix") else set(axes)
+    own = {*(declared.get("params") or {}), *(declared.get("matrix") or {})}
+    set_here = {*own, *_ALWAYS_TOLD} if own else set(axes)
     fixed = tuple(
         (axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying and axis in set_here
     )

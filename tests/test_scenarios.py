@@ -64,8 +64,11 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, obje
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
     said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert all(f"scenario={name},impl=fa2" in said for name in scenarios.SCENARIOS if name != "tiny")
-    reduced = {"SCENARIOS": "tiny", "IMPLS": "sdpa_flash,sdpa_math", "BUDGET_S": "0.05", "REPEATS": "6"}
+    # In another mode than the default: what the shapes are is told in each.
+    reduced = {"SCENARIOS": "tiny", "IMPLS": "sdpa_flash,sdpa_math", "MODE": "fwd_bwd"}
+    reduced |= {"BUDGET_S": "0.05", "REPEATS": "6"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 4
     summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
     assert "### Time of a call by scenario" in summary
+    assert "### The scenarios" in summary and "No case of this run is in this table" not in summary
