@@ -104,7 +104,8 @@ class Command:
 
     ``makes`` are the files without which the command failed, whatever its exit code says. Where the tool chooses their
     names, ``makes_like`` is a glob that finds one at least, anywhere below the job's folder. ``runs_workload`` is false
-    for an export after the process that runs the workload.
+    for an export after the process that runs the workload. ``false_start`` is what the tool prints where, by chance, it
+    failed before it let the workload run: starting it again is then all there is to do.
     """
 
     argv: tuple[str, ...]
@@ -112,6 +113,7 @@ class Command:
     makes_like: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
+    false_start: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ from profpipe.running.verdict import End, Fate, Part
 _Look = Callable[[], "Fate | None"]
 
 _LOOK_EVERY_S = 0.2
+#: How often a process is started whose tool fails by chance before it lets the workload run.
+_STARTS = 4
 
 
 def run(
@@ -118,7 +120,7 @@ def _carry_out(job: Job, profiler: Profiler, desk: _Desk) -> Outcome:
 def _is_over(parts: Sequence[Part], desk: _Desk) -> bool:
     """Whether no further process makes sense.
 
-    Twice in a row not one case was begun: once may be chance, for nsys 2022.4 now and then loses its own agent.
+    Twice in a row not one case was begun: once may be chance, for a tool now and then loses its own agent.
     """
     stuck = len(parts) > 1 and not any(part.began_a_case for part in parts[-2:])
     return bool(parts) and (parts[-1].hopeless or stuck or desk.interrupts.count > 0)
@@ -261,6 +263,24 @@ def _spec(job: Job) -> dict[str, object]:
 
 
 def _run_process(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessEnd:
+    """Runs the command to its end; again where its tool made a false start, of which only the seconds stay."""
+    lost_s = 0.0
+    for start in range(1, _STARTS + 1):
+        end = _run_once(command, job, seen, desk)
+        began = seen.ended or seen.inside or desk.interrupts.count
+        if start == _STARTS or began or not _is_false_start(command, job, end):
+            break
+        lost_s += end.seconds
+        desk.watch.message(f"{_name(job)}: {job.profiler} failed before it let the workload run, and is started again")
+    return replace(end, seconds=end.seconds + lost_s)
+
+
+def _is_false_start(command: Command, job: Job, end: ProcessEnd) -> bool:
+    failed = bool(end.returncode) and end.cause is None
+    return bool(failed and command.false_start and command.false_start in made.output(job.folder / "log.txt", end.log))
+
+
+def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessEnd:
     before = made.stamps(command, job)
     env = {**environment.passed_on(os.environ), **job.env, **command.env, ending.MARK: str(job.folder)}
     began, returncode, oom_kills = time.monotonic(), None, oomkiller.kills()

@@ -57,6 +57,7 @@ class FakeProfiler:
     exports: tuple[str, ...] = ()
     makes_report: bool = True
     explains: tuple[str, str] | None = None
+    false_start: str = ""
     NAME: str = "fake"
     KEEPS_ENDED_CASES: bool = True
 
@@ -65,9 +66,10 @@ class FakeProfiler:
 
     def commands(self, job: Job) -> list[Command]:
         if job.script is None:
-            return [Command(job.command)]
+            return [Command(job.command, false_start=self.false_start)]
         report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
-        workload = Command((sys.executable, str(self.script), str(job.spec)), (report,) if self.makes_report else ())
+        argv = (sys.executable, str(self.script), str(job.spec))
+        workload = Command(argv, (report,) if self.makes_report else (), false_start=self.false_start)
         after = [
             Command((sys.executable, "-c", text, str(export)), (export,), runs_workload=False) for text in self.exports
         ]

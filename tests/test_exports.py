@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import real_nsys
 
 from profpipe import exports
 from profpipe.errors import Refused
@@ -100,22 +101,7 @@ def report(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of a program with one range, recorded by a real nsys."""
     pytest.importorskip("nvtx")
     path = tmp_path_factory.mktemp("nsys") / "real.nsys-rep"
-    program = "import nvtx\nwith nvtx.annotate('forward'): pass"
-    profile = [
-        nsys,
-        "profile",
-        "-t",
-        "nvtx",
-        "-s",
-        "none",
-        "--cpuctxsw=none",
-        "-o",
-        path,
-        sys.executable,
-        "-c",
-        program,
-    ]
-    subprocess.run(profile, capture_output=True, timeout=120, check=True)
+    real_nsys.record(nsys, path, sys.executable, "-c", "import nvtx\nwith nvtx.annotate('forward'): pass")
     return path
 
 

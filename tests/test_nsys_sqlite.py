@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pandas as pd
 import pytest
+import real_nsys
 from nsys_exports import DOMAIN, START_END, Export, pid_id, thread_id
 
 from profpipe import load, tables
@@ -316,8 +317,7 @@ for _ in range(3):
 
 
 def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType, nsys: Path, tmp_path: Path) -> None:
-    record = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", tmp_path / "x"]
-    subprocess.run([*record, sys.executable, "-c", PROGRAM], check=True, capture_output=True, timeout=120)
+    real_nsys.record(nsys, tmp_path / "x.nsys-rep", sys.executable, "-c", PROGRAM)
     export = [nsys, "export", "-t", "sqlite", "-q", "true", "-o", tmp_path / "x.sqlite", tmp_path / "x.nsys-rep"]
     subprocess.run(export, check=True, capture_output=True, timeout=120)
     parsed = parser.parse(tmp_path / "x.sqlite")

@@ -8,6 +8,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import real_nsys
+
 PROGRAM = """
 import nvtx
 
@@ -30,8 +32,7 @@ def test_the_installed_nvtx_is_older_than_the_release_that_old_nsys_ignores() ->
 def test_ranges_of_the_nvtx_package_arrive_in_a_real_nsys_export(nsys: Path, tmp_path: Path) -> None:
     program, report, export = (tmp_path / name for name in ("ranges.py", "capture.nsys-rep", "capture.sqlite"))
     program.write_text(PROGRAM)
-    record = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", report]
-    subprocess.run([*record, sys.executable, program], check=True, capture_output=True, timeout=120)
+    real_nsys.record(nsys, report, sys.executable, program)
     subprocess.run([nsys, "export", "-t", "sqlite", "-q", "true", "-o", export, report], check=True, timeout=120)
     assert _ranges(export) == ["profpipe:impl=fa2,seqlen=512", "forward", "computing softmax"]
 

@@ -181,6 +181,43 @@ def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path:
     assert outcome.status == "failed", "the job met a trouble, and says so"
 
 
+#: Counts its starts in a file; the first few of them fail as nsys does.
+FALSE_STARTS = """
+import pathlib, sys
+with open("starts", "a") as stream:
+    print("started", file=stream)
+if len(pathlib.Path("starts").read_text().splitlines()) <= {}:
+    sys.exit("lost my agent")
+"""
+
+
+def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path: Path) -> None:
+    job, notes = job_of(tmp_path, OK, OK, env={"FIRST": FALSE_STARTS.format(3)}), Notes()
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start="lost my agent"), notes)
+    assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
+    assert processes(outcome) == 4 and len(notes.messages) == 3
+    assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"], "one part, not four"
+
+
+def test_a_command_of_the_users_is_started_again_after_its_tools_false_start(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(1)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start="lost my agent"))
+    assert (outcome.status, processes(outcome)) == ("ok", 2)
+
+
+def test_a_tool_that_never_gets_further_is_given_up(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(99)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start="lost my agent"))
+    assert (outcome.status, processes(outcome)) == ("failed", 4)
+    assert outcome.reason.startswith("exit code 1: lost my agent")
+
+
+def test_what_looks_like_a_false_start_but_began_a_case_is_not_repeated(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "sys.exit('lost my agent')")
+    outcome = carry_out(job, fake_profiler(tmp_path, false_start="lost my agent"))
+    assert (statuses(outcome), processes(outcome)) == (["crashed"], 1)
+
+
 def test_what_the_profiler_calls_skipped_is_not_tried_again(tmp_path: Path) -> None:
     explains = ("skipped", "ERR_NVGPUCTRPERM: counters are locked. Ask the host's administrator.")
     job = job_of(tmp_path, OK, env={"FIRST": "sys.exit(1)"})

@@ -16,6 +16,10 @@ KEEPS_ENDED_CASES = False
 
 _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 
+#: The constructor in which nsys 2022.4 fails on a busy machine: it opens the semaphore (sem_open, ENOENT) by which its
+#: agent waits for the workload's process before the agent has made it, ends that process before it runs, and leaves.
+_SEMAPHORE_TOO_EARLY = "ProcessWaiterImpl::ProcessWaiterImpl"
+
 
 def find(ask: Ask) -> Tool | Missing:
     path = shutil.which("nsys")
@@ -54,7 +58,7 @@ def commands(job: Job) -> list[Command]:
     ]  # fmt: skip
     export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
     return [
-        Command(tuple(profile), makes=(report(job),)),
+        Command(tuple(profile), makes=(report(job),), false_start=_SEMAPHORE_TOO_EARLY),
         Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
     ]
 
@@ -78,6 +82,11 @@ def artifacts(job: Job) -> list[Path]:
 
 def diagnose(log: str) -> tuple[str, str] | None:
     """nsys reports most failures only in its output; the exit code is the application's."""
+    if _SEMAPHORE_TOO_EARLY in log:
+        return (
+            "failed",
+            "nsys lost its own agent while it started: the machine is too busy. Run again with less beside it.",
+        )
     if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
         return "failed", "nsys could not convert what it recorded: its host half lacks a library. Reinstall nsys."
     if "Failed to create" in log and "File exists" in log:
