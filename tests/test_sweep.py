@@ -7,6 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 from profpipe.measuring import process, sweep
+from profpipe.measuring.conditions import Conditions, Reading
+from profpipe.measuring.sweep import Round
 from profpipe.measuring.watches import Issue
 
 CASES = [{"id": name, "params": {}} for name in "abcd"]
@@ -100,7 +102,7 @@ def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
     ]
     log.write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "sam')
     earlier = sweep.inherited(log, {"a"})
-    assert earlier == {"a": {"time": {1: [1.0, 2.0], 2: [3.0]}}}
+    assert earlier == {"a": {"time": {1: Round([1.0, 2.0]), 2: Round([3.0])}}}
     written = []
     case = timed(plan(order="interleaved", rounds=3, target=0.9), written)
     case.inherit(earlier["a"])
@@ -126,11 +128,11 @@ def test_each_visit_is_told_what_the_earlier_ones_took_and_learned(monkeypatch):
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
     written = []
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
-    case.inherit({"time": {1: [1.0, 2.0], 2: [3.0, 4.0]}})
+    case.inherit({"time": {1: Round([1.0, 2.0]), 2: Round([3.0, 4.0])}})
     assert case.rounds == 1 and case.samples_ns == {"time": [1.0, 2.0]}
     assert case.visit(lambda: None) and case.rounds == 2
     alone = timed(plan(order="sequential", target=0.9), [])
-    alone.inherit({"time": {1: [1.0, 2.0]}})
+    alone.inherit({"time": {1: Round([1.0, 2.0])}})
     assert alone.rounds == 0 and alone.visit(lambda: None)
 
 
@@ -148,10 +150,35 @@ def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(
     monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(sweep.conditions.Watched(None)))
     case = timed(plan(order="interleaved", rounds=3), [])
     case.device = "cuda"
-    case.inherit({"time": {1: [1.0, 2.0]}})
+    case.inherit({"time": {1: Round([1.0, 2.0])}})
     case.visit(lambda: calls.append(1))
     case.visit(lambda: calls.append(1))
     assert warmed[0] > 3 and warmed[1] == 2
+
+
+def test_a_process_that_goes_on_knows_under_what_conditions_the_rounds_before_it_were_measured(monkeypatch, tmp_path):
+    # A mock of the GPU's readings: there is no GPU here. The record between the two processes is real.
+    hot = Reading(1.5e9, 700.0, 81.0, reasons=0x4, highest_hz=1.98e9)
+    hot_gpu = Conditions((hot,) * 3, other_processes=1, counted_hz=(1.6e9, 1.5e9))
+    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(FakeWatched(hot_gpu)))
+    written = []
+    timed(plan(order="interleaved", rounds=2, target=0.9), written).visit(lambda: None)
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(json.dumps({"case": "a", **event}) + "\n" for event in written))
+    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(FakeWatched(Conditions())))
+    written.clear()
+    case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
+    case.inherit(sweep.inherited(log, {"a"})["a"])
+    assert case.visit(lambda: None)
+    assert {"throttled", "other_process"} <= set(case.facts(lambda: None))
+    temperatures = [event["value"] for event in written if event.get("metric") == "temperature"]
+    assert temperatures == [81.0]
+
+
+class FakeWatched:
+    def __init__(self, seen):
+        self.summary = lambda: seen
+        self.forget = lambda: None
 
 
 def test_nothing_is_inherited_where_nothing_was_written(tmp_path):

@@ -13,7 +13,7 @@ import os
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -150,6 +150,12 @@ class Conditions:
 
     def _known(self, name: str) -> list[float]:
         return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
+
+
+def from_record(record: Mapping[str, Any]) -> Conditions:
+    """What ``dataclasses.asdict`` made of conditions, back from JSON; of what is not in it nothing is known."""
+    readings = tuple(Reading(**reading) for reading in record.get("readings", ()))
+    return Conditions(readings, record.get("other_processes"), tuple(record.get("counted_hz", ())))
 
 
 def _over(statistic: Callable[[list[float]], float], values: list[float]) -> float | None:

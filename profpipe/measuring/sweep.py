@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,14 @@ class Plan:
         return min(self.warmup, 3) if again else self.warmup
 
 
+@dataclass(frozen=True)
+class Round:
+    """The samples of one visit to a case, and under what conditions they were taken."""
+
+    values_ns: list[float]
+    under: Conditions = field(default_factory=Conditions)
+
+
 @dataclass
 class Case:
     """A case being timed: what its visits have given so far.
@@ -98,15 +106,15 @@ class Case:
     uncaptured: bool = False
     issues: dict[str, Issue | None] = field(default_factory=dict)
 
-    def inherit(self, earlier: Mapping[str, Mapping[int, list[float]]]) -> None:
+    def inherit(self, earlier: Mapping[str, Mapping[int, Round]]) -> None:
         """Takes over, and writes again as this process's own, what a process before it had measured.
 
         The last round is made anew: what else is known of a case follows from it.
         """
         for metric, rounds in earlier.items():
-            for number, values in rounds.items():
+            for number, measured in rounds.items():
                 if number < self.plan.rounds:
-                    self._add(metric, number, values)
+                    self._add(metric, number, measured)
                     self.rounds = max(self.rounds, number)
 
     def visit(self, fn: Callable[[], object]) -> bool:
@@ -156,18 +164,20 @@ class Case:
                 known=self.issues.get(metric),
             )
         self.issues[metric] = _quicker(samples.issue, self.issues.get(metric))
-        self.seen.append(replace(watched.summary(), counted_hz=samples.clocks_hz))
+        under = replace(watched.summary(), counted_hz=samples.clocks_hz)
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))
-        self._add(metric, self.rounds, samples.values_ns)
+        self._add(metric, self.rounds, Round(samples.values_ns, under))
         for note in samples.notes:
             self.write("note", text=note)
         return samples
 
-    def _add(self, metric: str, number: int, values: list[float]) -> None:
-        self.samples_ns.setdefault(metric, []).extend(values)
-        self.write("samples", metric=metric, round=number, unit="ns", values=values)
+    def _add(self, metric: str, number: int, measured: Round) -> None:
+        self.samples_ns.setdefault(metric, []).extend(measured.values_ns)
+        self.seen.append(measured.under)
+        under = asdict(measured.under)
+        self.write("samples", metric=metric, round=number, unit="ns", values=measured.values_ns, conditions=under)
 
     def facts(self, fn: Callable[[], object]) -> list[str]:
         """Writes what is known of the case after its last visit; returns its validity marks."""
@@ -215,12 +225,12 @@ def _within(issue: Issue | None, loop_wall_ns: float | None) -> Issue | None:
     return replace(issue, ns=min(issue.ns, loop_wall_ns)) if issue and loop_wall_ns is not None else issue
 
 
-def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, list[float]]]]:
-    """By case, metric and round: the samples of cases that an earlier process could not end.
+def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, Round]]]:
+    """By case, metric and round: what was measured of cases that an earlier process could not end.
 
     It was ended by another case, by its time limit or by a person; what it had measured of these is none the worse.
     """
-    found: dict[str, dict[str, dict[int, list[float]]]] = {}
+    found: dict[str, dict[str, dict[int, Round]]] = {}
     if not events.is_file():
         return found
     for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -230,5 +240,6 @@ def inherited(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[
             continue  # the last line of a process that was killed while it wrote
         if event.get("event") == "samples" and event["case"] in names:
             metrics = found.setdefault(event["case"], {})
-            metrics.setdefault(event.get("metric", "time"), {})[event.get("round", 1)] = event["values"]
+            measured = Round(event["values"], conditions.from_record(event.get("conditions", {})))
+            metrics.setdefault(event.get("metric", "time"), {})[event.get("round", 1)] = measured
     return found
