@@ -47,6 +47,15 @@ def test_the_smallest_scenario_agrees_with_the_reference_and_tells_its_shape() -
     assert scenarios.build(params)()[0].shape == (1, 4, 64, 16)
 
 
+def test_a_refusal_that_names_what_the_scenario_sets_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A mock: what attention says on a GPU of one that does not take fewer key/value heads, and of a missing package.
+    reasons = iter(["Change head_dim, dtype, kv_heads, seqlen or mode.", "flash_attn is not installed."])
+    monkeypatch.setattr(scenarios.attention, "available", lambda params: next(reasons))
+    params = {"impl": "fa2", "scenario": "decode"}
+    assert scenarios.available(params).endswith("or mode. Here the scenario sets seqlen, kv_heads, head_dim.")
+    assert scenarios.available(params) == "flash_attn is not installed."
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

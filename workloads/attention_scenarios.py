@@ -5,6 +5,7 @@ The shapes are those of one layer. Contexts are those the models were trained wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,10 @@ def expects(params: Mapping[str, Any]) -> str:
 
 
 def available(params: Mapping[str, Any]) -> str | None:
-    return attention.available(_shaped(params))
+    reason = attention.available(_shaped(params))
+    # It is said of attention's own parameters.
+    named = [axis for axis in AXES if reason and re.search(rf"\b{axis}\b", reason)]
+    return f"{reason} Here the scenario sets {', '.join(named)}." if named else reason
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
