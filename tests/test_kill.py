@@ -31,7 +31,7 @@ def build(params):
 PIPELINE = """
 version: 1
 name: small
-defaults: {warmup: 0, repeats: 3, timeout_s: 60, timing: {order: sequential, budget_s: 0.01}}
+defaults: {warmup: 0, repeats: 3, timeout_s: 60, timing: {order: sequential, budget_s: 30, most: 3}}
 workloads:
   sums:
     script: sums.py
