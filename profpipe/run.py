@@ -9,6 +9,7 @@ A job that an earlier runner began, and did not live to finish, is taken up wher
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -221,9 +222,14 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
         ending.end_leftovers(ending.MARK, str(job.folder), desk.patience.kill_s)
     for entry in entries:
         of_part = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
-        if entry.ends:
+        commands = profiler.commands(of_part)
+        removed = bool(entry.ends) and _is_removed(commands, entry, job)
+        if removed:
+            desk.watch.message(f"{_name(job)}: what its process had left was removed; its cases are run again")
+        if entry.ends and not removed:
             seen = Events(_events(job), desk.watch, dict(entry.ended), entry.inside)
-            parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, _kept_ends(job, entry), desk)))
+            kept = _kept_ends(commands, entry, job)
+            parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, kept, desk)))
         else:
             known = events.statuses(_events(job))
             statuses = {case.id: known[case.id] for case in of_part.cases if case.id in known}
@@ -231,15 +237,26 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
     return verdict.taken_together(parts)
 
 
-def _kept_ends(job: Job, entry: Entry) -> list[ProcessEnd]:
-    """An export that was interrupted or lacked room is made anew; the workload's process, always the first, is not."""
+def _is_removed(commands: Sequence[Command], entry: Entry, job: Job) -> bool:
+    """Whether neither what the workload's process made is there any more nor what the exports made of it."""
+    had_all = entry.ends[0].returncode is not None and not entry.ends[0].missing
+    return had_all and all(made.lacking(command, job) for command in (commands[0], commands[-1]))
 
-    def stands(end: ProcessEnd) -> bool:
+
+def _kept_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[ProcessEnd]:
+    """An export that was interrupted, lacked room or was removed since is made anew, and what comes after it.
+
+    The workload's process, always the first, is not: whoever deletes a report may still have its export.
+    """
+
+    def stands(command: Command, end: ProcessEnd) -> bool:
         failed = end.returncode or end.missing
-        return end.cause != verdict.INTERRUPTED and not (failed and lacks_room(made.output(log, end.log)))
+        stopped = end.cause == verdict.INTERRUPTED or bool(failed and lacks_room(made.output(log, end.log)))
+        return not stopped and bool(failed or not made.lacking(command, job))
 
     log = job.folder / "log.txt"
-    return [entry.ends[0], *filter(stands, entry.ends[1:])]
+    exports = zip(commands[1:], entry.ends[1:], strict=False)
+    return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: stands(*pair), exports))]
 
 
 def _spec(job: Job) -> dict[str, object]:

@@ -154,6 +154,30 @@ def test_an_export_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
     assert (outcome.status, started(outcome), outcome.ended_by_runner) == ("ok", [], ())
 
 
+def test_an_export_that_was_removed_since_is_made_again(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, ENDED_WELL)), files=("capture.out",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert (outcome.status, started(outcome), commands_run(outcome)) == ("ok", [], 1)
+    assert "capture.export" in names(outcome)
+
+
+def test_of_a_report_that_was_removed_since_the_export_is_enough(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    left_behind(job, Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, ENDED_WELL)), files=("capture.export",))
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert (outcome.status, commands_run(outcome)) == ("ok", 0)
+
+
+def test_cases_of_which_nothing_is_left_are_run_again_and_not_called_measured(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    ended = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
+    left_behind(job, Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, ENDED_WELL)), events=ended)
+    outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
+    assert (outcome.status, started(outcome)[2:]) == ("ok", ["case=1", "case=2"])
+    assert names(outcome) == ["capture-2.out", "capture-2.export", "events.jsonl"]
+
+
 # --- processes that outlive their runner -----------------------------------------------------------------------------
 
 

@@ -29,6 +29,11 @@ def missing(command: Command, job: Job, before: Mapping[Path, Stamp | None]) -> 
     return tuple(names)
 
 
+def lacking(command: Command, job: Job) -> tuple[str, ...]:
+    """Names of what the command should have made and is not there now, whoever made or removed it."""
+    return missing(command, job, {})
+
+
 def _stamp(path: Path) -> Stamp | None:
     """None while there is nothing in the file, or folder.
 
