@@ -20,7 +20,10 @@ def status_told(status: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Cases that share a fate: what became of them and why. ``logs`` are where to read more, relative to the run."""
+    """Cases that share a fate: what became of them and why. ``logs`` are where to read more, relative to the run.
+
+    A job that met its trouble after its last case has no ``cases`` here, and is ``after_cases``.
+    """
 
     workload: str
     status: str
@@ -30,6 +33,7 @@ class NotRun:
     #: True where these are all cases of the workload.
     whole_job: bool = False
     logs: tuple[str, ...] = ()
+    after_cases: bool = False
 
 
 @dataclass(frozen=True)

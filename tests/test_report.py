@@ -395,6 +395,18 @@ def test_what_a_stop_left_unfinished_is_told_together_whether_or_not_its_last_ro
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_job_that_was_stopped_after_its_last_case_lacks_none_of_them(tmp_path: Path) -> None:
+    job = {"workload": "w", "profiler": "nsys", "status": "failed", "reason": "interrupted", "interrupted": True}
+    rows = [case_row(case, profiler) for case in ("impl=a", "impl=b") for profiler in ("plain", "nsys")]
+    data = tables(rows, metrics=times(a=1000.0, b=2000.0))
+    assert "Until then it lacks what was interrupted under `nsys`: what comes after the last case." in page(
+        data, with_baseline("a", jobs=[job]), tmp_path
+    )
+    text = page(tables(rows[:1], metrics=times(a=1000.0)), with_baseline("a", jobs=[job]), tmp_path)
+    assert "Until then it lacks what was interrupted under `nsys`: everything." in text
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("stopped", "said"), [(True, "interrupted"), (False, "failed")])
 def test_a_job_that_was_stopped_is_not_called_failed_beside_its_command(
     tmp_path: Path, stopped: bool, said: str

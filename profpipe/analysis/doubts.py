@@ -38,8 +38,8 @@ def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
         reason=[_FULL.sub(r"CUDA out of memory, of \1", _without_log(reason, logs)) for reason in bad["reason"]],
     )
     groups = [_group(rows, tables, run) for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)]
-    told = set(zip(bad["workload"], bad["profiler"], strict=True))
-    return tuple(groups + list(_jobs(run, told)))
+    told, seen = (set(zip(rows["workload"], rows["profiler"], strict=True)) for rows in (bad, tables.cases))
+    return tuple(groups + list(_jobs(run, told, seen)))
 
 
 def _group(rows: pd.DataFrame, tables: Tables, run: Mapping[str, Any]) -> NotRun:
@@ -57,14 +57,15 @@ def _without_log(reason: str, logs: Collection[str]) -> str:
     return reason[: named.start()] if named and any(named[1].endswith(log) for log in logs) else reason
 
 
-def _jobs(run: Mapping[str, Any], told: set[tuple[str, str]]) -> Iterator[NotRun]:
+def _jobs(run: Mapping[str, Any], told: set[tuple[str, str]], seen: set[tuple[str, str]]) -> Iterator[NotRun]:
     for job in run.get("jobs") or ():
         workload, profiler = str(job.get("workload", "")), str(job.get("profiler", ""))
         if job.get("status", "ok") != "ok" and (workload, profiler) not in told:
             logs = (str(job["log"]),) if job.get("log") else ()
             reason = str(job.get("reason") or "")
             status = status_told(str(job["status"]), reason)
-            yield NotRun(workload, status, _without_log(reason, logs), (profiler,), (), True, logs)
+            after_cases = (workload, profiler) in seen
+            yield NotRun(workload, status, _without_log(reason, logs), (profiler,), (), True, logs, after_cases)
 
 
 def preferred(kernels: pd.DataFrame) -> str | None:

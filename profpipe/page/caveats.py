@@ -105,6 +105,8 @@ def _interrupted(findings: Findings, run: Mapping[str, Any], alone: bool) -> lis
         what = subject(whole, findings) or "everything"
         number = f" ({cases(len(cases_of))})" if len(cases_of) > 1 else ""
         told = f"{what}{'' if alone else f' of {code(workload)}'}{number}"
+        if not cases_of and all(group.after_cases for group in groups):
+            told = f"what comes after the last case{'' if alone else f' of {code(workload)}'}"
         missing.setdefault((became.lower(), profilers), []).append(told)
     for workload, profilers in _not_begun(run).items():
         missing.setdefault(("not begun", profilers), []).append(f"everything{'' if alone else f' of {code(workload)}'}")
