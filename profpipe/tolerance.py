@@ -83,6 +83,11 @@ def bound(measure: str, limit: float) -> str:
     return f"{'at least' if _is_cosine(measure) else 'at most'} {limit:.12g}"
 
 
+def worst(measure: str) -> float:
+    """The value that misses every limit."""
+    return -math.inf if _is_cosine(measure) else math.inf
+
+
 def shown(measure: str, value: float) -> str:
     """Three digits of an error, and of a cosine as many as it needs."""
     return cosine(value) if _is_cosine(measure) else f"{value:.3g}"

@@ -172,6 +172,20 @@ def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked
     assert marks == ["unchecked"]
 
 
+def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+    check = {"error_max": math.nan, "cosine_dq": math.nan, "error_max_dq": 0.01, "loss": math.nan}
+
+    def events(event: str, **fields: Any) -> None:
+        told.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
+
+    assert facts.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
+    assert (told["error_max"], told["cosine_dq"], told["error_max_dq"]) == (math.inf, -math.inf, 0.01)
+    assert math.isnan(told["loss"]) and told["note"] == "inaccurate: error_max is nan, at most 0.05"
+    numbers = {name: value for name, value in told.items() if name != "note"}
+    assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged anew when the run is analysed"
+
+
 # --- in the report ---------------------------------------------------------------------------------------------------
 
 LIMITS = {"error_rel_l1": 0.05}

@@ -6,8 +6,10 @@ no room for the files that it keeps has the case failed, and is done again once 
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def write(
     case.tell("bytes_moved", lambda moved: _numbers("", "bytes_moved", moved))
     case.tell("phase_work", lambda work: [number for said in _flat(work) for number in _numbers(*said)])
     case.tell("facts", lambda facts: [("", metric, value, unit, 1) for metric, (value, unit) in facts.items()])
-    found = case.tell("check", lambda found: [("", metric, value, "1", 1) for metric, value in found.items()])
+    found = case.tell("check", lambda found: [("", m, _comparable(m, value), "1", 1) for m, value in found.items()])
     case.keep(folder)
     if found is None:
         return [tolerance.UNCHECKED]
@@ -43,6 +45,12 @@ def write(
     if verdict.mark:
         events("note", text=f"{verdict.mark}: {verdict.why}")
     return [verdict.mark] if verdict.mark else []
+
+
+def _comparable(measure: str, value: Any) -> Any:
+    """A NaN is the worst difference there is. A table would take it for a number that was never told."""
+    is_nan = isinstance(value, Real) and math.isnan(value)
+    return tolerance.worst(measure) if is_nan and measure in tolerance.MEASURES else value
 
 
 def _flat(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
