@@ -300,7 +300,7 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
             fn()
     else:
         # What the clocks were tells later why a profiler's times differ from those without one.
-        with region(load), conditions.watching() as watched:
+        with region(load), conditions.watching_on(desk.device) as watched:
             named: dict[str, Any] = {"range_name": range_name, "annotate": ranges.annotate}
             loop = timing.loop(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
         desk.events.metric(name, "loop_wall", loop.wall_ns, "ns")

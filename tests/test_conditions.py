@@ -231,6 +231,14 @@ def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
     assert len(watched.readings) == count
 
 
+def test_what_is_measured_on_a_cpu_is_told_nothing_of_a_gpu(nvml: Nvml) -> None:
+    for device, readings in (("cpu", 0), ("cuda", 1)):
+        with conditions.watching_on(device) as watched:
+            pass
+        assert len(watched.readings) == readings
+        assert (watched.summary().other_processes is None) is (device == "cpu")
+
+
 def test_a_block_that_is_over_at_once_has_one_reading(nvml: Nvml) -> None:
     assert clock_of() == 1000 * MHZ
 

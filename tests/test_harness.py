@@ -194,7 +194,9 @@ def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
 def test_what_the_clocks_were_under_a_profiler_is_recorded(monkeypatch):
     """NVML is a stand-in: there is no GPU here."""
     seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
-    monkeypatch.setattr(harness.conditions, "watching", lambda: nullcontext(SimpleNamespace(summary=lambda: seen)))
+    monkeypatch.setattr(
+        harness.conditions, "watching_on", lambda device: nullcontext(SimpleNamespace(summary=lambda: seen))
+    )
     told = {}
     events = SimpleNamespace(metric=lambda case, metric, value, unit: told.update({metric: (value, unit)}))
     workload = SimpleNamespace(build=lambda params: lambda: None)

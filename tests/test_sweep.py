@@ -147,7 +147,7 @@ def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(
 
     monkeypatch.setattr(sweep.timing, "sample", sample)
     monkeypatch.setattr(sweep.timing, "warm_up", lambda fn, n, device: [fn() for _ in range(n)])
-    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(sweep.conditions.Watched(None)))
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(sweep.conditions.Watched(None)))
     case = timed(plan(order="interleaved", rounds=3), [])
     case.device = "cuda"
     case.inherit({"time": {1: Round([1.0, 2.0])}})
@@ -160,12 +160,12 @@ def test_a_process_that_goes_on_knows_under_what_conditions_the_rounds_before_it
     # A mock of the GPU's readings: there is no GPU here. The record between the two processes is real.
     hot = Reading(1.5e9, 700.0, 81.0, reasons=0x4, highest_hz=1.98e9)
     hot_gpu = Conditions((hot,) * 3, other_processes=1, counted_hz=(1.6e9, 1.5e9))
-    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(FakeWatched(hot_gpu)))
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(FakeWatched(hot_gpu)))
     written = []
     timed(plan(order="interleaved", rounds=2, target=0.9), written).visit(lambda: None)
     log = tmp_path / "events.jsonl"
     log.write_text("".join(json.dumps({"case": "a", **event}) + "\n" for event in written))
-    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(FakeWatched(Conditions())))
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(FakeWatched(Conditions())))
     written.clear()
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)
     case.inherit(sweep.inherited(log, {"a"})["a"])
@@ -188,7 +188,7 @@ def test_nothing_is_inherited_where_nothing_was_written(tmp_path):
 def test_mode_both_keeps_the_graphs_times_under_a_name_of_their_own(monkeypatch):
     # A mock: graphs need a GPU. It shows only which callable is sampled as what.
     monkeypatch.setattr(sweep.timing, "graphed", lambda fn: lambda: None)
-    monkeypatch.setattr(sweep.conditions, "watching", lambda: nullcontext(sweep.conditions.Watched(None)))
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(sweep.conditions.Watched(None)))
     written = []
     case = timed(plan(order="sequential", mode="both", target=0.9), written)
     case.visit(lambda: None)

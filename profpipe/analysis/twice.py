@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -35,7 +35,7 @@ def found(materials: Sequence[Material]) -> tuple[Twice, ...]:
 
 def _timed(material: Material) -> Iterator[tuple[str, Visit, Number]]:
     script, layout, recorded = material.declared.get("script"), material.layout, material.recorded
-    setting = [script, _how(material.declared)]
+    setting = [script, _how(material)]
     for case, params in layout.params.items():
         time = recorded.numbers.get((case, "plain", ""), {}).get("time")
         # What is known not to be a case's own time casts no doubt on another measurement.
@@ -46,9 +46,14 @@ def _timed(material: Material) -> Iterator[tuple[str, Visit, Number]]:
             yield key, Visit(material.name, case, time.value, axes), time
 
 
-def _how(declared: Mapping[str, Any]) -> list[Any]:
-    """What else makes two cases different ones: the processes, eager or as a CUDA graph, the environment."""
-    return [declared.get("processes") or 1, (declared.get("timing") or {}).get("mode") or "eager", declared.get("env")]
+def _how(material: Material) -> list[Any]:
+    """What else makes two cases different ones: the processes, eager or as a CUDA graph, the environment.
+
+    A run keeps the names of a workload's variables and not their values, so each that has any is unlike every other.
+    """
+    declared = material.declared
+    mode = (declared.get("timing") or {}).get("mode") or "eager"
+    return [declared.get("processes") or 1, mode, material.name if declared.get("env") else ""]
 
 
 def _differ(one: Number, other: Number) -> bool:

@@ -14,7 +14,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -270,6 +270,11 @@ def watching(device: int | str | None = None) -> Iterator[Watched]:
     # The load is just over and the clock still what it was; a case of 10 ms has no other reading.
     watched.read()
     watched.count_others()
+
+
+def watching_on(device: str) -> AbstractContextManager[Watched]:
+    """``watching`` for what is measured on ``cuda``. Of what is measured on a CPU no GPU can tell anything."""
+    return watching() if device == "cuda" else nullcontext(Watched(None))
 
 
 def _identity(device: int | str | None) -> int | str | None:

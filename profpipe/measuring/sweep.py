@@ -151,7 +151,7 @@ class Case:
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
-        with conditions.watching() as watched:
+        with conditions.watching_on(self.device) as watched:
             samples = timing.sample(
                 fn,
                 device=self.device,
