@@ -231,7 +231,7 @@ def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, 
             is_baseline=layout.baseline_of(case) == case,
         )
         point = replace(_with_rates(point, peaks), accuracy=_accuracy(recorded, point, declared))
-        point = replace(point, marks=_marks(recorded, point, basis, declared))
+        point = replace(point, marks=_marks(recorded, point, basis, declared, peaks))
         own = "host_bound" not in point.marks and basis is not None and basis.timed and limits.starves(point)
         points[case] = replace(point, marks=(*point.marks, "host_bound")) if own else point
     return {case: _with_speedup(point, _baseline(point, points, layout)) for case, point in points.items()}
@@ -281,7 +281,9 @@ def _with_rates(point: Point, peaks: Rates) -> Point:
     )
 
 
-def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapping[str, Any]) -> tuple[str, ...]:
+def _marks(
+    recorded: Recorded, point: Point, basis: Basis | None, declared: Mapping[str, Any], peaks: Rates
+) -> tuple[str, ...]:
     """The harness's marks for the basis, and those that only the whole run shows."""
     if basis is None:
         return ()
@@ -293,7 +295,8 @@ def _marks(recorded: Recorded, point: Point, basis: Basis | None, declared: Mapp
         marks.append("host_bound")
     if basis.timed and by_rank.waited(recorded, point.id):
         marks.append("waited")
-    if max(point.of_peak_flops or 0, point.of_peak_bytes or 0) > 1:
+    of_most = (point.of_peak_flops or 0) / peaks.headroom(point.params, point.values)
+    if max(of_most, point.of_peak_bytes or 0) > 1:
         marks.append("above_peak")
     if point.accuracy is not None:
         # What the pipeline of this run says of its numbers goes before what a process had written.
@@ -320,9 +323,10 @@ def _with_speedup(point: Point, base: Point | None) -> Point:
     if base is None or point.barred:
         return point
     kernel = call = None
-    if base.time and point.time:
+    # A table from elsewhere may hold a time of 0.
+    if base.time and point.time and point.time.ns > 0:
         call = base.time.ns / point.time.ns
-    if base.split and point.split:
+    if base.split and point.split and point.split.total.ns > 0:
         kernel = base.split.total.ns / point.split.total.ns
     return replace(point, speedup=call, kernel_speedup=kernel)
 

@@ -35,7 +35,8 @@ _FLOP_PER_CLOCK_SM: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
 }
 
 #: Of the same chips, those sold as GeForce accumulate in fp32 at half the rate, and those for work stations and servers
-#: at the full one: RTX 4090 165 TFLOP/s of fp16, L40S 362.
+#: at the full one: RTX 4090 165 TFLOP/s of fp16, L40S 362. Accumulating in 16 bits, as SageAttention 1 does for PV,
+#: GeForce has the full rate too (Ada white paper, table of the RTX 4090: 330).
 _HALVED: Final[Mapping[tuple[int, int], frozenset[str]]] = {
     (7, 5): frozenset({"fp16"}),
     (8, 6): frozenset({"fp16", "bf16", "tf32"}),
@@ -136,16 +137,19 @@ def peaks(gpu: Mapping[str, Any]) -> dict[str, Any]:
     """Dense FLOP/s by data type and bytes/s that ``gpu`` cannot exceed, with the rule that gave them.
 
     Both are at the highest clock that the driver names, so a result above them is wrong, not fast. A rate that the rule
-    cannot give is absent.
+    cannot give is absent. ``flops_in_16_bits`` are those that are higher where sums are kept in 16 bits.
     """
     result: dict[str, Any] = {}
     capability = tuple(gpu.get("compute_capability") or ())
     rates, count, clock = _FLOP_PER_CLOCK_SM.get(capability), gpu.get("sm_count"), gpu.get("max_sm_clock_hz")  # type: ignore[call-overload]
     rules = []
     if rates and count and clock:
-        halved = _HALVED.get(capability, ()) if "GeForce" in gpu.get("name", "") else ()  # type: ignore[call-overload]
+        halved = _HALVED.get(capability, frozenset()) if "GeForce" in gpu.get("name", "") else frozenset()  # type: ignore[call-overload]
         result["flops"] = {dtype: rate // (1 + (dtype in halved)) * count * clock for dtype, rate in rates.items()}
-        sm = "sm_" + "".join(map(str, capability)) + (" (GeForce)" if halved else "")
+        if halved:
+            in_16_bits = halved & {"fp16", "fp8"}  # products of the other types are accumulated in fp32 only
+            result["flops_in_16_bits"] = {dtype: rates[dtype] * count * clock for dtype in sorted(in_16_bits)}
+        sm = "sm_" + "".join(map(str, capability)) + (" (GeForce, accumulating in fp32)" if halved else "")
         rules.append(f"dense FLOP/s = {count} SMs x {clock / 1e6:.0f} MHz x FLOP per clock and SM of {sm}")
     bus, memory_clock = gpu.get("memory_bus_bits"), gpu.get("max_memory_clock_hz")
     if bus and memory_clock:

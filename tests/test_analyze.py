@@ -301,6 +301,31 @@ def test_rates_come_from_the_flops_and_bytes_of_one_call() -> None:
     assert point.marks == ("above_peak",)
 
 
+def test_a_geforce_may_reach_more_than_its_peak_where_sums_are_kept_in_16_bits() -> None:
+    # SageAttention's published 340 TOPS on an RTX 4090, half of it in int8 and half in fp16.
+    peaks = {"flops": {"int8": 814e12, "fp16": 203.5e12}, "flops_in_16_bits": {"fp16": 407e12}, "bytes_per_s": 1e12}
+
+    def marks(tflops: float) -> tuple[str, ...]:
+        numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", tflops * 1e9, "flop")]
+        numbers += [metric_row("impl=a", f"flops.{name}", tflops * 0.5e9, "flop") for name in ("int8", "fp16")]
+        return only(analyze(tables(metrics=numbers), {"machine": {"peaks": peaks}})).points[0].marks
+
+    assert (marks(340), marks(560)) == ((), ("above_peak",))
+
+
+@pytest.mark.parametrize("zero", ["time", "sm_clock", "kernels"])
+def test_a_table_that_was_corrected_by_hand_may_hold_zeros(zero: str) -> None:
+    kernels = [kernel_row(case, ATTENTION, 1, 0.0 if zero == "kernels" else 5.0) for case in ("impl=a", "impl=b")]
+    values = {"time": 1e6, "sm_clock": 1e9, "sm_clock_min": 1e9, "sm_clock_max": 1e9, "flops": 1e9, "issue": 9e5}
+    numbers = [
+        metric_row(case, name, 0.0 if name == zero or (case, name) == ("impl=b", "time") else value)
+        for case in ("impl=a", "impl=b")
+        for name, value in values.items()
+    ]
+    workload = only(analyze(tables(kernels=kernels, metrics=numbers), declared(baseline={"impl": "a"})))
+    assert [point.speedup for point in workload.points if point.id == "impl=b"] == [None]
+
+
 def test_marks_of_the_harness_are_those_of_the_process_that_gave_the_time() -> None:
     cases = [case_row("impl=a", flags=["noisy"]), case_row("impl=a", "nsys", flags=["profiler_overhead"])]
     workload = only(analyze(tables(cases, metrics=[metric_row("impl=a", "time", 1.0)]), {}))

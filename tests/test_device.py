@@ -38,6 +38,14 @@ def test_chips_sold_as_geforce_have_half_the_rate_of_the_same_chips_for_servers(
     assert device.peaks(gpu)["flops"]["fp16"] == pytest.approx(tflops * 1e12, rel=0.015)
 
 
+def test_geforce_has_the_full_rate_where_sums_are_kept_in_16_bits():
+    gpu = {"name": "NVIDIA GeForce RTX 4090", "compute_capability": (8, 9), "sm_count": 128, "max_sm_clock_hz": 2520e6}
+    peaks = device.peaks(gpu)
+    assert peaks["flops_in_16_bits"]["fp16"] == 2 * peaks["flops"]["fp16"]
+    assert "int8" not in peaks["flops_in_16_bits"]
+    assert "flops_in_16_bits" not in device.peaks({**gpu, "name": "NVIDIA L40S"})
+
+
 def test_a_gpu_of_an_unknown_kind_has_unknown_peaks_and_no_default():
     peaks = device.peaks({"name": "Future", "compute_capability": [99, 0], "sm_count": 1, "max_sm_clock_hz": 1})
     assert peaks == {"source": "unknown for Future"}

@@ -95,7 +95,7 @@ class Setting:
         seen = {
             key[:2]: Recordings(*(own[name].value for name in _RECORDED))
             for key, own in recorded.numbers.items()
-            if not key[2] and all(name in own for name in _RECORDED)
+            if not key[2] and all(name in own and own[name].value > 0 for name in _RECORDED)
         }
         return cls(
             ncu_argv=tuple(str(word) for command in of_ncu for word in command),
@@ -437,7 +437,7 @@ def _waits(point: Point, ns: float, base: Split) -> str:
     """
     waits, issue, calls = "synchronises" in point.marks, point.values.get("issue"), base.total.calls
     if issue is not None:
-        late = 1.0 if waits else 1 - QUEUE / calls
+        late = 1.0 if waits else 1 - QUEUE / max(calls, 1.0)
         if late <= 0 or not (1 - _ISSUE_VARIES) * late * issue <= ns <= (1 + _ISSUE_VARIES) * issue:
             return ""
         takes = f"takes {issue / 1e6:.1f} ms to issue"

@@ -7,7 +7,7 @@ per byte is limited by arithmetic where I > P/B, else by memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profpipe.analysis.recorded import Number
@@ -31,17 +31,22 @@ _DRAM_RATE = "dram__bytes.sum.per_second"
 
 @dataclass(frozen=True)
 class Rates:
-    """The most that the machine gives: FLOP/s by data type, bytes/s; ``source`` says by which rule or measurement."""
+    """The most that the machine gives: FLOP/s by data type, bytes/s; ``source`` says by which rule or measurement.
+
+    ``flops_in_16_bits`` are the rates that are higher where a kernel accumulates in 16 bits, which no workload tells.
+    """
 
     flops: Mapping[str, float]
     bytes_per_s: float | None
     source: str = ""
+    flops_in_16_bits: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stated: Mapping[str, Any] | None) -> Rates:
         """From ``peaks`` or ``ceilings`` of run.json."""
         stated = stated or {}
-        return cls(stated.get("flops") or {}, stated.get("bytes_per_s"), str(stated.get("source") or ""))
+        flops, in_16_bits = (stated.get(key) or {} for key in ("flops", "flops_in_16_bits"))
+        return cls(flops, stated.get("bytes_per_s"), str(stated.get("source") or ""), in_16_bits)
 
     @classmethod
     def of_workload(cls, name: str, run: Mapping[str, Any]) -> tuple[Rates, Rates]:
@@ -73,6 +78,12 @@ class Rates:
             return rates[0]
         least_s = [flop / rate for flop, rate in zip(parts.values(), rates, strict=True) if rate]
         return sum(parts.values()) / sum(least_s) if len(least_s) == len(parts) else None
+
+    def headroom(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float:
+        """How many times ``flops_of`` the case may reach at most, which is more than once on a GeForce."""
+        usual = self.flops_of(params, work)
+        most = replace(self, flops={**self.flops, **self.flops_in_16_bits}).flops_of(params, work)
+        return most / usual if usual and most else 1.0
 
     @property
     def ridges(self) -> dict[str, float]:

@@ -105,7 +105,7 @@ def _beyond_clocks(best: Point, second: Point) -> bool:
     low = second.values.get("sm_clock_min" if spread else "sm_clock")
     if not high or not low or best.time is None or second.time is None:
         return False
-    return second.time.ns / best.time.ns > max(high / low, 1.0)
+    return second.time.ns > best.time.ns * max(high / low, 1.0)
 
 
 def _interval(point: Point) -> tuple[float, float] | None:
