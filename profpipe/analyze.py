@@ -308,8 +308,10 @@ def _accuracy(recorded: Recorded, point: Point, declared: Mapping[str, Any]) -> 
     """Of a case with a time, by the numbers that its check gave; where the tolerance is not known, by its mark."""
     if point.time is None:
         return None
-    if limits := declared.get("tolerance"):
-        return judge(point.values, limits)
+    limits = declared.get("tolerance") or {}
+    verdict = judge(point.values, limits)
+    if limits or verdict.mark:
+        return verdict
     return Verdict(INACCURATE) if INACCURATE in recorded.flags.get((point.id, "plain"), ()) else None
 
 

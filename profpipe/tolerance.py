@@ -7,6 +7,7 @@ case that misses one is known as such wherever it is spoken of.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -23,6 +24,9 @@ MEASURES: Final[tuple[str, ...]] = get_args(Measure)
 TENSORS: Final = ("out", "dq", "dk", "dv")
 
 INACCURATE, UNCHECKED = "inaccurate", "unchecked"
+
+#: Differences in the tensor's own unit.
+_ABSOLUTE = ("error_max", "error_mean", "error_rmse")
 
 #: Misses that a sentence names; more are counted.
 _NAMED = 2
@@ -54,10 +58,10 @@ def judge(checked: Mapping[str, float], limits: Mapping[str, float]) -> Verdict:
 
     A limit holds for the output and for the gradients that have none of their own. A case passes only what was
     compared: where a limit had nothing to hold for, the case is ``unchecked``, unless it is that of a gradient which
-    the case does not compute.
+    the case does not compute. An infinite difference, or one that is no number, passes no case, also without a limit.
     """
     found = {measure: value for measure, value in checked.items() if measure in MEASURES}
-    misses = [Miss(m, value, limit) for m, value in found.items() if (limit := limit_of(m, limits)) is not None]
+    misses = [Miss(m, value, limit) for m, value in found.items() if (limit := _limit(m, limits)) is not None]
     misses = [miss for miss in misses if not _met(miss)]
     if misses:
         return Verdict(INACCURATE, _listed(misses), tuple(misses))
@@ -72,6 +76,12 @@ def limit_of(measure: str, limits: Mapping[str, float]) -> float | None:
     return limits.get(measure, limits.get(parts(measure)[0]))
 
 
+def _limit(measure: str, limits: Mapping[str, float]) -> float | None:
+    """``limit_of``; where none is set, what no result exceeds. Relative to a reference of zeros, any error does."""
+    least = sys.float_info.max if parts(measure)[0] in _ABSOLUTE else None
+    return least if (limit := limit_of(measure, limits)) is None else limit
+
+
 def parts(measure: str) -> tuple[str, str]:
     """``error_rel_l1_dq`` as (``error_rel_l1``, ``dq``); without a suffix the tensor is ``out``."""
     name, _, suffix = measure.rpartition("_")
@@ -80,12 +90,14 @@ def parts(measure: str) -> tuple[str, str]:
 
 def bound(measure: str, limit: float) -> str:
     """``at most 0.05``, ``at least 0.99``: what a limit allows, in words."""
+    if limit == sys.float_info.max:
+        return "at most a finite number"
     return f"{'at least' if _is_cosine(measure) else 'at most'} {limit:.12g}"
 
 
 def worst(measure: str) -> float:
-    """The value that misses every limit."""
-    return -math.inf if _is_cosine(measure) else math.inf
+    """The value that a wrong result has: the worst there is."""
+    return -1.0 if _is_cosine(measure) else math.inf
 
 
 def shown(measure: str, value: float) -> str:

@@ -67,8 +67,8 @@ def test_the_limit_of_a_gradient_is_none_for_a_forward_pass() -> None:
     assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
 
 
-def test_without_limits_everything_passes() -> None:
-    assert judge({"error_max": math.inf}, {}).mark == judge({}, {}).mark == ""
+def test_without_limits_everything_passes_that_is_a_number() -> None:
+    assert judge({"error_max": 1e30, "error_rel_l1": math.inf}, {}).mark == judge({}, {}).mark == ""
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,18 @@ def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_p
         told.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
 
     assert facts.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
-    assert (told["error_max"], told["cosine_dq"], told["error_max_dq"]) == (math.inf, -math.inf, 0.01)
+    assert (told["error_max"], told["cosine_dq"], told["error_max_dq"]) == (math.inf, -1.0, 0.01)
     assert math.isnan(told["loss"]) and told["note"] == "inaccurate: error_max is nan, at most 0.05"
     numbers = {name: value for name, value in told.items() if name != "note"}
     assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged anew when the run is analysed"
+
+
+def test_a_result_that_is_no_number_passes_nowhere_also_without_a_tolerance(tmp_path: Path) -> None:
+    for wrong in (math.nan, math.inf):
+        marks, notes = written({"error_max": wrong, "cosine": 0.9}, tmp_path, {})
+        assert (marks, notes) == (["inaccurate"], [f"inaccurate: error_max is {wrong}, at most a finite number"])
+    # Beside a reference of zeros, as the gradients of a single key are, any rounding is infinitely far off.
+    assert written({"error_max": 1e-7, "error_rel_l1": math.inf}, tmp_path, {}) == ([], [])
 
 
 # --- in the report ---------------------------------------------------------------------------------------------------
@@ -239,7 +247,10 @@ def test_the_answer_names_the_fastest_accurate_one_and_why_another_is_not_called
     assert (
         "`c` takes 1.00 us and is not called faster: its result is **inaccurate** (error_rel_l1 is 0.08, at most 0.05)."
     ) in text
-    assert "**inaccurate** (1 of 3 cases): its result is further from the reference than the tolerance allows." in text
+    assert (
+        "**inaccurate** (1 of 3 cases): its result is further from the reference than is allowed, or no number at all."
+        in text
+    )
 
 
 def test_a_winner_that_the_tolerance_lets_pass_says_how_much_less_exact_it_is(page: Any) -> None:
@@ -462,3 +473,11 @@ def test_a_study_shows_the_digits_that_tell_a_cosine_from_one() -> None:
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
     (table,) = analyze(data, spec).studies
     assert [row[1] for row in study_sheets.written(table).parts[0].sheet.rows] == ["0.999950", "1"]
+
+
+def test_without_a_tolerance_too_what_is_no_number_is_not_called_faster(page: Any) -> None:
+    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
+    wrong = metric_row("impl=b", "error_max", math.inf, "1")
+    text = page(tables(metrics=[*numbers, wrong]), tolerance={})
+    told = "takes 1.00 us and is not called faster: its result is **inaccurate** (error_max is inf, at most a finite"
+    assert "Only `a` has a time and is accurate" in text and told in text

@@ -9,8 +9,8 @@
   is why those are compared by their own times. ``synchronises`` and ``unchecked`` say what else to think of a time, not
   that it is wrong.
 
-Where the pipeline sets a tolerance, a case that is ``inaccurate`` or ``unchecked`` takes no part: what it computes is
-not known to be what the others do. The win is that of the fastest accurate one.
+A case that is ``inaccurate`` takes no part, nor one that is ``unchecked`` where the pipeline sets a tolerance: what it
+computes is not known to be what the others do. The win is that of the fastest accurate one.
 """
 
 from __future__ import annotations

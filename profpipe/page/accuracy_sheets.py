@@ -40,7 +40,10 @@ def said(workload: WorkloadFindings) -> str:
 
 def _judged(workload: WorkloadFindings) -> str:
     judged = [point for point in workload.points if point.accuracy is not None]
-    if not workload.tolerance or not judged:
+    if not workload.tolerance:
+        wrong = [f"{case_label(p)} ({escape(p.accuracy.why)})" for p in judged if p.accuracy and p.accuracy.why]
+        return f"No result: {listed(wrong, most=_NAMED)}." if wrong else ""
+    if not judged:
         return ""
     limits = listed(f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items())
     of_all = ", for gradients as for the output" if _has_gradients(judged) else ""

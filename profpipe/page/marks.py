@@ -29,7 +29,8 @@ _MEANING: Mapping[str, str] = {
     " GPU's own and stand; idle shares come out too high",
     "synchronises": "the host waits for the GPU inside the call, so launch cost is part of its time",
     UNCHECKED: "its output was not compared with the reference, so it may be fast and wrong",
-    INACCURATE: "its result is further from the reference than the tolerance allows. Not called faster than anything",
+    INACCURATE: "its result is further from the reference than is allowed, or no number at all. Not called faster than"
+    " anything",
 }
 _HOST_BOUND = {
     True: "the host takes longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a loop"
