@@ -321,4 +321,8 @@ def report(folder: Path) -> int:
     """Renders a stored run again."""
     data, begun = store.load(folder)
     beside = Order.load(folder).beside if (folder / ORDER).exists() else None
+    # Where the runner was killed in the midst of a job, nothing else in the run says that it was begun.
+    ran = {(path.parent.name, path.name) for path in (folder / "raw").glob("*/*") if any(path.rglob(journal.NAME))}
+    planned = begun.get("planned") or ()
+    begun["planned"] = [{**job, "cut_off": (job["workload"], job["profiler"]) in ran} for job in planned]
     return _exit_code(data, begun, reading.render(folder, data, begun, beside))

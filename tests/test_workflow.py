@@ -231,6 +231,9 @@ def test_ctrl_c_keeps_what_is_there_and_resume_repeats_nothing(project):
 
 def test_a_runner_that_was_killed_is_resumed(project):
     assert interrupted(project, signal.SIGKILL) == -9
+    (run,) = (project / "out").glob("2*")
+    profpipe(project, "report", str(run))
+    assert "what was cut off and not read yet under `plain`: everything." in (run / "SUMMARY.md").read_text()
     done = profpipe(project, "resume")
     assert done.returncode == 0, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}

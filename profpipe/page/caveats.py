@@ -108,8 +108,8 @@ def _interrupted(findings: Findings, run: Mapping[str, Any], alone: bool) -> lis
         if not cases_of and all(group.after_cases for group in groups):
             told = f"what comes after the last case{'' if alone else f' of {code(workload)}'}"
         missing.setdefault((became.lower(), profilers), []).append(told)
-    for workload, profilers in _not_begun(run).items():
-        missing.setdefault(("not begun", profilers), []).append(f"everything{'' if alone else f' of {code(workload)}'}")
+    for (became, workload), profilers in _unread(run).items():
+        missing.setdefault((became, profilers), []).append(f"everything{'' if alone else f' of {code(workload)}'}")
     go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
     lacks = [f"{became} under {listed(map(code, by))}: {listed(told)}" for (became, by), told in missing.items()]
     return [f"{go_on} Until then it lacks what was {'; '.join(lacks)}."] if lacks else []
@@ -123,15 +123,19 @@ def by_fate(groups: Iterable[NotRun], findings: Findings) -> dict[tuple[str, tup
     return found
 
 
-def _not_begun(run: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """By workload the profilers whose jobs left no row, for a run that has not ended did not reach them."""
+def _unread(run: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """By what became of them and workload the profilers whose jobs left no row, in a run that has not ended.
+
+    It did not reach them, or was killed in the midst of one: what that had measured is read when the run goes on.
+    """
     if run.get("ended"):
         return {}
-    begun = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or ()}
-    left: dict[str, tuple[str, ...]] = {}
+    known = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or ()}
+    left: dict[tuple[str, str], tuple[str, ...]] = {}
     for job in run.get("planned") or ():
-        if (job["workload"], job["profiler"]) not in begun:
-            left[job["workload"]] = (*left.get(job["workload"], ()), job["profiler"])
+        if (job["workload"], job["profiler"]) not in known:
+            became = "cut off and not read yet" if job.get("cut_off") else "not begun"
+            left[became, job["workload"]] = (*left.get((became, job["workload"]), ()), job["profiler"])
     return left
 
 
