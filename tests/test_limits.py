@@ -429,3 +429,25 @@ def test_without_a_known_bandwidth_nothing_is_said_of_data_types() -> None:
     cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]
     said = explained(only(tables(cases, metrics=rows), {"machine": machine}))
     assert "1 case of a GPU whose memory bandwidth is not known is left out." in said and "data types" not in said
+
+
+@pytest.mark.parametrize(
+    ("operators_ms", "loop_ms", "because"),
+    [
+        (1.3, 1.1, "overhead: the profiler's own cost for each operator"),  # 30 of them, 10 us each
+        (3.0, 2.4, "overhead: the loop took 2.4 ms an iteration under torch, 1.1 without"),
+        (3.0, 1.2, ""),  # the machine was busy meanwhile, or anything else: nobody knows
+    ],
+)
+def test_operators_that_take_longer_than_the_call_are_put_down_to_the_profiler_only_as_far_as_it_costs(
+    operators_ms: float, loop_ms: float, because: str
+) -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch"}
+    walls = [metric_row("impl=a", "loop_wall", ms * 1e6, profiler=p) for p, ms in (("plain", 1.1), ("torch", loop_ms))]
+    data = tables(
+        kernels=[kernel_row("impl=a", "aten::mm", 30, operators_ms * 1e6, **cpu)],
+        ranges=[range_row("impl=a", 1, "torch")],
+        metrics=[*walls, metric_row("impl=a", "time", 1e6, ci_low=0.99e6, ci_high=1.01e6)],
+    )
+    (figure,) = [f for a in only(data).agreements for f in a.figures if f.profiler == "plain"]
+    assert (figure.reason, figure.flagged) == (because, not because)

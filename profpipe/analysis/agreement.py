@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profpipe.analysis import by_rank
-from profpipe.analysis.limits import QUEUE
+from profpipe.analysis.limits import QUEUE, loop_walls
 from profpipe.analysis.recorded import Recorded
 from profpipe.analysis.shares import PREFERENCE
 from profpipe.analysis.tallies import Key, Tally
@@ -25,6 +25,9 @@ CLOSE = 0.03
 
 #: What lies between two kernels of one stream when the CPU is ahead of the GPU, plus what the events themselves cost.
 _GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
+
+#: What torch.profiler takes at most for an operator on a CPU: 6 us were seen, on a busy one.
+_OPERATOR_NS = 10_000.0
 
 #: What the host takes to issue a call differs by so much from time to time.
 _ISSUE_VARIES = 0.25
@@ -70,7 +73,8 @@ class Setting:
 
     The arguments of ncu; the highest SM clock of the GPU; by kernel the clock that ncu counted in its longest launch,
     where that has one and the reference's time; under which profilers the harness empties the caches before a call;
-    what is recorded of the SM clock of a case under a profiler, by both; and the processes of the cases of several.
+    what is recorded of the SM clock of a case under a profiler, and the ns of an iteration of its loop, by both; and
+    the processes of the cases of several.
     """
 
     ncu_argv: tuple[str, ...] = ()
@@ -79,6 +83,7 @@ class Setting:
     flushed: frozenset[str] = frozenset()
     clocks: Mapping[Key, Recordings] = field(default_factory=dict)
     ranks: Mapping[str, Sequence[OfRank]] = field(default_factory=dict)
+    walls: Mapping[Key, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -104,6 +109,7 @@ class Setting:
             flushed=frozenset(() if declared.get("command") else (str(job.get("profiler")) for job in jobs)),
             clocks=seen,
             ranks=ranks,
+            walls=loop_walls(recorded.numbers),
         )
 
     @property
@@ -350,7 +356,7 @@ def _why_shorter(point: Point, ns: float, base: Split, own: Tally, setting: Sett
     the call's time, as kernels in a row would: a wait that the call has in it as well is no reason.
     """
     if base.kind == "cpu_op":
-        return "overhead: the profiler's own cost for each operator", ""
+        return _operators(point, ns, base, setting), ""
     at_once = base.total.ns - base.busy_ns if len(own.streams) > 1 and base.busy_ns else 0.0
     at_once = at_once if at_once > _ROUNDED * base.total.ns else 0.0
     overlap = f"overlap: {at_once / 1e3:.1f} us of kernels on {len(own.streams)} streams ran beside others"
@@ -365,6 +371,17 @@ def _why_shorter(point: Point, ns: float, base: Split, own: Tally, setting: Sett
     clock = _recorded("plain", ns / (base.total.ns - at_once), point, base.profiler, setting)
     part = f"overlap makes {at_once / 1e3:.1f} of {(base.total.ns - ns) / 1e3:.1f} us"
     return (f"{overlap}; {clock}", "") if clock else ("", part)
+
+
+def _operators(point: Point, ns: float, base: Split, setting: Setting) -> str:
+    """Why CPU operators take longer under their profiler: by what it costs at each, or by what it was seen to cost."""
+    longer, walls = base.total.ns - ns, setting.walls
+    if longer <= base.total.calls * _OPERATOR_NS:
+        return "overhead: the profiler's own cost for each operator"
+    alone, under = (walls.get((point.id, profiler), 0.0) for profiler in ("plain", base.profiler))
+    if not alone or under - alone < longer / 2:
+        return ""
+    return f"overhead: the loop took {under / 1e6:.3g} ms an iteration under {base.profiler}, {alone / 1e6:.3g} without"
 
 
 def _is_left(ns: float, less: float, base: Split, own: Tally, varies: float = 0.0) -> bool:

@@ -188,9 +188,14 @@ def dram(point: Point, counters: Iterable[Counters], kernels: Mapping[str, float
     return (moved, moved / seconds) if seconds and covered >= 0.9 else None
 
 
+def loop_walls(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
+    """By case and profiler: ns of an iteration of the loop around the call."""
+    return {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
+
+
 def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> Iterator[Overhead]:
     """What each profiler added to the loop of each case, where the loop's wall time is known with and without it."""
-    walls = {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
+    walls = loop_walls(numbers)
     for (case, profiler), wall in walls.items():
         alone = walls.get((case, "plain"))
         if profiler != "plain" and alone:
