@@ -171,6 +171,18 @@ class Point:
         """Whether its time is no answer: under a tolerance its result misses it, or nobody compared it."""
         return self.accuracy is not None and bool(self.accuracy.mark)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it leaves out a part of the work that ``tflops`` counts."""
+        return "flops_effective" in self.values and bool(self.values.get("flops"))
+
+    @property
+    def tflops_done(self) -> float | None:
+        """TFLOP/s of the work that is done: of a sparse call less than of the dense one that it stands for."""
+        if self.tflops is None or not self.is_sparse:
+            return self.tflops
+        return self.tflops * self.values["flops_effective"] / self.values["flops"]
+
 
 @dataclass(frozen=True)
 class Win:

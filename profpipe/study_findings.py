@@ -68,3 +68,5 @@ class Study:
     lacking: Mapping[str, int] = field(default_factory=dict)
     #: By measure, how far a result may be from its reference, where all of its workloads allow the same.
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    #: Whether a case leaves out a part of the work that its FLOP/s count.
+    sparse: bool = False

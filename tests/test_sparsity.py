@@ -14,6 +14,7 @@ from program import profpipe, rows
 from report_study import case_row, metric_row, tables
 
 from profpipe.analyze import analyze
+from profpipe.page.wording import DENSE_WORK
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "sparsity.yaml"
@@ -65,13 +66,6 @@ def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) 
     assert "cdfthreshd=0.98,simthreshd1=0.3" in said
 
 
-def test_a_table_with_a_rate_on_paper_says_that_it_may_pass_the_peak() -> None:
-    tables_asked = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
-    with_rates = [table for table in tables_asked if "tflops_effective" in table["value"]]
-    assert len(with_rates) == 2
-    assert all("TFLOP/s count the work of dense attention over the time" in table["note"] for table in with_rates)
-
-
 def test_where_the_time_goes_is_told_beside_all_of_it() -> None:
     """What is in no part that the table names is the difference; ``rest`` would leave out additions and softmax."""
     (table,) = [t for t in yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
@@ -118,6 +112,9 @@ def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_pat
     rates = (row[head.index(name)].split()[0] for name in ("TFLOP/s", "effective TFLOP/s"))
     dense_equivalent, effective = map(float, rates)
     assert effective == pytest.approx(dense_equivalent / 4, rel=0.02)
+    assert summary.count(DENSE_WORK) == 2, "beside the study's table and beside the cases"
+    by_case = next(line for line in lines if "time us" in " ".join(line) and "effective TFLOP/s" in line)
+    assert by_case.index("effective TFLOP/s") == by_case.index("TFLOP/s") + 1
 
 
 def test_only_work_that_is_done_is_held_against_the_peak() -> None:

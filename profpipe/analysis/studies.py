@@ -77,6 +77,7 @@ def _study(request: Request, materials: Sequence[Material], points_on: PointsOn)
         baselines=tuple(dict.fromkeys(case.at.get(compare or "") for case in whole if case.is_baseline)),
         lacking=Counter(axis for case in cases for axis in case.lacking),
         tolerance=_tolerance(materials),
+        sparse=any(case.is_sparse for case in whole),
     )
 
 

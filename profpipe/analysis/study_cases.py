@@ -96,6 +96,7 @@ class Case:
     cells: Mapping[tuple[str, str], Cell]
     lacking: tuple[str, ...]
     is_baseline: bool
+    is_sparse: bool = False
 
 
 class CasesOf:
@@ -114,7 +115,7 @@ class CasesOf:
                     for phase in self._request.phases
                     for value in self._request.values
                 }
-                yield Case(self._named(point, at), cells, self._lacking(at), point.is_baseline)
+                yield Case(self._named(point, at), cells, self._lacking(at), point.is_baseline, point.is_sparse)
 
     def _at(self, point: Point) -> dict[str, Any]:
         """Its parameters, and the metrics that the table takes for axes."""

@@ -23,6 +23,7 @@ from profpipe.page import (
 )
 from profpipe.page.canvas import Plot
 from profpipe.page.markdown import Sheet, escape, listed
+from profpipe.page.wording import DENSE_WORK
 from profpipe.points import shown
 
 #: Tables longer than this are folded.
@@ -65,6 +66,7 @@ class Chapter:
     samples: str
     marks: list[str]
     shares: list[Block]
+    helpers_said: str
     swaps: list[Block]
     limits: list[Block]
     limits_said: str
@@ -75,6 +77,7 @@ class Chapter:
     accuracy: list[Block]
     accuracy_said: str
     cases: list[Block]
+    cases_said: str
     kernels: list[Block]
     targets: str
     ncu: list[Block]
@@ -114,6 +117,7 @@ def chapter(
         samples=sheets.samples(workload),
         marks=marks.explained(workload),
         shares=list(_shares(part)),
+        helpers_said=_SMOOTHED if any(map(_smooths, workload.points)) else "",
         swaps=_by_shape(part, sheets.swaps),
         limits=list(_limits(part)),
         limits_said=limit_sheets.explained(part),
@@ -124,6 +128,7 @@ def chapter(
         accuracy=list(_accuracy(part)) if accuracy_sheets.compared(workload) else [],
         accuracy_said=accuracy_sheets.said(workload),
         cases=list(_cases(workload, part)),
+        cases_said=DENSE_WORK if any(point.is_sparse for point in workload.points) else "",
         kernels=list(_kernels(part)),
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
         ncu=list(_ncu(part)),
@@ -156,6 +161,20 @@ def _by_shape(workload: WorkloadFindings, sheet_of: Callable[[Shape], Sheet]) ->
     made = [(shape, sheet_of(shape)) for shape in ordered]
     made = [(shape, sheet) for shape, sheet in made if sheet]
     return [Block(wording.axes(shape.axes), sheet, folded=i > 0) for i, (shape, sheet) in enumerate(made)]
+
+
+#: Said where the helpers of a case hold more than the class of that name.
+_SMOOTHED = (
+    "Helpers of SageAttention and SpargeAttn are also the mean of K, which PyTorch computes in a kernel that otherwise "
+    "is in the class of reductions."
+)
+
+
+def _smooths(point: Point) -> bool:
+    if point.split is None:
+        return False
+    helpers, own = point.split.parts.get("helpers"), point.split.classes.get("attention_aux")
+    return helpers is not None and helpers.calls > (own.calls if own else 0)
 
 
 def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block]:

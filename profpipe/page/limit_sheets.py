@@ -18,6 +18,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
     """
     known = [p for p in points if p.limit.binds or _lacks(p)] if any(p.limit.binds for p in workload.points) else []
     rate = "ceiling" if workload.rates_measured else "peak"
+    done = "effective" if any(p.is_sparse for p in known) else ""
     times = time_unit(ns for p in known for ns in (p.limit.gpu_ns, p.limit.issue_ns) if ns)
     sizes = size_unit(p.limit.traffic for p in known)
     slowed = {o.case for o in workload.overheads if o.marked and o.profiler == workload.kernel_profiler}
@@ -27,7 +28,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
         ("GPU idle %", lambda p: _idle(p, p.id in slowed)),
         ("as CUDA graph", lambda p: ratio(_graph(p))),
         ("FLOP/byte", lambda p: number(p.limit.intensity)),
-        ("TFLOP/s", lambda p: number(_done(p))),
+        (f"{done} TFLOP/s".strip(), lambda p: number(p.tflops_done)),
         (f"% of {rate} FLOP/s", lambda p: percent(p.limit.of_flops)),
         (f"DRAM {sizes.name}", lambda p: sizes.of(p.limit.traffic)),
         (f"must move {sizes.name}", lambda p: sizes.of(p.values.get("bytes_moved") if p.limit.traffic else None)),
@@ -171,24 +172,13 @@ def in_words(workload: WorkloadFindings) -> str:
         return f"{there} the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
     if limit.binds == "compute" and best.tflops and limit.of_flops:
         types = f" of {listed(limit.dtypes)}" if limit.dtypes else ""
-        dense = f" of the work that it does ({number(best.tflops)} of the dense work)" if _is_sparse(best) else ""
-        reached = f"{number(_done(best))} TFLOP/s{dense}, {percent(limit.of_flops)} % of the {rate}{types}"
+        dense = f" of the work that it does ({number(best.tflops)} of the dense work)" if best.is_sparse else ""
+        reached = f"{number(best.tflops_done)} TFLOP/s{dense}, {percent(limit.of_flops)} % of the {rate}{types}"
         return f"{there} {code(best.variant)} reaches {reached}; {_by_arithmetic(limit)}."
     if limit.of_bandwidth:
         reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
         return f"{there} {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
     return ""
-
-
-def _is_sparse(point: Point) -> bool:
-    return "flops_effective" in point.values and bool(point.values.get("flops"))
-
-
-def _done(point: Point) -> float | None:
-    """TFLOP/s of the work that is done: of a sparse call less than of the dense one that it stands for."""
-    if point.tflops is None or not _is_sparse(point):
-        return point.tflops
-    return point.tflops * point.values["flops_effective"] / point.values["flops"]
 
 
 def _by_arithmetic(limit: Limit) -> str:

@@ -302,6 +302,7 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
         (counted, lambda p: str(p.time.n) if p.time and p.time.n is not None and not as_many else MISSING),
         ("over baseline", lambda p: ratio(p.speedup)),
         ("TFLOP/s", lambda p: number(p.tflops)),
+        ("effective TFLOP/s", lambda p: number(p.tflops_done) if p.is_sparse else MISSING),
         ("% of peak", lambda p: _of_peak(p.of_peak_flops)),
         ("GB/s", lambda p: number(p.gbytes_per_s)),
         ("% of bandwidth", lambda p: _of_peak(p.of_peak_bytes)),

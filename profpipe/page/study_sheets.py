@@ -11,7 +11,7 @@ from profpipe.asked import UNITS, Asked
 from profpipe.findings import Basis
 from profpipe.page.markdown import Sheet, code, escape, listed, short_names
 from profpipe.page.quantities import MISSING, NOT_ASKED, Unit, count, number, percent, ratio, unit_of
-from profpipe.page.wording import cases, quantity
+from profpipe.page.wording import DENSE_WORK, cases, quantity
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
 from profpipe.tolerance import INACCURATE, UNCHECKED, cosine
@@ -177,6 +177,8 @@ def of_calls(study: Study, values: Sequence[Asked]) -> Iterator[str]:
     if study.basis and subjects:
         said = next(words for words, group in _SAID_OF if subjects & set(group))
         yield f"{said} the {quantity(Basis(*study.basis))}."
+    if study.sparse and "tflops" in subjects:
+        yield DENSE_WORK
 
 
 def of_kernels(study: Study, values: Sequence[Asked]) -> Iterator[str]:

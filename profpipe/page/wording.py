@@ -22,6 +22,12 @@ PARTS_SAID: Mapping[str, str] = {
 
 SWAP_HEADING = "What a swap really costs"
 
+#: Said beside TFLOP/s of calls some of which are sparse.
+DENSE_WORK = (
+    "TFLOP/s count the dense work, also of calls that leave out a part of it, so they may pass what the GPU can do; "
+    "effective ones count what is done."
+)
+
 
 def axes(shape: Axes) -> str:
     """``seqlen 2048, causal``: a shape as people say it."""
