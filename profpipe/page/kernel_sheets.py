@@ -41,14 +41,16 @@ COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("registers", ("launch__registers_per_thread",)),
     ("waves", ("launch__waves_per_multiprocessor",)),
     ("IPC", ("sm__inst_executed.avg.per_cycle_active",)),
-    ("SM GHz", ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")),
+    # ncu calls either the SM's frequency, each in its releases. What NVML and events tell need not be that of the GPCs.
+    ("GPC GHz", ("gpc__cycles_elapsed.avg.per_second",)),
+    ("SM GHz", ("smsp__cycles_elapsed.avg.per_second",)),
 )  # fmt: skip
 
 #: What joins the row of a kernel among the others, and the rest of it.
 ROW_FIGURES = (MEMORY_FIGURES[0], *COMPUTE_FIGURES[:3])
 FURTHER_FIGURES = (*MEMORY_FIGURES[1:], *COMPUTE_FIGURES[3:])
 
-_SCALE = {"DRAM GB/s": 1e9, "DRAM MB": 1e6, "SM GHz": 1e9}
+_SCALE = {"DRAM GB/s": 1e9, "DRAM MB": 1e6, "GPC GHz": 1e9, "SM GHz": 1e9}
 
 #: Of either family that ncu has for a stall reason; ``selected`` is a warp that was issued, no stall.
 _STALL = re.compile(
