@@ -339,6 +339,24 @@ def test_a_lead_that_shrinks_at_the_hosts_pace_says_to_what(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path) -> None:
+    """A clock that nobody marked is one."""
+    clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
+    numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
+               for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
+    numbers += [metric_row(case, "sm_clock", hz, "Hz") for case, hz in clocks.items()]
+    rows = [case_row(f"impl={i},n={n}", flags=["other_process"] if i == "a" and n == 2 else [])
+            for n in (1, 2, 3, 4) for i in "ab"]  # fmt: skip
+    text = page(tables(rows, metrics=numbers), with_baseline("b"), tmp_path)
+    assert "In 3 of 4 shapes the lowest time is not called the fastest; the table says why." in text
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "`a`" in line]
+    told = {line.split("|")[1].strip(): line for line in reversed(lines)}
+    clock = "in doubt: the GPU ran at 1939 MHz for it and at 1711 for the next, which may be all of the lead"
+    assert f"| {clock} |" in told["1"] and "in doubt" not in told["3"]
+    assert "| **other_process**; in doubt: its measurement is marked other_process |" in told["2"]
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_study_of_several_workloads_goes_by_its_own_name(tmp_path: Path) -> None:
     rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
     named = page(tables(metrics=rows), {"pipeline": {"name": "accuracy"}}, tmp_path)

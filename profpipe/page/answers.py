@@ -268,10 +268,10 @@ def _voided(shapes: Sequence[Shape]) -> Iterator[str]:
         if shape.win and shape.win.verdict == "void":
             groups.setdefault(shape.win.why, {}).setdefault(shape.win.best.variant, []).append(shape)
     if sum(map(len, groups.values())) > (1 if len(shapes) > excerpt.SHAPES else _WINNERS):
-        why = next(iter(groups)) if len(groups) == 1 else "for its marks or those of the next"
+        why = f": {next(iter(groups))}" if len(groups) == 1 else "; the table says why"
         many = sum(len(own) for of in groups.values() for own in of.values())
         where = _every(many) if many == len(shapes) else f"{many} of {len(shapes)} shapes"
-        yield f"In {where} the lowest time is not called the fastest: {why}."
+        yield f"In {where} the lowest time is not called the fastest{why}."
         return
     for why, of in groups.items():
         first, *others = (f"{code(name)} {{}}{_where(own, len(shapes))}" for name, own in of.items())

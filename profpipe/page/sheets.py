@@ -59,7 +59,7 @@ def _margin(point: Point) -> str:
 def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
     """Those of the winner, of what it is held against, and of what took less time and takes no part.
 
-    It is held against the baseline, and where it is that itself, against the next.
+    It is held against the baseline, and where it is that itself, against the next. One may be in doubt without a mark.
     """
     best, base = shape.win.best if shape.win else None, shape.baseline
     own = told(best, workload.shared_marks) if best else ""
@@ -72,6 +72,7 @@ def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
     for point in named:
         alike.setdefault(told(point, workload.shared_marks), []).append(code(point.variant))
     parts += [f"{listed(names, most=_NAMED)}: {marks}" for marks, names in alike.items() if marks]
+    parts += [f"in doubt: {shape.win.why}"] if shape.win and shape.win.verdict == "void" else []
     return "; ".join(part for part in parts if part)
 
 
