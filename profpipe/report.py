@@ -6,6 +6,7 @@ What is said of a workload comes from ``chapters``; in which order, from the tem
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -25,6 +26,10 @@ from profpipe.page.wording import case_id
 from profpipe.points import shown
 from profpipe.study_findings import Study
 from profpipe.tables import Tables
+
+#: A link of the page to what a profiler left, and a picture on it.
+_TO_RAW = re.compile(r"\[([^\]]+)\]\((raw/[^)]+)\)")
+_PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
 
 
 def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
@@ -46,7 +51,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         expectations=caveats.expectations_met(findings),
         coverage=caveats.coverage(findings),
         unclassified=_unclassified(findings),
-        failures=list(_failures(findings)),
+        failures=list(_failures(findings, alone)),
         files=files.held(run),
         remarks=[
             *(caveats.outside(u, alone) for u in findings.unattributed if caveats.is_remark(u)),
@@ -59,7 +64,22 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         commands=list(_commands(run)),
         command=_command(run.get("command")),
     )
-    return _write(folder / "SUMMARY.md", _tidy(page))
+    text = _with_living_links(_tidy(page), folder)
+    _remove_plots_that_no_page_shows(folder, text)
+    return _write(folder / "SUMMARY.md", text)
+
+
+def _with_living_links(page: str, folder: Path) -> str:
+    """What the profilers wrote may have been left behind when the run was copied: it is then named, and not linked."""
+    return _TO_RAW.sub(lambda link: link[0] if (folder / link[2]).exists() else link[1], page)
+
+
+def _remove_plots_that_no_page_shows(folder: Path, page: str) -> None:
+    """Those that the page before this one showed. Other pictures in the folder are somebody's own."""
+    before = folder / "SUMMARY.md"
+    if before.is_file():
+        for plot in set(_PLOT.findall(before.read_text(encoding="utf-8"))) - set(_PLOT.findall(page)):
+            (folder / plot).unlink(missing_ok=True)
 
 
 def _filled(template: Path, **told: Any) -> str:
@@ -139,12 +159,13 @@ def _unclassified(findings: Findings) -> Sheet:
     return sheet if len(findings.workloads) > 1 else sheet.without("workload")
 
 
-def _failures(findings: Findings) -> Iterator[str]:
+def _failures(findings: Findings, alone: bool) -> Iterator[str]:
     """The cases of each fate by name; why, and where the log is, is among the doubts."""
     ended = [group for group in findings.not_run if group.status != "skipped" and group.cases]
-    for (fate, profilers, _), groups in caveats.by_fate(ended, findings).items():
+    for (fate, profilers, workload), groups in caveats.by_fate(ended, findings).items():
         cases = dict.fromkeys(case for group in groups for case in group.cases)
-        yield f"{fate} under {listed(map(code, profilers))}: {listed(map(case_id, cases), most=20)}."
+        of = "" if alone else f" of {code(workload)}"
+        yield f"{fate}{of} under {listed(map(code, profilers))}: {listed(map(case_id, cases), most=20)}."
 
 
 def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

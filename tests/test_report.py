@@ -443,6 +443,22 @@ def test_a_job_that_was_stopped_is_not_called_failed_beside_its_command(
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_failures_of_several_workloads_are_named_with_theirs(tmp_path: Path) -> None:
+    rows = [case_row("default", status="failed", reason="exit code 1") | {"workload": name} for name in ("one", "two")]
+    text = page(tables(rows), {}, tmp_path)
+    assert "- Failed of `one` under `plain`: `default`.\n- Failed of `two` under `plain`: `default`.\n" in text
+
+
+def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 1024, 2048])
+    page(data, run, tmp_path)
+    shown = set((tmp_path / "plots").iterdir())
+    (tmp_path / "plots" / "mine.png").write_bytes(b"a picture of somebody's own")
+    page(tables(metrics=times(a=1.0)), {}, tmp_path)
+    assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_failure_links_its_own_log_once(tmp_path: Path) -> None:
     ids = [f"how={how},n={n}" for how in ("none", "x") for n in (1, 2)]
     why = "killed by SIGABRT (log: out/run/raw/w/plain/1/log.txt)"
@@ -452,7 +468,13 @@ def test_a_failure_links_its_own_log_once(tmp_path: Path) -> None:
         for i, case in enumerate(ids, 1)
     ]
     run = {"jobs": jobs, "pipeline": {"workloads": {"w": {"baseline": {"n": 1}}}}}
-    text = page(tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids[1:]]), run, tmp_path)
+    data = tables(rows, metrics=[metric_row(case, "time", 5.0) for case in ids[1:]])
+    assert "killed by SIGABRT. Log: raw/w/plain/1/log.txt.\n" in page(data, run, tmp_path), (
+        "no link to what is not here"
+    )
+    (tmp_path / "raw" / "w" / "plain" / "1").mkdir(parents=True)
+    (tmp_path / "raw" / "w" / "plain" / "1" / "log.txt").touch()
+    text = page(data, run, tmp_path)
     log = "[raw/w/plain/1/log.txt](raw/w/plain/1/log.txt)"
     assert f"- **Crashed** under `plain`, `n=1` with `how=none`: killed by SIGABRT. Log: {log}.\n" in text
     assert text.count("log.txt") == 2

@@ -420,12 +420,8 @@ def _gains_nothing(worst: _Paced, many: int, shapes: int) -> str:
 
 
 def _pace_ns(point: Point) -> float:
-    """What a call takes among others: on the GPU, or the host that issues it.
-
-    The host issues no more slowly than the loop ran that profilers see, which runs of before 0.2 did not hold it to.
-    """
-    issue = min(point.values.get("issue", 0.0), point.values.get("loop_wall", math.inf))
-    return max(point.time.ns if point.time else 0.0, issue)
+    """What a call takes among others: on the GPU, or the host that issues it."""
+    return max(point.time.ns if point.time else 0.0, point.values.get("issue", 0.0))
 
 
 def _uncertainty(point: Point) -> float:

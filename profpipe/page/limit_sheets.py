@@ -89,7 +89,7 @@ def explained(workload: WorkloadFindings) -> str:
             "memory may limit it where arithmetic is named."
         )
     if any(one.binds == "host" for one in known):
-        said.append("The host is the limit where it takes longer to issue a call than the GPU to run it.")
+        said.append("The host is the limit where it takes over 5 % longer to issue a call than the GPU to run it.")
     if any(_has_gaps(point) for point in workload.points):
         why = "its kernels were not captured" + (", or have waiting for other GPUs in them" if means else "")
         said.append(f"≤: {why}, so this is the time of the call, in which the GPU may wait too.")
