@@ -136,7 +136,7 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
         shapes=tuple(_shape(axes, points, layout, doubted) for axes in order(p.shape for p in points.values())),
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
         shared_marks=_shared_marks(points.values()),
-        launches={str(name): int(rows["calls"].sum()) for name, rows in tables.kernels.groupby("profiler", sort=False)},
+        launches=_launches(tables.kernels),
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
         phases=tuple(phase for own in phases.values() for phase in own),
@@ -211,6 +211,12 @@ def _known(value: Any) -> float | None:
 
 
 # --- points ----------------------------------------------------------------------------------------------------------
+
+
+def _launches(kernels: pd.DataFrame) -> dict[str, int]:
+    """By profiler; copies and sets are none."""
+    launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
+    return {str(name): int(rows["calls"].sum()) for name, rows in launched.groupby("profiler", sort=False)}
 
 
 def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, Point]:

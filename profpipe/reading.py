@@ -92,7 +92,9 @@ def _read_with(result: ingest.Read) -> set[Path]:
 def _lines(result: ingest.Read) -> Iterator[str]:
     origin = result.tables.origin
     launches = "1 kernel launch" if origin.launches == 1 else f"{origin.launches} kernel launches"
-    total = "time not in the file" if origin.total_ns is None else f"{origin.total_ns / 1e6:.3f} ms"
+    total = f"{origin.total_ns / 1e6:.3f} ms" if origin.total_ns is not None else "time not in the file"
+    if origin.total_ns is None and result.tables.kernels["total_ns"].notna().any():
+        total = "the time of some of them not in the file"
     tool = " ".join(part for part in (origin.tool, origin.tool_version) if part)
     yield f"{result.source.name}: {result.parser} ({tool}), {launches}, {total}"
     yield from (f"  {note}" for note in origin.notes)

@@ -286,7 +286,7 @@ def test_a_launch_whose_time_was_not_measured_leaves_the_sum_missing(parser: Mod
     assert parsed.origin.launches == 3 and parsed.origin.total_ns is None
     times = dict(zip(parsed.kernels["kernel"], parsed.kernels["total_ns"].isna(), strict=True))
     assert times == {"k(int)": True, "other": False}
-    assert "1 of 3 launches have no gpu__time_duration" in parsed.origin.notes[0]
+    assert "1 of 3 launches has no gpu__time_duration" in parsed.origin.notes[0]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -602,6 +602,18 @@ def test_one_iteration_is_no_iterations(tmp_path: Path, n: int, said: str) -> No
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_launches_without_a_time_are_counted_in_the_headline_too(tmp_path: Path) -> None:
+    rows = [
+        kernel_row("", ATTENTION, 3, 3e8),
+        kernel_row("", ADD, 1, None),
+        kernel_row("", "copy", 9, 5.0, kind="memcpy"),
+    ]
+    text = page(tables(kernels=rows), {}, tmp_path)
+    assert "4 kernel launches, 300.0 ms in the 3 that have a time" in text
+    assert "3 kernel launches, 300.0 ms in all" in page(tables(kernels=[rows[0], rows[2]]), {}, tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch", "kernel_class": "other"}
     rows = [kernel_row(f"impl={i},seqlen={n}", "mystery", 2, 5000.0, **cpu) for i in "ab" for n in (1, 2)]

@@ -209,7 +209,8 @@ def _with_sums(origin: tables.Origin, frame: pd.DataFrame) -> tables.Origin:
     total: float | None = float(durations["duration_ns"].sum())
     if missing := int(durations["duration_ns"].isna().sum()):
         total = None
-        notes.append(f"{missing} of {len(durations)} launches have no gpu__time_duration: their time is missing")
+        have, whose = ("has", "its") if missing == 1 else ("have", "their")
+        notes.append(f"{missing} of {len(durations)} launches {have} no gpu__time_duration: {whose} time is missing")
     if whole := int((frame["kind"] == "graph").sum()):
         notes.append(f"{whole} results are of whole graphs or ranges: their kernels cannot be told apart")
     attributed = None if total is None else float(durations.loc[durations["case"] != "", "duration_ns"].sum())
