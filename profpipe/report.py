@@ -37,13 +37,15 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
     drawn = plots.draw(findings, folder)
     without_gpu, alone = caveats.without_gpu(run), len(findings.workloads) < 2
     chapters = [chapter(w, findings, drawn, without_gpu) for w in findings.workloads]
+    asked = [(study.title, study_plots.draw(study, folder)) for study in findings.plots]
     for name, text in companions.texts(findings, tables, run).items():
         _write(folder / name, text)
     page = _filled(
         template,
         title=_title(findings, run),
         chapters=chapters,
-        study_plots=[plot for study in findings.plots for plot in study_plots.draw(study, folder)],
+        study_plots=[plot for _, pictures in asked for plot in pictures],
+        undrawn=listed((escape(title) for title, pictures in asked if not pictures), most=4),
         first_studies=[study_sheets.written(study) for study in findings.studies if study.first],
         studies=_studies([study for study in findings.studies if not study.first]),
         doubts=caveats.doubts(findings, run, alone),

@@ -160,3 +160,11 @@ def test_plots_stand_with_the_tables_of_the_study(tmp_path: Path) -> None:
     section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
     assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in section
     assert "Kernels as nsys saw them, per call." in section
+
+
+def test_a_plot_that_has_nothing_to_stand_over_is_named(tmp_path: Path) -> None:
+    data, run = made_up(["a", "b"], [512, 1024])
+    run = asking(run, {"over": "impl", "value": "kernels.time", "title": "Kernels by <impl>"})
+    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
+    assert "Not drawn, for what they ask for stands over fewer than two numbers: Kernels by &lt;impl&gt;." in section

@@ -297,6 +297,14 @@ def test_a_phase_is_a_range_at_any_depth_with_what_is_nested_in_it() -> None:
     assert [cell(study, ("small",), (phase,)) for phase in asked["phase"]] == [5e5, 5e5, 5e5]
 
 
+def test_a_range_in_which_nothing_was_seen_is_named_and_one_that_some_cases_have_is_not() -> None:
+    asked = {"workload": "eager", "rows": "size", "columns": "phase", "value": "add.time"}
+    told = study_sheets.written(only(lm(), {}, **asked, phase=["forward", "optimiser"])).said
+    assert told.endswith("Nothing was seen in a range `optimiser`.")
+    seen = study_sheets.written(only(lm(), {}, **asked, phase=["forward", "softmax"])).said
+    assert "Nothing was seen" not in seen
+
+
 def test_a_phase_that_a_case_does_not_have_is_missing_and_not_zero() -> None:
     study = only(
         lm(), {}, workload="eager", rows="size", columns="phase", phase=["forward", "optimizer"], value="add.time"

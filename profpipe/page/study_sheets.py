@@ -34,8 +34,8 @@ _TITLES: Mapping[str, str] = {
 
 #: The same of operators of a CPU.
 _TITLES_CPU: Mapping[str, str] = {
-    "kernels.calls": "operators", "kernels.time": "all operators", "most_launched.name": "most called operator",
-    "most_launched.calls": "its calls",
+    "kernels.calls": "calls of operators", "kernels.time": "all operators",
+    "most_launched.name": "most called operator", "most_launched.calls": "its calls",
 }  # fmt: skip
 
 #: Why no case has a speed-up though some ran, by what a cell says.
@@ -126,6 +126,22 @@ def _said(study: Study, units: Mapping[str, Unit], before: Study | None) -> Iter
     if study.fixed and not (before and before.grids and before.fixed == study.fixed):
         yield f"In every case: {escape(_fixed(study))}."
     yield from _nobody_has(study, absent)
+    if empty := _empty_phases(study):
+        yield f"Nothing was seen in a range {listed(map(code, empty))}."
+
+
+def _empty_phases(study: Study) -> list[str]:
+    """The ranges that were asked for and in which no case has anything, where others do."""
+    axes = (*study.row_axes, *study.column_axes)
+    if "phase" not in axes:
+        return []
+    seen: dict[str, bool] = {}
+    for grid in study.grids:
+        for row, cells in zip(grid.rows, grid.cells, strict=True):
+            for column, cell in zip(grid.columns, cells, strict=True):
+                phase = (*row, *column)[axes.index("phase")]
+                seen[phase] = seen.get(phase, False) or (cell is not None and bool(cell.value is not None or cell.fate))
+    return [phase for phase, any_case in seen.items() if phase and not any_case]
 
 
 def _nobody_has(study: Study, absent: Sequence[str]) -> Iterator[str]:
