@@ -14,7 +14,8 @@ def larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
 
     Every number is at least as large, one is larger, and all that is no number is the same. True and False count as no
     numbers, and neither do a seed and a limit of memory: the larger of two asks for no more. Cases with different
-    parameters are not comparable, and neither is a case with itself.
+    parameters are not comparable, and neither is a case with itself. Nor is a 0 with another number: it often stands
+    for what a workload chooses by itself ("as many as heads"), which may be more than any number.
     """
     if params.keys() != oom_params.keys():
         return False
@@ -23,7 +24,7 @@ def larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     others = [(params[name], oom_params[name]) for name in params if name not in sized]
     return (
         all(type(value) is type(other) and value == other for value, other in others)
-        and all(value >= other for value, other in numbers)
+        and all(value >= other and bool(value) == bool(other) for value, other in numbers)
         and any(value > other for value, other in numbers)
     )
 

@@ -375,7 +375,7 @@ def test_what_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path: Path) 
     profiler = {"fake": fake_profiler(tmp_path, makes_report=False)}
     outcomes = list(run.run(jobs, profiler, Notes(), HURRIED))
     assert [outcome.ended_by_runner and outcome.ended_by_runner[0][1] for outcome in outcomes] == [(), "skipped", ()]
-    before = {("attention", "fake"): [Case("n=0", {**jobs[2].cases[0].params, "n": 0})]}
+    before = {("attention", "fake"): [Case("n=0.5", {**jobs[2].cases[0].params, "n": 0.5})]}
     (outcome,) = run.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
     assert outcome.ended_by_runner[0][1:] == ("skipped", "larger in every dimension than a case that ran out of memory")
 

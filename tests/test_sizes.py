@@ -42,6 +42,14 @@ def test_a_larger_limit_of_memory_asks_for_no_more():
     assert larger({**capped, "seqlen": 8192}, capped)
 
 
+def test_a_zero_may_stand_for_more_than_any_number_and_is_compared_with_another_zero_alone():
+    by_default = {**OOM, "queries": 0}
+    assert not larger({**by_default, "queries": 1}, by_default)
+    assert not larger({**by_default, "seqlen": 8192, "queries": 1}, by_default)
+    assert not larger({**by_default, "seqlen": 8192}, {**by_default, "queries": -1})
+    assert larger({**by_default, "seqlen": 8192}, by_default)
+
+
 def test_a_missing_parameter_is_not_compared_with_anything():
     assert not larger({"seqlen": 8192}, OOM)
 
