@@ -184,6 +184,24 @@ def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path: Pa
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
 
 
+def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_the_export(tmp_path: Path) -> None:
+    copy = writable_copy(ATTENTION, tmp_path)
+    plant(copy)
+    latin = "CAST(CAST({} AS BLOB) || x'20e9e8ff' AS TEXT)"
+    with closing(sqlite3.connect(copy)) as database:
+        for table, column in (
+            ("META_DATA_CAPTURE", "value"), ("META_DATA_CAPTURE", "name"), ("META_DATA_EXPORT", "value"),
+            ("TARGET_INFO_SYSTEM_ENV", "name"), ("PROCESSES", "name"), ("DIAGNOSTIC_EVENT", "text"),
+        ):  # fmt: skip
+            database.execute(f"UPDATE {table} SET {column} = {latin.format(column)} WHERE {column} LIKE '%{SECRET}%'")
+        database.execute(f"UPDATE PROCESSES SET name = {latin.format('name')}")
+        database.commit()
+    removed = scrubbed(copy)
+    assert SECRET.encode() not in copy.read_bytes() and removed["META_DATA_CAPTURE"] >= 7
+    assert parsed(copy).origin.notes == ("nsys: CUDA events were lost in [path], see [path] \ufffd\ufffd\ufffd",)
+    assert not scrubbed(copy)
+
+
 def test_files_beside_the_export_hold_nothing_of_it_afterwards(tmp_path: Path) -> None:
     copy = writable_copy(ATTENTION, tmp_path)
     scrubbed(copy)
@@ -364,6 +382,28 @@ def test_no_byte_of_a_secret_planted_into_a_rocpd_database_is_left(shared_data: 
         values = {value for (value,) in database.execute(f"SELECT value FROM rocpd_arg{guid}")}
         assert {"HostToDevice", "4194304", "0x2013f8", "{z=128, y=1, x=4}", "(null)"} <= values
         assert kept[0] == database.execute(f"SELECT count(*) FROM rocpd_arg{guid}").fetchone()[0]
+
+
+def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_a_rocpd_database(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    path, guid = rocpd(shared_data, tmp_path), "_00008fe4_d5df_75df_9c0d_78bdba3692bd"
+    marker = json.dumps({"who": SECRET, "message": "caf?"}).encode().replace(b"?", b"\xe9")
+    with closing(sqlite3.connect(path)) as database:
+        event = f"UPDATE rocpd_event{guid} SET extdata = CAST(? AS TEXT) WHERE id = 1"
+        call = f"UPDATE rocpd_arg{guid} SET type = 'char const*', value = CAST(? AS TEXT) WHERE id = 1"
+        code = f"UPDATE rocpd_info_code_object{guid} SET uri = CAST(? AS TEXT)"
+        for statement, value in (
+            (event, marker), (call, SECRET.encode() + b"\xe9"), (code, f"file:///home/{SECRET}/".encode() + b"\xe9.co"),
+        ):  # fmt: skip
+            database.execute(statement, [value])
+        database.commit()
+    scrubbed(path)
+    assert SECRET.encode() not in path.read_bytes() and not scrubbed(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert json.loads(database.execute(f"SELECT extdata FROM rocpd_event{guid}").fetchone()[0]) == {
+            "message": "caf\ufffd"
+        }
 
 
 def test_a_database_of_rocprof_v1_loses_the_arguments_of_its_calls(shared_data: Path, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from profpipe.errors import Refused
 
@@ -115,6 +115,23 @@ def _copy_rows(database: sqlite3.Connection, schema: Schema, table: str, rules: 
 def differ(changed: Mapping[str, str]) -> str:
     """The SQL condition under which a row is not what it was."""
     return " OR ".join(f"{quoted(name)} <> {value}" for name, value in changed.items()) or "false"
+
+
+def define(database: sqlite3.Connection, name: str, arguments: int, function: Callable[..., Any]) -> None:
+    """Makes ``function`` one of SQL, to be called by what ``call`` writes."""
+
+    def with_texts(*values: Any) -> Any:
+        return function(*(value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values))
+
+    database.create_function(name, arguments, with_texts, deterministic=True)
+
+
+def call(function: str, *columns: str) -> str:
+    """The SQL that calls ``function`` with the texts of ``columns``.
+
+    They are handed over as bytes: an environment may be in any encoding, and SQLite hands over no text but UTF-8.
+    """
+    return f"{function}({', '.join(f'CAST({column} AS BLOB)' for column in columns)})"
 
 
 def quoted(name: str) -> str:

@@ -12,7 +12,8 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from profpipe.scrubbers.database import PATH_IN_TEXT, PRIVATE_COLUMN, Schema, quoted
+from profpipe.scrubbers import database as sqlite
+from profpipe.scrubbers.database import PATH_IN_TEXT, PRIVATE_COLUMN, Schema, call, quoted
 
 #: nsys says in its schema which columns are ids of text, from 2022 on and apart from payloads.
 _DECLARED_ID: Final = re.compile(r'^\s*"?(\w+)"?\s+INTEGER\b.*REFERENCES StringIds\(id\)', re.MULTILINE)
@@ -55,7 +56,7 @@ def define(database: sqlite3.Connection) -> None:
         "without_paths": (1, lambda text: PATH_IN_TEXT.sub("[path]", text) if isinstance(text, str) else text),
     }
     for name, (arguments, function) in functions.items():
-        database.create_function(name, arguments, function, deterministic=True)
+        sqlite.define(database, name, arguments, function)
 
 
 def _last(name: Any) -> str:
@@ -87,10 +88,10 @@ def text_columns(schema: Schema) -> Iterator[tuple[str, str]]:
 def kept(schema: Schema, table: str) -> str:
     """The SQL condition under which a row of ``table`` is harmless."""
     conditions = {
-        "META_DATA_CAPTURE": (("name", "value"), "describes_capture(name, value)"),
-        "META_DATA_EXPORT": (("name", "value"), "describes_export(name, value)"),
-        "EXPORT_META_DATA": (("name", "value"), "describes_export(name, value)"),
-        "TARGET_INFO_SYSTEM_ENV": (("name",), "describes_system(name)"),
+        "META_DATA_CAPTURE": (("name", "value"), call("describes_capture", "name", "value")),
+        "META_DATA_EXPORT": (("name", "value"), call("describes_export", "name", "value")),
+        "EXPORT_META_DATA": (("name", "value"), call("describes_export", "name", "value")),
+        "TARGET_INFO_SYSTEM_ENV": (("name",), call("describes_system", "name")),
         "PROCESSES": (("globalPid",), "globalPid >> 24 IN working"),
         "ThreadNames": (("globalTid",), "globalTid >> 24 IN working"),
         "DIAGNOSTIC_EVENT": (("severity",), f"severity >= {_WARNING}"),
@@ -109,5 +110,5 @@ def changed(schema: Schema, table: str) -> dict[str, str]:
     columns = dict.fromkeys(schema.private_texts(table), "''")
     for of, column, function in (("DIAGNOSTIC_EVENT", "text", "without_paths"), ("PROCESSES", "name", "file_name")):
         if table == of and schema.has(table, column):
-            columns[column] = f"{function}({column})"
+            columns[column] = call(function, column)
     return columns

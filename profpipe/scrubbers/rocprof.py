@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe.scrubbers import database as sqlite
-from profpipe.scrubbers.database import PATH_IN_TEXT, Schema, quoted
+from profpipe.scrubbers.database import PATH_IN_TEXT, Schema, call, quoted
 
 _GUID: Final = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 _TEXT_ID: Final = re.compile(r"(^|_)(name|category)_id$")
@@ -33,9 +33,9 @@ _CHANGED: Final = {
         "machine_id": "'node ' || rowid", "hash": "rowid", "hostname": "''", "domain_name": "''",
     },
     "rocpd_info_process": {"command": "''", "environment": "'{}'"},
-    "rocpd_info_code_object": {"uri": "without_paths(uri)", "extdata": "without_paths(extdata)"},
-    "rocpd_event": {"call_stack": "'{}'", "line_info": "'{}'", "extdata": "message_alone(extdata)"},
-    "rocpd_arg": {"value": "harmless_argument(type, value)"},
+    "rocpd_info_code_object": {"uri": call("without_paths", "uri"), "extdata": call("without_paths", "extdata")},
+    "rocpd_event": {"call_stack": "'{}'", "line_info": "'{}'", "extdata": call("message_alone", "extdata")},
+    "rocpd_arg": {"value": call("harmless_argument", "type", "value")},
 }  # fmt: skip
 _KEEP_THEIR_EXTDATA: Final = {"rocpd_info_agent", "rocpd_info_kernel_symbol", "rocpd_info_pmc"}
 #: Of agents, ``user_name`` is what a user calls such a GPU.
@@ -61,7 +61,7 @@ class _Rules:
             ("message_alone", 1, _message_alone),
             ("harmless_argument", 2, _harmless_argument),
         ):
-            database.create_function(name, arguments, function, deterministic=True)
+            sqlite.define(database, name, arguments, function)
 
     def kept(self, schema: Schema, table: str) -> str:
         base = _GUID.sub("", table)
