@@ -30,12 +30,9 @@ def scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
 
 
 def private_files(run_folder: Path) -> list[str]:
-    """The files of a run that hold environments or command lines: reports, and exports that could not be scrubbed."""
-
-    def is_private(path: Path) -> bool:
-        return path.suffix in _REPORTS or (path.suffix in (".sqlite", ".db") and not scrub.is_scrubbed(path))
-
-    found = (path for path in (run_folder / "raw").rglob("*") if path.is_file() and is_private(path))
+    """The files of a run that hold what is nobody's business: reports, and exports and traces that are not scrubbed."""
+    files = (path for path in (run_folder / "raw").rglob("*") if path.is_file())
+    found = (path for path in files if path.suffix in _REPORTS or scrub.may_be_private(path))
     return sorted(str(path.relative_to(run_folder)) for path in found)
 
 

@@ -23,8 +23,9 @@ from profpipe.scrubbers import chrome_trace, database, nsys, nsys_folder, rocpro
 def scrub(path: Path, parser: str) -> dict[str, int]:
     """Puts a scrubbed copy in the place of ``path``, which the parser of that name reads, whole or not at all.
 
-    Returns how much was removed: rows by table, or ``metadata`` of a trace, which is not touched where it is none.
-    Raises Refused where the file is of no kind that can be scrubbed, is damaged, or may not be replaced.
+    Returns how much was removed: rows by table, or ``metadata`` of a trace. A trace that is only a list of events has
+    none, and is not touched. Raises Refused where the file is of no kind that can be scrubbed, is damaged, or may not
+    be replaced.
     """
     copy = _COPIES.get((parser, path.is_dir()))
     if copy is None:
@@ -38,7 +39,7 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
     try:
         _make(beside, folder=place.is_dir())
         removed = +copy(place, beside)
-        if removed or copy is not chrome_trace.copy:
+        if removed or is_scrubbed(beside):
             _put(beside, place)
     except OSError as error:
         raise Refused(path, f"cannot be replaced: {error.strerror or error}", "Scrub a copy elsewhere.") from error
@@ -51,8 +52,17 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
 
 
 def is_scrubbed(path: Path) -> bool:
-    """Whether ``path`` is a database, or a folder of tables, that ``scrub`` wrote."""
-    return nsys_folder.is_marked(path) if path.is_dir() else database.is_marked(path)
+    """Whether ``scrub`` wrote ``path``: a database, a folder of tables, or a trace."""
+    if path.is_dir():
+        return nsys_folder.is_marked(path)
+    return database.is_marked(path) or chrome_trace.is_marked(path)
+
+
+def may_be_private(path: Path) -> bool:
+    """Whether the file ``path`` is of a kind that ``scrub`` takes, by its name and beginning, and not scrubbed yet."""
+    if path.name.endswith((".json", ".json.gz")):
+        return not chrome_trace.is_marked(path) and chrome_trace.is_one(path)
+    return path.suffix in (".sqlite", ".db") and not database.is_marked(path)
 
 
 def _make(beside: Path, folder: bool) -> None:

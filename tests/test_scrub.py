@@ -487,6 +487,27 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     assert privacy.private_files(tmp_path) == [f"raw/attention/nsys/{name}" for name in private]
 
 
+def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private_files(tmp_path: Path) -> None:
+    raw = tmp_path / "raw" / "attention" / "torch"
+    raw.mkdir(parents=True)
+    trace = content(CPU_TRACE)
+    cut = {
+        "cut.json": trace[: len(trace) // 2],
+        "cut.json.gz": CPU_TRACE.read_bytes()[: CPU_TRACE.stat().st_size // 2],
+        "damaged.json.gz": CPU_TRACE.read_bytes()[:10] + b"damaged",
+    }
+    harmless = {
+        "cases.json": b'{"cases": []}', "nothing.json": b"", "rocprof.json": b'{ "traceEvents":[{},{"BeginNs":"1"}]}',
+        "whole.json": trace, "zipped.json.gz": CPU_TRACE.read_bytes(), "clean.json": b'{"traceEvents": []}',
+    }  # fmt: skip
+    for name, data in (cut | harmless).items():
+        (raw / name).write_bytes(data)
+    done = privacy.scrubbed(sorted(raw.iterdir()), tmp_path)
+    assert {path.name for path, is_done in done.items() if is_done} == {"clean.json", "whole.json", "zipped.json.gz"}
+    assert privacy.private_files(tmp_path) == [f"raw/attention/torch/{name}" for name in cut]
+    assert scrub.is_scrubbed(raw / "zipped.json.gz") and not scrub.is_scrubbed(raw / "cut.json")
+
+
 # --- Chrome traces ---------------------------------------------------------------------------------------------------
 
 

@@ -16,13 +16,13 @@ _LONGEST_VALUE = 4 * _CHUNK
 _ZIPPED = b"\x1f\x8b"
 
 
-def head(path: Path) -> bytes:
-    """The first bytes of a JSON file, unzipped; as many as there are where the zip is cut."""
+def head(path: Path, most: int = 1 << 20) -> bytes:
+    """The first bytes of a JSON file, unzipped, ``most`` or fewer; as many as there are where the zip is cut."""
     with path.open("rb") as file:
-        begin = file.read(1 << 18)
+        begin = file.read(most // 4)
     if begin.startswith(_ZIPPED):
         try:
-            begin = zlib.decompressobj(wbits=31).decompress(begin, 1 << 20)
+            begin = zlib.decompressobj(wbits=31).decompress(begin, most)
         except zlib.error:
             return b""
     return begin.removeprefix(b"\xef\xbb\xbf").lstrip()
