@@ -23,9 +23,9 @@ from profpipe.scrubbers import chrome_trace, database, nsys, nsys_folder, rocpro
 def scrub(path: Path, parser: str) -> dict[str, int]:
     """Puts a scrubbed copy in the place of ``path``, which the parser of that name reads, whole or not at all.
 
-    Returns how much was removed: rows by table, or ``metadata`` of a trace. A trace that is only a list of events has
-    none, and is not touched. Raises Refused where the file is of no kind that can be scrubbed, is damaged, or may not
-    be replaced.
+    Returns how much was removed: rows by table, or ``metadata`` and ``events`` of a trace. A trace that is only a
+    list of events, of which none has anything to lose, is not touched.
+    Raises Refused where the file is of no kind that can be scrubbed, is damaged, or may not be replaced.
     """
     copy = _COPIES.get((parser, path.is_dir()))
     if copy is None:

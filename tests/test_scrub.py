@@ -222,6 +222,55 @@ def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path: 
         assert database.execute("SELECT pid, name FROM PROCESSES").fetchall() == [(7, "python3")]
 
 
+def with_paths(path: Path) -> Path:
+    """An export whose call stacks, threads and one range tell of folders."""
+    export = Export()
+    export.launch(10, 1, pid=7)
+    ids = {
+        text: export.string(text)
+        for text in (
+            f"/home/{SECRET} x/app/train",
+            f"python /home/{SECRET}/t.py",
+            "operator/(A, B)",
+            "[vdso]",
+            "/data/in",
+        )
+    }
+    binary, thread, division, vdso, range_name = ids.values()
+    export.write_sqlite(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE SAMPLING_CALLCHAINS (id INTEGER, symbol INTEGER, module INTEGER)")
+        stack = [(1, division, binary), (2, range_name, vdso)]
+        database.executemany("INSERT INTO SAMPLING_CALLCHAINS VALUES (?, ?, ?)", stack)
+        database.execute("CREATE TABLE ThreadNames (nameId INTEGER, priority INTEGER, globalTid INTEGER)")
+        database.execute("INSERT INTO ThreadNames VALUES (?, 20, ?)", (thread, thread_id(7, 7)))
+        database.execute("CREATE TABLE MARKERS (textId INTEGER)")
+        database.execute("INSERT INTO MARKERS VALUES (?)", (range_name,))
+        database.commit()
+    return path
+
+
+def test_call_stacks_and_threads_keep_the_names_of_files_without_their_folders(tmp_path: Path) -> None:
+    path = with_paths(tmp_path / "export.sqlite")
+    folder = in_folder(path)
+    before = parsed(path)
+    assert scrubbed(path)["StringIds"] == scrubbed(folder)["StringIds"] == 2
+    assert SECRET.encode() not in path.read_bytes() + held(folder)
+    check_same_tables(before, parsed(path))
+    with closing(sqlite3.connect(path)) as database:
+        texts = {text for (text,) in database.execute("SELECT value FROM StringIds")}
+    assert {"train", "python t.py", "operator/(A, B)", "[vdso]", "/data/in"} <= texts
+    assert set(pq.read_table(folder / "StringIds.parquet")["value"].to_pylist()) == texts
+    assert not scrubbed(path) and not scrubbed(folder)
+
+
+def test_a_real_recording_with_call_stacks_loses_the_folders_of_its_user(shared_data: Path, tmp_path: Path) -> None:
+    path = writable_copy(shared_data / "nsys" / "p4arth__cuda-perf-sandbox" / "report1.sqlite", tmp_path)
+    assert b"/home/p4arth" in path.read_bytes()
+    scrubbed(path)
+    assert b"p4arth" not in path.read_bytes()
+
+
 def test_indexes_views_page_size_and_permissions_are_kept_and_search_trees_left_out(tmp_path: Path) -> None:
     export = Export()
     export.launch(10, 1)
@@ -532,7 +581,36 @@ def test_a_trace_loses_its_host_and_the_environment_of_its_job_and_no_event(tmp_
     check_same_tables(read, parsed(path))
 
 
-def test_a_trace_that_is_only_a_list_of_events_is_not_touched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("only_events", [True, False])
+def test_the_python_stack_of_a_trace_keeps_the_names_of_files_without_their_folders(
+    tmp_path: Path, only_events: bool
+) -> None:
+    calls = [
+        f"/home/{SECRET} x/train.py(12): main",
+        "torch/nn/modules/module.py(7): forward",
+        f"C:\\{SECRET}\\a.py(3): f",
+    ]
+    common = {"ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+    added = [
+        *({**common, "cat": "python_function", "name": call, "args": {"Python id": 1}} for call in calls),
+        {**common, "cat": "cpu_op", "name": "/not/python", "args": {"Call stack": ";".join(calls)}},
+    ]
+    trace = json.loads(content(CPU_TRACE))
+    trace["traceEvents"] += added
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace["traceEvents"] if only_events else trace))
+    read = parsed(path)
+    assert scrubbed(path)["events"] == 3 and not scrubbed(path)
+    assert SECRET not in path.read_text()
+    kept = json.loads(path.read_text())
+    *stack, operator = (kept if only_events else kept["traceEvents"])[-4:]
+    short = ["train.py(12): main", calls[1], "a.py(3): f"]
+    assert [event["name"] for event in stack] == short
+    assert (operator["name"], operator["args"]) == ("/not/python", {"Call stack": ";".join(short)})
+    check_same_tables(read, parsed(path))
+
+
+def test_a_trace_that_is_only_a_list_of_events_without_a_stack_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(json.loads(content(CPU_TRACE))["traceEvents"]))
     text = path.read_bytes()

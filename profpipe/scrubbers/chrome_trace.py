@@ -1,6 +1,7 @@
 """Chrome traces: without what stands around the events and is not known to be harmless.
 
-A trace names its host, and carries whatever the job added to its metadata.
+A trace names its host, and carries whatever the job added to its metadata. With Python's stack, its events hold the
+paths of the program's files, of which the names are left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from profpipe.formats import jsonstream
+from profpipe.scrubbers.paths import without_folders
 
 _KEYS: Final = re.compile(
     r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds?|trace_id|traceEvents"
@@ -22,6 +24,7 @@ _KEYS: Final = re.compile(
 )
 
 
+_STACK: Final = "Call stack"
 #: The first entry of a scrubbed trace; the number counts the rules.
 _MARK_KEY: Final = "profpipe_scrubbed"
 _OPENING: Final = f'{{\n"{_MARK_KEY}": 1'
@@ -29,7 +32,10 @@ _KEY_OF_A_TRACE: Final = re.compile(rb'"(traceEvents|schemaVersion|devicePropert
 
 
 def copy(path: Path, beside: Path) -> Counter[str]:
-    """Returns how much ``metadata`` was left out. A trace that is only a list of events stays one, without a mark."""
+    """Returns how much ``metadata`` was left out, and how many ``events`` lost the folders of a path.
+
+    A trace that is only a list of events stays one, without a mark.
+    """
     with path.open("rb") as stream:
         opener: Any = gzip.open if stream.read(2) == b"\x1f\x8b" else open
     removed: Counter[str] = Counter()
@@ -57,7 +63,7 @@ def _list_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
     """The events of a trace that has nothing around them."""
     before = "[\n"
     for _, event in jsonstream.items(source, unroll="traceEvents"):
-        yield before + json.dumps(event)
+        yield before + json.dumps(_without_folders(event, removed))
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"
 
@@ -71,6 +77,8 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
             removed["metadata"] += key != _MARK_KEY
             continue
         event = key == "traceEvents"
+        if event:
+            value = _without_folders(value, removed)
         if event and not inside:
             before += '"traceEvents": [\n'
         elif inside and not event:
@@ -78,3 +86,16 @@ def _kept_text(source: TextIO, removed: Counter[str]) -> Iterator[str]:
         yield before + ("" if event else f"{json.dumps(key)}: ") + json.dumps(value)
         before, inside = ",\n", event
     yield ("\n]" if inside else "") + "\n}\n"
+
+
+def _without_folders(event: Any, removed: Counter[str]) -> Any:
+    """``event`` with the names alone of the files that its call, or the calls around it, stand in."""
+    if not isinstance(event, dict):
+        return event
+    changed = dict(event)
+    if event.get("cat") == "python_function":
+        changed["name"] = without_folders(event.get("name"))
+    if isinstance(args := event.get("args"), dict) and _STACK in args:
+        changed["args"] = {**args, _STACK: without_folders(args[_STACK])}
+    removed["events"] += changed != event
+    return changed

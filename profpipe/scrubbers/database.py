@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from profpipe.errors import Refused
 
 #: In the header of a scrubbed database (``PRAGMA application_id``); the last digit counts the rules of the formats.
-_MARK: Final = 0x70705301
+_MARK: Final = 0x70705302
 _MARK_AT: Final = slice(68, 72)
 
 #: Who, where and what.
@@ -26,7 +26,6 @@ PRIVATE_COLUMN: Final = re.compile(
     r"|file_?path|filename|^content",
     re.IGNORECASE,
 )
-PATH_IN_TEXT: Final = re.compile(r"(?<![\w.])~?(/[^\s/,;:'\"()]+){2,}/?|\b[A-Za-z]:\\[^\s,;'\"()]+")
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from profpipe.scrubbers import database as sqlite
-from profpipe.scrubbers.database import PATH_IN_TEXT, PRIVATE_COLUMN, Schema, call, quoted
+from profpipe.scrubbers.database import PRIVATE_COLUMN, Schema, call, quoted
+from profpipe.scrubbers.paths import without_folders, without_paths
 
 #: nsys says in its schema which columns are ids of text, from 2022 on and apart from payloads.
 _DECLARED_ID: Final = re.compile(r'^\s*"?(\w+)"?\s+INTEGER\b.*REFERENCES StringIds\(id\)', re.MULTILINE)
+_CODE: Final = re.compile("symbol|module", re.IGNORECASE)
 _ID_BY_NAME: Final = re.compile(r"(demangled|short|mangled)Name$|nameId$|textId$|^(symbol|module)$", re.IGNORECASE)
 
 _SYSTEM: Final = re.compile(
@@ -41,19 +43,29 @@ def prepare(database: sqlite3.Connection, schema: Schema) -> None:
     for table, column in text_columns(schema):
         chosen, keep = quoted(column), kept(schema, table)
         distinct = f"SELECT DISTINCT {chosen} FROM source.{quoted(table)} WHERE {chosen} IS NOT NULL AND ({keep})"
-        database.execute(f"INSERT OR IGNORE INTO used {distinct}")
+        database.execute(f"INSERT OR IGNORE INTO {user(table, column)} {distinct}")
+
+
+def user(table: str, column: str) -> str:
+    """The table that the ids in a text column are noted in."""
+    return "used_by_code" if table == "ThreadNames" or _CODE.fullmatch(column) else "used"
 
 
 def define(database: sqlite3.Connection) -> None:
-    """The functions, and two tables to be filled: processes at work, and ids of texts that something refers to."""
-    database.execute("CREATE TEMP TABLE working (process INTEGER PRIMARY KEY)")
-    database.execute("CREATE TEMP TABLE used (id INTEGER PRIMARY KEY)")
+    """The functions, and three tables to be filled: processes at work, and ids of texts that something refers to.
+
+    What call stacks and threads alone refer to may be a path: that of a program or library, and what the program was
+    started as.
+    """
+    for table, column in (("working", "process"), ("used", "id"), ("used_by_code", "id")):
+        database.execute(f"CREATE TEMP TABLE {table} ({column} INTEGER PRIMARY KEY)")
     functions: dict[str, tuple[int, Callable[..., Any]]] = {
         "describes_system": (1, lambda name: bool(_SYSTEM.fullmatch(str(name)))),
         "describes_export": (2, lambda name, value: bool(_EXPORT.fullmatch(str(name))) or _is_switch(name, value)),
         "describes_capture": (2, lambda name, value: bool(_CAPTURE.fullmatch(_last(name))) or _is_switch(name, value)),
-        "file_name": (1, lambda path: path.rpartition("/")[2] if isinstance(path, str) else path),
-        "without_paths": (1, lambda text: PATH_IN_TEXT.sub("[path]", text) if isinstance(text, str) else text),
+        "file_name": (1, lambda path: re.split(r"[/\\]", path)[-1] if isinstance(path, str) else path),
+        "without_folders": (1, without_folders),
+        "without_paths": (1, without_paths),
     }
     for name, (arguments, function) in functions.items():
         sqlite.define(database, name, arguments, function)
@@ -87,6 +99,7 @@ def text_columns(schema: Schema) -> Iterator[tuple[str, str]]:
 
 def kept(schema: Schema, table: str) -> str:
     """The SQL condition under which a row of ``table`` is harmless."""
+    is_used = "(id IN used OR id IN used_by_code)"
     conditions = {
         "META_DATA_CAPTURE": (("name", "value"), call("describes_capture", "name", "value")),
         "META_DATA_EXPORT": (("name", "value"), call("describes_export", "name", "value")),
@@ -98,7 +111,7 @@ def kept(schema: Schema, table: str) -> str:
         "ProcessStreams": ((), "false"),
         "ANALYSIS_FILE": ((), "false"),
         # A text with a NUL byte is an environment, even where something else has the same id.
-        "StringIds": (("id", "value"), "id IN used AND NOT instr(CAST(value AS BLOB), x'00')"),
+        "StringIds": (("id", "value"), f"{is_used} AND NOT instr(CAST(value AS BLOB), x'00')"),
     }
     if table not in conditions:
         return "true"
@@ -111,4 +124,6 @@ def changed(schema: Schema, table: str) -> dict[str, str]:
     for of, column, function in (("DIAGNOSTIC_EVENT", "text", "without_paths"), ("PROCESSES", "name", "file_name")):
         if table == of and schema.has(table, column):
             columns[column] = call(function, column)
+    if table == "StringIds" and schema.has(table, "id", "value"):
+        columns["value"] = f"CASE WHEN id IN used THEN value ELSE {call('without_folders', 'value')} END"
     return columns

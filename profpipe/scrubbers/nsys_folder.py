@@ -22,7 +22,7 @@ from profpipe.scrubbers import nsys
 from profpipe.scrubbers.database import Schema, differ, quoted
 
 #: In the metadata of the file with the texts; the last digit counts the rules.
-_MARK: Final = {b"profpipe_scrubbed": b"1"}
+_MARK: Final = {b"profpipe_scrubbed": b"2"}
 _TEXTS: Final = "StringIds"
 
 
@@ -65,9 +65,9 @@ def _copy(files: dict[str, Path], beside: Path, database: sqlite3.Connection) ->
         if table in loaded:
             keep = f"{quoted(column)} IS NOT NULL AND ({nsys.kept(schema, table)})"
             chosen = database.execute(f"SELECT {quoted(column)} FROM source.{quoted(table)} WHERE {keep}")
-            _note(database, "used", {number for (number,) in chosen})
+            _note(database, nsys.user(table, column), {number for (number,) in chosen})
         else:
-            _note(database, "used", _distinct(files[table], column))
+            _note(database, nsys.user(table, column), _distinct(files[table], column))
     removed: Counter[str] = Counter()
     for table in loaded:
         target = beside / files[table].name
@@ -102,14 +102,14 @@ def _distinct(file: Path, column: str) -> set[int]:
 
 def _load(database: sqlite3.Connection, table: str, rows: pa.Table) -> None:
     marks = ", ".join("?" * rows.num_columns)
-    columns = [list(_values(column, as_bytes=table == _TEXTS)) for column in rows.columns]
+    columns = [list(_values(column)) for column in rows.columns]
     database.executemany(f"INSERT INTO source.{quoted(table)} VALUES ({marks})", zip(*columns, strict=True))
 
 
-def _values(column: pa.ChunkedArray, as_bytes: bool) -> Iterator[Any]:
+def _values(column: pa.ChunkedArray) -> Iterator[Any]:
     """As SQLite takes them: numbers beyond its 64 bits wrap, as in nsys's own exports, and what is nested is missing.
 
-    Environments may be in any encoding, so that texts are no text to everyone (``as_bytes``).
+    Environments may be in any encoding, so that texts are no text to everyone.
     """
     column = column.cast(_plain(column.type))
     if pa.types.is_integer(column.type):
@@ -118,7 +118,7 @@ def _values(column: pa.ChunkedArray, as_bytes: bool) -> Iterator[Any]:
         yield from column.to_pylist()
     elif _is_text(column.type):
         for value in column.cast(pa.large_binary()).to_pylist():
-            yield value if value is None or as_bytes else value.decode("utf-8", "replace")
+            yield value if value is None else value.decode("utf-8", "replace")
     else:
         yield from [None] * len(column)
 

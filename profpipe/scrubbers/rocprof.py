@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe.scrubbers import database as sqlite
-from profpipe.scrubbers.database import PATH_IN_TEXT, Schema, call, quoted
+from profpipe.scrubbers.database import Schema, call, quoted
+from profpipe.scrubbers.paths import without_paths
 
 _GUID: Final = re.compile(r"_[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 _TEXT_ID: Final = re.compile(r"(^|_)(name|category)_id$")
@@ -57,7 +58,7 @@ class _Rules:
             chosen = f"SELECT DISTINCT ?, {quoted(column)} FROM source.{quoted(table)}"
             database.execute(f"INSERT OR IGNORE INTO used {chosen} WHERE {quoted(column)} IS NOT NULL", [texts])
         for name, arguments, function in (
-            ("without_paths", 1, _without_paths),
+            ("without_paths", 1, without_paths),
             ("message_alone", 1, _message_alone),
             ("harmless_argument", 2, _harmless_argument),
         ):
@@ -91,10 +92,6 @@ def _text_columns(database: sqlite3.Connection, schema: Schema) -> Iterator[tupl
         for column in filter(_TEXT_ID.search, schema.columns[table]):
             found.setdefault(column, f"rocpd_string{guid[0] if guid else ''}")
         yield from ((table, column, texts) for column, texts in found.items())
-
-
-def _without_paths(text: Any) -> Any:
-    return PATH_IN_TEXT.sub("[path]", text) if isinstance(text, str) else text
 
 
 def _message_alone(extdata: Any) -> str:
