@@ -25,6 +25,8 @@ from profpipe.job import Command, Job, Tool
 
 #: In the folder of a job that was taken over: the run that measured it.
 _ORIGIN = "reused.json"
+#: There since a runner began the job: what ``run`` finds it done by.
+_PARTS = "parts.json"
 #: Files that are written to in place; a hard link would carry that into the run they came from.
 _COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
 #: A file named in a command is read whole up to this size; a larger one is known by its size and time.
@@ -192,9 +194,11 @@ def offers(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> dict[str, Offer]:
 
 
 def _is_whole(entry: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the files of a job are still what they were."""
+    """Whether the folder of a job is there, and its files are still what they were."""
     try:
-        return all((folder / file["path"]).stat().st_size == file["bytes"] for file in entry["files"])
+        return (folder / entry["folder"] / _PARTS).is_file() and all(
+            (folder / file["path"]).stat().st_size == file["bytes"] for file in entry["files"]
+        )
     except OSError:
         return False
 
@@ -202,14 +206,17 @@ def _is_whole(entry: Mapping[str, Any], folder: Path) -> bool:
 def take(offer: Offer, folder: Path) -> None:
     """Puts the files of ``offer`` into ``folder``, which must not exist yet: hard-linked, or copied where links fail.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all: not where the system refuses a file, and then the job is done again.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(f".{folder.name}-taken")
     shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed here
-    shutil.copytree(offer.folder, beside, copy_function=_link)
-    (beside / _ORIGIN).write_text(json.dumps({"run": offer.run}), encoding="utf-8")
-    beside.rename(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(offer.folder, beside, copy_function=_link)
+        (beside / _ORIGIN).write_text(json.dumps({"run": offer.run}), encoding="utf-8")
+        beside.rename(folder)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _link(source: str, target: str) -> None:

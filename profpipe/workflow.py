@@ -249,8 +249,7 @@ class _Run:
             self.data = ingest.added(self.data, fresh)
         else:
             self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
-        went_well = outcome.status == "ok" and fresh.cases["status"].isin(["ok", "skipped"]).all()
-        known = key if went_well else "", reuse.origin(job.folder)
+        known = key if _went_well(outcome, fresh) else "", reuse.origin(job.folder)
         entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine))
         record.put(self.record["jobs"], entry, "folder")
         self.record["private_files"] = privacy.private_files(self.folder)
@@ -268,6 +267,16 @@ class _Run:
         devices = ingest.devices(job.records)
         peaks = gpus.peaks_of_job(machine.gpus, {**environment.passed_on(os.environ), **job.env}, devices)
         return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
+
+
+def _went_well(outcome: Outcome, fresh: Tables) -> bool:
+    """Whether a later run may take the job over, with its cases that told themselves that they cannot run here.
+
+    Not with one that was skipped for its size: another job decided that, which may come to something else next time.
+    """
+    too_large = any(status == "skipped" for _, status, _ in outcome.ended_by_runner)
+    ran = outcome.status == "ok" and outcome.returncode is not None and not too_large
+    return ran and bool(fresh.cases["status"].isin(["ok", "skipped"]).all())
 
 
 def _lacked_room(data: Tables) -> pd.Series[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -150,6 +151,23 @@ def test_a_job_without_key_or_with_a_file_that_changed_is_not_offered(tmp_path: 
     assert reuse.offers([failed, changed]) == {}
 
 
+def test_a_job_whose_folder_was_removed_is_not_offered(tmp_path: Path) -> None:
+    of_a_command = done(tmp_path, "1", files=[])
+    assert reuse.offers([of_a_command])
+    shutil.rmtree(of_a_command[0] / "raw")
+    assert reuse.offers([of_a_command]) == {}
+
+
+def test_what_cannot_be_taken_over_leaves_nothing(tmp_path: Path) -> None:
+    run, _ = done(tmp_path, "1")
+    target = tmp_path / "2" / "raw" / "w" / "nsys"
+    reuse.take(Offer(run / "raw/w/gone", "1"), target)
+    (run / "raw/w/nsys/log.txt").unlink()
+    (run / "raw/w/nsys/log.txt").symlink_to("nowhere")
+    reuse.take(Offer(run / "raw/w/nsys", "1"), target)
+    assert list(target.parent.iterdir()) == []
+
+
 def test_what_was_taken_over_itself_names_the_run_that_measured_it(tmp_path: Path) -> None:
     (offer,) = reuse.offers([done(tmp_path, "2", reused_from="1")]).values()
     assert offer.run == "1"
@@ -213,6 +231,30 @@ def test_unchanged_jobs_are_taken_over_and_changed_and_failed_ones_are_done_agai
         pd.testing.assert_frame_equal(*frames)
     assert set(data.metrics["run"]) == {again.name}
     assert not any(entry["key"] for entry in record["jobs"] if entry["workload"] == "broken")
+
+
+def test_a_case_that_was_skipped_for_its_size_is_tried_when_the_run_is_asked_for_again(project: Path) -> None:
+    (project / "first.py").write_text(
+        "from pathlib import Path\nPARAMS = {'n': 1}\n\ndef build(params):\n"
+        "    if not Path('room').exists():\n        raise MemoryError('out of memory')\n    return lambda: None\n"
+    )
+    asked = ["run", "-w", "first", "--set", "isolate=true"]
+    assert profpipe(project, *asked).returncode == 1
+    data, record = store.load(store.resolve(None, project / "out"))
+    assert list(data.cases["status"]) == ["oom", "skipped"] and not any(entry["key"] for entry in record["jobs"])
+    (project / "room").touch()
+    again = profpipe(project, *asked, "--reuse")
+    assert again.returncode == 0, again.stderr
+    assert set(store.load(store.resolve(None, project / "out"))[0].cases["status"]) == {"ok"}
+
+
+def test_the_files_of_a_command_that_were_removed_are_made_again(project: Path) -> None:
+    (project / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [echo, hello], profilers: [plain]}}\n")
+    assert profpipe(project, "run").returncode == 0
+    shutil.rmtree(store.resolve(None, project / "out") / "raw")
+    again = profpipe(project, "run", "--reuse")
+    assert again.returncode == 0, again.stderr
+    assert "hello" in (project / "out" / "latest" / "raw" / "w" / "plain" / "log.txt").read_text()
 
 
 def test_an_earlier_run_that_is_damaged_offers_nothing_and_stops_nothing(project: Path) -> None:
