@@ -57,12 +57,7 @@ class Order:
         }
         target = folder / ORDER
         target.parent.mkdir(parents=True, exist_ok=True)
-
-        def fill(beside: Path) -> None:
-            beside.touch(mode=0o600)  # before there is anything to read
-            beside.write_text(json.dumps(document), encoding="utf-8")
-
-        store.write(target, fill)
+        store.write_private(target, json.dumps(document).encode())
 
     @classmethod
     def load(cls, folder: Path) -> Order:

@@ -1,8 +1,9 @@
 """Whether a job has been done before, and taking its files over instead of doing it again.
 
-A job's key is a hash of all that its numbers depend on. What is not in it: files that the workload opens while it runs,
-modules that it imports by names made up at run time, the source of packages installed in editable mode (their version
-is in it), and what else the machine was doing.
+A job's key is a hash of all that its numbers depend on. Of a command that is its program, and the files and the module
+(``-m``) that its words name. What is not in it: files that the workload opens while it runs, modules that it imports by
+names made up at run time, the source of packages installed in editable mode (their version is in it), and what else the
+machine was doing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import hmac
+import itertools
 import json
 import os
 import re
@@ -20,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from profpipe.environment import is_secret
 from profpipe.job import Command, Job, Tool
 
 #: In the folder of a job that was taken over: the run that measured it.
@@ -32,14 +34,18 @@ _COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}"
 #: A file named in a command is read whole up to this size; a larger one is known by its size and time.
 _HASHED_BYTES = 16 << 20
 
-#: Of the environment that a job's process gets: what decides where files lie or how text looks, and no time.
+#: Of the environment that a job's process gets: what decides where files lie or how text looks, and no time. Where PATH
+#: and PYTHONPATH lead, as far as the job's words follow them, is among its files.
 _IRRELEVANT = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "TMPDIR", "PYTHONPATH", "PWD",
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
 }  # fmt: skip
 #: What of a job's options only says when to give up.
 _LIMITS = {"case_timeout_s", "skip_larger_after_oom"}
-_GPU = ("name", "driver", "cuda", "memory_bytes", "power_limit_w", "max_sm_clock_hz", "max_memory_clock_hz")
+_GPU = (
+    "name", "mig", "sm_count", "driver", "cuda", "memory_bytes", "power_limit_w", "max_sm_clock_hz",
+    "max_memory_clock_hz",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,39 +59,47 @@ class Offer:
 # --- the key ---------------------------------------------------------------------------------------------------------
 
 
-def key(job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+def key(
+    job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str], salt: bytes
+) -> str:
     """The hash of all that ``job``'s numbers depend on; empty where its tool is missing.
 
-    ``machine`` is what ``device.machine`` says, ``environment`` what the job's processes get of ours.
+    ``machine`` is what ``device.machine`` says, ``environment`` what the job's processes get of ours. Without ``salt``,
+    which is kept beside the runs, nobody can try out which secrets of the pipeline file the key is made with.
     """
+    known = basis(job, commands, machine, environment)
+    text = json.dumps(known, sort_keys=True, default=str)
+    return hmac.digest(salt, text.encode(), "sha256").hex() if known else ""
+
+
+def basis(
+    job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """All that ``job``'s numbers depend on, by what a person would call it; nothing where its tool is missing."""
     if not isinstance(job.tool, Tool):
-        return ""
-    known = {
-        "cases": [(case.id, dict(case.params)) for case in job.cases],
-        "counts": (job.warmup, job.repeats),
-        "options": {name: value for name, value in job.options.items() if name not in _LIMITS},
-        "environment": _environment({**environment, **job.env}),
-        "tool": asdict(job.tool),
-        "commands": [_argv(command, job) for command in commands],
-        "sources": _sources(job),
-        "machine": _machine(machine),
-        "python": sys.version,
-        "packages": _distributions(sys.path),
+        return {}
+    variables = {**environment, **job.env}
+    return {
+        "its cases": [(case.id, dict(case.params)) for case in job.cases],
+        "its repeats": (job.warmup, job.repeats),
+        "its options": {name: value for name, value in job.options.items() if name not in _LIMITS},
+        **{f"variable {name}": value for name, value in variables.items() if not _is_irrelevant(name)},
+        "the profiler": asdict(job.tool),
+        "its command": [_argv(command, job) for command in commands],
+        "its program": str(_program(job, variables) or ""),
+        **_sources(job, variables),
+        "the machine": _machine(machine),
+        "Python": sys.version,
+        "the installed packages": _distributions(sys.path),
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _argv(command: Command, job: Job) -> list[str]:
     return [argument.replace(str(job.folder), "{job}") for argument in command.argv]
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of what looks like a secret only the name: it changes no time, and a hash of it could be guessed at."""
-    return {
-        name: "" if is_secret(name) else value
-        for name, value in variables.items()
-        if name not in _IRRELEVANT and not name.startswith("LC_")
-    }
+def _is_irrelevant(variable: str) -> bool:
+    return variable in _IRRELEVANT or variable.startswith("LC_")
 
 
 def _machine(machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,18 +116,50 @@ def _distributions(entries: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _sources(job: Job) -> list[tuple[str, str]]:
+def _sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
     """Hashes of the files that the job runs: its own, those that they import from beside them, and the harness."""
-    named = [job.script] if job.script else [job.cwd / argument for argument in job.command]
+    named = [job.script] if job.script else [*_named(job), *filter(None, [_program(job, variables)])]
     entries = filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))
     # Where packages are installed their versions tell all; following imports into torch would take a minute.
     own = [root for root in map(Path, entries) if not any(root.glob("*.dist-info"))]
     roots = [job.cwd, *(path.parent for path in named), *own]
-    files = {each for path in named if path.is_file() for each in imported(path, roots)}
+    files = {each for path in (*named, *_modules(job, roots)) for each in imported(path, roots)}
     if job.script:
         harness = Path(__file__).with_name("harness.py")
         files |= imported(harness, [harness.parents[1]], package="profpipe")
-    return sorted((_shown(each, job), _digest(each)) for each in files)
+    found: dict[str, list[str]] = {}
+    for each in sorted(files):
+        # Outside of the pipeline's folder two files may have one name.
+        found.setdefault(f"file {_shown(each, job)}", []).append(_digest(each))
+    return found
+
+
+def _program(job: Job, variables: Mapping[str, str]) -> Path | None:
+    """The file that PATH finds for a command's first word; one with a folder in it is among the files that it names."""
+    if not job.command or os.sep in job.command[0]:
+        return None
+    found = shutil.which(job.command[0], path=variables.get("PATH"))
+    return Path(found) if found else None
+
+
+def _named(job: Job) -> list[Path]:
+    """The files that a command's words name, alone or behind an equals sign."""
+    words = (text for word in job.command for text in (word, word.partition("=")[2], word.rpartition("=")[2]))
+    return [job.cwd / text for text in dict.fromkeys(words) if text and _is_file(job.cwd / text)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False  # a word that is too long for a name, or has a NUL byte
+
+
+def _modules(job: Job, roots: Sequence[Path]) -> Iterator[Path]:
+    """The files of a module that a command runs by its name (``python -m``), and lies below ``roots``."""
+    for option, name in itertools.pairwise(job.command):
+        if option == "-m" and all(map(str.isidentifier, name.split("."))):
+            yield from _files((0, f"{name}.__main__"), job.cwd, roots)
 
 
 def _shown(path: Path, job: Job) -> str:
@@ -122,7 +168,8 @@ def _shown(path: Path, job: Job) -> str:
 
 def _digest(path: Path) -> str:
     stat = path.stat()
-    if stat.st_size > _HASHED_BYTES:
+    # A program need not be readable to be run.
+    if stat.st_size > _HASHED_BYTES or not os.access(path, os.R_OK):
         return f"{stat.st_size} bytes of {stat.st_mtime_ns}"
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -145,7 +192,7 @@ def imported(path: Path, roots: Sequence[Path], package: str = "") -> set[Path]:
 
 def _imports(path: Path) -> tuple[tuple[int, str], ...]:
     """(level, dotted name) of each import statement; the level counts the dots of a relative one."""
-    return _imports_in(path.read_bytes()) if path.suffix == ".py" else ()
+    return _imports_in(path.read_bytes()) if path.suffix == ".py" and os.access(path, os.R_OK) else ()
 
 
 @functools.cache  # the harness is the same for every job

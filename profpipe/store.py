@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import re
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from profpipe.errors import ConfigError, lacks_room
 from profpipe.tables import Tables
 
 DATABASE = "profpipe.db"
+#: For nobody else to read: with it, what is hashed into the records of the runs beside it could be tried out.
+_SALT = ".salt"
 
 #: Before pandas 3.1 numbers are read with an error in the last digit, and what a resumed run reads it writes again.
 _EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
@@ -94,6 +97,24 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """As ``write``; nobody else may read the file, at no time."""
+
+    def fill(beside: Path) -> None:
+        beside.touch(mode=0o600)  # before there is anything to read
+        beside.write_bytes(content)
+
+    write(path, fill)
+
+
+def salt(out: Path) -> bytes:
+    """Random bytes that belong to the results folder ``out``, made when they are first asked for."""
+    path = out / _SALT
+    if not path.is_file():
+        write_private(path, secrets.token_bytes(32))
+    return path.read_bytes()
 
 
 @contextmanager

@@ -188,7 +188,8 @@ class _Run:
         return _exit_code(self.data, ended, failed)
 
     def _carry_out(self, planned: Sequence[Job], machine: Machine, watch: Watch) -> None:
-        keys = {job.folder: _key(job, machine) for job in planned}
+        salt = store.salt(self.order.out)
+        keys = {job.folder: _key(job, machine, salt) for job in planned}
         jobs = [job for job in planned if not self._is_done(job)]
         if self.order.reuse:
             self._take_over(jobs, keys)
@@ -290,8 +291,8 @@ def _resume_command(folder: Path) -> str:
     return shlex.join([*program, "resume", shown(folder)])
 
 
-def _key(job: Job, machine: Machine) -> str:
-    return reuse.key(job, _commands(job), machine.described, environment.passed_on(os.environ))
+def _key(job: Job, machine: Machine, salt: bytes) -> str:
+    return reuse.key(job, _commands(job), machine.described, environment.passed_on(os.environ), salt)
 
 
 def _exhausted(planned: Iterable[Job], data: Tables) -> dict[tuple[str, str], list[Case]]:

@@ -46,9 +46,11 @@ def a_job(folder: Path) -> Job:
     )
 
 
-def key(job: Job, machine: dict[str, Any] = MACHINE, environment: dict[str, str] | None = None) -> str:
+def key(
+    job: Job, machine: dict[str, Any] = MACHINE, environment: dict[str, str] | None = None, salt: bytes = b"salt"
+) -> str:
     command = Command(("nsys", "profile", "-o", str(job.folder / "capture"), "python"))
-    return reuse.key(job, [command], machine, environment or {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a"})
+    return reuse.key(job, [command], machine, environment or {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/a"}, salt)
 
 
 CHANGES: dict[str, Callable[[Job], Job]] = {
@@ -80,7 +82,8 @@ def test_the_workloads_file_and_what_it_imports_from_beside_it_are_in_the_key(tm
 
 def test_the_machine_and_the_variables_that_decide_times_are_in_the_key(tmp_path: Path) -> None:
     job = a_job(tmp_path)
-    assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "590"}]}) != key(job)
+    for change in ({"driver": "590"}, {"mig": True}, {"sm_count": 66}):
+        assert key(job, {**MACHINE, "gpus": [{"name": "H200", "driver": "580", **change}]}) != key(job)
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "1", "HOME": "/a"}) != key(job)
 
 
@@ -96,9 +99,19 @@ def test_what_changes_no_number_is_not_in_the_key(tmp_path: Path) -> None:
     assert key(job, environment={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/b", "LC_ALL": "C"}) == before
 
 
-def test_no_secret_is_hashed(tmp_path: Path) -> None:
+def test_a_variable_with_a_secrets_name_decides_too_and_without_the_salt_no_key_tells_it(tmp_path: Path) -> None:
     job = a_job(tmp_path)
-    assert key(job, environment={"HF_TOKEN": "a"}) == key(job, environment={"HF_TOKEN": "b"})
+    short, long = (replace(job, env={**job.env, "MAX_TOKENS": value}) for value in ("512", "4096"))
+    assert key(short) != key(long)
+    assert key(short, salt=b"of another folder") != key(short) != key(job)
+
+
+def test_the_salt_is_made_once_for_each_results_folder_and_for_nobody_else_to_read(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert store.salt(tmp_path / "a") == store.salt(tmp_path / "a") != store.salt(tmp_path / "b")
+    (made,) = (tmp_path / "a").iterdir()
+    assert made.stat().st_mode & 0o077 == 0 and len(made.read_bytes()) == 32
 
 
 def test_a_command_is_known_by_its_words_and_by_the_files_that_they_name(tmp_path: Path) -> None:
@@ -108,6 +121,44 @@ def test_a_command_is_known_by_its_words_and_by_the_files_that_they_name(tmp_pat
     before = key(job)
     (tmp_path / "model.py").write_text("layers = 2\n")
     assert key(job) != before
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (("python", "-m", "train", "--n", "1"), "train.py"),
+        (("python", "-m", "pack.inner"), "pack/inner.py"),
+        (("python", "-m", "pack"), "pack/__main__.py"),
+        (("bench", "--fast"), "bin/bench"),
+        (("bin/bench",), "bin/bench"),
+        (("python", "-c", "pass", "--config=conf.yaml"), "conf.yaml"),
+        (("sh", "-c", "x" * 5000, "conf.yaml", "a\0b"), "conf.yaml"),
+    ],
+)
+def test_a_command_is_known_by_its_program_its_module_and_what_follows_an_equals_sign(
+    tmp_path: Path, command: tuple[str, ...], file: str
+) -> None:
+    job = replace(a_job(tmp_path), script=None, command=command)
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    search = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    before = key(job, environment=search)
+    assert key(job, environment=search) == before
+    path.write_text("#!/bin/sh\nexit\n")
+    assert key(job, environment=search) != before
+
+
+def test_a_program_that_path_finds_elsewhere_is_another_one(tmp_path: Path) -> None:
+    job = replace(a_job(tmp_path), script=None, command=("bench",))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bench").write_text("#!/bin/sh\n")
+        (tmp_path / name / "bench").chmod(0o755)
+    assert key(job, environment={"PATH": str(tmp_path / "a")}) != key(job, environment={"PATH": str(tmp_path / "b")})
+    of_the_job = replace(job, env={"PATH": str(tmp_path / "a")})
+    assert key(of_the_job, environment={"PATH": str(tmp_path / "b")}) == key(of_the_job, environment={"PATH": "/x"})
 
 
 def test_a_job_whose_tool_is_missing_has_no_key(tmp_path: Path) -> None:
