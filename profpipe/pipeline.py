@@ -46,7 +46,8 @@ Limits = Annotated[Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=F
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Defaults too: a run that is resumed reads back what they came to, and must find the same as when it was begun.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class NcuTargets(_Model):

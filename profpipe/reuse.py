@@ -38,7 +38,7 @@ _HASHED_BYTES = 16 << 20
 #: and PYTHONPATH lead, as far as the job's words follow them, is among its files.
 _IRRELEVANT = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "TMPDIR", "PYTHONPATH", "PWD",
-    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
 }  # fmt: skip
 #: What of a job's options only says when to give up.
 _LIMITS = {"case_timeout_s", "skip_larger_after_oom"}
@@ -90,12 +90,31 @@ def basis(
         **_sources(job, variables),
         "the machine": _machine(machine),
         "Python": sys.version,
-        "the installed packages": _distributions(sys.path),
+        # Its first entry is the folder of the program, or with ``python -m`` the one that it was typed in.
+        "the installed packages": _distributions(sys.path[1:]),
     }
 
 
+def digests(known: Mapping[str, Any]) -> dict[str, str]:
+    """What ``basis`` gives, each thing as a hash by which it is known again."""
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in known.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
+def may_have_written(job: Job, began: float, ended: float) -> set[str]:
+    """The names in ``basis`` of the files that ``job``'s command may write itself: ``--output=result.json``.
+
+    They are those that its words name, no Python, and last written between the two times, in seconds as files have
+    them.
+    """
+    named = (path for path in _named(job) if path.suffix != ".py" and began <= path.stat().st_mtime <= ended)
+    return {f"file {_shown(path.resolve(), job)}" for path in named}
+
+
 def _argv(command: Command, job: Job) -> list[str]:
-    return [argument.replace(str(job.folder), "{job}") for argument in command.argv]
+    """Without the run's folder, and the name by which this Python was started, which changes nothing."""
+    words = ("{python}" if argument == job.python else argument for argument in command.argv)
+    return [word.replace(str(job.folder), "{job}") for word in words]
 
 
 def _is_irrelevant(variable: str) -> bool:

@@ -43,6 +43,7 @@ from profpipe import (
     run,
     store,
     tables,
+    unchanged,
 )
 from profpipe.document import shown
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, Refused, ToolMissing
@@ -93,6 +94,7 @@ def start(order: Order, command: Sequence[str]) -> int:
 
     def fill(folder: Path) -> None:
         order.save(folder)
+        unchanged.save(folder, planned, order.out, machine.described)
         store.save(folder, Tables(), begun)
 
     folder = store.new_folder(order.out, order.pipeline.name, now, fill)
@@ -117,8 +119,10 @@ def resume(folder: Path) -> int:
         begun["ended"] = None
         machine = Machine.examine(order)
         _check_same_gpus(folder, begun, machine)
+        planned = _jobs(order, machine, folder)
+        unchanged.check(folder, planned, machine.described)
         store.point_latest(order.out)
-        return _Run(order, folder, begun, data).carry_out(_jobs(order, machine, folder), machine)
+        return _Run(order, folder, begun, data).carry_out(planned, machine)
 
 
 def _check_same_gpus(folder: Path, begun: Mapping[str, Any], machine: Machine) -> None:

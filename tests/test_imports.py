@@ -65,7 +65,7 @@ STAGES = {
 }
 
 #: The program itself, which calls the stages in order.
-TOP = {"__main__", "cli", "order", "privacy", "reading", "workflow"}
+TOP = {"__main__", "cli", "order", "privacy", "reading", "unchanged", "workflow"}
 
 ALL_MEANS = set().union(*MEANS.values())
 

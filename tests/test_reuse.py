@@ -150,6 +150,25 @@ def test_a_command_is_known_by_its_program_its_module_and_what_follows_an_equals
     assert key(job, environment=search) != before
 
 
+def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_own(tmp_path: Path) -> None:
+    command = ("python", "train.py", "--config", "conf.yaml", "--output=result.json")
+    job = replace(a_job(tmp_path), script=None, command=command)
+    for name, written in (("train.py", 15), ("conf.yaml", 5), ("result.json", 15)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (written, written))
+    assert reuse.may_have_written(job, 10, 20) == {"file result.json"}
+    assert reuse.may_have_written(job, 0, 20) == {"file result.json", "file conf.yaml"}
+    assert reuse.may_have_written(replace(job, script=tmp_path / "mine.py", command=()), 0, 20) == set()
+
+
+def test_the_name_of_this_python_and_an_activated_environment_are_not_in_the_key(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    as_typed = [Command((name, "-m", "profpipe.harness")) for name in ("/env/bin/python", "/env/bin/python3")]
+    keys = {reuse.key(replace(job, python=each.argv[0]), [each], MACHINE, {}, b"") for each in as_typed}
+    assert len(keys) == 1
+    assert reuse.key(job, [], MACHINE, {"VIRTUAL_ENV": "/env"}, b"") == reuse.key(job, [], MACHINE, {}, b"")
+
+
 def test_a_program_that_path_finds_elsewhere_is_another_one(tmp_path: Path) -> None:
     job = replace(a_job(tmp_path), script=None, command=("bench",))
     for name in ("a", "b"):

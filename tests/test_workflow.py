@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from nsys_exports import Export
 
-from profpipe import store, workflow
+from profpipe import config, plan, store, workflow
+from profpipe.order import Order
 
 ROOT = Path(__file__).parents[1]
 #: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
@@ -238,6 +240,70 @@ def test_a_runner_that_was_killed_is_resumed(project):
     assert done.returncode == 0, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
     assert len(list((project / "out").glob("2*"))) == 1
+
+
+def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_back(project):
+    assert interrupted(project, signal.SIGINT) == 130
+    folder = (project / "out" / "latest").resolve()
+    assert (folder / "raw" / "basis.json").stat().st_mode & 0o077 == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (project / "sums.py").write_text(WORKLOAD.replace("time.sleep(0.3)", "time.sleep(0.1)"))
+    done = profpipe(project, "resume", env={"OMP_NUM_THREADS": "3"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "code or settings" in done.stderr and "sums (file sums.py, variable OMP_NUM_THREADS)" in done.stderr
+    assert "Put that back and resume it, or start a new run" in done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (project / "sums.py").write_text(WORKLOAD)
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+
+
+@pytest.mark.parametrize("path", [ROOT / "pipeline.yaml", *sorted(ROOT.glob("pipelines/*.yaml"))], ids=lambda p: p.stem)
+def test_the_order_that_a_run_keeps_is_read_back_to_the_same_text(path, tmp_path):
+    order = Order.of(config.load_pipeline(path), path, tmp_path, (), ())
+    order.save(tmp_path / "run")
+    again = Order.load(tmp_path / "run")
+    texts = [
+        json.dumps({n: [w.model_dump(), [asdict(c) for c in plan.cases(w)]] for n, w in o.pipeline.workloads.items()})
+        for o in (order, again)
+    ]
+    assert texts[0] == texts[1]
+
+
+def unended(project):
+    """The last run again as one that was killed before its end was written down."""
+    folder = (project / "out" / "latest").resolve()
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "ended": None}))
+    return folder
+
+
+def test_a_run_of_before_that_was_noted_is_resumed_as_ever(project):
+    assert profpipe(project, "run").returncode == 0
+    (unended(project) / "raw" / "basis.json").unlink()
+    (project / "sums.py").write_text(WORKLOAD + "# edited\n")
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_command_writes_itself_does_not_keep_its_run_from_being_resumed(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'date +%N > result.txt', sh, result.txt]\n"
+        "    profilers: [plain]\n"
+    )
+    (project / "result.txt").write_text("of another day\n")
+    os.utime(project / "result.txt", (1, 1))
+    assert profpipe(project, "run").returncode == 0
+    folder = unended(project)
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    unended(project)
+    (project / "result.txt").write_text("edited afterwards\n")
+    later = (folder / "run.json").stat().st_mtime + 60
+    os.utime(project / "result.txt", (later, later))
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and "mine (file result.txt)" in done.stderr
 
 
 def test_nothing_to_resume_is_said(project):
