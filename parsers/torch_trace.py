@@ -95,16 +95,14 @@ def launches(path: Path) -> pd.DataFrame:
 def _launches(trace: _torch_events.Trace) -> pd.DataFrame:
     """The GPU's events with ``thread`` and ``time`` of their launch (NaN: unknown), and whether an operator told them.
 
-    By correlation id, unless two processes of a merged trace share it; else by the operator with the same External id.
+    By correlation id, unless processes of a merged trace share it (``is_shared``), for each counts from the same
+    beginning; else by the operator with the same External id, which must be one process's alone too.
     """
-    gpu, calls = trace.frame("gpu"), trace.frame("call")
-    calls = calls[calls["correlation"] > 0].sort_values("start", kind="stable")
-    owners = calls["thread"].map(dict(enumerate(trace.processes))).groupby(calls["correlation"]).nunique()
-    calls = calls[~calls["correlation"].isin(owners.index[owners > 1])].drop_duplicates("correlation")
-    operators = pd.concat([trace.frame("op"), trace.frame("range")])
-    operators = operators[operators["external"] > 0].drop_duplicates("external")
-    by_call = calls.set_index("correlation").reindex(gpu["correlation"].to_numpy())
-    by_operator = operators.set_index("external").reindex(gpu["external"].to_numpy())
+    gpu, calls = trace.frame("gpu"), trace.frame("call").sort_values("start", kind="stable")
+    operators = pd.concat([trace.frame("op"), trace.frame("range")], ignore_index=True)
+    gpu["is_shared"] = gpu["correlation"].isin(_shared(trace, calls, "correlation"))
+    by_call = _by_id(trace, calls, "correlation").reindex(gpu["correlation"].to_numpy())
+    by_operator = _by_id(trace, operators, "external").reindex(gpu["external"].to_numpy())
     called = by_call["thread"].notna().to_numpy()
     gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
     gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
@@ -113,11 +111,26 @@ def _launches(trace: _torch_events.Trace) -> pd.DataFrame:
     return gpu
 
 
+def _shared(trace: _torch_events.Trace, events: pd.DataFrame, key: str) -> pd.Series[Any]:
+    """The ids in column ``key`` that several processes of a merged trace use."""
+    events = events[events[key] > 0]
+    given = pd.DataFrame({"id": events[key], "process": trace.process_codes[events["thread"].astype(int)]})
+    given = given.drop_duplicates()
+    return given.loc[given["id"].duplicated(), "id"]
+
+
+def _by_id(trace: _torch_events.Trace, events: pd.DataFrame, key: str) -> pd.DataFrame:
+    """The first event of each id that is one process's alone, by that id."""
+    alone = events[(events[key] > 0) & ~events[key].isin(_shared(trace, events, key))]
+    return alone.drop_duplicates(key).set_index(key)
+
+
 def _operators(trace: _torch_events.Trace) -> pd.DataFrame:
     """Operators in the shape of ``_launches``, ``dur`` being self time: less the operators directly inside."""
     ops = trace.frame("op")
     ops["dur"], ops["time"] = _self_times(ops), ops["start"]
-    return ops.assign(kind="cpu_op", device=_torch_events.MISSING, stream=_torch_events.MISSING, by_operator=False)
+    of_no_gpu = {"device": _torch_events.MISSING, "stream": _torch_events.MISSING}
+    return ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False)
 
 
 def _self_times(ops: pd.DataFrame) -> np.ndarray:
@@ -242,11 +255,13 @@ def _origin(
 
 def _in_words(launches: pd.DataFrame, placed: attribution.Attribution) -> str:
     found, by_time = placed.path != 0, placed.by_time
+    lost, shared = launches["thread"].isna(), launches["is_shared"]
     counts = {
         "by the launching thread's ranges": (found & ~by_time).sum(),
         "by time, launched from another thread": (found & by_time).sum(),
         "in no range": (~found & launches["thread"].notna()).sum(),
-        "without a recorded launch": launches["thread"].isna().sum(),
+        "launched by one of several processes that used the same id": (lost & shared).sum(),
+        "without a recorded launch": (lost & ~shared).sum(),
     }
     words = [f"{count} {how}" for how, count in counts.items() if count]
     if told := int(launches["by_operator"].sum()):
@@ -267,12 +282,15 @@ def _notes(trace: _torch_events.Trace, launches: pd.DataFrame) -> Iterator[str]:
     kernels_only = launches[launches["kind"] == "kernel"]
     if (launches["kind"] == "cpu_op").any():
         yield "no GPU events: CPU operators, each with its self time"
-    shared = kernels_only["correlation"].value_counts() if len(kernels_only) else pd.Series(dtype=int)
-    if (shared > 1).any():
-        yield (
-            f"{int(shared[shared > 1].sum())} kernels come from {int((shared > 1).sum())} graph launches; they belong "
-            "to where the graph was launched, for ranges inside a graph are not replayed"
-        )
+    if len(kernels_only):
+        # What two processes launched under one id was not launched at once.
+        of_one_process = kernels_only.loc[~kernels_only["is_shared"], "correlation"]
+        counts = of_one_process[of_one_process > 0].value_counts()
+        if (of_graphs := counts[counts > 1]).any():
+            yield (
+                f"{of_graphs.sum()} kernels come from {len(of_graphs)} graph launches; they belong to where the graph "
+                "was launched, for ranges inside a graph are not replayed"
+            )
     calls = trace.frame("call")
     launching = [code for name, code in trace.names.items() if _LAUNCH.search(name)]
     calls = calls[calls["name"].isin(launching)]

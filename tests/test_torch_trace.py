@@ -219,6 +219,29 @@ def test_a_correlation_id_that_two_processes_share_is_not_trusted(parser: Module
     assert places(parsed) == {"k": ("", "")}
 
 
+def test_an_external_id_that_two_processes_share_is_not_trusted_either(parser: ModuleType, trace: Write) -> None:
+    """Ranks of a merged trace count both ids from the same beginning."""
+    of_a_rank = [
+        [
+            annotation(f"profpipe:{name}", 0, 100, pid=pid),
+            event("cpu_op", "aten::mm", 10, 20, pid=pid, **{"External id": 5}),
+            launch(9, 15, pid=pid, **{"External id": 5}),
+            kernel(f"gemm_{name}", 9, 50, 10, **{"External id": 5}),
+        ]
+        for name, pid in (("a", 1), ("b", 2))
+    ]
+    parsed = parser.parse(trace(*of_a_rank[0], *of_a_rank[1]))
+    assert places(parsed) == {"gemm_a": ("", ""), "gemm_b": ("", "")}
+    assert parsed.kernels["process"].isna().all() and parsed.origin.unattributed_ns == 20e3
+    assert parsed.origin.attribution == "2 launched by one of several processes that used the same id"
+    assert not any("graph launches" in note for note in parsed.origin.notes)
+
+
+def test_kernels_without_a_correlation_id_come_from_no_graph(parser: ModuleType, trace: Write) -> None:
+    parsed = parser.parse(trace(kernel("a", 0, 10, 5), kernel("b", 0, 20, 5)))
+    assert parsed.origin.launches == 2 and not parsed.origin.notes
+
+
 def test_time_of_the_gpu_projection_of_annotations_is_no_kernel_time(parser: ModuleType, trace: Write) -> None:
     parsed = parser.parse(
         trace(launch(1, 0), kernel("k", 1, 10, 10), event("gpu_user_annotation", "profpipe:n=1", 10, 500, pid=0, tid=7))
