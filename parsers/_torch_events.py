@@ -6,6 +6,7 @@ The trace is read event by event: a million of them take a gigabyte as Python ob
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from array import array
 from dataclasses import dataclass, field
@@ -44,7 +45,10 @@ _FIELDS: Final = {
 
 @dataclass
 class Trace:
-    """The events that matter, as flat columns: names and threads are codes, times microseconds from ``base``."""
+    """The events that matter, as flat columns: names and threads are codes, times microseconds.
+
+    From the epoch while events are added; ``settle`` moves them to an origin of their own.
+    """
 
     columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
     names: dict[str, int] = field(default_factory=dict)
@@ -52,8 +56,6 @@ class Trace:
     #: (grid, block) of the kernels, each ``32x2x16``; the column ``shape`` numbers them.
     shapes: dict[tuple[str, str], int] = field(default_factory=dict)
     top: dict[str, Any] = field(default_factory=dict)
-    #: Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
-    base: float | None = None
     dropped: int = 0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -66,22 +68,20 @@ class Trace:
         if category == "Operator" and event["name"].startswith(("ProfilerStep#", tables.CASE_PREFIX)):
             sort = "range"  # torch 1.8 has no category for annotations
         start, dur = float(event["ts"]), float(event["dur"])
-        if self.base is None:
-            self.base = start
-        if not (0 <= dur < _FOREVER and abs(start - self.base) < _FOREVER):
+        if not (0 <= dur < _FOREVER and math.isfinite(start)):
             self.dropped += 1
             return
         args = event.get("args") or {}
         external = number(args.get("External id", args.get("external id")))
         name = self.names.setdefault(str(event["name"]), len(self.names))
         if sort in KINDS:
-            self._add_gpu(event, args, (name, KINDS.index(sort), start - self.base, dur, external))
+            self._add_gpu(event, args, (name, KINDS.index(sort), start, dur, external))
             return
         thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
         if sort == "call":
-            values = (name, thread, start - self.base, number(args.get("correlation")), external)
+            values = (name, thread, start, number(args.get("correlation")), external)
         else:
-            values = (name, thread, start - self.base, dur, external)
+            values = (name, thread, start, dur, external)
         self.columns[sort].extend(values)
 
     def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
@@ -92,6 +92,24 @@ class Trace:
         grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
         self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external, shape))
+
+    def settle(self) -> None:
+        """Drops the events that lie far from the others, and counts time from one of those that stay.
+
+        Epoch microseconds, as old traces have them, leave a double no room for nanoseconds after any multiplication.
+        """
+        times = {sort: self._values(sort)[:, names.index("start")] for sort, names in _FIELDS.items()}
+        starts = np.concatenate(list(times.values()))
+        if not len(starts):
+            return
+        # Not the first event, which may be the odd one, nor a mean of two, between which no whole nanosecond need lie.
+        origin = np.partition(starts, len(starts) // 2)[len(starts) // 2]
+        for sort, start in times.items():
+            start -= origin
+            possible = np.abs(start) < _FOREVER
+            if not possible.all():
+                self.dropped += int((~possible).sum())
+                self.columns[sort] = array("d", self._values(sort)[possible].tobytes())
 
     @cached_property
     def texts(self) -> list[str]:
@@ -115,8 +133,11 @@ class Trace:
         return np.array([numbers.setdefault(str(process), len(numbers)) for process in [*self.processes, None]])
 
     def frame(self, sort: str) -> pd.DataFrame:
-        values = np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
-        return pd.DataFrame(values, columns=list(_FIELDS[sort]))
+        return pd.DataFrame(self._values(sort), columns=list(_FIELDS[sort]))
+
+    def _values(self, sort: str) -> np.ndarray:
+        """The events of a sort, one row each; a view of the column, to be changed in place."""
+        return np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
 
 
 def number(value: Any) -> float:
@@ -144,4 +165,5 @@ def read(path: Path) -> Trace:
         raise Refused(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise Refused(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
+    trace.settle()
     return trace

@@ -279,6 +279,14 @@ def test_epoch_microseconds_keep_the_nanoseconds_of_durations(parser: ModuleType
     assert parsed.kernels["total_ns"].tolist() == [3776] and parsed.kernels["case"].tolist() == ["n=1"]
 
 
+def test_a_first_event_of_an_impossible_time_throws_away_no_other(parser: ModuleType, trace: Write) -> None:
+    start = 1712195495519689.0
+    others = [launch(1, start + 10), kernel("k", 1, start + 30, 3.776), kernel("k", 1, start + 40, 3.776)]
+    parsed = parser.parse(trace(kernel("bad", 7, 0, 1), annotation("profpipe:n=1", start, 100), *others))
+    assert places(parsed) == {"k": ("n=1", "")} and parsed.kernels["total_ns"].tolist() == [2 * 3776]
+    assert "1 events with an impossible time dropped" in parsed.origin.notes
+
+
 def test_events_before_the_metadata_and_an_array_in_place_of_the_object_are_read(
     parser: ModuleType, tmp_path: Path
 ) -> None:
