@@ -17,7 +17,7 @@ import pandas as pd
 
 from profpipe import kernels, load, tables
 from profpipe.errors import Refused
-from profpipe.formats import attribution, jsonstream, launch_order, overlap, range_sums
+from profpipe.formats import attribution, grouping, jsonstream, launch_order, overlap, range_sums
 
 if TYPE_CHECKING:
     import _torch_events
@@ -160,7 +160,7 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 def _ranges(trace: _torch_events.Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
-    # Each step would otherwise be a range of its own.
+    # Each step would otherwise be a range of its own; a note tells where they are unlike.
     names = ["ProfilerStep#*" if _STEP.match(name) else name for name in trace.texts]
     name = ranges["name"].astype(int).to_numpy()
     return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
@@ -291,6 +291,7 @@ def _notes(trace: _torch_events.Trace, launches: pd.DataFrame) -> Iterator[str]:
                 f"{of_graphs.sum()} kernels come from {len(of_graphs)} graph launches; they belong to where the graph "
                 "was launched, for ranges inside a graph are not replayed"
             )
+    yield from _uneven_steps(trace, kernels_only)
     calls = trace.frame("call")
     launching = [code for name, code in trace.names.items() if _LAUNCH.search(name)]
     calls = calls[calls["name"].isin(launching)]
@@ -300,3 +301,23 @@ def _notes(trace: _torch_events.Trace, launches: pd.DataFrame) -> Iterator[str]:
         yield "ROCm: device numbers are HSA agent ids, which count CPUs too"
     if trace.dropped:
         yield f"{trace.dropped} events with an impossible time dropped"
+
+
+def _uneven_steps(trace: _torch_events.Trace, launched: pd.DataFrame) -> Iterator[str]:
+    """Steps share one row, which hides that the first of them lost kernels, as torch.profiler's first ones can."""
+    is_step = np.array([_STEP.match(name) is not None for name in trace.texts], dtype=bool)
+    steps = trace.frame("range").sort_values("start", kind="stable")
+    steps = steps[is_step[steps["name"].astype(int)]]
+    launched = launched[launched["thread"].notna()]
+    process_of_launch = trace.process_codes[launched["thread"].astype(int)]
+    for process, rows in grouping.groups(trace.process_codes[steps["thread"].astype(int)]):
+        start, end = (steps["start"].iloc[rows].to_numpy(), (steps["start"] + steps["dur"]).iloc[rows].to_numpy())
+        time = launched["time"].to_numpy()[process_of_launch == process]
+        step = np.searchsorted(start, time, side="right") - 1
+        inside = (step >= 0) & (time <= end[step])
+        counts = np.bincount(step[inside], minlength=len(rows))
+        if counts.min() < counts.max():
+            yield (
+                f"the {len(rows)} steps of the profiler launched unlike numbers of kernels, from {counts.min()} to "
+                f"{counts.max()}: their common row is no typical step, and the first ones of a trace can lack kernels"
+            )

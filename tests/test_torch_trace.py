@@ -257,6 +257,23 @@ def test_steps_of_the_profiler_are_one_range_not_one_each(parser: ModuleType, tr
     assert places(parsed) == {"k": ("", "ProfilerStep#*")}
 
 
+def test_steps_that_launched_unlike_numbers_of_kernels_are_told(parser: ModuleType, trace: Write) -> None:
+    def told(*kernels_of_steps: int) -> list[str]:
+        events, correlation = [], 0
+        for step, count in enumerate(kernels_of_steps):
+            events.append(annotation(f"ProfilerStep#{step}", 1000 * step, 900))
+            for n in range(count):
+                correlation += 1
+                events += [launch(correlation, 1000 * step + 10 * n), kernel("k", correlation, 1000 * step + 950, 1)]
+        between_steps = launch(correlation + 1, 990), kernel("k", correlation + 1, 995, 1)
+        notes = parser.parse(trace(*events, *between_steps)).origin.notes
+        return [note for note in notes if "steps" in note]
+
+    assert told(10, 10, 10) == []
+    (note,) = told(3, 10, 0)
+    assert note.startswith("the 3 steps of the profiler launched unlike numbers of kernels, from 0 to 10")
+
+
 def test_capitalised_categories_of_torch_1_8_mean_the_same(parser: ModuleType, trace: Write) -> None:
     parsed = parser.parse(
         trace(
