@@ -49,9 +49,15 @@ def in_order(ranges: Iterable[Range]) -> list[Range]:
 
 
 def around(launch: Launch, ranges: Sequence[Range], tid: int) -> list[Range]:
-    """The ranges of thread ``tid`` that the call lies in, outermost first."""
-    own = [r for r in ranges if (r.pid, r.tid) == (launch.pid, tid)]
-    return [r for r in in_order(own) if r.start <= launch.start and launch.end <= r.end]
+    """The ranges of thread ``tid`` that the call lies in, outermost first; not one that ends as another opens."""
+    own = in_order(r for r in ranges if (r.pid, r.tid) == (launch.pid, tid))
+    return [
+        r
+        for place, r in enumerate(own)
+        if r.start <= launch.start
+        and launch.end <= r.end
+        and not any(later.start == r.end == launch.start for later in own[place + 1 :])
+    ]
 
 
 def has_case(found: Sequence[Range]) -> bool:
@@ -89,7 +95,7 @@ def range_rows(ranges: Sequence[Range], launches: Sequence[Launch]) -> dict[tupl
     for r in ranges:
         thread = in_order(q for q in ranges if (q.pid, q.tid) == (r.pid, r.tid))
         before = thread[: next(i for i, q in enumerate(thread) if q is r)]
-        row = rows[(r.pid, *tables.split_path([q.name for q in before if q.end >= r.start] + [r.name]))]
+        row = rows[(r.pid, *tables.split_path([q.name for q in before if q.end > r.start] + [r.name]))]
         row["instances"] += 1
         row["wall_ns"] += r.end - r.start
     for launch in launches:
@@ -233,6 +239,23 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
     placed = attribution.attribute(*arrays(ranges, launches))
     assert len(placed.paths) == 1 + 200 + 7
     assert {placed.paths.depth[p] for p in placed.path} == {201}
+
+
+def test_a_range_that_opens_in_the_nanosecond_in_which_another_ends_stands_beside_it() -> None:
+    ranges = [
+        Range(1, 1, 0, 30, "step"),
+        Range(1, 1, 0, 10, "forward"),
+        Range(1, 1, 10, 20, "backward"),
+        Range(1, 1, 20, 20, "mark"),
+        Range(1, 1, 20, 30, "optimizer"),
+    ]
+    launches = [Launch(1, 1, at, at, 40, 50, True) for at in (9, 10, 20, 30)]
+    placed = attribution.attribute(*arrays(ranges, launches))
+    opened = [placed.paths.names_of(node) for node in placed.range_path]
+    optimizer = ["step", "optimizer"]
+    assert opened == [["step"], ["step", "forward"], ["step", "backward"], [*optimizer, "mark"], optimizer]
+    launched = [placed.paths.names_of(node) for node in placed.path]
+    assert launched == [["step", "forward"], ["step", "backward"], [*optimizer, "mark"], optimizer]
 
 
 def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:

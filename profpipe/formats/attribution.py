@@ -168,8 +168,9 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
     """Opens and closes ranges (ordered by start) in order of time and notes what is open after each step."""
     count = len(start)
     rank = np.arange(count)
-    # A range holds a call that begins at the very nanosecond of its end, so it closes one later. At one time ranges
-    # close before others open, and the innermost closes first.
+    # A range holds a call that begins at the very nanosecond of its end, so it closes one later, unless another opens
+    # in that nanosecond: then it is over, not around the other. At one time ranges close before others open, and the
+    # innermost closes first.
     when = np.concatenate([end + 1, start])
     opens = np.repeat([0, 1], count)
     order = np.lexsort((np.concatenate([-rank, rank]), opens, when))
@@ -178,24 +179,31 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
     path, until, opened = [0], [_NEVER], [_NEVER]
     stack: list[int] = []
     open_path, open_until = [0], [_NEVER]
+    closed = [False] * count
 
     def push(r: int) -> None:
         stack.append(r)
         open_path.append(paths.child(open_path[-1], name[r]))
         open_until.append(min(open_until[-1], ends[r]))
 
+    def close(r: int) -> None:
+        # Start/end ranges, and push/pop ranges of two domains, may close before one that was opened inside them.
+        depth = len(stack) - 1 if stack[-1] == r else stack.index(r)
+        inner = stack[depth + 1 :]
+        del stack[depth:], open_path[depth + 1 :], open_until[depth + 1 :]
+        closed[r] = True
+        for other in inner:
+            push(other)
+
     for step in order.tolist():
         r = step % count
         if step >= count:
+            while open_until[-1] <= starts[r]:
+                close(next(other for other in reversed(stack) if ends[other] <= starts[r]))
             push(r)
             own[r] = open_path[-1]
-        else:
-            # Start/end ranges, and push/pop ranges of two domains, may close before one that was opened inside them.
-            depth = len(stack) - 1 if stack[-1] == r else stack.index(r)
-            inner = stack[depth + 1 :]
-            del stack[depth:], open_path[depth + 1 :], open_until[depth + 1 :]
-            for other in inner:
-                push(other)
+        elif not closed[r]:
+            close(r)
         path.append(open_path[-1])
         until.append(open_until[-1])
         opened.append(starts[stack[-1]] if stack else _NEVER)
