@@ -68,12 +68,27 @@ def path_of(launch: Launch, ranges: Sequence[Range], launches: Sequence[Launch])
     """(names of the ranges around the launch, whether they are another thread's)."""
     if launch.tid is None:
         return [], False
-    own = around(launch, ranges, launch.tid)
+    return below_other_threads(launch, around(launch, ranges, launch.tid), ranges, launches)
+
+
+def path_of_range(r: Range, ranges: Sequence[Range], launches: Sequence[Launch]) -> list[str]:
+    """The names of the ranges that are open when ``r`` opens, and its own."""
+    thread = in_order(q for q in ranges if (q.pid, q.tid) == (r.pid, r.tid))
+    before = thread[: next(i for i, q in enumerate(thread) if q is r)]
+    own = [q for q in before if q.end > r.start] + [r]
+    opening = Launch(r.pid, r.tid, r.start, r.start, 0, 0, is_kernel=False)
+    return below_other_threads(opening, own, ranges, launches)[0]
+
+
+def below_other_threads(
+    launch: Launch, own: Sequence[Range], ranges: Sequence[Range], launches: Sequence[Launch]
+) -> tuple[list[str], bool]:
+    """(names of ``own`` and of the ranges of another thread that they stand below, whether there are such)."""
     if has_case(own):
         return [r.name for r in own], False
     best: list[Range] = []
     best_key: tuple[bool, bool, int] | None = None
-    for tid in sorted({r.tid for r in ranges if r.pid == launch.pid}):
+    for tid in sorted({r.tid for r in ranges if r.pid == launch.pid} - {launch.tid}):
         found = around(launch, ranges, tid)
         if not found or (own and not has_case(found)):
             continue
@@ -81,7 +96,7 @@ def path_of(launch: Launch, ranges: Sequence[Range], launches: Sequence[Launch])
         key = (has_case(found), works, found[-1].start)
         if best_key is None or key > best_key:
             best, best_key = found, key
-    return [r.name for r in best + own], bool(best)
+    return [r.name for r in [*best, *own]], bool(best)
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> int:
@@ -93,9 +108,7 @@ def range_rows(ranges: Sequence[Range], launches: Sequence[Launch]) -> dict[tupl
         lambda: {"instances": 0, "wall_ns": 0, "kernels": 0, "kernel_ns": 0, "intervals": []}
     )
     for r in ranges:
-        thread = in_order(q for q in ranges if (q.pid, q.tid) == (r.pid, r.tid))
-        before = thread[: next(i for i, q in enumerate(thread) if q is r)]
-        row = rows[(r.pid, *tables.split_path([q.name for q in before if q.end > r.start] + [r.name]))]
+        row = rows[(r.pid, *tables.split_path(path_of_range(r, ranges, launches)))]
         row["instances"] += 1
         row["wall_ns"] += r.end - r.start
     for launch in launches:
@@ -256,6 +269,29 @@ def test_a_range_that_opens_in_the_nanosecond_in_which_another_ends_stands_besid
     assert opened == [["step"], ["step", "forward"], ["step", "backward"], [*optimizer, "mark"], optimizer]
     launched = [placed.paths.names_of(node) for node in placed.path]
     assert launched == [["step", "forward"], ["step", "backward"], [*optimizer, "mark"], optimizer]
+
+
+def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_below_the_case() -> None:
+    ranges = [
+        Range(1, 1, 0, 100, "epoch"),
+        Range(1, 1, 1, 99, "profpipe:c=1"),
+        Range(1, 2, 0, 100, "thread"),
+        Range(1, 2, 5, 90, "hook"),
+        Range(2, 2, 5, 90, "hook"),
+    ]
+    launches = [Launch(1, 2, 10, 20, 30, 50, True)]
+    given_ranges, given_launches = arrays(ranges, launches)
+    placed = attribution.attribute(given_ranges, given_launches)
+    ran = np.array([30], dtype=np.int64), np.array([50], dtype=np.int64)
+    rows = as_rows(range_sums.summarise(given_ranges, given_launches, placed, *ran))
+    hook = {"instances": 1, "wall_ns": 85, "kernels": 1, "kernel_ns": 20, "busy_ns": 20}
+    assert rows[1, "c=1", "thread > hook"] == hook
+    # That of another process, and what is open before the case, are not the case's.
+    assert {key: row["instances"] for key, row in rows.items() if not key[1]} == {
+        (1, "", "epoch"): 1,
+        (1, "", "thread"): 1,
+        (2, "", "hook"): 1,
+    }
 
 
 def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:

@@ -7,7 +7,8 @@ additions, both counted so that a report can say how many launches they placed:
 * A launch from a thread without a range around it belongs, by time, to a range of another thread of its process.
   Autograd launches the whole backward pass from a thread of its own while the caller waits in its ``backward`` range.
 * A launch whose own ranges name no case (hooks push ranges in autograd's thread) is put below the case that another
-  thread of its process has open, for all work of a process between a case's begin and end is that case's.
+  thread of its process has open, for all work of a process between a case's begin and end is that case's. So is the
+  range itself, by the time at which it opens.
 
 All times are integers of nanoseconds on one clock, of any origin, negative ones included.
 """
@@ -148,7 +149,12 @@ def attribute(ranges: Ranges, launches: Launches) -> Attribution:
     for thread, rows in groups(launches.thread):
         if thread in timelines:
             path[rows], _ = timelines[thread].at(launches.start[rows], launches.end[rows], paths)
-    by_time = _place_by_time(launches, path, timelines, paths)
+    working = set(pd.unique(launches.thread[launches.is_kernel]).tolist())
+    by_time = _place_by_time(launches, path, timelines, working, paths)
+    in_case = np.array(paths.in_case)
+    with_cases = {thread: timeline for thread, timeline in timelines.items() if in_case[timeline.path].any()}
+    opened = Launches(ranges.start, ranges.start, ranges.thread, ranges.process, np.zeros(len(range_path), dtype=bool))
+    _place_by_time(opened, range_path, with_cases, working, paths)
     return Attribution(paths, path, range_path, by_time)
 
 
@@ -211,15 +217,19 @@ def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[I
     return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), own
 
 
-def _place_by_time(launches: Launches, path: Ints, timelines: dict[int, _Timeline], paths: Paths) -> Bools:
-    """Gives launches without a range, or without a case, of their own the path of another thread; changes ``path``."""
+def _place_by_time(
+    launches: Launches, path: Ints, timelines: dict[int, _Timeline], working: set[int], paths: Paths
+) -> Bools:
+    """Gives launches without a range, or without a case, of their own the path of another thread; changes ``path``.
+
+    ``working`` are the threads that launch kernels. Says which launches were moved.
+    """
     moved = np.zeros(len(path), dtype=bool)
     in_case = np.array(paths.in_case)
     rows = np.flatnonzero(~in_case[path] & (launches.thread != NO_THREAD))
     hosts_of: dict[int, list[int]] = {}
     for thread, timeline in sorted(timelines.items(), key=lambda item: item[0]):
         hosts_of.setdefault(timeline.process, []).append(thread)
-    working = set(pd.unique(launches.thread[launches.is_kernel]).tolist())
     for process, group in groups(launches.process[rows]):
         if process in hosts_of:
             hosts = {t: (timelines[t], t in working) for t in hosts_of[process]}
@@ -239,7 +249,7 @@ def _move(
     best = np.zeros(len(rows), dtype=np.int32)
     best_rank = np.full(len(rows), -1)
     best_opened = np.full(len(rows), np.iinfo(np.int64).min)
-    for timeline, works in hosts.values():
+    for thread, (timeline, works) in hosts.items():
         found, opened = timeline.at(start, end, paths)
         cased = np.array(paths.in_case)[found]
         # Several threads may have a range around the launch. A case says that its whole process works for it, so it
@@ -247,7 +257,7 @@ def _move(
         # backward kernel. Then the range opened last, for who waits for the launch has just opened it. Then the thread
         # of the lowest id, which is the process's first.
         rank = 2 * cased + works
-        usable = (found != 0) & (cased | (own == 0))
+        usable = (found != 0) & (cased | (own == 0)) & (launches.thread[rows] != thread)
         better = usable & ((rank > best_rank) | ((rank == best_rank) & (opened > best_opened)))
         best[better], best_rank[better], best_opened[better] = found[better], rank[better], opened[better]
     found_rows = np.flatnonzero(best)
