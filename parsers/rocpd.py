@@ -3,7 +3,7 @@
 rocpd: each table's name carries the GUID of its process, and one file may hold several; rows are joined by GUID and id.
 The views of the same names use inner joins and can lose rows, so the tables themselves are read. A dispatch and the API
 call that made it share their event's ``stack_id`` (``correlation_id`` is the user's own). A marker's text stands in its
-event's ``extdata``.
+event's ``extdata``. Processes of different GUIDs may have one pid, as in two containers.
 
 v1: ``OPS`` (with --hip-trace) and ``KERN`` list the same kernels, the former with the call's id in ``Index``.
 """
@@ -146,6 +146,7 @@ class _Lookup:
         self._threads = self._of("rocpd_info_thread", "tid")
         self._stacks = self._of("rocpd_event", "stack_id")
         self._agents = self._of("rocpd_info_agent", "type_index", "type", "product_name", "name")
+        self._spaces: dict[Any, int] = {}
 
     def _of(self, table: str, *values: str) -> dict[tuple[Any, Any], Any]:
         frame = self._database.read(table, "guid", "id", *values)
@@ -154,6 +155,10 @@ class _Lookup:
 
     def _find(self, known: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
         return [known.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
+
+    def spaces(self, frame: pd.DataFrame) -> list[int]:
+        """A number for each GUID."""
+        return [self._spaces.setdefault(guid, len(self._spaces)) for guid in frame["guid"]]
 
     def processes(self, frame: pd.DataFrame) -> list[Any]:
         return self._find(self._processes, frame, "pid")
@@ -202,6 +207,7 @@ def _launches(frame: pd.DataFrame, lookup: _Lookup, *, kind: str, name: list[str
             "kind": kind,
             "start": frame["start"],
             "end": frame["end"],
+            "space": lookup.spaces(frame),
             "process": lookup.processes(frame),
             "thread": lookup.threads(frame),
             "device": lookup.ordinals(frame, agent),
@@ -222,6 +228,7 @@ def _regions(database: _Database, lookup: _Lookup) -> pd.DataFrame:
             "name": lookup.texts(joined, "name_id"),
             "start": joined["start"],
             "end": joined["end"],
+            "space": lookup.spaces(joined),
             "process": lookup.processes(joined),
             "thread": lookup.threads(joined),
             "correlation": lookup.stacks(joined),

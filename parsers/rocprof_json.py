@@ -3,7 +3,7 @@
 v1 draws sections as processes (``GPU0``, ``COPY``, ``Markers and Ranges``), writes all numbers as text, and leaves the
 ids of calls out: its kernels are placed by the time of their dispatch where it is given, else by the time at which they
 ran.
-rocprofv3 has one object a process, whose records say everything by id.
+rocprofv3 has one object a process, whose records say everything by id; two of them may have one pid, as in containers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
 
 def _v3(processes: Any) -> tables.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
-    parts = [_Process(p) for p in (processes if isinstance(processes, list) else [processes])]
+    given = processes if isinstance(processes, list) else [processes]
+    parts = [_Process(number, process) for number, process in enumerate(given)]
     launches = _rows((*recording.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
     markers = _rows(recording.RANGE, rows := [row for part in parts for row in part.markers()])
     for name in ("domain", "operation"):
@@ -90,7 +91,7 @@ def _v3(processes: Any) -> tables.Tables:
         device=", ".join(devices),
     )
     placed = recording.place(recording.Recording(launches, ranges, calls), origin)
-    case_of = placed.launches.set_index(["process", "dispatch"])["case"].to_dict()
+    case_of = placed.launches.set_index(["space", "dispatch"])["case"].to_dict()
     values = [{**row, "case": case_of.get(row.pop("key"), "")} for part in parts for row in part.counters()]
     metrics = recording.counters(pd.DataFrame(values)) if values else tables.empty(tables.METRICS)
     return replace(placed.tables, metrics=metrics)
@@ -99,8 +100,8 @@ def _v3(processes: Any) -> tables.Tables:
 class _Process:
     """One process's object: its records with the ids in them resolved."""
 
-    def __init__(self, given: Record) -> None:
-        self._given = given
+    def __init__(self, number: int, given: Record) -> None:
+        self._given, self._number = given, number
         self.pid = given.get("metadata", {}).get("pid")
         self._buffers = given.get("buffer_records", {})
         self._strings = given.get("strings", {})
@@ -154,6 +155,7 @@ class _Process:
         return {
             "start": record.get("start_timestamp"),
             "end": record.get("end_timestamp"),
+            "space": self._number,
             "process": self.pid,
             "thread": record.get("thread_id"),
             "stream": record.get("stream_id", {}).get("handle"),
@@ -202,7 +204,7 @@ class _Process:
                 sums[name] = sums.get(name, 0.0) + value["value"]
             for name, total in sums.items():
                 subject = kernels.normalise(self._name(info["kernel_id"]))
-                yield {"key": (self.pid, info["dispatch_id"]), "subject": subject, "metric": name, "value": total}
+                yield {"key": (self._number, info["dispatch_id"]), "subject": subject, "metric": name, "value": total}
 
 
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------

@@ -155,6 +155,22 @@ def test_kernels_of_two_processes_with_one_stack_id_stay_apart(parser: ModuleTyp
     assert found.origin.total_ns == 40
 
 
+def test_kernels_of_two_processes_with_one_pid_stay_apart(parser: ModuleType, rocpd: Rocpd) -> None:
+    """As in two containers; their calls overlap, and the second one's range would hold the first one's kernel."""
+    rocpd.range(CASE, 100, 200).region("HIP_RUNTIME_API_EXT", "hipLaunchKernel", 120, 130, stack=5).launch(300, 310, 5)
+    rocpd.process(OTHER_GUID, 70).range("profpipe:impl=sage", 110, 200)
+    rocpd.region("HIP_RUNTIME_API_EXT", "hipLaunchKernel", 140, 150, stack=5).launch(400, 430, 5)
+    found = parser.parse(rocpd.written())
+    assert sorted((r.process, r.case, r.total_ns) for r in found.kernels.itertuples()) == [
+        (70, "impl=fa2", 10),
+        (70, "impl=sage", 30),
+    ]
+    assert sorted((r.process, r.case, r.kernels, r.kernel_ns) for r in found.ranges.itertuples()) == [
+        (70, "impl=fa2", 1, 10),
+        (70, "impl=sage", 1, 30),
+    ]
+
+
 def test_a_dispatch_whose_kernel_or_thread_is_missing_still_counts(parser: ModuleType, rocpd: Rocpd) -> None:
     """The view `kernels` of the same file drops it: its joins are inner ones."""
     found = parser.parse(rocpd.launch(10, 30, kernel=99).launch(40, 50).written())

@@ -141,6 +141,23 @@ def test_two_processes_with_one_correlation_id_stay_apart(parser: ModuleType, tm
     assert [(row[0], row[3], row[6]) for row in placed(found)] == [(70, "impl=fa2", 10), (71, "impl=sage", 30)]
 
 
+def test_two_processes_with_one_pid_stay_apart_with_their_counters(parser: ModuleType, tmp_path: Path) -> None:
+    """As in two containers: each counts its dispatches and calls from 1."""
+
+    def one(case: str, end: int, waves: int) -> Record:
+        counted = {"records": [{"counter_id": {"handle": 8}, "value": waves}], "dispatch_data": dispatch(300, end, 5)}
+        buffers = {"kernel_dispatch": [dispatch(300, end, 5)], "hip_api": [record(120, end - 170, 5)]}
+        return process(70, {1: case}, **buffers, marker_api=[marker(100, end - 150, 1)], counters=[counted])
+
+    found = parser.parse(v3(tmp_path / "x.json", one(CASE, 310, 3), one("profpipe:impl=sage", 330, 4)))
+    assert sorted((row[0], row[3], row[6]) for row in placed(found)) == [(70, "impl=fa2", 10), (70, "impl=sage", 30)]
+    assert sorted((m.case, m.value) for m in found.metrics.itertuples()) == [("impl=fa2", 3), ("impl=sage", 4)]
+    assert sorted((r.process, r.case, r.kernels) for r in found.ranges.itertuples()) == [
+        (70, "impl=fa2", 1),
+        (70, "impl=sage", 1),
+    ]
+
+
 def test_the_first_releases_wrote_one_object_and_called_the_records_dispatches(
     parser: ModuleType, tmp_path: Path
 ) -> None:

@@ -19,11 +19,14 @@ from profpipe.formats.grouping import combine
 
 #: What a launch is: ``name``, ``kind``, ``start`` and ``end`` on the GPU. ``process``, ``thread`` (that launched it),
 #: ``device``, ``stream``, ``correlation`` and ``dispatched`` (when the host queued it) are NA where the tool is silent.
+#: ``space`` tells processes of one pid apart, as those of two containers or hosts are; NA where none need be.
 LAUNCH: Final = (
-    "name", "kind", "start", "end", "process", "thread", "device", "stream", "correlation", "dispatched",
+    "name", "kind", "start", "end", "space", "process", "thread", "device", "stream", "correlation", "dispatched",
 )  # fmt: skip
-RANGE: Final = ("name", "start", "end", "process", "thread")
-CALL: Final = ("start", "end", "process", "thread", "correlation")
+RANGE: Final = ("name", "start", "end", "space", "process", "thread")
+CALL: Final = ("start", "end", "space", "process", "thread", "correlation")
+#: What a process is known by.
+_PROCESS: Final = ["space", "process"]
 
 #: The thread of a range that its whole process is in (start/stop ranges of roctx).
 WHOLE_PROCESS: Final = 0
@@ -47,7 +50,10 @@ def records(columns: Iterable[str], data: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _column(name: str, values: Any, index: pd.RangeIndex) -> pd.Series[Any]:
-    values = values if pd.api.types.is_list_like(values) else [values] * len(index)
+    if not pd.api.types.is_list_like(values):
+        if name not in _TEXTS:
+            return pd.Series(values, index=index, dtype="Int64")
+        values = [values] * len(index)
     if name in _TEXTS:
         texts = [value if isinstance(value, str) else "" if value is None else str(value) for value in values]
         return pd.Series(texts, index=index, dtype=object)
@@ -168,8 +174,8 @@ def _possible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 def _located(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[str]]:
     """``launches`` with ``called`` and ``returned``, where and when each was made; and in words how that is known."""
-    calls = calls.dropna(subset=["start", "end", "correlation"]).drop_duplicates(["process", "correlation"])
-    keys = ["process", "correlation"]
+    keys = [*_PROCESS, "correlation"]
+    calls = calls.dropna(subset=["start", "end", "correlation"]).drop_duplicates(keys)
     renamed = calls.rename(columns={"start": "called", "end": "returned", "thread": "caller"})
     joined = launches.merge(renamed, on=keys, how="left", validate="many_to_one")
     by_call = joined["called"].notna() & (joined["correlation"] > 0).fillna(False)
@@ -190,8 +196,11 @@ class _Codes:
 
     def __init__(self, launches: pd.DataFrame, ranges: pd.DataFrame) -> None:
         self._launches = len(launches)
-        both = pd.concat([launches[["process", "thread"]], ranges[["process", "thread"]]], ignore_index=True)
-        self._process, self.pids = pd.factorize(both["process"], use_na_sentinel=False)
+        columns = [*_PROCESS, "thread"]
+        both = pd.concat([launches[columns], ranges[columns]], ignore_index=True)
+        spaces, processes = (pd.factorize(both[name], use_na_sentinel=False)[0] for name in _PROCESS)
+        self._process, firsts = combine(spaces, processes)
+        self.pids = both["process"].iloc[firsts].array
         # NA, a launch whose thread is not known, is a thread of its own: one without ranges.
         thread, _ = pd.factorize(both["thread"], use_na_sentinel=False)
         self._thread, _ = combine(self._process, thread)
