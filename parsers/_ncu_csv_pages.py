@@ -57,12 +57,11 @@ def read(path: Path, lines: Sequence[str], first: int) -> _ncu_sheet.Sheet:
     mark = numerals.decimal_mark(text for segment in segments for text in segment.numbers())
     sheet = _ncu_sheet.Sheet(is_details=any(segment.is_long for segment in segments))
     for number, segment in enumerate(segments):
-        for cells in segment.rows:
-            launch = sheet.launch(number, cells)
+        for place, cells in enumerate(segment.rows):
             if segment.is_long:
-                _ncu_sheet.add_row(launch, cells, mark)
+                _ncu_sheet.add_row(sheet.launch(number, cells), cells, mark)
             else:
-                _add_columns(launch, cells, segment, mark)
+                _add_columns(sheet.launch(number, cells, place), cells, segment, mark)
     return sheet
 
 

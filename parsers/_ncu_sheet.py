@@ -12,15 +12,15 @@ from profpipe.formats import counters, numerals
 
 @dataclass
 class Sheet:
-    """The launches of one file, by segment (header), process and ID, and the GPU's name."""
+    """The launches of one file, by segment (header), host, process, ID and row, and the GPU's name."""
 
-    launches: dict[tuple[int, str, str], counters.Launch] = field(default_factory=dict)
+    launches: dict[tuple[int, str, str, str, int], counters.Launch] = field(default_factory=dict)
     device: str = ""
     is_details: bool = False
 
-    def launch(self, segment: int, cells: dict[str, str]) -> counters.Launch:
-        """The launch of a row, new or known from the rows before."""
-        key = (segment, cells.get("Process ID", ""), cells["ID"])
+    def launch(self, segment: int, cells: dict[str, str], row: int = 0) -> counters.Launch:
+        """The launch of a row, new or known from the rows before; ``row`` is its number where each has a launch."""
+        key = (segment, cells.get("Host Name", ""), cells.get("Process ID", ""), cells["ID"], row)
         if key not in self.launches:
             device = cells.get("Device", "")
             self.launches[key] = counters.Launch(

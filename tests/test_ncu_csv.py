@@ -242,6 +242,20 @@ def test_processes_with_the_same_ids_stay_apart(parser: ModuleType, printed: Wri
     assert parsed.kernels["process"].tolist() == [7, 8] and parsed.origin.total_ns == 15
 
 
+def test_processes_of_two_hosts_with_the_same_ids_stay_apart(parser: ModuleType, printed: Write) -> None:
+    rows = (duration(0, "us", value).replace('"host"', f'"{host}"') for host, value in (("h1", "10"), ("h2", "20")))
+    parsed = parser.parse(printed("\n".join([LONG, *rows])))
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 30e3)
+
+
+def test_each_row_of_the_raw_page_is_a_launch_of_its_own(parser: ModuleType, printed: Write) -> None:
+    """Two containers of one host can have a process and an ID in common."""
+    kernel = '"0","7","app","host","k(int)","1","13"'
+    text = f'{HEADER},"gpu__time_duration.sum"\n"","","","","","","","ns"\n{kernel},"1,000"\n{kernel},"2,500"\n'
+    parsed = parser.parse(printed(text))
+    assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 3500)
+
+
 def test_text_of_a_rule_over_several_lines_ends_where_its_quote_ends(parser: ModuleType, printed: Write) -> None:
     header = f'{LONG},"Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"'
     rule = row(0, "", "", "") + ',"Tail","OPT","two\nlines, and ""quotes""","global","12.5"'
