@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,25 +20,53 @@ else:
 
 _STATISTICS: Final = {"avg": "mean_ns", "med": "median_ns", "min": "min_ns", "max": "max_ns", "stddev": "stddev_ns"}
 _LAUNCHES: Final = ("trace", "exec_trace")
-#: The column that the time of a row stands in.
+#: The column of a launch's time, or of the launches' mean, where no total is printed.
 _TIMES: Final = {"trace": "duration", "exec_trace": "kernel dur", "exec_sum": "kavg"}
 
 
-def read(found: Iterable[_nsys_printed.Table]) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Rows:
+    """Rows of ``kernels``, and how finely their table prints the times of them, or of the launches they are sums of."""
+
+    frame: pd.DataFrame
+    resolution_ns: float
+    are_sums: bool = False
+
+    @cached_property
+    def totals(self) -> tuple[int, float]:
+        return int(self.frame["calls"].sum()), float(self.frame["total_ns"].sum())
+
+    def repeat(self, other: Rows) -> bool:
+        """Whether both are one report, printed under its old name and its new one, or in two formats or units."""
+        if self.totals == other.totals:
+            return True
+        if self.totals[0] != other.totals[0] or self.resolution_ns == other.resolution_ns:
+            return False
+        keys = ["kernel", "kind", "calls"]
+        mine, theirs = (rows.frame.sort_values([*keys, "total_ns"], ignore_index=True) for rows in (self, other))
+        if not mine[keys].equals(theirs[keys]):
+            return False
+        rounded = (self.resolution_ns + other.resolution_ns) / 2 * (mine["calls"] if self.are_sums else 1)
+        return bool(((mine["total_ns"] - theirs["total_ns"]).abs() <= rounded).all())
+
+
+def read(found: Iterable[_nsys_printed.Table]) -> Rows:
     """Rows of ``kernels`` from tables of one kind of one capture. Raises ``Damaged`` where one contradicts itself.
 
-    A report that was printed twice (under its old name and its new one, or in two formats) counts once.
+    A report that was printed twice counts once, as it was printed the more finely.
     """
-    known: dict[tuple[int, float], pd.DataFrame] = {}
+    known: list[Rows] = []
     for table in found:
         frame = _read_launches(table) if table.kind in _LAUNCHES else _read_summary(table)
-        known.setdefault((int(frame["calls"].sum()), float(frame["total_ns"].sum())), frame)
-    return pd.concat(known.values()) if known else tables.empty(tables.KERNELS)
-
-
-def resolution_ns(found: Iterable[_nsys_printed.Table]) -> float:
-    """How finely the tables print the time of a row; the coarsest of them."""
-    return max(table.resolution_ns(_TIMES.get(table.kind, "total time")) for table in found)
+        rows = Rows(frame, table.resolution_ns(_TIMES.get(table.kind, "total time")), table.kind in _TIMES)
+        same = next((place for place, other in enumerate(known) if rows.repeat(other)), None)
+        if same is None:
+            known.append(rows)
+        elif rows.resolution_ns < known[same].resolution_ns:
+            known[same] = rows
+    if not known:
+        return Rows(tables.empty(tables.KERNELS), 0.0)
+    return Rows(pd.concat([rows.frame for rows in known]), max(rows.resolution_ns for rows in known))
 
 
 def _read_launches(table: _nsys_printed.Table) -> pd.DataFrame:

@@ -147,7 +147,7 @@ def _choose(found: Sequence[_nsys_printed.Table], notes: list[str]) -> list[pd.D
 
 
 def _copies(found: Sequence[_nsys_printed.Table]) -> list[pd.DataFrame]:
-    copies = _nsys_kernel_rows.read(table for table in found if table.kind == "memory_sum")
+    copies = _nsys_kernel_rows.read(table for table in found if table.kind == "memory_sum").frame
     return [copies] if len(copies) else []
 
 
@@ -168,11 +168,10 @@ def _best(offers: list[_Offer], notes: list[str]) -> _Offer:
 
 def _offer(kind: str, found: Sequence[_nsys_printed.Table]) -> _Offer | None:
     """The kernels as tables of ``kind`` tell them."""
-    tables_of_kind = [table for table in found if table.kind == kind]
-    frame = _nsys_kernel_rows.read(tables_of_kind)
-    if not (frame["kind"] == "kernel").any():
+    rows = _nsys_kernel_rows.read(table for table in found if table.kind == kind)
+    if not (rows.frame["kind"] == "kernel").any():
         return None
-    return _Offer(kind, frame, _nsys_kernel_rows.resolution_ns(tables_of_kind))
+    return _Offer(kind, rows.frame, rows.resolution_ns)
 
 
 # --- what a reader must know -----------------------------------------------------------------------------------------

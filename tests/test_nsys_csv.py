@@ -207,6 +207,31 @@ def test_two_captures_in_one_file_add_up_and_one_printed_twice_does_not(parser: 
     assert read(parser, tmp_path, SUMMARY + "\n" + SUMMARY).origin.total_ns == 4000
 
 
+@pytest.mark.parametrize("coarse_first", [True, False])
+def test_a_report_printed_in_two_units_counts_once_and_with_the_finer_times(
+    parser: ModuleType, tmp_path: Path, coarse_first: bool
+) -> None:
+    header, f, g = SUMMARY.splitlines()
+    fine = "\n".join([header, f.replace("3000,2,1500.0,1500.0,1000,2000", "2345678,2,1172839.0,,,"), g])
+    f_in_ms = f.replace("3000,2,1500.0,1500.0,1000,2000,707.1", "2.346,2,1.173,,,,")
+    g_in_ms = g.replace("1000,1,1000.0,1000.0,1000,1000,0.0", "0.001,1,0.001,,,,")
+    coarse = "\n".join([header.replace("(ns)", "(ms)"), f_in_ms, g_in_ms])
+    both = "\n\n".join([coarse, fine, ""] if coarse_first else [fine, coarse, ""])
+    origin = read(parser, tmp_path, both).origin
+    assert (origin.launches, origin.total_ns, origin.notes) == (3, 2346678, ())
+    # Other kernels, or times that are no rounding of these, are another report.
+    for change in (("g\n", "h\n"), ("2.346,2,1.173", "2.348,2,1.174")):
+        assert read(parser, tmp_path, both.replace(*change, 1)).origin.launches == 6
+
+
+def test_single_launches_printed_in_two_units_count_once(parser: ModuleType, tmp_path: Path) -> None:
+    coarse = TRACE.replace("Duration (ns)", "Duration (us)").replace(",1000,", ",1.0,").replace(",2000,", ",2.0,")
+    coarse = coarse.replace(",500,", ",0.5,")
+    fine = TRACE.replace(",2000,", ",2004,").replace(",1000,1,", ",1003,1,")
+    origin = read(parser, tmp_path, f"{coarse}\n{fine}").origin
+    assert (origin.launches, origin.total_ns) == (3, 4007)
+
+
 COPIES = """Time (%),Total Time (ns),Count,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Operation
 100.0,500,1,500.0,500.0,500,500,0.0,[CUDA memcpy HtoD]
 """
