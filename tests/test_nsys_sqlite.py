@@ -407,6 +407,22 @@ def test_failed_calls_and_warnings_about_cuda_are_passed_on(parser: ModuleType, 
     )
 
 
+def test_a_text_of_another_encoding_in_a_side_table_refuses_no_export(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.launch(0, 1)
+    export.add("META_DATA_EXPORT", name="EXPORT_PARAM_INPUT_FILE", value="latin")
+    export.add("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1")
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=3, text="latin", globalPid=0)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    with closing(sqlite3.connect(path)) as database, database:
+        latin = "CAST(x'43554441202fe9e8ff' AS TEXT)"
+        database.execute(f"UPDATE META_DATA_EXPORT SET value = {latin} WHERE value = 'latin'")
+        database.execute(f"UPDATE DIAGNOSTIC_EVENT SET text = {latin}")
+    origin = parser.parse(path).origin
+    assert (origin.launches, origin.tool_version) == (1, "2025.3.1")
+    assert origin.notes == ("nsys: CUDA /\ufffd\ufffd\ufffd",)
+
+
 def test_copies_and_sets_are_rows_of_their_own_kinds_and_no_launches(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)

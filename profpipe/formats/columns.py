@@ -126,9 +126,15 @@ def read_rows(source: Source, table: str, *names: str) -> list[tuple[str, ...]]:
     if set(names) <= set(source.columns(table)):
         with closing(source.batches(table, list(names))) as batches:
             for batch in batches:
-                texts = [["" if v is None else str(v) for v in column.to_pylist()] for column in batch.columns]
-                rows += zip(*texts, strict=True)
+                rows += zip(*(_texts(column) for column in batch.columns), strict=True)
     return rows
+
+
+def _texts(column: pa.Array) -> list[str]:
+    """``column`` as text of any encoding: side tables hold paths and environments as the machine had them."""
+    if not pa.types.is_primitive(column.type) and not pa.types.is_null(column.type):
+        return [text.decode("utf-8", "replace") for text in column.cast(pa.binary()).fill_null(b"").to_pylist()]
+    return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
 def read_lookup(source: Source, table: str, key: str, value: str) -> dict[str, str]:
