@@ -15,6 +15,8 @@ from random import Random
 from types import ModuleType
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import real_nsys
 from nsys_exports import DOMAIN, START_END, Export, pid_id, thread_id
@@ -434,6 +436,40 @@ def test_copies_and_sets_are_rows_of_their_own_kinds_and_no_launches(parser: Mod
     assert rows["memcpy"] == ["[CUDA memcpy Host-to-Device]", "memcpy", 30]
     assert rows["memset"] == ["[CUDA memset]", "memset", 5]
     assert (parsed.origin.launches, parsed.origin.total_ns) == (1, 10)
+
+
+def test_an_id_of_more_than_32_bits_refuses_no_export(parser: ModuleType, tmp_path: Path) -> None:
+    """CUPTI's id of no stream is 2^32 - 1, and ids of 32 bits come with a sign from some exporters."""
+    export = Export()
+    export.range(0, 100, "profpipe:n=1")
+    export.launch(10, 1, "plain")
+    for correlation, name in ((-5, "negative"), (2**32 + 5, "large")):
+        export.launch(20, correlation, name)
+    export.kernel(60, 70, 1, "nowhere", streamId=2**32 - 1, deviceId=2**40)
+    copy = {"deviceId": 0, "streamId": 2**32 - 1, "globalPid": pid_id(1), "copyKind": 11, "correlationId": 0}
+    export.add("CUPTI_ACTIVITY_KIND_MEMCPY", start=80, end=90, **copy)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert (parsed.origin.launches, parsed.origin.attributed_ns) == (4, 40)
+    places = parsed.kernels.set_index("kernel")[["device", "stream"]]
+    assert places.loc[["plain", "negative", "large"]].to_numpy().tolist() == [[0, 7]] * 3
+    assert places.loc["nowhere"].isna().all() and places.loc["[CUDA memcpy Unified Host-to-Device]"].isna().any()
+
+
+def test_ids_of_64_bits_without_a_sign_are_those_that_sqlite_has_with_one(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 100, "profpipe:n=1")
+    export.launch(10, 1)
+    expected = parser.parse(export.write_parquet(tmp_path / "signed"))
+    folder = export.write_parquet(tmp_path / "unsigned")
+    for file in folder.glob("*.parquet"):
+        table = pq.read_table(file)
+        for name in {"globalPid", "globalTid"} & set(table.column_names):
+            ids = pa.array([value.as_py() | 1 << 63 for value in table[name]], pa.uint64())
+            table = table.set_column(table.column_names.index(name), name, ids)
+        pq.write_table(table, file)
+    found = parser.parse(folder)
+    assert found.kernels.equals(expected.kernels) and found.ranges.equals(expected.ranges)
+    assert found.origin.attributed_ns == 10
 
 
 def test_a_file_with_no_kernels_says_so(parser: ModuleType, tmp_path: Path) -> None:

@@ -99,8 +99,30 @@ def null(dtype: type[np.integer[Any]]) -> int:
 
 
 def numbers(column: pa.Array, dtype: type[np.integer[Any]]) -> Numbers:
-    """``column`` as numbers of ``dtype``; raises ArrowInvalid on what does not fit."""
-    return column.cast(pa.from_numpy_dtype(dtype)).fill_null(null(dtype)).to_numpy(zero_copy_only=False)
+    """``column`` as numbers of ``dtype``, of which too large ones are NULL; raises ArrowInvalid on what is no number.
+
+    Of a ``dtype`` without sign the lowest bits are kept: exporters write some ids of 32 bits with a sign.
+    """
+    kind = pa.from_numpy_dtype(dtype)
+    try:
+        fitting = column.cast(kind)
+    except pa.ArrowInvalid:
+        fitting = _fitting(column, kind)
+    return fitting.fill_null(null(dtype)).to_numpy(zero_copy_only=False)
+
+
+def _fitting(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    wide = _signed(column).cast(pa.int64())
+    cut = wide.cast(kind, safe=False)
+    if pa.types.is_unsigned_integer(kind):
+        return cut
+    is_whole = pyarrow.compute.equal(cut.cast(pa.int64()), wide)
+    return pyarrow.compute.if_else(is_whole, cut, pa.scalar(None, kind))
+
+
+def _signed(column: pa.Array) -> pa.Array:
+    """Ids of 64 bits as SQLite has them, which knows no others; Parquet may have them without a sign."""
+    return column.view(pa.int64()) if pa.types.is_uint64(column.type) else column
 
 
 def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Numbers]:
@@ -134,7 +156,7 @@ def _texts(column: pa.Array) -> list[str]:
     """``column`` as text of any encoding: side tables hold paths and environments as the machine had them."""
     if not pa.types.is_primitive(column.type) and not pa.types.is_null(column.type):
         return [text.decode("utf-8", "replace") for text in column.cast(pa.binary()).fill_null(b"").to_pylist()]
-    return ["" if value is None else str(value) for value in column.to_pylist()]
+    return ["" if value is None else str(value) for value in _signed(column).to_pylist()]
 
 
 def read_lookup(source: Source, table: str, key: str, value: str) -> dict[str, str]:
