@@ -131,7 +131,7 @@ def _read_activity(
     """Columns of one table of activities, and the names that its column ``name`` indexes."""
     named_by = {"kernel": ("demangledName", "shortName", "mangledName"), "graph": ("graphId", "graphExecId")}
     candidates = named_by.get(kind, ("copyKind",) if kind == "memcpy" else ())
-    label = next((name for name in candidates if name in export.columns(PREFIX + table)), "label")
+    label, *others = [name for name in candidates if name in export.columns(PREFIX + table)] or ["label"]
     columns = read_numbers(
         export,
         PREFIX + table,
@@ -140,12 +140,24 @@ def _read_activity(
             "correlationId": np.uint32, label: np.int32,
         },
     )  # fmt: skip
-    codes, labels = pd.factorize(columns.pop(label))
+    codes, labels = pd.factorize(_first_known(export, PREFIX + table, columns.pop(label), others))
     renamed = {"globalPid": "process", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
     columns = {renamed.get(name, name): values for name, values in columns.items()}
     columns["kind"] = np.full(len(codes), tables.KINDS.index(kind), dtype=np.int8)
     columns["name"] = codes.astype(np.int32)
     return columns, _names_of(kind, labels, strings)
+
+
+def _first_known(export: Source, table: str, labels: npt.NDArray[Any], others: list[str]) -> npt.NDArray[Any]:
+    """``labels``, and in each row that has none the first that the columns ``others`` have; read only for such rows."""
+    for name in others:
+        unknown = labels == null(np.int32)
+        if not unknown.any():
+            break
+        # With the start, for a column alone may have an index, and SQLite gives its rows in the order of that.
+        columns = read_numbers(export, table, {"start": np.int64, name: np.int32})
+        labels = np.where(unknown, columns[name], labels)
+    return labels
 
 
 def _names_of(kind: str, labels: npt.NDArray[Any], strings: Strings) -> list[str]:
@@ -156,7 +168,7 @@ def _names_of(kind: str, labels: npt.NDArray[Any], strings: Strings) -> list[str
         return [name or UNNAMED for name in found]
     if kind == "graph":
         # Ids are given in the order of creation, so they name the same graph in the next run of the program.
-        return [f"[CUDA graph {label}]" for label in labels]
+        return ["[CUDA graph]" if label == null(np.int32) else f"[CUDA graph {label}]" for label in labels]
     if kind == "memcpy":
         return [f"[CUDA memcpy {_COPIES.get(int(label), 'Unknown')}]" for label in labels]
     return ["[CUDA memset]"] * len(labels)

@@ -192,6 +192,30 @@ def test_whole_graph_records_are_their_own_kind_and_said_to_hide_kernels(parser:
     assert any("hide the kernels" in note and "--cuda-graph-trace=node" in note for note in parsed.origin.notes)
 
 
+def test_a_whole_graph_without_an_id_is_named_by_its_executable_or_by_none(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    for start, graph, executable in ((10, 3, 8), (30, None, 9), (50, None, None)):
+        where = {"correlationId": start, "globalPid": pid_id(1), "deviceId": 0, "streamId": 7}
+        ids = {"graphId": graph, "graphExecId": executable}
+        export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=start, end=start + 10, **where, **ids)
+    parsed = parser.parse(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert sorted(parsed.kernels["kernel"]) == ["[CUDA graph 3]", "[CUDA graph 9]", "[CUDA graph]"]
+    assert set(parsed.kernels["kernel_class"]) == {"graph"}
+
+
+def test_a_kernel_without_its_demangled_name_has_the_next_best(parser: ModuleType, tmp_path: Path) -> None:
+    export = Export()
+    export.kernel(0, 10, 1, "void whole<int>(int*)")
+    export.kernel(20, 30, 2, "short", demangledName=None)
+    export.kernel(40, 50, 3, "_Z7mangledPi", demangledName=None, shortName=None, mangledName=3)
+    assert export.string("_Z7mangledPi") == 3
+    names = ["mangled(int*)", "short", "whole<int>"]
+    assert sorted(parser.parse(export.write_sqlite(tmp_path / "some.sqlite")).kernels["kernel"]) == names
+    for row in export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        row["demangledName"] = None
+    assert sorted(parser.parse(export.write_sqlite(tmp_path / "none.sqlite")).kernels["kernel"]) == names
+
+
 def test_graph_launches_without_any_record_are_missed_aloud(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)
