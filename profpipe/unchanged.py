@@ -63,7 +63,8 @@ def _basis(job: Job, machine: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(job.tool, Missing):
         return {}
     commands = profilers.ALL[job.profiler].commands(guide.preview(job))
-    return reuse.basis(job, commands, machine, environment.passed_on(os.environ))
+    # A rented machine comes back with another build of the operating system, which is no other machine.
+    return reuse.basis(job, commands, {**machine, "os": ""}, environment.passed_on(os.environ))
 
 
 def _at_work(folder: Path) -> tuple[float, float]:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fake_profiler import job_of
 from nsys_exports import Export
 
-from profpipe import config, plan, store, workflow
+from profpipe import config, errors, plan, store, unchanged, workflow
 from profpipe.order import Order
 
 ROOT = Path(__file__).parents[1]
@@ -269,6 +270,17 @@ def test_the_order_that_a_run_keeps_is_read_back_to_the_same_text(path, tmp_path
         for o in (order, again)
     ]
     assert texts[0] == texts[1]
+
+
+def test_another_build_of_the_operating_system_is_no_other_machine_and_another_cpu_is(tmp_path):
+    (tmp_path / "mine.py").touch()
+    job = job_of(tmp_path, "pass", profiler="plain", script=tmp_path / "mine.py")
+    unchanged.save(tmp_path, [job], tmp_path, {"os": "Linux 6.1", "cpu": "one"})
+    for path in (tmp_path / "raw" / "order.json", tmp_path / "run.json"):
+        path.touch()
+    unchanged.check(tmp_path, [job], {"os": "Linux 6.2", "cpu": "one"})
+    with pytest.raises(errors.ConfigError, match=r"attention \(the machine\)"):
+        unchanged.check(tmp_path, [job], {"os": "Linux 6.1", "cpu": "another"})
 
 
 def unended(project):
