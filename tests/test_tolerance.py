@@ -387,7 +387,7 @@ def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: An
     section = page(data).partition("## Accuracy")[2].partition("\n## ")[0]
     assert (
         "Differences from the workload's reference. Allowed: error_rel_l1 at most 0.05, for gradients as for the"
-        " output. 1 of 3 compared cases are within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05) and `b`"
+        " output. 1 of 3 compared cases is within that. Not: `c` (error_rel_l1 is 0.08, at most 0.05) and `b`"
         " (error_rel_l1_dq is 0.06, at most 0.05). Not compared: `d`.\n"
     ) in section
     assert [line for line in section.splitlines() if line.startswith("|")][2:] == [

@@ -66,7 +66,7 @@ def _within_that(within: int, compared: int, every: bool) -> str:
     if every and within == compared:
         return "Every case is within that"
     of = cases(compared) if every else f"{compared} compared case{'' if compared == 1 else 's'}"
-    return f"{within} of {of} {'is' if compared == 1 else 'are'} within that"
+    return f"{within} of {of} {'is' if within == 1 else 'are'} within that"
 
 
 def _like_the_reference(workload: WorkloadFindings) -> str:

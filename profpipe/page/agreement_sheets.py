@@ -61,7 +61,9 @@ def _long_calls(workload: WorkloadFindings) -> str:
         for profiler, own in by_profiler.items()
         if own
     ]
-    first = f"Of calls with 50 us of kernels and more, within 3 % of {reference}: {listed(close)}."
+    cpu = any(pair[0].point.split and pair[0].point.split.kind == "cpu_op" for pair in found)
+    work = "operators" if cpu else "kernels"
+    first = f"Of calls with 50 us of {work} and more, within 3 % of {reference}: {listed(close)}."
     if not larger:
         return first
     unknown, every = sum(figure.flagged for _, figure in larger), len(larger)

@@ -237,10 +237,11 @@ def _agreement(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[B
     apart = agreement_sheets.apart(workload)
     if apart:
         one, every = len(apart.rows) == 1, len(apart.rows)
-        title = "the difference above 3 %" if one else f"the {every} differences above 3 %"
+        title = "the difference above 3 %, with" if one else f"the {every} differences above 3 %, each with"
         if part is not workload and every > _DIFFERENCES:
-            title, apart = f"the {_DIFFERENCES} largest of {every} differences above 3 %", apart.first(_DIFFERENCES)
-        yield Block(f"{title}, each with its reason", apart, folded=len(apart.rows) > 4)
+            title = f"the {_DIFFERENCES} largest of {every} differences above 3 %, each with"
+            apart = apart.first(_DIFFERENCES)
+        yield Block(f"{title} its reason", apart, folded=len(apart.rows) > 4)
     yield Block("every figure", agreement_sheets.everything(part), folded=True)
 
 
