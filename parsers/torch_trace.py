@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -160,10 +161,16 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 def _ranges(trace: _torch_events.Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
-    # Each step would otherwise be a range of its own; a note tells where they are unlike.
-    names = ["ProfilerStep#*" if _STEP.match(name) else name for name in trace.texts]
+    names = [_range_name(text) for text in trace.texts]
     name = ranges["name"].astype(int).to_numpy()
     return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
+
+
+def _range_name(text: str) -> str:
+    if text.startswith(tables.ENCODED_PREFIX):
+        return unquote(text.removeprefix(tables.ENCODED_PREFIX))
+    # Each step would otherwise be a range of its own.
+    return "ProfilerStep#*" if _STEP.match(text) else text
 
 
 def _calls(trace: _torch_events.Trace, launches: pd.DataFrame) -> attribution.Launches:

@@ -163,10 +163,10 @@ def _compare(args: argparse.Namespace) -> int:
     print(compare.text(changes, lost))
     if args.gate is not None:
         if slower := compare.slower(changes, args.gate):
-            names = ", ".join(f"{change.workload}/{change.case}" for change in slower)
+            names = ", ".join(change.name for change in slower)
             raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
         if spoilt := compare.spoilt(changes):
-            names = ", ".join(f"{change.workload}/{change.case}" for change in spoilt)
+            names = ", ".join(change.name for change in spoilt)
             raise errors.GateFailed(f"{len(spoilt)} cases were within the tolerance in A and are not in B: {names}")
         if lost:
             raise errors.GateFailed(f"{len(lost)} cases had a time in A and did not end well in B: {', '.join(lost)}")
@@ -197,6 +197,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from profpipe import config, plan
+    from profpipe.job import readable
 
     pipeline = config.load_pipeline(Path(args.pipeline))
     for name, workload in pipeline.workloads.items():
@@ -205,7 +206,7 @@ def _list(args: argparse.Namespace) -> int:
         count = "1 case" if len(cases) == 1 else f"{len(cases)} cases"
         print(f"{name}: {what}, {count} under {', '.join(workload.profilers)}")
         for case in cases:
-            print(f"  {case.id}")
+            print(f"  {readable(case.id)}")
     return errors.OK
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from profpipe.job import readable
 from profpipe.tables import Tables
 from profpipe.tolerance import INACCURATE
 
@@ -25,6 +26,10 @@ class Change:
     distinct: bool | None
     #: The runs in which its result was outside the tolerance: ``A``, ``B``, ``A and B``; empty for none.
     inaccurate: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}/{readable(self.case)}"
 
     @property
     def percent(self) -> float:
@@ -53,7 +58,7 @@ def lost(a: Tables, b: Tables) -> list[str]:
     """The cases that have a time in ``a``, that ``b`` tried, and that failed there."""
     tried = b.cases[(b.cases["profiler"] == "plain") & ~b.cases["status"].isin(["ok", "skipped"])]
     bad = tried[_KEY].drop_duplicates().merge(_times(a)[_KEY], on=_KEY)
-    return [f"{row['workload']}/{row['case']}" for _, row in bad.iterrows()]
+    return [f"{row['workload']}/{readable(row['case'])}" for _, row in bad.iterrows()]
 
 
 def _times(data: Tables) -> pd.DataFrame:
@@ -85,12 +90,11 @@ def text(changes: Sequence[Change], lost: Sequence[str] = ()) -> str:
     failed = [f"{name}: has a time in A and failed in B" for name in lost]
     if not changes:
         return "\n".join(["No case has a time in both runs.", *failed])
-    width = max(len(f"{change.workload}/{change.case}") for change in changes)
+    width = max(len(change.name) for change in changes)
     lines = [f"{'case':{width}}  {'A us':>12}  {'B us':>12}  {'B vs A':>8}"]
     for change in changes:
-        name = f"{change.workload}/{change.case}"
         doubt = {True: "", False: "  within the noise", None: "  no interval kept"}[change.distinct]
         doubt += f"  inaccurate in {change.inaccurate}" if change.inaccurate else ""
         times = f"{change.before_ns / 1e3:12.2f}  {change.after_ns / 1e3:12.2f}"
-        lines.append(f"{name:{width}}  {times}  {change.percent:+7.1f}%{doubt}")
+        lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{doubt}")
     return "\n".join([*lines, *failed])

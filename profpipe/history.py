@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from profpipe.job import readable
+
 Row = Mapping[str, Any]
 
 
@@ -23,7 +25,9 @@ def _runs(runs: Sequence[Row]) -> Iterator[str]:
 
 
 def _times(times: Sequence[Row]) -> Iterator[str]:
-    groups = [(key, list(rows)) for key, rows in groupby(times, key=lambda row: f"{row['workload']}/{row['case']}")]
+    groups = [
+        (key, list(rows)) for key, rows in groupby(times, key=lambda row: f"{row['workload']}/{readable(row['case'])}")
+    ]
     width = max(len(name) for name, _ in groups)
     yield f"{'median time in us, oldest first':{width}}"
     for name, rows in groups:

@@ -5,13 +5,18 @@ They stand below every stage, so that no stage needs to import another to speak 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 Scalar = str | int | float | bool | None
+
+#: What is encoded in a case's name for the sake of torch's traces: all that is no ASCII, backslashes and quotes.
+_LETTERS = re.compile(r"(?:%[89A-F][0-9A-F])+|%5C|%22")
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,11 @@ class Case:
 
     id: str
     params: Mapping[str, Scalar]
+
+
+def readable(case: str) -> str:
+    """A case's name with its letters as they are written. What would separate it, a comma in a value, stays encoded."""
+    return _LETTERS.sub(lambda found: text if (text := unquote(found[0])).isprintable() else found[0], case)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,12 @@ def _text(value: Scalar) -> str:
 
 
 def _encoded(text: str) -> str:
-    return "".join(f"%{ord(c):02X}" if c in "%,=/@ \t\n" or not c.isprintable() else c for c in text)
+    """Besides what separates, all that torch's traces do not keep: what is no ASCII, backslashes and quotes."""
+    return "".join(c if c.isascii() and c.isprintable() and c not in '%,=/@ \\"' else _as_bytes(c) for c in text)
+
+
+def _as_bytes(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def _matches(point: Mapping[str, Scalar], region: Mapping[str, Sequence[Scalar]]) -> bool:

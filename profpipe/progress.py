@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from profpipe.job import Job, Outcome
+from profpipe.job import Job, Outcome, readable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -67,7 +67,7 @@ class Display:
         # Of a skip the report gives the reason once for all cases that share it; a failure is told at once.
         if self._job and (bad or not self._live):
             why = f" ({_brief(reason)})" if bad and reason else ""
-            self._print(f"  case {self._cases_ended} of {len(self._job.cases)}: {case}: {status}{why}")
+            self._print(f"  case {self._cases_ended} of {len(self._job.cases)}: {readable(case)}: {status}{why}")
 
     def job_ended(self, outcome: Outcome) -> None:
         seconds = time.monotonic() - self._job_began
@@ -102,7 +102,7 @@ class Display:
         if left_s is not None:
             parts.append(f"about {duration(left_s)} left")
         if self._case:
-            parts.append(f"case {self._cases_begun} of {len(self._job.cases)}: {self._case}")
+            parts.append(f"case {self._cases_begun} of {len(self._job.cases)}: {readable(self._case)}")
         return " | ".join(parts)
 
     def _position(self) -> str:

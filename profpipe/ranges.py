@@ -16,6 +16,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
+
+#: As tables.ENCODED_PREFIX, which this process does not import: it would bring pandas.
+ENCODED_PREFIX = "profpipe%"
 
 Push = Callable[[str], object]
 Pop = Callable[[], object]
@@ -92,10 +96,22 @@ def _record_function() -> tuple[str, Push, Pop]:
     stack: list[Any] = []
 
     def push(name: str) -> None:
-        stack.append(record_function(name))
+        stack.append(record_function(_spelled(name)))
         stack[-1].__enter__()
 
     def pop() -> None:
         stack.pop().__exit__(None, None, None)
 
     return "record_function", push, pop
+
+
+@functools.lru_cache(maxsize=1024)
+def _spelled(name: str) -> str:
+    """``name`` as a trace of torch keeps it; its parser takes the encoding off again.
+
+    torch writes ``unknown`` in place of any name that is not printable ASCII and ``/`` for a backslash, drops newlines,
+    and a quote ends its JSON.
+    """
+    if name.isascii() and name.isprintable() and not {'"', "\\"} & set(name):
+        return name
+    return ENCODED_PREFIX + quote(name, safe=" !#$&'()*+,/:;<=>?@[]^`{|}", errors="surrogatepass")

@@ -20,6 +20,9 @@ SCHEMA_VERSION: Final = 1
 #: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
 CASE_PREFIX: Final = "profpipe:"
 
+#: Before the name of a range that torch's traces would have spoiled; the rest is the name, percent-encoded.
+ENCODED_PREFIX: Final = "profpipe%"
+
 #: Before the number of one of several processes, or of the GPU it ran on, where a metric is of that one alone.
 RANK_PREFIX: Final = "rank "
 DEVICE_PREFIX: Final = "device "

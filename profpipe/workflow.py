@@ -49,7 +49,7 @@ from profpipe.document import shown
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError, Refused, ToolMissing
 from profpipe.formats import guided as guide_file
 from profpipe.formats import launch_order
-from profpipe.job import Case, Job, Missing, Outcome, Watch
+from profpipe.job import Case, Job, Missing, Outcome, Watch, readable
 from profpipe.order import ORDER, Machine, Order
 from profpipe.pipeline import Pipeline
 from profpipe.running import journal
@@ -65,7 +65,7 @@ def show(order: Order) -> None:
         cases = "1 case" if len(job.cases) == 1 else f"{len(job.cases)} cases"
         print(f"# {job.workload} under {job.profiler}: {cases}, in {job.cwd}")
         for case in job.cases:
-            print(f"#   {case.id}")
+            print(f"#   {readable(case.id)}")
         if isinstance(job.tool, Missing):
             print(f"# skipped: {job.tool}")
             continue

@@ -44,6 +44,12 @@ def test_the_text_names_each_case_with_its_change():
     assert compare.text([]) == "No case has a time in both runs."
 
 
+def test_a_case_is_named_with_the_letters_of_its_values():
+    name = "path=gr%C3%B6%C3%9Fe%2Ca%5Cb%E2%80%8B"
+    data = run_with(**{name: (100.0, 99.0, 101.0)})
+    assert "w/path=größe%2Ca\\b%E2%80%8B " in compare.text(compare.compare(data, data))
+
+
 def test_times_under_a_profiler_are_not_compared():
     under = Tables(metrics=BEFORE.metrics.assign(profiler="nsys"))
     assert compare.compare(under, AFTER) == []

@@ -8,6 +8,7 @@ from profpipe import plan
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
 from profpipe.pipeline import Pipeline
+from profpipe.points import parse_id
 
 TOOLS = {"plain": Tool("plain", ""), "torch": Tool("torch", "2"), "nsys": Missing("nsys", "not here", "Install it.")}
 
@@ -62,10 +63,14 @@ def test_a_case_carries_fixed_and_varying_parameters():
         (True, "seqlens=true"),
         ("a/b=c@d", "seqlens=a%2Fb%3Dc%40d"),
         (0.5, "seqlens=0.5"),
+        ("größe", "seqlens=gr%C3%B6%C3%9Fe"),
+        ('C:\\a "b"', "seqlens=C:%5Ca%20%22b%22"),
+        ("a\u200bb", "seqlens=a%E2%80%8Bb"),
     ],
 )
-def test_a_case_id_has_no_character_that_separates_names_or_ranges(value, written):
+def test_a_case_id_has_no_character_that_separates_names_or_ranges_or_that_a_trace_spoils(value, written):
     assert plan.case_id({"seqlens": value}) == written
+    assert parse_id(written) == {"seqlens": value}
 
 
 def test_one_process_runs_all_cases_unless_they_are_isolated():

@@ -41,3 +41,7 @@ def test_without_a_profiler_a_range_costs_nothing() -> None:
     assert ranges.use("plain") == "none"
     with ranges.annotate("forward"):
         pass
+
+
+def test_a_name_that_torch_keeps_is_not_spelled_otherwise() -> None:
+    assert ranges._spelled("forward: q @ k, 50% {a|b}~'c'") == "forward: q @ k, 50% {a|b}~'c'"

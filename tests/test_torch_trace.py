@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from damage import mutated
 
-from profpipe import load, tables
+from profpipe import load, plan, ranges, tables
 from profpipe.errors import Refused
 
 DATA = Path(__file__).parent / "data"
@@ -132,6 +132,24 @@ def test_a_range_of_a_case_counts_its_iterations_and_says_nothing_of_a_gpu_that_
     assert ranges.loc[ranges["range"] == "", "instances"].tolist() == [3, 3]
     assert set(ranges["range"]) == {"", "forward", "backward"}
     assert ranges[["kernel_ns", "kernels", "busy_ns"]].isna().all(axis=None)
+
+
+def test_names_that_torch_would_spoil_come_back_as_they_were_given(parser: ModuleType, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    phases = ["größe", "a\\b", 'say "b"', "two\nlines", "tab\tand 5%", "softmax {q} ~ 50%"]
+    case = plan.case_id({"impl": "größe", "path": 'a\\b "c"'})
+    ranges.use("torch")
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for phase in phases:
+                with ranges.annotate(tables.CASE_PREFIX + case), ranges.annotate(phase):
+                    torch.ones(3).sum()
+    finally:
+        ranges.use("plain")
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    parsed = parser.parse(tmp_path / "trace.json")
+    assert set(parsed.kernels["phase"]) == set(phases) and set(parsed.kernels["case"]) == {case}
+    assert set(parsed.ranges["range"]) == {"", *phases}
 
 
 def test_self_time_leaves_out_children_and_not_what_runs_on_other_threads(parser: ModuleType, trace: Write) -> None:
