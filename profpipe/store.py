@@ -32,6 +32,14 @@ _SALT = ".salt"
 _EXACT: Any = {"float_precision": "round_trip"} if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1) else {}
 
 
+#: The last row of a table is looked for in so many bytes.
+_TAIL_BYTES = 1 << 16
+#: Which columns hold JSON, and of what kind.
+_JSON: Mapping[str, type] = {"params": dict, "flags": list}
+_JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list"}
+_MEND = "Put back the file as it was written; where there is no copy, start the run again."
+
+
 def folder_name(name: str, now: datetime) -> str:
     return f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
@@ -185,7 +193,7 @@ def load(folder: Path) -> tuple[Tables, dict[str, Any]]:
     if version != tables.SCHEMA_VERSION:
         reads = f"this profpipe reads schema {tables.SCHEMA_VERSION}."
         raise ConfigError(str(folder), f"was written with schema {version};", reads)
-    cases, kernels, ranges, metrics = (_read(folder / f"{table.name}.csv", table) for table in tables.ALL)
+    cases, kernels, ranges, metrics = (_read(folder / f"{table.name}.csv", table, record) for table in tables.ALL)
     return Tables(cases, kernels, ranges, metrics), record
 
 
@@ -202,19 +210,59 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _read(path: Path, table: tables.Table) -> pd.DataFrame:
+def _read(path: Path, table: tables.Table, record: Mapping[str, Any]) -> pd.DataFrame:
     if not path.is_file():
-        return tables.empty(table)
+        return _read_parquet(path, table, record)
     # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
     # float64 and not Float64, which pandas 2 reads by way of text, with an error in the last digit.
     as_read = {"str": "object", "Float64": "float64"}
     types = {column.name: as_read.get(column.dtype, column.dtype) for column in table.columns}
     missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
     try:
+        _check_end(path)
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
+        _check_json(frame)
         return tables.frame(table, frame)
-    except (ValueError, pd.errors.ParserError) as error:
-        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.") from None
+    except (ValueError, csv.Error, pd.errors.ParserError) as error:
+        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", _MEND) from None
+
+
+def _read_parquet(absent: Path, table: tables.Table, record: Mapping[str, Any]) -> pd.DataFrame:
+    """The table whose CSV file is gone, which no table is without: even an empty one has a file."""
+    path = absent.with_suffix(".parquet")
+    # A run writes it when it ends. Until then it may be of an earlier end, before what a resumed run has added.
+    if not (path.is_file() and (record.get("ended") or "jobs" not in record)):
+        raise ConfigError(str(absent), "is missing.", _MEND)
+    try:
+        return tables.frame(table, pd.read_parquet(path))
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(path), f"cannot be read, and {absent.name} is missing: {error}.", _MEND) from None
+
+
+def _check_end(path: Path) -> None:
+    """Raises ValueError where the file was cut: pandas takes what a row lacks for missing values."""
+    with path.open("rb") as stream:
+        head = stream.readline()
+        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = stream.read().decode("utf-8", "replace")
+    if tail and not tail.endswith("\n"):
+        raise ValueError("it is cut off, for its last line has no end")
+    _, whole, last = tail[:-1].rpartition("\n")
+    # With an odd number of quotes it is the rest of a text of several lines.
+    if whole and last.count('"') % 2 == 0 and len(next(csv.reader([last]), ())) < head.count(b",") + 1:
+        raise ValueError("it is cut off, for its last row is too short")
+
+
+def _check_json(frame: pd.DataFrame) -> None:
+    """Raises ValueError that names the cell: a spreadsheet's first row is the head."""
+    for name, kind in _JSON.items():
+        for row, text in enumerate(frame.get(name, ()), start=2):
+            try:
+                fits = not text or isinstance(json.loads(text), kind)
+            except ValueError as error:
+                raise ValueError(f"row {row}, column {name}: {error}") from None
+            if not fits:
+                raise ValueError(f"row {row}, column {name}: is no JSON {_JSON_WORDS[kind]}")
 
 
 def resolve(name: str | None, out: Path) -> Path:

@@ -165,6 +165,61 @@ def test_a_table_that_was_damaged_is_named(tmp_path):
         store.load(tmp_path)
 
 
+def test_a_table_whose_file_is_gone_is_read_from_the_parquet_beside_it(tmp_path):
+    saved = some_tables()
+    store.save(tmp_path, saved, record(jobs=[], ended="2026-11-20T06:00:00+00:00"))
+    store.save_parquet(tmp_path, saved)
+    for table in tables.ALL:
+        (tmp_path / f"{table.name}.csv").unlink()
+    loaded, _ = store.load(tmp_path)
+    for table in tables.ALL:
+        pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
+    (tmp_path / "metrics.parquet").write_text("PAR1")
+    with pytest.raises(ConfigError, match=r"metrics\.parquet: cannot be read, and metrics\.csv is missing"):
+        store.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [table.name for table in tables.ALL])
+def test_a_table_that_is_missing_is_not_taken_for_an_empty_one(tmp_path, name):
+    store.save(tmp_path, some_tables(), record(jobs=[]))
+    # Of a run that has not ended the Parquet tables may be those of a state before.
+    store.save_parquet(tmp_path, Tables())
+    (tmp_path / f"{name}.csv").unlink()
+    with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Put back the file"):
+        store.load(tmp_path)
+
+
+@pytest.mark.parametrize(("lost", "end"), [(1, ""), (3, ""), (9, ""), (3, "\n"), (9, "\n")])
+def test_a_table_that_was_cut_is_refused(tmp_path, lost, end):
+    saved = Tables(kernels=some_tables().kernels.assign(kernel="a", source="b"))
+    store.save(tmp_path, saved, record())
+    path = tmp_path / "kernels.csv"
+    path.write_text(path.read_text()[:-lost].rstrip("\n") + end)
+    with pytest.raises(ConfigError, match=r"kernels\.csv: is not the table that profpipe wrote: it is cut off"):
+        store.load(tmp_path)
+
+
+def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
+    saved = Tables(cases=some_tables().cases.assign(reason='a "b",\nc, "d"\ne'))
+    store.save(tmp_path, saved, record())
+    assert store.load(tmp_path)[0].cases["reason"].tolist() == saved.cases["reason"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "said"),
+    [
+        ("params", '[["impl": 1]', "row 2, column params: Expecting"),
+        ("params", "[1]", "row 2, column params: is no JSON mapping"),
+        ("flags", "noisy", "row 2, column flags: Expecting value"),
+        ("flags", "{}", "row 2, column flags: is no JSON list"),
+    ],
+)
+def test_a_cell_that_is_not_the_json_it_should_be_is_named(tmp_path, column, text, said):
+    store.save(tmp_path, Tables(cases=some_tables().cases.assign(**{column: text})), record())
+    with pytest.raises(ConfigError, match=rf"cases\.csv: is not the table that profpipe wrote: {said}"):
+        store.load(tmp_path)
+
+
 def test_the_latest_unfinished_run_is_found(tmp_path):
     done, open_ = (new_folder(tmp_path, name) for name in ("a", "b"))
     store.save(done, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))

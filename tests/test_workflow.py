@@ -168,6 +168,19 @@ def test_the_report_is_rendered_again_from_the_files_alone(project):
     assert summary.read_text() == before
 
 
+def test_a_report_without_one_of_its_tables_is_refused_and_the_page_stays(project):
+    profpipe(project, "run", "--set", "n=1")
+    folder = project / "out" / "latest"
+    before = (folder / "SUMMARY.md").read_text()
+    (folder / "cases.csv").unlink()
+    assert profpipe(project, "report", "out/latest").returncode == 0
+    assert (folder / "SUMMARY.md").read_text() == before
+    (folder / "cases.parquet").unlink()
+    done = profpipe(project, "report", "out/latest")
+    assert done.returncode == 2 and "cases.csv: is missing." in done.stderr
+    assert (folder / "SUMMARY.md").read_text() == before
+
+
 def test_a_command_of_the_users_is_run_once_a_case_and_has_its_wall_time(project):
     (project / "pipeline.yaml").write_text(
         "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'echo {n}; sleep 0.1']\n"
