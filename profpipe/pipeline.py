@@ -53,8 +53,8 @@ class _Model(BaseModel):
 class NcuTargets(_Model):
     """What a good kernel reaches, in % of the hardware's peak; kernels below are named in the report."""
 
-    memory: float = Field(80, ge=0, le=100, description="memory throughput")
-    sm: float = Field(90, ge=0, le=100, description="SM throughput")
+    memory: float = Field(80.0, ge=0, le=100, description="memory throughput")
+    sm: float = Field(90.0, ge=0, le=100, description="SM throughput")
 
 
 class Ncu(_Model):
@@ -106,7 +106,7 @@ class Settings(_Model):
     )
     warmup: int = Field(10, ge=0, description="iterations before the measured ones")
     repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
-    timeout_s: float = Field(900, gt=0, description="seconds after which a process and all its children are ended")
+    timeout_s: float = Field(900.0, gt=0, description="seconds after which a process and all its children are ended")
     case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up")
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     processes: int = Field(1, ge=1, description="that run each case together, one a GPU, started by torchrun")

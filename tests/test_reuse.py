@@ -15,8 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from profpipe import reuse, store
+from profpipe import config, plan, reuse, store
 from profpipe.job import Case, Command, Job, Missing, Tool
+from profpipe.order import Order
+from profpipe.pipeline import PROFILERS
 from profpipe.reuse import Offer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,6 +196,19 @@ def test_imports_are_not_followed_into_installed_packages(tmp_path: Path) -> Non
     before = key(job)
     (installed / "big.py").write_text("x = 2\n")
     assert key(job) == before
+
+
+@pytest.mark.parametrize("file", ["pipeline.yaml", *sorted(f"pipelines/{p.name}" for p in ROOT.glob("pipelines/*"))])
+def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path: Path, file: str) -> None:
+    pipeline = config.load_pipeline(ROOT / file, env={})
+    begun = Order.of(pipeline, ROOT / file, tmp_path, (), ())
+    begun.save(tmp_path / "run")
+    tools = {name: Tool(name, "1", f"/bin/{name}") for name in PROFILERS}
+    keys = []
+    for order in (begun, Order.load(tmp_path / "run")):
+        jobs = plan.plan(order.pipeline, tools, scripts={}, cwd=order.beside, out=tmp_path / "run", python="python")
+        keys.append([key(job) for job in jobs])
+    assert keys[0] == keys[1]
 
 
 # --- taking over -----------------------------------------------------------------------------------------------------
