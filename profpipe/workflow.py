@@ -16,7 +16,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,15 +136,10 @@ def _check_same_gpus(folder: Path, begun: Mapping[str, Any], machine: Machine) -
 
 
 def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
-    scripts = {
-        name: found
-        for name, workload in order.pipeline.workloads.items()
-        if workload.script and (found := script_path(workload.script, order.path))
-    }
     return plan.plan(
         order.pipeline,
         machine.tools,
-        scripts=scripts,
+        scripts=dict(_scripts(order)),
         cwd=order.beside,
         out=folder,
         python=sys.executable,
@@ -153,6 +148,18 @@ def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
         workloads=order.workloads,
         profilers=order.profilers,
     )
+
+
+def _scripts(order: Order) -> Iterator[tuple[str, Path]]:
+    """Each workload that is to run from a file, and the file. When a run is resumed one may have gone."""
+    for name, workload in order.pipeline.workloads.items():
+        if workload.script is None or (order.workloads and name not in order.workloads):
+            continue
+        found = script_path(workload.script, order.path)
+        if found is None:
+            where = f"{shown(order.path)}: workloads.{name}.script"
+            raise ConfigError(where, f"the file of '{workload.script}' is gone.", f"Put it back into {order.beside}.")
+        yield name, found
 
 
 # --- running ---------------------------------------------------------------------------------------------------------

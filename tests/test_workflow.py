@@ -331,6 +331,17 @@ def test_what_a_command_writes_itself_does_not_keep_its_run_from_being_resumed(p
     assert done.returncode == 2 and "mine (file result.txt)" in done.stderr
 
 
+def test_a_run_whose_workload_is_gone_says_which_file_to_put_back(project):
+    assert profpipe(project, "run", "--set", "n=1").returncode == 0
+    record = project / "out" / "latest" / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "ended": None, "jobs": []}))
+    (project / "sums.py").rename(project / "elsewhere.py")
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and f"'sums.py' is gone. Put it back into {project}." in done.stderr
+    (project / "elsewhere.py").rename(project / "sums.py")
+    assert profpipe(project, "resume").returncode == 0
+
+
 def test_nothing_to_resume_is_said(project):
     assert profpipe(project, "run").returncode == 0
     done = profpipe(project, "resume")
