@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profpipe import mistakes
-from profpipe.document import as_list, placeholders, read, scalar, shown, substituted, without_environment
+from profpipe.document import placeholders, read, scalar, shown, substituted, written_list
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.pipeline import Pipeline, Settings
 from profpipe.scripts import declared_params, script_path
@@ -79,14 +79,19 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError("--set", f"{override!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
+    try:
+        value = scalar(text)
+    except ValueError as error:
+        remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
+        raise ConfigError("--set", f"{key.strip()}: {error}.", remedy) from None
     if len(keys) > 1 or keys[0] in Pipeline.model_fields:
-        _assign(document, keys, scalar(text))
+        _assign(document, keys, value)
         return
     workloads = document.get("workloads")
     known = {n: _known_names(w, path) for n, w in workloads.items()} if isinstance(workloads, dict) else {}
     if keys[0] in Settings.model_fields:
         for name in known:
-            _assign(document, ["workloads", name, keys[0]], scalar(text))
+            _assign(document, ["workloads", name, keys[0]], value)
         return
     takers = [name for name, names in known.items() if keys[0] in names]
     if not takers:
@@ -94,7 +99,7 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
         raise ConfigError("--set", f"unknown name '{keys[0]}'.", did_you_mean(keys[0], everything))
     for name in takers:
         # A matrix axis also takes one value, so a fixed parameter becomes an axis: its cases then carry its name.
-        _assign(document, ["workloads", name, "matrix", keys[0]], scalar(text))
+        _assign(document, ["workloads", name, "matrix", keys[0]], value)
         _mapping(document["workloads"][name], "params").pop(keys[0], None)
 
 
@@ -123,9 +128,8 @@ def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None
         matrix, baseline = _mapping(workload, "matrix"), _mapping(workload, "baseline")
         in_file = _mapping(_mapping(_mapping(written, "workloads"), name), "matrix")
         for axis, value in baseline.items():
-            now = as_list(matrix.get(axis))
-            before = as_list(without_environment(in_file.get(axis)))
-            if isinstance(now, list) and now and value not in now and isinstance(before, list) and value in before:
+            now, before = written_list(matrix.get(axis)), written_list(in_file.get(axis))
+            if now and value not in now and before and value in before:
                 baseline[axis] = now[0]
 
 

@@ -26,8 +26,15 @@ def as_list(value: object) -> object:
 
 
 def scalar(text: str) -> Any:
-    """``text`` as YAML reads an unquoted value: 16 is a number, true a bool, fp16 a string."""
-    value = yaml.safe_load(text)
+    """``text`` as YAML reads an unquoted value: 16 is a number, true a bool, fp16 a string.
+
+    Raises ValueError where YAML cannot read it: ``[128``, ``*x``.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{text!r} is no value of YAML: {why}") from None
     return value if isinstance(value, (int, float, bool)) or value is None else text
 
 
@@ -59,11 +66,23 @@ def read(path: Path, where: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
         raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45 looks like a date
         raise ConfigError(where, f"is not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(where, "is nested too deeply.", "A pipeline file has a handful of levels.") from None
     if not isinstance(document, dict):
         raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
+    _check_ends(document, where)
     return document
+
+
+def _check_ends(node: Any, where: str, path: tuple[str, ...] = (), around: tuple[int, ...] = ()) -> None:
+    """Raises ConfigError where an alias (``*a``) stands inside what it means, which would never come to an end."""
+    if id(node) in around:
+        raise ConfigError(f"{where}: {'.'.join(path)}", "is an alias of what it stands in.", "Write out what it means.")
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        _check_ends(child, where, (*path, str(key)), (*around, id(node)))
 
 
 def shown(path: Path) -> str:
@@ -95,7 +114,13 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
         return given
 
     text = _PLACEHOLDER.sub(value, node)
-    return scalar(text) if _PLACEHOLDER.fullmatch(node) else text
+    if not (whole := _PLACEHOLDER.fullmatch(node)):
+        return text
+    try:
+        return scalar(text)
+    except ValueError as error:
+        remedy = f"Set {whole[1]} to a number or a word, or write the text into the file, in quotes."
+        raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
 
 
 def placeholders(node: Any) -> Iterator[str]:
@@ -109,6 +134,15 @@ def placeholders(node: Any) -> Iterator[str]:
             yield from placeholders(item)
     elif isinstance(node, str):
         yield from (match[1] for match in _PLACEHOLDER.finditer(node))
+
+
+def written_list(node: Any) -> list[Any] | None:
+    """The values that the author wrote for a list; None where it is none, which the check of the form tells."""
+    try:
+        values = as_list(without_environment(node))
+    except ValueError:
+        return None
+    return values if isinstance(values, list) else None
 
 
 def without_environment(node: Any) -> Any:

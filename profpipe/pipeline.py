@@ -45,6 +45,10 @@ def _can_be_met(limits: Mapping[Measure, float]) -> Mapping[Measure, float]:
 Limits = Annotated[Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_can_be_met)]
 
 
+#: No time is infinite: it would have no place in run.json, which is JSON.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class _Model(BaseModel):
     # Defaults too: a run that is resumed reads back what they came to, and must find the same as when it was begun.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -76,7 +80,7 @@ class Timing(_Model):
     """How cases are timed without a profiler."""
 
     target: float = Field(0.005, gt=0, lt=1, description="stop at a 95 % interval within this share of the median")
-    budget_s: float = Field(2.0, gt=0, description="seconds of measuring for a case, all rounds together")
+    budget_s: Seconds = Field(2.0, le=86_400, description="seconds of measuring for a case, all rounds together")
     most: int = Field(10_000, ge=1, description="samples after which a case is done in any event")
     mode: Literal["eager", "cuda_graph", "both"] = Field("eager", description="as launched, as a CUDA graph, or both")
     order: Literal["interleaved", "sequential"] = Field("interleaved", description="in rounds, or one after the other")
@@ -106,8 +110,8 @@ class Settings(_Model):
     )
     warmup: int = Field(10, ge=0, description="iterations before the measured ones")
     repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
-    timeout_s: float = Field(900.0, gt=0, description="seconds after which a process and all its children are ended")
-    case_timeout_s: float | None = Field(None, gt=0, description="seconds after which a case is given up")
+    timeout_s: Seconds = Field(900.0, description="seconds after which a process and all its children are ended")
+    case_timeout_s: Seconds | None = Field(None, description="seconds after which a case is given up")
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     processes: int = Field(1, ge=1, description="that run each case together, one a GPU, started by torchrun")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")

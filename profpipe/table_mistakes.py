@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import asked
-from profpipe.document import as_list, without_environment
+from profpipe.document import written_list
 from profpipe.errors import did_you_mean
 from profpipe.pipeline import Pipeline, Plot, Table, Workload
 from profpipe.scripts import declared_params, script_path
@@ -95,8 +95,7 @@ def _values(workload: Workload, declared: Mapping[str, Any], written: object) ->
     for part in ("params", "matrix"):
         yield from ((a, value if isinstance(value, list) else [value]) for a, value in getattr(workload, part).items())
         for axis, value in _mapping(_mapping(written).get(part)).items():
-            plain = as_list(without_environment(value))
-            yield str(axis), plain if isinstance(plain, list) else []
+            yield str(axis), written_list(value) or []
     for point in workload.include:
         yield from ((axis, [value]) for axis, value in point.items())
 

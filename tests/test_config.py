@@ -61,6 +61,61 @@ def test_an_environment_variable_gives_a_list_with_the_types_of_yaml(tmp_path):
     assert given.workloads["attention"].matrix["seqlen"] == [1024, 4096]
 
 
+@pytest.mark.parametrize("override", ["seqlen=[128", "impl=*x", "workloads.attention.repeats={", "impl=2026-13-45"])
+def test_a_value_on_the_command_line_that_yaml_cannot_read_is_refused_with_its_name(tmp_path, override):
+    message = refusal(tmp_path, MINIMAL, [override])
+    name, _, value = override.partition("=")
+    assert message.startswith(f"--set: {name}: '{value}' is no value of YAML: ") and "in quotes" in message
+
+
+def test_a_value_of_the_environment_that_yaml_cannot_read_is_refused_with_its_place(tmp_path):
+    text = MINIMAL.replace("[512]", "'${SEQLEN:-512}'") + "    baseline: {seqlen: 512}\n"
+    place = "pipeline.yaml: workloads.attention.matrix.seqlen: "
+    message = refusal(tmp_path, text, env={"SEQLEN": "*x"})
+    assert message.startswith(f"{place}environment variable SEQLEN: '*x' is no value of YAML: found undefined alias")
+    assert refusal(tmp_path, text, env={"SEQLEN": "128,[4"}).startswith(f"{place}'[4' is no value of YAML: ")
+
+
+def test_a_default_that_yaml_cannot_read_matters_only_where_it_is_used(tmp_path):
+    text = MINIMAL.replace("[512]", "'${SEQLEN:-1,[2}'") + "    baseline: {seqlen: 512}\n"
+    text += "tables: [{title: t, value: time, rows: seqlen}]\n"
+    assert load(tmp_path, text, env={"SEQLEN": "512"}).workloads["attention"].matrix["seqlen"] == [512]
+    assert "'[2' is no value of YAML" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (MINIMAL + "    baseline: &a {impl: *a}\n", "workloads.attention.baseline.impl"),
+        (MINIMAL.replace("matrix: {impl", "matrix: &m {params: *m, impl"), "workloads.attention.matrix.params"),
+        ("version: 1\nworkloads: &w {w: {script: attention, params: *w}}\n", "workloads.w.params"),
+        ("version: 1\nworkloads: {w: {command: &c [sh, *c]}}\n", "workloads.w.command.1"),
+    ],
+)
+def test_an_alias_inside_what_it_means_is_refused(tmp_path, text, place):
+    assert refusal(tmp_path, text).startswith(f"pipeline.yaml: {place}: is an alias of what it stands in.")
+
+
+def test_an_alias_of_something_else_may_be_used_twice(tmp_path):
+    text = (
+        "version: 1\nworkloads: {a: {script: attention, matrix: &m {impl: [fa2]}}, b: {script: attention, matrix: *m}}"
+    )
+    assert load(tmp_path, text).workloads["b"].matrix == {"impl": ["fa2"]}
+
+
+@pytest.mark.parametrize("text", ["version: 1\nname: 2026-13-45\n", f"version: {'[' * 5000}\n"])
+def test_yaml_on_which_its_reader_fails_is_a_mistake_of_the_file(tmp_path, text):
+    assert refusal(tmp_path, text).startswith("pipeline.yaml: is ")
+
+
+@pytest.mark.parametrize(
+    "setting", ["timing: {budget_s: .inf}", "timing: {budget_s: 1e+300}", "timeout_s: .inf", "case_timeout_s: .nan"]
+)
+def test_a_time_without_end_is_refused(tmp_path, setting):
+    message = refusal(tmp_path, f"{MINIMAL}    {setting}\n")
+    assert "_s: Input should be " in message and "workloads.attention." in message
+
+
 def test_an_empty_environment_variable_counts_as_unset(tmp_path):
     text = MINIMAL.replace("[512]", "'${SEQLEN:-512}'")
     assert load(tmp_path, text, env={"SEQLEN": ""}).workloads["attention"].matrix["seqlen"] == [512]
