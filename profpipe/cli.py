@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"profpipe: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print("profpipe: interrupted.", file=sys.stderr)
         return errors.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has gone; Python would complain again while it flushes stdout at exit.

@@ -49,6 +49,7 @@ def new_folder(out: Path, name: str, now: datetime, fill: Callable[[Path], objec
 
     The folder appears with its content or not at all, so that each one that is there can be resumed.
     """
+    _check_latest(out)
     stem = folder_name(name, now)
     beside = out / f".{stem}-{os.getpid()}"
     try:
@@ -72,8 +73,17 @@ def new_folder(out: Path, name: str, now: datetime, fill: Callable[[Path], objec
     raise ConfigError(str(out), f"holds a thousand runs named {stem}.", "Choose another --out.")
 
 
+def _check_latest(out: Path) -> None:
+    """Raises ConfigError where ``out/latest`` is a folder, as after ``cp -rL``: no link can take its place."""
+    latest = out / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        remedy = "Rename it, or remove it if it is a copy of a run beside it."
+        raise ConfigError(str(latest), "is a folder, and a link to the newest run has to stand there.", remedy)
+
+
 def point_latest(out: Path) -> None:
     """Points ``out/latest`` at the newest run."""
+    _check_latest(out)
     _point(out / "latest", max(_runs(out), key=_age))
 
 
@@ -312,15 +322,17 @@ def remember(out: Path, folder: Path, data: Tables, record: Mapping[str, Any]) -
 def _database(path: Path) -> Iterator[Any]:
     import sqlite_utils
 
-    database = sqlite_utils.Database(path)
+    database = None
     try:
+        database = sqlite_utils.Database(path)
         yield database
     except sqlite3.DatabaseError as error:
         if lacks_room(str(error)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise ConfigError(str(path), f"cannot be used: {error}.", "Move it away.") from None
     finally:
-        database.close()
+        if database is not None:
+            database.close()
 
 
 def _replace(database: Any, table: tables.Table, run: str, frame: pd.DataFrame) -> None:

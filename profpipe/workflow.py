@@ -175,6 +175,15 @@ class _Run:
     data: Tables
 
     def carry_out(self, planned: Sequence[Job], machine: Machine) -> int:
+        """Does all that is left to do, and writes the report; the exit code."""
+        try:
+            return self._carry_out_and_show(planned, machine)
+        except KeyboardInterrupt:
+            # Jobs count their interrupts themselves, so this one came while nothing was measured.
+            told = "Interrupted before SUMMARY.md was written. What was measured is kept."
+            raise Interrupted(f"{told} To go on, and to write it: {_resume_command(self.folder)}") from None
+
+    def _carry_out_and_show(self, planned: Sequence[Job], machine: Machine) -> int:
         interrupted = None
         with progress.Display() as watch:
             try:
@@ -223,7 +232,11 @@ class _Run:
         """Writes the report, the Parquet tables and the history; whether the report names a failure."""
         store.save_parquet(self.folder, self.data)
         failed = reading.render(self.folder, self.data, begun, self.order.beside)
-        store.remember(self.order.out, self.folder, self.data, begun)
+        try:
+            store.remember(self.order.out, self.folder, self.data, begun)
+        except ConfigError as error:
+            # Nothing of the run itself is lost.
+            print(f"profpipe: {error} This run is not in the history; its folder is whole.", file=sys.stderr)
         return failed
 
     def _is_done(self, job: Job) -> bool:

@@ -86,6 +86,16 @@ def test_latest_points_at_the_newest_run_and_two_in_one_second_stay_apart(tmp_pa
     assert (tmp_path / "out" / "latest").resolve() == second
 
 
+def test_a_folder_in_the_place_of_the_link_is_refused_before_a_run_is_made(tmp_path):
+    first = new_folder(tmp_path, "a")
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    for point in (lambda: new_folder(tmp_path, "b"), lambda: store.point_latest(tmp_path)):
+        with pytest.raises(ConfigError, match=r"latest: is a folder, and .* Rename it"):
+            point()
+    assert sorted(tmp_path.iterdir()) == [first, tmp_path / "latest"]
+
+
 def test_a_run_is_found_by_path_by_name_and_as_the_latest(tmp_path):
     out = tmp_path / "out"
     folder = new_folder(out, "a")
@@ -252,6 +262,12 @@ def test_a_database_that_is_none_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: file is not a database"):
         store.history(tmp_path)
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used"):
+        store.remember(tmp_path, tmp_path / "run", Tables(), {})
+
+
+def test_a_folder_in_the_place_of_the_database_is_named(tmp_path):
+    (tmp_path / store.DATABASE).mkdir()
+    with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: unable to open"):
         store.remember(tmp_path, tmp_path / "run", Tables(), {})
 
 

@@ -15,7 +15,7 @@ import pytest
 from fake_profiler import job_of
 from nsys_exports import Export
 
-from profpipe import config, errors, plan, store, unchanged, workflow
+from profpipe import cli, config, errors, plan, store, unchanged, workflow
 from profpipe.order import Order
 
 ROOT = Path(__file__).parents[1]
@@ -340,6 +340,30 @@ def test_a_run_whose_workload_is_gone_says_which_file_to_put_back(project):
     assert done.returncode == 2 and f"'sums.py' is gone. Put it back into {project}." in done.stderr
     (project / "elsewhere.py").rename(project / "sums.py")
     assert profpipe(project, "resume").returncode == 0
+
+
+def test_a_history_that_cannot_be_used_spoils_no_run(project):
+    (project / "out").mkdir()
+    (project / "out" / store.DATABASE).write_text("no database, but longer than the header of one" * 10)
+    done = profpipe(project, "run", "--set", "n=1")
+    assert done.returncode == 0 and "profpipe.db: cannot be used" in done.stderr
+    assert "Move it away. This run is not in the history" in done.stderr
+    assert latest(project)[1]["ended"]
+
+
+def test_ctrl_c_while_the_report_is_written_says_how_to_have_it_written(project, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(project)
+    with monkeypatch.context() as patched:
+        patched.setattr(workflow.reading, "render", interrupt)
+        assert cli.main(["run", "--set", "n=1"]) == 130
+    told = capsys.readouterr().err
+    assert "Interrupted before SUMMARY.md was written. What was measured is kept. To go on" in told
+    assert told.rstrip().endswith(f"resume {os.path.relpath((project / 'out' / 'latest').resolve())}")
+    assert cli.main(["resume"]) == 0
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file() and statuses(project) == {"do=work,n=1": "ok"}
 
 
 def test_nothing_to_resume_is_said(project):
