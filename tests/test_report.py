@@ -28,7 +28,7 @@ from profpipe import load, report
 from profpipe.analyze import analyze
 from profpipe.errors import ProfpipeError
 from profpipe.findings import Findings
-from profpipe.page import markdown, plots, quantities
+from profpipe.page import files, markdown, plots, quantities
 from profpipe.tables import Tables
 
 TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
@@ -639,6 +639,19 @@ def test_a_job_that_was_taken_over_is_said_to_be(tmp_path: Path) -> None:
     text = page(data, run, tmp_path)
     assert "its files are those of the run `20261119T010101Z-attention`." in text
     assert "<summary>attention under nsys, reused from 20261119T010101Z-attention</summary>" in text
+
+
+def test_of_jobs_that_were_taken_over_in_part_the_cases_are_named_once() -> None:
+    def job(case: str, source: str, profiler: str = "plain") -> dict[str, Any]:
+        return {"workload": "b", "profiler": profiler, "cases": [case], "reused_from": source}
+
+    some = [job("n=1", "r1"), job("n=2", ""), job("n=3", "r1"), job("n=4", "r0")]
+    every = [job("n=1", "r1", "nsys"), job("n=2", "r1", "nsys")]
+    assert list(files.remarks({"jobs": some + every, "private_files": []})) == [
+        "Of `b` under `plain`, `n=1` and `n=3` were not measured again: their files are those of the run `r1`.",
+        "Of `b` under `plain`, `n=4` was not measured again: its files are those of the run `r0`.",
+        "`b` under `nsys` was not measured again: its files are those of the run `r1`.",
+    ]
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from profpipe.page.markdown import Sheet, code, escape
+from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.quantities import MISSING, duration, size_unit
+from profpipe.page.wording import case_id
 
 Run = Mapping[str, Any]
 
@@ -99,10 +100,7 @@ def _size(size: int) -> str:
 
 def remarks(run: Run) -> Iterator[str]:
     """Which jobs were taken over from another run, and which files are better looked at before they are shared."""
-    for job in run.get("jobs") or ():
-        if job.get("reused_from"):
-            which = f"{code(job.get('workload', ''))} under {code(job.get('profiler', ''))}"
-            yield f"{which} was not measured again: its files are those of the run {code(job['reused_from'])}."
+    yield from _taken_over(run)
     if private := list(_private(run)):
         named = ", ".join(map(code, private[:3])) + (f" and {len(private) - 3} more" if len(private) > 3 else "")
         kinds = " and ".join(code(kind) for kind in _PRIVATE if any(name.endswith(kind) for name in private))
@@ -110,6 +108,21 @@ def remarks(run: Run) -> Iterator[str]:
             f"{kinds or 'Such'} files hold the environment and the command lines of the profiled process; look before"
             f" you share them: {named}. The tables and exports do not."
         )
+
+
+def _taken_over(run: Run) -> Iterator[str]:
+    """What was not measured again: a workload under a profiler, or those of its cases that were taken over."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for job in run.get("jobs") or ():
+        groups.setdefault((job.get("workload", ""), job.get("profiler", "")), []).append(job)
+    for (workload, profiler), jobs in groups.items():
+        which = f"{code(workload)} under {code(profiler)}"
+        for source in dict.fromkeys(job["reused_from"] for job in jobs if job.get("reused_from")):
+            taken = [job for job in jobs if job.get("reused_from") == source]
+            cases = dict.fromkeys(case for job in taken for case in job.get("cases") or ())
+            named = which if len(taken) == len(jobs) else f"Of {which}, {listed(map(case_id, cases))}"
+            verb, whose = ("was", "its") if named == which or len(cases) == 1 else ("were", "their")
+            yield f"{named} {verb} not measured again: {whose} files are those of the run {code(source)}."
 
 
 def _private(run: Run) -> Iterator[str]:
