@@ -127,12 +127,8 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
+    yield from _in_command(f"{at}.command", workload)
     axes = set(workload.matrix)
-    for word in re.findall(r"\{([A-Za-z_]\w*)\}", " ".join(workload.command or ())):
-        known = axes | set(workload.params)
-        # Braces that resemble no parameter are the command's own: an argument may be JSON.
-        if word not in known and (remedy := did_you_mean(word, known)).startswith("Did you mean"):
-            yield f"{at}.command", f"there is no parameter '{word}'.", remedy
     baseline = (workload.baseline or {},)
     for part, points in (("exclude", workload.exclude), ("include", workload.include), ("baseline", baseline)):
         known = axes | set(workload.params) if part == "include" else axes
@@ -142,6 +138,25 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
         values = [*workload.matrix.get(axis, []), *(p[axis] for p in workload.include if axis in p)]
         if axis in axes and value not in values:
             yield f"{at}.baseline", f"{axis}={value} is not in the matrix.", did_you_mean(str(value), map(str, values))
+
+
+def _in_command(at: str, workload: Workload) -> Iterator[Mistake]:
+    """Placeholders that stand for no parameter.
+
+    Braces that resemble none are the command's own (JSON, awk's ``{print}``), unless an axis of the matrix is used
+    nowhere: then its cases would all be the same.
+    """
+    command, known = " ".join(workload.command or ()), {*workload.matrix, *workload.params}
+    texts = " ".join((command, *workload.env.values()))
+    unused = next((axis for axis in workload.matrix if f"{{{axis}}}" not in texts), None)
+    for word in dict.fromkeys(re.findall(r"\{([A-Za-z_]\w*)\}", command)):
+        if word in known:
+            continue
+        if (remedy := did_you_mean(word, known)).startswith("Did you mean"):
+            yield at, f"there is no parameter '{word}'.", remedy
+        elif unused is not None:
+            what = f"there is no parameter '{word}', and the axis '{unused}' is used nowhere."
+            yield at, what, f"Write {{{unused}}} where its value belongs, or take it out of the matrix."
 
 
 def _in_script(at: str, workload: Workload, script: str, path: Path) -> Iterator[Mistake]:

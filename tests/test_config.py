@@ -203,6 +203,30 @@ def test_a_mistake_is_named_with_file_place_and_remedy(tmp_path, monkeypatch, br
     assert expected in refusal(tmp_path, broken)
 
 
+def of_a_command(argument, more=""):
+    command = f"    command: [sh, -c, {json.dumps(argument)}]\n    matrix: {{seqlen: [1, 2]}}\n"
+    return f"version: 1\nworkloads:\n  w:\n{command}{more}"
+
+
+@pytest.mark.parametrize("argument", ["echo {n}", "echo {n}; awk {print}"])
+def test_a_placeholder_that_is_no_parameter_is_refused_where_an_axis_is_used_nowhere(tmp_path, argument):
+    told = "there is no parameter 'n', and the axis 'seqlen' is used nowhere. Write {seqlen} where its value belongs"
+    assert refusal(tmp_path, of_a_command(argument)).startswith(f"pipeline.yaml: workloads.w.command: {told}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "more"),
+    [
+        ("awk '{print}' {seqlen}", ""),
+        ('{"a": {seqlen}, "b": {x}}', ""),
+        ('echo {"a": {"b": 1}}', ""),
+        ("awk '{print}'", "    env: {LENGTH: '{seqlen}'}\n"),
+    ],
+)
+def test_braces_of_the_commands_own_stay(tmp_path, argument, more):
+    assert load(tmp_path, of_a_command(argument, more=more)).workloads["w"].command[-1] == argument
+
+
 def test_every_mistake_is_named_at_once(tmp_path):
     message = refusal(tmp_path, MINIMAL.replace("seqlen:", "seq_len:") + "    baseline: {impl: fa2}\n")
     assert "seq_len" in message and "impl=fa2" in message and len(message.splitlines()) == 2
