@@ -10,7 +10,8 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from numbers import Real
+from typing import Any, Final, Literal, get_args
 
 #: The names under which ``check`` gives a difference: of the output, and of the gradients of q, k and v.
 Measure = Literal[
@@ -30,6 +31,8 @@ _ABSOLUTE = ("error_max", "error_mean", "error_rmse")
 
 #: Misses that a sentence names; more are counted.
 _NAMED = 2
+#: Characters of a value that is no number.
+_BRIEF = 60
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,21 @@ class Verdict:
     misses: tuple[Miss, ...] = ()
 
 
-def judge(checked: Mapping[str, float], limits: Mapping[str, float]) -> Verdict:
+def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
     """Holds what a case's check gave against ``limits``; other metrics of the case may be among it.
 
     A limit holds for the output and for the gradients that have none of their own. A case passes only what was
     compared: where a limit had nothing to hold for, the case is ``unchecked``, unless it is that of a gradient which
-    the case does not compute. An infinite difference, or one that is no number, passes no case, also without a limit.
+    the case does not compute. An infinite difference, or a NaN, passes no case, also without a limit. What is no number
+    at all, but text, was not compared.
     """
-    found = {measure: value for measure, value in checked.items() if measure in MEASURES}
+    found: dict[str, float] = {m: value for m, value in checked.items() if m in MEASURES and _is_number(value)}
     misses = [Miss(m, value, limit) for m, value in found.items() if (limit := _limit(m, limits)) is not None]
     misses = [miss for miss in misses if not _met(miss)]
     if misses:
         return Verdict(INACCURATE, _listed(misses), tuple(misses))
+    if odd := [m for m in checked if m in MEASURES and m not in found and limit_of(m, limits) is not None]:
+        return Verdict(UNCHECKED, "; ".join(f"{m} is no number: {repr(checked[m])[:_BRIEF]}" for m in odd))
     idle = [m for m in limits if not _has_work(m, found)]
     if limits and (idle or not found):
         return Verdict(UNCHECKED, f"nothing was compared for {' and '.join(idle or limits)}")
@@ -112,6 +118,10 @@ def cosine(value: float) -> str:
     if value > 1 - 1e-9:
         return "> 0.999999999"
     return f"{value:.{min(9, max(3, 1 - math.floor(math.log10(1 - value))))}f}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def _is_cosine(measure: str) -> bool:

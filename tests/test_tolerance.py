@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +172,34 @@ def test_a_check_that_fails_or_compares_something_else_leaves_the_case_unchecked
     )  # fmt: skip
     marks = facts.write(object(), {}, tmp_path, lambda event, **fields: None, {"error_max": 1})
     assert marks == ["unchecked"]
+
+
+@pytest.mark.parametrize("odd", ["x", None, [0.1]])
+def test_a_measure_that_is_no_number_leaves_the_case_unchecked_and_is_named(tmp_path: Path, odd: Any) -> None:
+    limits = {"error_max": 1.0, "cosine": 0.9}
+    assert written({"error_max": odd, "cosine": 0.99}, tmp_path, limits) == (
+        ["unchecked"], [f"unchecked: error_max is no number: {odd!r}"],
+    )  # fmt: skip
+    assert written({"error_max": odd, "cosine": 0.5}, tmp_path, limits)[0] == ["inaccurate"]
+    assert written({"error_max": odd}, tmp_path, {}) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("flops", -5),
+        ("flops", {"fp16": 9.0, "int8": -2.0}),
+        ("bytes_moved", -1.0),
+        ("phase_work", {"forward": {"flops": 1, "bytes_moved": -1}}),
+    ],
+)
+def test_work_below_nothing_is_left_out_with_the_reason(tmp_path: Path, name: str, said: Any) -> None:
+    told: list[dict[str, Any]] = []
+    workload = SimpleNamespace(**{name: lambda params: said})
+    facts.write(workload, {}, tmp_path, lambda event, **fields: told.append({"event": event, **fields}), {})
+    (event,) = told
+    assert event["event"] == "error" and event["during"] == name
+    assert re.search(r"ValueError: (flops|bytes_moved) is -\d", event["reason"])
 
 
 def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path: Path) -> None:

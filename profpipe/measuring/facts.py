@@ -58,7 +58,10 @@ def _flat(numbers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, 
 
 
 def _numbers(subject: str, metric: str, said: float | Mapping[str, float] | None) -> Iterator[Metric]:
-    """One number; of FLOPs by data type each by its own name, ``flops.int8``, and their sum."""
+    """One number; of FLOPs by data type each by its own name, ``flops.int8``, and their sum. None may be negative."""
+    for value in said.values() if isinstance(said, Mapping) else [said]:
+        if value is not None and value < 0:
+            raise ValueError(f"{metric} is {value}, and no work is less than none; it is left out")
     if isinstance(said, Mapping):
         yield from ((subject, f"{metric}.{dtype}", value, _UNITS[metric], 1) for dtype, value in said.items())
         said = sum(said.values())
