@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _percent(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):  # nothing is slower by more than nan, so that gate would stop nobody
-        raise argparse.ArgumentTypeError(f"{text} is not a percentage of at least 0")
-    return value
+    with suppress(ValueError):
+        # Nothing is slower by more than nan, so that gate would stop nobody.
+        if 0 <= (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a percentage of at least 0. For example: 5")
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return value
+    with suppress(ValueError):
+        if (value := int(text)) >= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1. For example: 10")
 
 
 def _out(parser: argparse.ArgumentParser) -> None:
@@ -165,15 +168,20 @@ def _compare(args: argparse.Namespace) -> int:
     if args.gate is not None:
         if slower := compare.slower(changes, args.gate):
             names = ", ".join(change.name for change in slower)
-            raise errors.GateFailed(f"{len(slower)} cases are more than {args.gate:g} % slower: {names}")
+            raise errors.GateFailed(f"{_cases(slower, 'is', 'are')} more than {args.gate:g} % slower: {names}")
         if spoilt := compare.spoilt(changes):
             names = ", ".join(change.name for change in spoilt)
-            raise errors.GateFailed(f"{len(spoilt)} cases were within the tolerance in A and are not in B: {names}")
+            raise errors.GateFailed(f"{_cases(spoilt, 'was', 'were')} within the tolerance in A, and not in B: {names}")
         if lost:
-            raise errors.GateFailed(f"{len(lost)} cases had a time in A and did not end well in B: {', '.join(lost)}")
+            names = ", ".join(lost)
+            raise errors.GateFailed(f"{_cases(lost, 'had', 'had')} a time in A and did not end well in B: {names}")
         if not changes:
             raise errors.GateFailed("there is nothing to judge. Name two runs of the same cases, both under plain.")
     return errors.OK
+
+
+def _cases(found: Sequence[object], one: str, several: str) -> str:
+    return f"1 case {one}" if len(found) == 1 else f"{len(found)} cases {several}"
 
 
 def _history(args: argparse.Namespace) -> int:

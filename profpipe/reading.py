@@ -46,7 +46,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     for refusal in refusals:
         print(f"profpipe: {refusal}", file=sys.stderr)
     if out is not None and read:
-        out.mkdir(parents=True, exist_ok=True)
+        _make(out)
         data = tables.concat(read)
         # Arrow writes Parquet without the interpreter's lock, beside the CSV files.
         with ThreadPoolExecutor(1) as beside:
@@ -55,6 +55,14 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
             parquet.result()
         render(out, data, begun, None)
     return errors.SOME_FAILED if begun["refused"] else errors.OK
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(str(out), f"cannot hold the tables: {why}.", "Choose another --out.") from None
 
 
 def _read(source: ingest.Source) -> Iterator[ingest.Read | ingest.Refusal]:

@@ -51,7 +51,6 @@ from profpipe.formats import guided as guide_file
 from profpipe.formats import launch_order
 from profpipe.job import Case, Job, Missing, Outcome, Watch, readable
 from profpipe.order import ORDER, Machine, Order
-from profpipe.pipeline import Pipeline
 from profpipe.running import journal
 from profpipe.scripts import script_path
 from profpipe.tables import Tables
@@ -59,7 +58,7 @@ from profpipe.tables import Tables
 
 def show(order: Order) -> None:
     """Prints every job with its exact commands; starts and writes nothing."""
-    _rules(order.pipeline)
+    _rules(order)
     folder = order.out / store.folder_name(order.pipeline.name, record.utc_now())
     for job in _jobs(order, Machine.examine(order), folder):
         cases = "1 case" if len(job.cases) == 1 else f"{len(job.cases)} cases"
@@ -76,7 +75,7 @@ def show(order: Order) -> None:
 def start(order: Order, command: Sequence[str]) -> int:
     """A new run of ``order``; returns the exit code."""
     # A wrong rule or parser of the user's is refused before anything runs.
-    _rules(order.pipeline)
+    _rules(order)
     parsing.parsers(order.beside)
     machine, now = Machine.examine(order), record.utc_now()
     planned = _jobs(order, machine, order.out)
@@ -258,9 +257,7 @@ class _Run:
         job, read, stored = outcome.job, [], self.data
         scrubbed = privacy.scrubbed(outcome.files, self.order.beside)
         self._forget(job)
-        for result in ingest.ingest(
-            ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order.pipeline)
-        ):
+        for result in ingest.ingest(ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order)):
             if isinstance(result, ingest.Refusal):
                 record.put(self.record["refused"], reading.refused(result), "source")
             else:
@@ -334,12 +331,12 @@ def _commands(job: Job) -> list[Any]:
     return [] if isinstance(job.tool, Missing) else profilers.ALL[job.profiler].commands(job)
 
 
-def _rules(pipeline: Pipeline) -> Any:
-    entries = [rule.model_dump(by_alias=True) for rule in pipeline.kernel_classes]
+def _rules(order: Order) -> Any:
+    entries = [rule.model_dump(by_alias=True) for rule in order.pipeline.kernel_classes]
     try:
         return kernels.user_rules(entries) if entries else None
     except ValueError as error:
-        raise ConfigError("kernel_classes", f"{error}.") from None
+        raise ConfigError(f"{shown(order.path)}: kernel_classes", f"{str(error).rstrip('.')}.") from None
 
 
 def _exit_code(data: Tables, begun: Mapping[str, Any], failed: bool) -> int:

@@ -18,6 +18,9 @@ from nsys_exports import Export
 from profpipe import cli, config, errors, plan, store, unchanged, workflow
 from profpipe.order import Order
 
+
+from profpipe import cli, store, tables, workflow
+
 ROOT = Path(__file__).parents[1]
 #: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
 NO_TORCH = Path(__file__).parent / "no_torch"
@@ -455,6 +458,43 @@ def test_a_rule_that_is_no_regular_expression_is_refused_before_anything_runs(pr
     assert done.returncode == 2 and "kernel_classes" in done.stderr and not (project / "out").exists()
 
 
+def test_a_rule_of_a_class_that_is_none_is_named_with_its_file(project):
+    (project / "pipeline.yaml").write_text(PIPELINE + "kernel_classes: [{pattern: 'x', class: attn}]\n")
+    done = profpipe(project, "run", "--dry-run")
+    assert done.returncode == 2 and "pipeline.yaml: kernel_classes: rule 0: unknown class 'attn'" in done.stderr
+    assert done.stderr.endswith("other.\n") and not done.stderr.endswith("..\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "a", "b", "--gate", "abc"], "'abc' is not a percentage of at least 0"),
+        (["history", "-n", "x"], "'x' is not a number of at least 1"),
+        (["history", "-n", "0"], "'0' is not a number of at least 1"),
+    ],
+)
+def test_a_number_on_the_command_line_that_is_none_is_named_in_words(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
+    for name, times in (("a", (1.0, 1.0)), ("b", (2.0, 1.0)), ("c", (2.0, 2.0))):
+        rows = [
+            {"workload": "w", "case": f"n={n}", "profiler": "plain", "metric": "time", "value": value, "unit": "ns"}
+            for n, value in enumerate(times)
+        ]
+        (tmp_path / name).mkdir()
+        data = tables.Tables(metrics=tables.frame(tables.METRICS, rows))
+        store.save(tmp_path / name, data, {"schema_version": tables.SCHEMA_VERSION})
+    runs = {name: str(tmp_path / name) for name in "abc"}
+    assert cli.main(["compare", runs["a"], runs["b"], "--gate", "5"]) == 4
+    assert "1 case is more than 5 % slower: w/n=0" in capsys.readouterr().err
+    assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5"]) == 4
+    assert "2 cases are more than 5 % slower: w/n=0, w/n=1" in capsys.readouterr().err
+
+
 def test_too_little_classified_time_is_a_failure(project):
     pytest.importorskip("torch")
     (project / "sums.py").write_text(
@@ -500,7 +540,7 @@ def test_what_the_system_refuses_is_no_internal_error(project):
     assert done.returncode == 2 and "cannot hold results: File exists" in done.stderr
     good = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
     done = profpipe(project, "ingest", str(good), "--out", "file")
-    assert done.returncode == 1 and "profpipe: file: File exists. Choose another name" in done.stderr
+    assert done.returncode == 2 and "file: cannot hold the tables: File exists. Choose another --out." in done.stderr
 
 
 def test_the_way_on_after_an_interrupt_can_be_typed(tmp_path, monkeypatch):
