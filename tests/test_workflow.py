@@ -15,11 +15,8 @@ import pytest
 from fake_profiler import job_of
 from nsys_exports import Export
 
-from profpipe import cli, config, errors, plan, store, unchanged, workflow
+from profpipe import cli, config, errors, plan, store, tables, unchanged, workflow
 from profpipe.order import Order
-
-
-from profpipe import cli, store, tables, workflow
 
 ROOT = Path(__file__).parents[1]
 #: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
