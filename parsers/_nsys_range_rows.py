@@ -40,10 +40,12 @@ def _of_capture(found: Sequence[_nsys_printed.Table]) -> pd.DataFrame:
     """Wall times from traces where there are some, else from sums; with the kernels where a report tells them."""
     traces = [_of_trace(table) for table in found if table.kind == "range_trace"]
     sums = [_of_sum(table) for table in found if table.kind == "range_sum"]
-    inside = [_of_kernels(table) for table in found if table.kind == "range_kernels"]
-    # Several reports tell the same ranges, and each may have been printed twice, by its old name and its new one.
+    # Several reports tell the same ranges, and each may have been printed twice, by its old name and its new one, or in
+    # two units: the last of these is the finer one.
+    tables_inside = [table for table in found if table.kind == "range_kernels"]
+    inside = [_of_kernels(table) for table in sorted(tables_inside, key=lambda t: -t.resolution_ns("total time"))]
     walls = _together(traces or sums).drop_duplicates(_KEYS)
-    kernels = _together({(each["kernels"].sum(), each["kernel_ns"].sum()): each for each in inside}.values())
+    kernels = _together({(len(each), each["kernels"].sum()): each for each in inside}.values())
     if walls.empty:
         return kernels.groupby(_KEYS, sort=False, dropna=False)[_INSIDE].sum().reset_index()
     keys = ["process", "name"] if walls["process"].notna().all() else ["name"]

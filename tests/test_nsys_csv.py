@@ -258,6 +258,15 @@ def test_copies_and_ranges_of_two_captures_add_up_and_those_printed_twice_do_not
     assert (row.kernels, row.kernel_ns) == (2 * captures, 3000 * captures)
 
 
+def test_kernels_by_range_printed_in_two_units_count_once_and_with_the_finer_times(
+    parser: ModuleType, tmp_path: Path
+) -> None:
+    coarse = RANGE_KERNELS.replace("(ns)", "(us)").replace("3000,1500.0,1000,2000", "3,1.5,1,2")
+    for text in (f"{RANGE_KERNELS}\n{coarse}", f"{coarse}\n{RANGE_KERNELS.replace('3000', '3004')}"):
+        (row,) = read(parser, tmp_path, text).ranges.itertuples()
+        assert (row.kernels, row.kernel_ns) == (2, 3000 if text.startswith(RANGE_KERNELS) else 3004)
+
+
 def test_kernels_by_name_join_the_one_place_where_a_process_has_that_range(parser: ModuleType, tmp_path: Path) -> None:
     trace = """Start (ns),End (ns),Duration (ns),Name,PID,TID,Lvl,NumChild,RangeId,ParentId,RangeStack
 0,1000,1000,profpipe:a=1,1,1,0,2,1,,:1
