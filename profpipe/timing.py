@@ -211,6 +211,7 @@ def sample(
     ranks: Ranks = ALONE,
     begun: Callable[[], object] = lambda: None,
     known: Issue | None = None,
+    light: bool = False,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
@@ -218,8 +219,8 @@ def sample(
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
     up to 30 times more where a wait of the host's has two explanations.
-    Then it is called as for samples for 30 ms, or 100 where the call fills most of that, so that clocks and power are
-    those of the loop (``load``); then ``begun()``, and what follows is measured.
+    Then it is called as for samples for 30 ms, or 100 where the call fills most of that and is not known to be
+    ``light``, so that clocks and power are those of the loop (``load``); then ``begun()``. What follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
@@ -227,7 +228,7 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        issue = watch.learn(fn, ranks, known)
+        issue = watch.learn(fn, ranks, known, light=light)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()

@@ -231,6 +231,17 @@ def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
     assert len(watched.readings) == count
 
 
+@pytest.mark.parametrize(
+    ("counted_mhz", "highest_mhz", "kept"),
+    [((1979, 1981), 1980, True), ((1979, 1955), 1980, False), ((), 1980, False), ((1979,), None, False)],
+)
+def test_the_highest_clock_was_kept_where_the_gpu_counted_no_other(
+    counted_mhz: tuple[int, ...], highest_mhz: int | None, kept: bool
+) -> None:
+    reading = Reading(highest_hz=None if highest_mhz is None else highest_mhz * MHZ)
+    assert Conditions((reading,), counted_hz=tuple(mhz * MHZ for mhz in counted_mhz)).kept_highest_clock is kept
+
+
 def test_what_is_measured_on_a_cpu_is_told_nothing_of_a_gpu(nvml: Nvml) -> None:
     for device, readings in (("cpu", 0), ("cuda", 1)):
         with conditions.watching_on(device) as watched:

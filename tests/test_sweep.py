@@ -125,6 +125,23 @@ def test_each_visit_is_told_what_the_earlier_ones_took_and_learned(monkeypatch):
     assert asked == [(1, None), (40, issue), (40, issue)]
 
 
+def test_a_case_that_kept_the_highest_clock_is_light_at_its_next_visit_and_no_other_is(monkeypatch):
+    """A mock of the GPU's clocks: at its limit in the second round."""
+    asked, clocks = [], iter([(1980e6, 1979e6), (1980e6, 1800e6), (1980e6, 1981e6)])
+
+    def sample(fn, **given):
+        asked.append(given["light"])
+        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(clocks))
+
+    watched = FakeWatched(Conditions((Reading(highest_hz=1980e6),)))
+    monkeypatch.setattr(sweep.timing, "sample", sample)
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(watched))
+    case = timed(plan(order="interleaved", rounds=3), [])
+    for _ in range(3):
+        case.visit(lambda: None)
+    assert asked == [False, True, False]
+
+
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
     written = []
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)

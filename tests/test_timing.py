@@ -320,6 +320,11 @@ def test_a_call_that_leaves_the_gpu_idle_for_most_of_the_loop_loads_it_for_less_
     assert 30e6 < gpu.now_ns - began < 40e6
 
 
+def test_a_call_that_was_seen_to_keep_the_highest_clock_loads_it_for_less_long(gpu: StandInGpu) -> None:
+    timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, light=True)
+    assert gpu.seen.count("call") == 11 + LOADING * 3 // 10 + 3
+
+
 def test_the_measurement_begins_after_the_calls_that_only_learn_and_those_that_load_the_gpu(gpu: StandInGpu) -> None:
     begun = lambda: gpu.seen.append("begun")  # noqa: E731
     timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, begun=begun)

@@ -110,6 +110,12 @@ class Conditions:
         return [clock for clock in self.counted_hz if clock <= (1 + _COUNTED_WITHIN) * highest]
 
     @property
+    def kept_highest_clock(self) -> bool:
+        """Whether the GPU counted no other than its highest clock; False where not both are known."""
+        highest = max(self._known("highest_hz"), default=math.inf)
+        return bool(self._counted) and min(self._counted) >= (1 - _COUNTED_WITHIN) * highest
+
+    @property
     def power_w(self) -> float | None:
         """The mean."""
         return _over(statistics.fmean, self._known("power_w"))

@@ -105,6 +105,8 @@ class Case:
     last: timing.Samples | None = None
     uncaptured: bool = False
     issues: dict[str, Issue | None] = field(default_factory=dict)
+    #: By metric, whether the visit before found the GPU at its highest clock.
+    light: dict[str, bool] = field(default_factory=dict)
 
     def inherit(self, earlier: Mapping[str, Mapping[int, Round]]) -> None:
         """Takes over, and writes again as this process's own, what a process before it had measured.
@@ -162,9 +164,11 @@ class Case:
                 ranks=self.ranks,
                 begun=watched.forget,
                 known=self.issues.get(metric),
+                light=self.light.get(metric, False),
             )
         self.issues[metric] = _quicker(samples.issue, self.issues.get(metric))
         under = replace(watched.summary(), counted_hz=samples.clocks_hz)
+        self.light[metric] = under.kept_highest_clock
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))

@@ -46,7 +46,8 @@ _SHORT_CALL_NS: Final = 1e6
 
 #: For so long the loop of samples runs before the first of them: about what ``do_bench`` warms up for by default; and
 #: where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times of
-#: FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began.
+#: FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began. A call that was seen not to do that (``light``) need
+#: not be waited for again.
 _LOAD_NS: Final = 30e6
 _FULL_LOAD_NS: Final = 100e6
 
@@ -89,7 +90,9 @@ class Watch(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue | None:
+    def learn(
+        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+    ) -> Issue | None:
         """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU."""
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
@@ -167,11 +170,14 @@ class Gpu:
 
     # --- what the host does -----------------------------------------------------------------------------------------
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> Issue:
+    def learn(
+        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+    ) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
         What an earlier visit to the case found is ``known``, and is not asked again of calls that take over a
-        millisecond: eleven of a training step take two seconds.
+        millisecond: eleven of a training step take two seconds. ``light``: it found that the GPU kept its highest clock
+        under a full load.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
         of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
@@ -191,7 +197,7 @@ class Gpu:
         if not issue.synchronises:
             hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
             self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
-        self._load(fn, issue.call_ns, ranks)
+        self._load(fn, issue.call_ns, ranks, light)
         return issue
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
@@ -251,14 +257,14 @@ class Gpu:
         self.wait()
         self._load(fn, ranks.most(float(time.perf_counter_ns() - begin)), ranks)
 
-    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks) -> None:
+    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks, light: bool = False) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
 
         The GPU was idle between the calls that only learn, and its clock is up: without this, samples that are done in
         some milliseconds would show a speed that it does not keep.
         """
         beside_ns = self._flush_ns + self._hold_ns
-        load_ns = _FULL_LOAD_NS if call_ns > beside_ns else _LOAD_NS
+        load_ns = _FULL_LOAD_NS if call_ns > beside_ns and not light else _LOAD_NS
         # Each process times its own flush, and all must make the same calls.
         for _ in range(int(ranks.most(load_ns / (call_ns + beside_ns)))):
             self.flush()
@@ -442,7 +448,9 @@ class Cpu:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         del self._buffer
 
-    def learn(self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None) -> None:
+    def learn(
+        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+    ) -> None:
         return None
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
