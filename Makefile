@@ -2,7 +2,8 @@
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
-PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile
+# In the order of their names: those with few tests are not the shortest, and would be begun last.
+PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
