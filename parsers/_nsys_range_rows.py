@@ -40,12 +40,10 @@ def _of_capture(found: Sequence[_nsys_printed.Table]) -> pd.DataFrame:
     """Wall times from traces where there are some, else from sums; with the kernels where a report tells them."""
     traces = [_of_trace(table) for table in found if table.kind == "range_trace"]
     sums = [_of_sum(table) for table in found if table.kind == "range_sum"]
-    # Several reports tell the same ranges, and each may have been printed twice, by its old name and its new one, or in
-    # two units: the last of these is the finer one.
-    tables_inside = [table for table in found if table.kind == "range_kernels"]
-    inside = [_of_kernels(table) for table in sorted(tables_inside, key=lambda t: -t.resolution_ns("total time"))]
+    inside = [table for table in found if table.kind == "range_kernels"]
+    # Several reports tell the same ranges, and each may have been printed twice, by its old name and its new one.
     walls = _together(traces or sums).drop_duplicates(_KEYS)
-    kernels = _together({(len(each), each["kernels"].sum()): each for each in inside}.values())
+    kernels = _together(_once(inside))
     if walls.empty:
         return kernels.groupby(_KEYS, sort=False, dropna=False)[_INSIDE].sum().reset_index()
     keys = ["process", "name"] if walls["process"].notna().all() else ["name"]
@@ -53,6 +51,22 @@ def _of_capture(found: Sequence[_nsys_printed.Table]) -> pd.DataFrame:
     # What is told by name alone cannot be divided among the places that a range of this name stands in.
     joined.loc[walls.duplicated(keys, keep=False), _INSIDE] = float("nan")
     return joined
+
+
+def _once(inside: Iterable[_nsys_printed.Table]) -> list[pd.DataFrame]:
+    """Their rows, without those of a report that was printed before as finely, with the same times, or more finely."""
+    keys = ["process", "name", "kernels"]
+    kept: list[tuple[float, pd.DataFrame]] = []
+    for table in sorted(inside, key=lambda table: table.resolution_ns("total time")):
+        resolution_ns, frame = table.resolution_ns("total time"), _of_kernels(table)
+        frame = frame.sort_values([*keys, "kernel_ns"], ignore_index=True)
+        for finer_ns, other in kept:
+            rounded = 0.0 if finer_ns == resolution_ns else (finer_ns + resolution_ns) / 2
+            if frame[keys].equals(other[keys]) and ((frame["kernel_ns"] - other["kernel_ns"]).abs() <= rounded).all():
+                break
+        else:
+            kept.append((resolution_ns, frame))
+    return [frame for _, frame in kept]
 
 
 def _together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:

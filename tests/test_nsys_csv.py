@@ -267,6 +267,15 @@ def test_kernels_by_range_printed_in_two_units_count_once_and_with_the_finer_tim
         assert (row.kernels, row.kernel_ns) == (2, 3000 if text.startswith(RANGE_KERNELS) else 3004)
 
 
+@pytest.mark.parametrize("pid", [1, 2])
+def test_kernels_by_range_of_two_captures_without_a_banner_between_them_add_up(
+    parser: ModuleType, tmp_path: Path, pid: int
+) -> None:
+    other = RANGE_KERNELS.replace("PushPop,1,1,3,2,3000", f"PushPop,{pid},1,3,2,3100")
+    ranges = read(parser, tmp_path, f"{RANGE_KERNELS}\n{other}").ranges
+    assert (ranges["kernels"].sum(), ranges["kernel_ns"].sum()) == (4, 6100)
+
+
 def test_kernels_by_name_join_the_one_place_where_a_process_has_that_range(parser: ModuleType, tmp_path: Path) -> None:
     trace = """Start (ns),End (ns),Duration (ns),Name,PID,TID,Lvl,NumChild,RangeId,ParentId,RangeStack
 0,1000,1000,profpipe:a=1,1,1,0,2,1,,:1
