@@ -49,7 +49,7 @@ from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.study_findings import Study
 from profpipe.tables import ALL, Tables
-from profpipe.tolerance import INACCURATE, Verdict, judge
+from profpipe.tolerance import INACCURATE, Verdict, judge, limit_of, worst
 
 #: Kernels listed for a case.
 TOP = 8
@@ -136,7 +136,8 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
         shapes=tuple(_shape(axes, points, layout, doubted) for axes in order(p.shape for p in points.values())),
         variants=tuple(dict.fromkeys(point.variant for point in points.values())),
         shared_marks=_shared_marks(points.values()),
-        launches=_launches(tables.kernels),
+        launches=_launches(tables.kernels, "profiler"),
+        untimed=_launches(tables.kernels[tables.kernels["total_ns"].isna()], ["case", "profiler"]),
         asked_samples=declared.get("repeats"),
         top=tuple(row for point in points.values() for row in _top(recorded, point)),
         phases=tuple(phase for own in phases.values() for phase in own),
@@ -213,10 +214,10 @@ def _known(value: Any) -> float | None:
 # --- points ----------------------------------------------------------------------------------------------------------
 
 
-def _launches(kernels: pd.DataFrame) -> dict[str, int]:
-    """By profiler; copies and sets are none."""
+def _launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:
+    """By the columns ``by``; copies and sets are none."""
     launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
-    return {str(name): int(rows["calls"].sum()) for name, rows in launched.groupby("profiler", sort=False)}
+    return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
 
 
 def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, Point]:
@@ -319,10 +320,12 @@ def _accuracy(recorded: Recorded, point: Point, declared: Mapping[str, Any]) -> 
     if point.time is None:
         return None
     limits = declared.get("tolerance") or {}
-    verdict = judge(point.values, limits)
-    if limits or verdict.mark:
-        return verdict
-    return Verdict(INACCURATE) if INACCURATE in recorded.flags.get((point.id, "plain"), ()) else None
+    verdict, found_so = judge(point.values, limits), INACCURATE in recorded.flags.get((point.id, "plain"), ())
+    # A NaN is stored as the worst value of its measure, which says no more of one that has no limit.
+    nans = [m for m, value in point.values.items() if value == worst(m) and limit_of(m, limits) is None]
+    if found_so and not verdict.mark and (nans or not limits):
+        return Verdict(INACCURATE, f"no number: {', '.join(nans)}" if nans else "")
+    return verdict if limits or verdict.mark else None
 
 
 def _shared_marks(points: Iterable[Point]) -> tuple[str, ...]:

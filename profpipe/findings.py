@@ -319,6 +319,8 @@ class WorkloadFindings:
     shapes: tuple[Shape, ...]
     #: Launches by profiler, also of those without a time.
     launches: Mapping[str, int] = field(default_factory=dict)
+    #: Launches without a time, by case and profiler.
+    untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
     #: Values of the compared axis, in the order in which the cases were planned.
     variants: tuple[str, ...] = ()
     #: Marks that every timed case carries.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -143,20 +144,28 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
 def _in_command(at: str, workload: Workload) -> Iterator[Mistake]:
     """Placeholders that stand for no parameter.
 
-    Braces that resemble none are the command's own (JSON, awk's ``{print}``), unless an axis of the matrix is used
-    nowhere: then its cases would all be the same.
+    Braces that resemble none are the command's own (JSON, awk's ``{print}``), unless one is the value of an option and
+    an axis of the matrix is used nowhere: then its cases would all be the same.
     """
     command, known = " ".join(workload.command or ()), {*workload.matrix, *workload.params}
     texts = " ".join((command, *workload.env.values()))
     unused = next((axis for axis in workload.matrix if f"{{{axis}}}" not in texts), None)
+    of_options = {word for pair in itertools.pairwise(workload.command or ()) for word in _option_values(*pair)}
     for word in dict.fromkeys(re.findall(r"\{([A-Za-z_]\w*)\}", command)):
         if word in known:
             continue
         if (remedy := did_you_mean(word, known)).startswith("Did you mean"):
             yield at, f"there is no parameter '{word}'.", remedy
-        elif unused is not None:
+        elif unused is not None and word in of_options:
             what = f"there is no parameter '{word}', and the axis '{unused}' is used nowhere."
             yield at, what, f"Write {{{unused}}} where its value belongs, or take it out of the matrix."
+
+
+def _option_values(before: str, word: str) -> list[str]:
+    """What stands in braces as the whole value of an option: ``--batch {size}``, ``--batch={size}``."""
+    option, _, value = word.partition("=")
+    alone = value if option.startswith("-") else word if before.startswith("-") else ""
+    return re.findall(r"^\{([A-Za-z_]\w*)\}$", alone)
 
 
 def _in_script(at: str, workload: Workload, script: str, path: Path) -> Iterator[Mistake]:

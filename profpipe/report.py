@@ -66,22 +66,26 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         commands=list(_commands(run)),
         command=_command(run.get("command")),
     )
-    text = _with_living_links(_tidy(page), folder)
-    _remove_plots_that_no_page_shows(folder, text)
-    return _write(folder / "SUMMARY.md", text)
+    text, before = _with_living_links(_tidy(page), folder), _plots_of(folder / "SUMMARY.md")
+    written = _write(folder / "SUMMARY.md", text)
+    # Other pictures in the folder are somebody's own.
+    for plot in before - set(_PLOT.findall(text)):
+        (folder / plot).unlink(missing_ok=True)
+    return written
 
 
 def _with_living_links(page: str, folder: Path) -> str:
     """What the profilers wrote may have been left behind when the run was copied: it is then named, and not linked."""
-    return _TO_RAW.sub(lambda link: link[0] if (folder / link[2]).exists() else link[1], page)
+    return _TO_RAW.sub(lambda link: link[0] if (folder / _unescaped(link[2])).exists() else link[1], page)
 
 
-def _remove_plots_that_no_page_shows(folder: Path, page: str) -> None:
-    """Those that the page before this one showed. Other pictures in the folder are somebody's own."""
-    before = folder / "SUMMARY.md"
-    if before.is_file():
-        for plot in set(_PLOT.findall(before.read_text(encoding="utf-8"))) - set(_PLOT.findall(page)):
-            (folder / plot).unlink(missing_ok=True)
+def _unescaped(markdown: str) -> str:
+    return re.sub(r"\\(.)", r"\1", markdown)
+
+
+def _plots_of(page: Path) -> set[str]:
+    """The pictures that a page shows, whoever has edited it since."""
+    return set(_PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))) if page.is_file() else set()
 
 
 def _filled(template: Path, **told: Any) -> str:

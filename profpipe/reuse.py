@@ -62,14 +62,14 @@ class Offer:
 def key(
     job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str], salt: bytes
 ) -> str:
-    """The hash of all that ``job``'s numbers depend on; empty where its tool is missing.
+    """The hash of all that ``job``'s numbers depend on; empty where its tool, or the salt, is missing.
 
     ``machine`` is what ``device.machine`` says, ``environment`` what the job's processes get of ours. Without ``salt``,
     which is kept beside the runs, nobody can try out which secrets of the pipeline file the key is made with.
     """
     known = basis(job, commands, machine, environment)
     text = json.dumps(known, sort_keys=True, default=str)
-    return hmac.digest(salt, text.encode(), "sha256").hex() if known else ""
+    return hmac.digest(salt, text.encode(), "sha256").hex() if known and salt else ""
 
 
 def basis(
@@ -104,11 +104,12 @@ def digests(known: Mapping[str, Any]) -> dict[str, str]:
 def may_have_written(job: Job, began: float, ended: float) -> set[str]:
     """The names in ``basis`` of the files that ``job``'s command may write itself: ``--output=result.json``.
 
-    They are those that its words name, no Python, and last written between the two times, in seconds as files have
+    They are those that its words name, no programs, and last written between the two times, in seconds as files have
     them.
     """
-    named = (path for path in _named(job) if path.suffix != ".py" and began <= path.stat().st_mtime <= ended)
-    return {f"file {_shown(path.resolve(), job)}" for path in named}
+    data = [path for path in _named(job) if path.suffix != ".py" and not os.access(path, os.X_OK)]
+    written = (path for path in data if began <= path.stat().st_mtime <= ended)
+    return {f"file {_shown(path.resolve(), job)}" for path in written}
 
 
 def _argv(command: Command, job: Job) -> list[str]:

@@ -223,7 +223,7 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
     for entry in entries:
         of_part = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
         commands = profiler.commands(of_part)
-        removed = bool(entry.ends) and _is_removed(commands, entry, job)
+        removed = bool(entry.ends) and _is_removed(commands, entry, of_part, profiler)
         if removed:
             desk.watch.message(f"{_name(job)}: what its process had left was removed; its cases are run again")
         if entry.ends and not removed:
@@ -233,14 +233,21 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
         else:
             known = events.statuses(_events(job))
             statuses = {case.id: known[case.id] for case in of_part.cases if case.id in known}
-            parts.append(verdict.cut_off(of_part, statuses, keeps_ended_cases=profiler.KEEPS_ENDED_CASES))
+            keeps = profiler.KEEPS_ENDED_CASES and not removed
+            parts.append(verdict.cut_off(of_part, statuses, keeps_ended_cases=keeps))
     return verdict.taken_together(parts)
 
 
-def _is_removed(commands: Sequence[Command], entry: Entry, job: Job) -> bool:
-    """Whether neither what the workload's process made is there any more nor what the exports made of it."""
-    had_all = entry.ends[0].returncode is not None and not entry.ends[0].missing
-    return had_all and all(made.lacking(command, job) for command in (commands[0], commands[-1]))
+def _is_removed(commands: Sequence[Command], entry: Entry, job: Job, profiler: Profiler) -> bool:
+    """Whether neither what the workload's process made is there any more nor what the exports made of it.
+
+    Of a profiler that leaves files of its own beside the records, as torch's traces, none of these is left.
+    """
+    if entry.ends[0].returncode is None or entry.ends[0].missing:
+        return False
+    own = [path for path in profiler.artifacts(job) if path not in job.records]
+    none_left = "ok" in entry.ended.values() and len(commands) == 1 and own and not any(path.exists() for path in own)
+    return bool(none_left) or all(made.lacking(command, job) for command in (commands[0], commands[-1]))
 
 
 def _kept_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[ProcessEnd]:

@@ -128,11 +128,31 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def salt(out: Path) -> bytes:
-    """Random bytes that belong to the results folder ``out``, made when they are first asked for."""
+    """Random bytes that belong to the results folder ``out``, made when they are first asked for.
+
+    None (empty) for who may not read them, for the folder is somebody else's.
+    """
     path = out / _SALT
-    if not path.is_file():
-        write_private(path, secrets.token_bytes(32))
-    return path.read_bytes()
+    beside = path.with_name(f"{_SALT}.{secrets.token_hex(4)}")
+    try:
+        if not path.exists():
+            write_private(beside, secrets.token_bytes(32))
+            _link_if_free(beside, path)
+        return path.read_bytes()
+    except PermissionError:
+        return b""
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _link_if_free(source: Path, target: Path) -> None:
+    """Of two runs that begin together the first one's file stands."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        source.replace(target)
 
 
 @contextmanager

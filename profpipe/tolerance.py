@@ -28,6 +28,7 @@ INACCURATE, UNCHECKED = "inaccurate", "unchecked"
 
 #: Differences in the tensor's own unit.
 _ABSOLUTE = ("error_max", "error_mean", "error_rmse")
+_FINITE = sys.float_info.max
 
 #: Misses that a sentence names; more are counted.
 _NAMED = 2
@@ -65,7 +66,7 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
     at all, but text, was not compared.
     """
     found: dict[str, float] = {m: value for m, value in checked.items() if m in MEASURES and _is_number(value)}
-    misses = [Miss(m, value, limit) for m, value in found.items() if (limit := _limit(m, limits)) is not None]
+    misses = [Miss(m, value, limit) for m, value in found.items() if (limit := _limit(m, value, limits)) is not None]
     misses = [miss for miss in misses if not _met(miss)]
     if misses:
         return Verdict(INACCURATE, _listed(misses), tuple(misses))
@@ -82,10 +83,10 @@ def limit_of(measure: str, limits: Mapping[str, float]) -> float | None:
     return limits.get(measure, limits.get(parts(measure)[0]))
 
 
-def _limit(measure: str, limits: Mapping[str, float]) -> float | None:
+def _limit(measure: str, value: float, limits: Mapping[str, float]) -> float | None:
     """``limit_of``; where none is set, what no result exceeds. Relative to a reference of zeros, any error does."""
-    least = sys.float_info.max if parts(measure)[0] in _ABSOLUTE else None
-    return least if (limit := limit_of(measure, limits)) is None else limit
+    checked = math.isnan(value) or parts(measure)[0] in _ABSOLUTE
+    return (_FINITE if checked else None) if (limit := limit_of(measure, limits)) is None else limit
 
 
 def parts(measure: str) -> tuple[str, str]:
@@ -96,7 +97,7 @@ def parts(measure: str) -> tuple[str, str]:
 
 def bound(measure: str, limit: float) -> str:
     """``at most 0.05``, ``at least 0.99``: what a limit allows, in words."""
-    if limit == sys.float_info.max:
+    if limit == _FINITE:
         return "at most a finite number"
     return f"{'at least' if _is_cosine(measure) else 'at most'} {limit:.12g}"
 

@@ -208,16 +208,18 @@ def of_a_command(argument, more=""):
     return f"version: 1\nworkloads:\n  w:\n{command}{more}"
 
 
-@pytest.mark.parametrize("argument", ["echo {n}", "echo {n}; awk {print}"])
-def test_a_placeholder_that_is_no_parameter_is_refused_where_an_axis_is_used_nowhere(tmp_path, argument):
+@pytest.mark.parametrize("words", [["--length", "{n}"], ["--length={n}", "{print}"]])
+def test_the_value_of_an_option_that_is_no_parameter_is_refused_where_an_axis_is_used_nowhere(tmp_path, words):
     told = "there is no parameter 'n', and the axis 'seqlen' is used nowhere. Write {seqlen} where its value belongs"
-    assert refusal(tmp_path, of_a_command(argument)).startswith(f"pipeline.yaml: workloads.w.command: {told}")
+    text = of_a_command("x").replace('[sh, -c, "x"]', json.dumps(["python", "train.py", *words]))
+    assert refusal(tmp_path, text).startswith(f"pipeline.yaml: workloads.w.command: {told}")
 
 
 @pytest.mark.parametrize(
     ("argument", "more"),
     [
         ("awk '{print}' {seqlen}", ""),
+        ("date | awk '{print}'", ""),  # the same some times over
         ('{"a": {seqlen}, "b": {x}}', ""),
         ('echo {"a": {"b": 1}}', ""),
         ("awk '{print}'", "    env: {LENGTH: '{seqlen}'}\n"),

@@ -178,6 +178,16 @@ def test_cases_of_which_nothing_is_left_are_run_again_and_not_called_measured(tm
     assert names(outcome) == ["capture-2.out", "capture-2.export", "events.jsonl"]
 
 
+def test_cases_whose_traces_were_removed_are_run_again_though_their_records_are_there(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK)
+    ended = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
+    left_behind(job, DONE, events=ended)
+    # As torch: its records alone are what its process must make.
+    outcome = take_up(job, fake_profiler(tmp_path, makes_report=False))
+    assert (outcome.status, started(outcome)[2:]) == ("ok", ["case=1", "case=2"])
+    assert "capture-2.out" in names(outcome)
+
+
 # --- processes that outlive their runner -----------------------------------------------------------------------------
 
 

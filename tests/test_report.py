@@ -454,6 +454,8 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
     page(data, run, tmp_path)
     shown = set((tmp_path / "plots").iterdir())
     (tmp_path / "plots" / "mine.png").write_bytes(b"a picture of somebody's own")
+    # Somebody has edited the page in another encoding.
+    (tmp_path / "SUMMARY.md").write_bytes((tmp_path / "SUMMARY.md").read_bytes() + b"caf\xe9\n")
     page(tables(metrics=times(a=1.0)), {}, tmp_path)
     assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
 
@@ -478,6 +480,16 @@ def test_a_failure_links_its_own_log_once(tmp_path: Path) -> None:
     log = "[raw/w/plain/1/log.txt](raw/w/plain/1/log.txt)"
     assert f"- **Crashed** under `plain`, `n=1` with `how=none`: killed by SIGABRT. Log: {log}.\n" in text
     assert text.count("log.txt") == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_log_is_linked_whatever_its_workload_is_called(tmp_path: Path) -> None:
+    log = "raw/topk_/plain/log.txt"
+    (tmp_path / log).parent.mkdir(parents=True)
+    (tmp_path / log).touch()
+    row = case_row("default", status="failed", reason=f"exit code 1 (log: out/run/{log})") | {"workload": "topk_"}
+    run = {"jobs": [{"workload": "topk_", "profiler": "plain", "cases": ["default"], "log": log}]}
+    assert "(raw/topk\\_/plain/log.txt)" in page(tables([row]), run, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -611,6 +623,8 @@ def test_launches_without_a_time_are_counted_in_the_headline_too(tmp_path: Path)
     text = page(tables(kernels=rows), {}, tmp_path)
     assert "4 kernel launches, 300.0 ms in the 3 that have a time" in text
     assert "3 kernel launches, 300.0 ms in all" in page(tables(kernels=[rows[0], rows[2]]), {}, tmp_path)
+    outside = [kernel_row("impl=a", ATTENTION, 3, 3e8), kernel_row("", ADD, 5, 1e6), kernel_row("", ADD, 5, None)]
+    assert "3 kernel launches, 300.0 ms in all" in page(tables(kernels=outside), {}, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")

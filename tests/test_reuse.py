@@ -116,6 +116,23 @@ def test_the_salt_is_made_once_for_each_results_folder_and_for_nobody_else_to_re
     assert made.stat().st_mode & 0o077 == 0 and len(made.read_bytes()) == 32
 
 
+def test_who_may_not_read_the_salt_has_no_key_and_where_two_made_one_the_first_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert key(a_job(tmp_path), salt=b"") == ""
+    first = store.salt(tmp_path)
+    # As a run that began in the same moment and saw none.
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert store.salt(tmp_path) == first
+    assert [path.name for path in tmp_path.glob(".salt*")] == [".salt"]
+
+    def forbidden(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    assert store.salt(tmp_path) == b""
+
+
 def test_a_command_is_known_by_its_words_and_by_the_files_that_they_name(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import model\n")
     (tmp_path / "model.py").write_text("layers = 1\n")
@@ -160,6 +177,8 @@ def test_a_file_that_a_command_names_and_that_was_written_meanwhile_may_be_its_o
         os.utime(tmp_path / name, (written, written))
     assert reuse.may_have_written(job, 10, 20) == {"file result.json"}
     assert reuse.may_have_written(job, 0, 20) == {"file result.json", "file conf.yaml"}
+    (tmp_path / "result.json").chmod(0o755)
+    assert reuse.may_have_written(job, 10, 20) == set(), "a program"
     assert reuse.may_have_written(replace(job, script=tmp_path / "mine.py", command=()), 0, 20) == set()
 
 

@@ -211,7 +211,7 @@ def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_p
 
     assert facts.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
     assert (told["error_max"], told["cosine_dq"], told["error_max_dq"]) == (math.inf, -1.0, 0.01)
-    assert math.isnan(told["loss"]) and told["note"] == "inaccurate: error_max is nan, at most 0.05"
+    assert math.isnan(told["loss"]) and told["note"].startswith("inaccurate: error_max is nan, at most 0.05")
     numbers = {name: value for name, value in told.items() if name != "note"}
     assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged anew when the run is analysed"
 
@@ -220,6 +220,9 @@ def test_a_result_that_is_no_number_passes_nowhere_also_without_a_tolerance(tmp_
     for wrong in (math.nan, math.inf):
         marks, notes = written({"error_max": wrong, "cosine": 0.9}, tmp_path, {})
         assert (marks, notes) == (["inaccurate"], [f"inaccurate: error_max is {wrong}, at most a finite number"])
+    for measure in ("error_rel_l1", "cosine", "cosine_dq"):
+        assert written({measure: math.nan}, tmp_path, {})[0] == ["inaccurate"]
+        assert written({measure: math.nan, "error_max": 0.1}, tmp_path, {"error_max": 0.5})[0] == ["inaccurate"]
     # Beside a reference of zeros, as the gradients of a single key are, any rounding is infinitely far off.
     assert written({"error_max": 1e-7, "error_rel_l1": math.inf}, tmp_path, {}) == ([], [])
 
@@ -503,6 +506,15 @@ def test_a_study_shows_the_digits_that_tell_a_cosine_from_one() -> None:
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
     (table,) = analyze(data, spec).studies
     assert [row[1] for row in study_sheets.written(table).parts[0].sheet.rows] == ["0.999950", "1"]
+
+
+@pytest.mark.parametrize("limits", [{}, {"error_max": 0.5}])
+def test_a_nan_of_a_measure_without_a_limit_is_known_by_the_mark_of_its_process(page: Any, limits: Any) -> None:
+    numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
+    numbers += [metric_row(f"impl={impl}", "error_max", 0.1, "1") for impl in "ab"]
+    rows = [case_row("impl=a"), case_row("impl=b", flags=["inaccurate"])]
+    text = page(tables(rows, metrics=[*numbers, metric_row("impl=b", "cosine", -1.0, "1")]), tolerance=limits)
+    assert "`b` takes 1.00 us and is not called faster: its result is **inaccurate** (no number: cosine)." in text
 
 
 def test_without_a_tolerance_too_what_is_no_number_is_not_called_faster(page: Any) -> None:

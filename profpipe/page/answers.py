@@ -71,7 +71,7 @@ def _plain_times(workload: WorkloadFindings) -> str:
         and not workload.basis.timed
     ):
         cpu, total = only.split.kind == "cpu_op", only.split.total
-        launched = max(total.calls, workload.launches.get(only.split.profiler, 0))
+        launched = total.calls + workload.untimed.get((only.id, only.split.profiler), 0)
         of_all = f" in the {count(total.calls)} that have a time" if launched > total.calls else " in all"
         return f"{count(launched)} {_noun(launched, cpu)}, {duration(total.ns)}{of_all}{_mostly(only.split)}."
     if len(points) == 1 and not only.shape and only.time:
