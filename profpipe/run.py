@@ -241,13 +241,15 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
 def _is_removed(commands: Sequence[Command], entry: Entry, job: Job, profiler: Profiler) -> bool:
     """Whether neither what the workload's process made is there any more nor what the exports made of it.
 
-    Of a profiler that leaves files of its own beside the records, as torch's traces, none of these is left.
+    Of a profiler that leaves files of its own beside the records, as torch's traces, none of these is left. One that
+    died may never have had them.
     """
     if entry.ends[0].returncode is None or entry.ends[0].missing:
         return False
     own = [path for path in profiler.artifacts(job) if path not in job.records]
-    none_left = "ok" in entry.ended.values() and len(commands) == 1 and own and not any(path.exists() for path in own)
-    return bool(none_left) or all(made.lacking(command, job) for command in (commands[0], commands[-1]))
+    had_own = bool(own) and len(commands) == 1 and entry.ends[0].returncode == 0 and "ok" in entry.ended.values()
+    none_left = had_own and not any(path.exists() for path in own)
+    return none_left or all(made.lacking(command, job) for command in (commands[0], commands[-1]))
 
 
 def _kept_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[ProcessEnd]:
