@@ -54,7 +54,7 @@ def clear(target: Path) -> None:
 def without_folders(record: dict[str, Any], run: Path) -> dict[str, Any]:
     """``record`` with commands as they are typed beside the pipeline, and programs by their names."""
     own = re.compile(rf"[^\s=]*/(?={re.escape(f'{run.parent.name}/{run.name}')}/)")
-    record["command"] = [Path(word).name if word.startswith("/") else word for word in record["command"]]
+    record["command"] = [_named(word) for word in record["command"]]
     for job in record["jobs"]:
         job["argv"] = [[_named(own.sub("", word)) for word in argv] for argv in job["argv"]]
         if left := [word for argv in job["argv"] for word in argv if FOLDER.search(word)]:

@@ -15,6 +15,9 @@ from urllib.parse import unquote
 
 Scalar = str | int | float | bool | None
 
+#: In a job's folder since a runner began it; ``running/journal.py`` says what it holds.
+JOURNAL = "parts.json"
+
 #: What is encoded in a case's name for the sake of torch's traces: all that is no ASCII, backslashes and quotes.
 _LETTERS = re.compile(r"(?:%[89A-F][0-9A-F])+|%5C|%22")
 

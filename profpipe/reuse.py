@@ -23,12 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from profpipe.job import Command, Job, Tool
+from profpipe.job import JOURNAL, Command, Job, Tool
 
 #: In the folder of a job that was taken over: the run that measured it.
 _ORIGIN = "reused.json"
-#: There since a runner began the job: what ``run`` finds it done by.
-_PARTS = "parts.json"
 #: Files that are written to in place; a hard link would carry that into the run they came from.
 _COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
 #: A file named in a command is read whole up to this size; a larger one is known by its size and time.
@@ -263,7 +261,7 @@ def offers(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> dict[str, Offer]:
 def _is_whole(entry: Mapping[str, Any], folder: Path) -> bool:
     """Whether the folder of a job is there, and its files are still what they were."""
     try:
-        return (folder / entry["folder"] / _PARTS).is_file() and all(
+        return (folder / entry["folder"] / JOURNAL).is_file() and all(
             (folder / file["path"]).stat().st_size == file["bytes"] for file in entry["files"]
         )
     except OSError:

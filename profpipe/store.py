@@ -130,7 +130,7 @@ def write_private(path: Path, content: bytes) -> None:
 def salt(out: Path) -> bytes:
     """Random bytes that belong to the results folder ``out``, made when they are first asked for.
 
-    None (empty) for who may not read them, for the folder is somebody else's.
+    Empty where they may not be read, for the folder is somebody else's.
     """
     path = out / _SALT
     beside = path.with_name(f"{_SALT}.{secrets.token_hex(4)}")

@@ -153,18 +153,20 @@ def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:
     assert not (tmp_path / "plots").exists()
 
 
-def test_plots_stand_with_the_tables_of_the_study(tmp_path: Path) -> None:
+def asked_of(tmp_path: Path, plot: dict[str, Any]) -> str:
+    """What the page says of a study with that plot."""
     data, run = made_up(["a", "b"], [512, 1024])
-    run = asking(run, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
+    run = asking(run, plot)
     text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
-    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
-    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in section
-    assert "Kernels as nsys saw them, per call." in section
+    return text.partition("## What the study asked\n")[2].partition("\n## ")[0]
+
+
+def test_plots_stand_with_the_tables_of_the_study(tmp_path: Path) -> None:
+    told = asked_of(tmp_path, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
+    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in told
+    assert "Kernels as nsys saw them, per call." in told
 
 
 def test_a_plot_that_has_nothing_to_stand_over_is_named(tmp_path: Path) -> None:
-    data, run = made_up(["a", "b"], [512, 1024])
-    run = asking(run, {"over": "impl", "value": "kernels.time", "title": "Kernels by <impl>"})
-    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
-    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
-    assert "Not drawn, for what they ask for stands over fewer than two numbers: Kernels by &lt;impl&gt;." in section
+    told = asked_of(tmp_path, {"over": "impl", "value": "kernels.time", "title": "Kernels by <impl>"})
+    assert "Not drawn, for what they ask for stands over fewer than two numbers: Kernels by &lt;impl&gt;." in told

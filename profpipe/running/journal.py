@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-NAME = "parts.json"
+from profpipe.job import JOURNAL
+
+NAME = JOURNAL
 
 
 @dataclass(frozen=True)
