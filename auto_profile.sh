@@ -13,8 +13,8 @@ out=${OUT:-out}
 placeholders=(BATCH SEQLEN NHEADS KVHEADS HEADDIM DTYPE CAUSAL MODE IMPLS WARMUP REPEATS)
 
 declare -A meaning=(
-  [BATCH]="batch sizes" [SEQLEN]="sequence lengths" [NHEADS]="query heads" [KVHEADS]="key and value heads"
-  [HEADDIM]="head dimensions" [DTYPE]="data types" [CAUSAL]="causal mask"
+  [BATCH]="batch sizes" [SEQLEN]="sequence lengths" [NHEADS]="query heads" [KVHEADS]="key and value heads, one number"
+  [HEADDIM]="head dimension, one number" [DTYPE]="one data type" [CAUSAL]="causal mask, true or false"
   [MODE]="fwd, fwd_bwd" [IMPLS]="attention implementations"
   [WARMUP]="iterations before the timed ones" [REPEATS]="timed iterations"
 )

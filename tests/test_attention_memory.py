@@ -116,7 +116,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
         "BATCH": "2",
         "IMPLS": "plain,tiled",
         "REPEATS": "7",
-        "BUDGET_S": "0.1",
+        "BUDGET_S": "20",
     }
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 8

@@ -22,9 +22,9 @@ _REDUCED = {
 
 def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
     listed = profpipe(ROOT, "list", PIPELINE)
-    assert "video: cogvideox, 9 cases under plain, nsys" in listed
-    assert "step: cogvideox, 9 cases under plain, torch, nsys" in listed
-    assert "18 cases" in profpipe(ROOT, "list", PIPELINE, COMPILE="false,true")
+    assert "video: cogvideox, 13 cases under plain, nsys" in listed
+    assert "step: cogvideox, 13 cases under plain, torch, nsys" in listed
+    assert "26 cases" in profpipe(ROOT, "list", PIPELINE, COMPILE="false,true")
     profpipe(ROOT, "run", PIPELINE, "--dry-run")
 
 

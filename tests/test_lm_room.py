@@ -34,7 +34,7 @@ def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] =
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("what", ["forward", "forward_backward", "train_step"])
+@pytest.mark.parametrize("what", ["forward", "backward", "forward_backward", "train_step"])
 def test_the_tiny_model_runs_on_any_cpu(precision: str, what: str) -> None:
     assert lm.available({**TINY, "precision": precision, "what": what}) is None
 

@@ -22,10 +22,10 @@ _REDUCED = {
 
 def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() -> None:
     listed = profpipe(ROOT, "list", PIPELINE)
-    assert "sizes: transformer_lm, 45 cases under plain, nsys" in listed
+    assert "sizes: transformer_lm, 60 cases under plain, nsys" in listed
     assert "size=2.7B,what=train_step,precision=fp16" in listed
     narrowed = profpipe(ROOT, "list", PIPELINE, SIZES="xl,2.7B", PRECISION="bf16", MEMORY_CONTEXTS="2048")
-    assert "sizes: transformer_lm, 6 cases" in narrowed
+    assert "sizes: transformer_lm, 8 cases" in narrowed
     assert "size=large,what=train_step,context=2048" in narrowed
 
 
@@ -49,7 +49,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {(case["workload"], case["profiler"], case["status"]) for case in cases} == {
         ("sizes", "plain", "ok"), ("sizes", "torch", "ok"), ("memory", "plain", "ok"),
     }  # fmt: skip
-    assert len(cases) == 3 + 3 + 2
+    assert len(cases) == 4 + 4 + 2
     metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "sizes"]
     assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
     assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}

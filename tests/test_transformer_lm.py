@@ -141,7 +141,7 @@ def test_flops_count_each_matrix_and_the_full_square_of_plain_attention() -> Non
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
-@pytest.mark.parametrize("what", ["forward", "forward_backward"])
+@pytest.mark.parametrize("what", ["forward", "backward", "forward_backward"])
 def test_flops_are_those_that_torch_counts(block: str, what: str) -> None:
     counting = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
     params = {**TINY, "block": block, "what": what}
@@ -176,6 +176,7 @@ _ATTENTION = ["attention scores", "softmax", "final matmul"]
     [
         ("forward", ["forward"]),
         ("forward_backward", ["forward", "backward"]),
+        ("backward", ["backward"]),
         ("train_step", ["forward", "backward", "optimizer"]),
     ],
 )
@@ -197,8 +198,8 @@ def test_passes_and_the_steps_of_attention_stand_in_nested_ranges(
     iteration = lm.build({**TINY, "what": what})
     assert seen == []
     iteration()
-    inner = [(1, name) for name in (*_ATTENTION, *_ATTENTION, "loss")]
-    assert seen == [(0, "forward"), *inner, *((0, name) for name in passes[1:])]
+    inner = [(1, name) for name in (*_ATTENTION, *_ATTENTION, "loss")] if "forward" in passes else []
+    assert seen == [(0, passes[0]), *inner, *((0, name) for name in passes[1:])]
 
 
 def test_the_ranges_are_in_a_trace_of_torch(tmp_path: Path) -> None:
@@ -251,6 +252,21 @@ def test_an_iteration_keeps_no_graph_and_no_sum_of_gradients(monkeypatch: pytest
     torch.testing.assert_close(*gradients)
 
 
+def test_a_backward_pass_alone_makes_the_same_gradients_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = step.Model
+    monkeypatch.setattr(step, "Model", lambda *given: made.append(make(*given)) or made[-1])
+    alone, both = (lm.build({**TINY, "what": what}) for what in ("backward", "forward_backward"))
+    torch.testing.assert_close(both(), alone())
+    alone()
+    one, other = ([parameter.grad for parameter in each.layers.parameters()] for each in made)
+    torch.testing.assert_close(one, other)
+
+
+def test_a_compiled_backward_pass_is_not_run_alone() -> None:
+    assert lm.available({**TINY, "what": "backward", "compile": True}).startswith("what: backward keeps its graph")
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
 def test_products_are_in_the_precision_and_weights_in_fp32(precision: str, dtype: str) -> None:
     made = step.Model(lm._setting({**TINY, "precision": precision}), nullcontext)
@@ -278,6 +294,16 @@ def test_fp16_steps_are_scaled_and_none_is_skipped(monkeypatch: pytest.MonkeyPat
 def test_the_fewer_bits_the_further_from_fp64(block: str) -> None:
     fp32, fp16, bf16 = (lm.check({**TINY, "block": block, "precision": p}) for p in ("fp32", "fp16", "bf16"))
     assert 0 < fp32["error_mean"] <= fp32["error_max"] < 1e-5 < fp16["error_max"] < bf16["error_max"] < 0.1
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+def test_attention_that_is_wrong_is_far_from_the_reference(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """The reference computes it by its formula, not by the call that it is to check."""
+    sound = lm.check({**TINY, "attention": attention})
+    assert sound["error_rel_l1"] < 1e-5 and sound["cosine"] > 0.99999
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v, **_: torch.zeros_like(q))
+    wrong = lm.check({**TINY, "attention": attention})
+    assert (wrong["error_rel_l1"] > 0.01) == (attention == "sdpa")
 
 
 def test_only_the_first_tokens_are_compared_however_long_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +386,7 @@ def test_compiled_code_gives_the_loss_of_the_eager_model() -> None:
         ({"block": "llama"}, "unknown block 'llama'. Known: classic, modern"),
         ({"seqlen": 8}, "unknown parameter 'seqlen'."),
         ({"precision": "tf32"}, "unknown precision 'tf32'."),
-        ({"what": "backward"}, "unknown what 'backward'."),
+        ({"what": "backwards"}, "unknown what 'backwards'."),
         ({"compile": "true"}, "compile must be true or false, not 'true'"),
         ({"layers": 4}, "layers is fixed by size small: use size: custom to choose it"),
         ({"size": "custom", "layers": -1}, "layers must be a whole number of at least 1, not -1"),

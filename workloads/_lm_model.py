@@ -126,12 +126,25 @@ def decoder(s: Setting, phase: Phase) -> nn.Sequential:
     """Embedding, blocks and output layer on torch's default device, with torch's own initial weights."""
     turns = rotation(s) if s.modern else None
     # One mask for all layers: each layer's own would be as large as its scores of one head.
-    hidden = torch.ones(s.context, s.context, dtype=torch.bool).triu(1) if s.attention == "plain" else None
+    hidden = later_keys(s.context) if s.attention == "plain" else None
     blocks = [Block(s, Attention(s, phase, turns, hidden)) for _ in range(s.layers)]
     embedding, output = Embedding(s), nn.Linear(s.d_model, s.vocab, bias=False)
     if not s.modern:
         output.weight = embedding.tokens.weight
     return nn.Sequential(embedding, *blocks, nn.Sequential(_norm(s), output))
+
+
+def later_keys(tokens: int, device: torch.device | None = None) -> Tensor:
+    """(tokens, tokens), true where a query must not see a key; on torch's default device, if no other is given."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
+
+
+def by_formula(layer: nn.Module, hidden: Tensor) -> nn.Module:
+    """``layer`` with plain attention, whatever it had."""
+    for module in layer.modules():
+        if isinstance(module, Attention):
+            module.hidden = hidden
+    return layer
 
 
 def initialise(model: nn.Module, generator: torch.Generator) -> None:

@@ -24,7 +24,7 @@ else:
 
 def lacking(s: Setting) -> str | None:
     """The first reason against it, or None."""
-    reasons = (look(s) for look in (_no_device, _no_precision, _no_compiler, _no_room))
+    reasons = (look(s) for look in (_no_device, _no_precision, _no_kept_graph, _no_compiler, _no_room))
     return next((reason for reason in reasons if reason), None)
 
 
@@ -39,6 +39,13 @@ def _no_precision(s: Setting) -> str | None:
         capability = torch.cuda.get_device_capability()
         if capability < (8, 0):
             return "bf16 needs sm_80 or later; this GPU is sm_{}{}. Use precision: fp16 or fp32.".format(*capability)
+    return None
+
+
+def _no_kept_graph(s: Setting) -> str | None:
+    """Seen with torch 2.13 on a CPU: from the first pass on the gradients were others than those of eager code."""
+    if s.compile and s.what == "backward":
+        return "what: backward keeps its graph, and a compiled pass writes over what that holds. Use forward_backward."
     return None
 
 

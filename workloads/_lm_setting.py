@@ -26,7 +26,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "size": (*SIZES, "custom"),
     "block": ("modern", "classic"),
     "precision": tuple(PRECISIONS),
-    "what": ("forward", "forward_backward", "train_step"),
+    "what": ("forward", "backward", "forward_backward", "train_step"),
     "attention": ("plain", "sdpa"),
     "adamw": tuple(ADAMW),
 }

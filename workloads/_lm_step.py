@@ -1,4 +1,4 @@
-"""What one iteration of the language model runs: its forward pass, forward and backward, or a whole training step."""
+"""What one iteration of the language model runs: one of its passes, forward and backward, or a whole training step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def iteration(s: Setting, phase: Phase) -> Callable[[], Tensor]:
     """What one iteration runs, its passes each in a ``phase``. Returns the loss."""
-    model = Model(s, phase)
+    model = Model(s, nullcontext if s.what == "backward" else phase)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -71,6 +71,17 @@ def iteration(s: Setting, phase: Phase) -> Callable[[], Tensor]:
         return forward
     # From 1024 on, which overflows in no step of a fresh model: an overflow skips the optimizer, a step that is timed.
     scaler = torch.amp.GradScaler(_lm_setting.device(), init_scale=1024.0, enabled=s.precision == "fp16")
+
+    if s.what == "backward":
+        graph = model.forward()[1]
+
+        def backward() -> Tensor:
+            model.layers.zero_grad(set_to_none=True)
+            with phase("backward"):
+                scaler.scale(graph).backward(retain_graph=True)
+            return graph.detach()
+
+        return backward
 
     def forward_backward() -> Tensor:
         model.layers.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""A decoder-only language model in plain PyTorch: its forward pass, forward and backward, or a whole training step.
+"""A decoder-only language model in plain PyTorch: one of its passes, forward and backward, or a whole training step.
 
 ``block: modern`` is the block of Llama: RoPE, RMSNorm, SwiGLU, no biases, an output layer of its own. ``classic`` is
 GPT-2's: learned positions, LayerNorm, a GELU MLP, biases, the output layer tied to the embedding. Neither has dropout.
@@ -9,17 +9,17 @@ Weights are fp32. bf16 and fp16 run the forward pass under autocast, as mixed-pr
 the loss with a GradScaler, as it must: its kernels, and where AdamW is not fused its wait for the GPU, are part of the
 step. fp32 uses TF32 only where the process allows it, which torch by default does not.
 
-``what: forward`` computes the loss without gradients. ``forward_backward`` adds the gradients, freed before the next
-forward pass; ``train_step`` adds AdamW (``adamw``: which of torch's loops), without clipping or a schedule. The passes
-stand in the ranges ``forward`` (with ``loss`` inside), ``backward`` and ``optimizer``. ``attention: plain`` has
-``attention scores``, ``softmax`` and ``final matmul`` in each layer; ``sdpa`` is one call. ``compile: true`` compiles
-the model, not the loss and the optimizer, and opens no range inside the model, since a range would break its graph.
+``what: forward`` computes the loss without gradients; ``backward`` the gradients alone, of a graph that is made once
+and kept. ``forward_backward`` does both, the gradients freed before the next forward pass; ``train_step`` adds AdamW
+(``adamw``: which of torch's loops), without clipping or a schedule. The passes stand in the ranges ``forward`` (with
+``loss`` inside), ``backward`` and ``optimizer``. ``attention: plain`` has ``attention scores``, ``softmax`` and ``final
+matmul`` in each layer; ``sdpa`` is one call. ``compile: true`` compiles the model, not the loss and the optimizer, and
+opens no range inside the model, since a range would break its graph.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +32,7 @@ from profpipe import load
 from profpipe.ranges import annotate
 
 if TYPE_CHECKING:
+    import _errors
     import _lm_memory
     import _lm_model
     import _lm_room
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import _lm_step
     from _lm_setting import Setting
 else:
+    _errors = load.module(Path(__file__).with_name("_errors.py"))
     _lm_memory = load.module(Path(__file__).with_name("_lm_memory.py"))
     _lm_model = load.module(Path(__file__).with_name("_lm_model.py"))
     _lm_room = load.module(Path(__file__).with_name("_lm_room.py"))
@@ -89,7 +91,7 @@ def flops(params: Mapping[str, Any]) -> float:
     visible_keys = s.context if s.attention == "plain" else s.context / 2
     attention = 4 * s.layers * s.tokens * visible_keys * s.d_model
     forward = 2 * s.tokens * (s.block_weights + s.d_model * s.vocab) + attention
-    return forward * (1 if s.what == "forward" else 3)
+    return forward * {"forward": 1, "backward": 2}.get(s.what, 3)
 
 
 def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -100,7 +102,7 @@ def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     FLOPs of a softmax are 5 an element: maximum, difference, exponential, sum, quotient.
     """
     s = _setting(params)
-    if s.attention != "plain" or s.compile:
+    if s.attention != "plain" or s.compile or s.what == "backward":
         return {}
     product = 2.0 * s.layers * s.tokens * s.context * s.d_model
     element = s.layers * s.dtype.itemsize
@@ -126,7 +128,7 @@ _CHECKED_TOKENS = 1024
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    """``error_max`` and ``error_mean`` of the logits, against the same weights in fp64.
+    """The five measures of ``_errors`` of the logits, against the same weights in fp64 with attention by its formula.
 
     Of a fresh model, as it is before its first step. The reference takes the first 1024 tokens of the first sequence,
     which see no later ones, and converts one layer at a time. Infinite where the model gave a NaN or an infinity.
@@ -135,10 +137,12 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     with torch.no_grad():
         logits, _ = model.forward()
         expected = model.tokens[:1, :_CHECKED_TOKENS]
+        hidden = _lm_model.later_keys(expected.shape[1], expected.device)
         for layer in model.layers:
-            expected = copy.deepcopy(layer).double()(expected)
-        distance = (logits[:1, :_CHECKED_TOKENS].double() - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    return {"error_max": distance.max().item(), "error_mean": distance.mean().item()}
+            expected = _lm_model.by_formula(copy.deepcopy(layer), hidden).double()(expected)
+        difference = _errors.Difference()
+        difference.add(logits[:1, :_CHECKED_TOKENS], expected)
+    return difference.measures()
 
 
 def snapshot(params: Mapping[str, Any], folder: Path) -> Mapping[str, Mapping[str, tuple[float, str, int]]]:
