@@ -66,8 +66,9 @@ class Ncu(_Model):
 
     set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
     sections: tuple[str, ...] = Field(
-        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"),
-        description="further ncu --section names; these two fill ncu_memory_metrics.txt and ncu_compute_metrics.txt",
+        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
+        description="further ncu --section names; the first two fill ncu_memory_metrics.txt and "
+        "ncu_compute_metrics.txt, the third the reasons for stalls",
     )
     kernels: Regex = Field("all", description="'all', 'guided' (those with the largest share), or a regular expression")
     top: int = Field(3, ge=1, description="how many kernels of a case 'guided' takes")
