@@ -122,8 +122,9 @@ def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None
     """A baseline that the environment or ``--set`` took out of the matrix gives way to the axis's first value.
 
     ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that is not in the file's own matrix is,
-    and stays as it stands, to be refused.
+    and stays as it stands, to be refused. A table or plot `where` the cases are the baseline's goes with it.
     """
+    moved: dict[str, list[tuple[str, Any, Any]]] = {}
     for name, workload in _mapping(document, "workloads").items():
         matrix, baseline = _mapping(workload, "matrix"), _mapping(workload, "baseline")
         in_file = _mapping(_mapping(_mapping(written, "workloads"), name), "matrix")
@@ -131,6 +132,18 @@ def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None
             now, before = written_list(matrix.get(axis)), written_list(in_file.get(axis))
             if now and value not in now and before and value in before:
                 baseline[axis] = now[0]
+                moved.setdefault(name, []).append((axis, value, now[0]))
+    for study in (*_listed(document, "tables"), *_listed(document, "plots")):
+        own = written_list(study.get("workload")) or list(moved)
+        for axis, values in _mapping(study, "where").items():
+            ways = [(old, new) for name in own for of, old, new in moved.get(str(name), ()) if of == axis]
+            if ways and (asked := written_list(values)):
+                study["where"][axis] = [next((new for old, new in ways if old == value), value) for value in asked]
+
+
+def _listed(document: Any, key: str) -> list[dict[str, Any]]:
+    found = document.get(key) if isinstance(document, dict) else None
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _mapping(node: Any, key: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from profpipe.errors import ConfigError
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 def as_list(value: object) -> object:
@@ -31,7 +32,7 @@ def scalar(text: str) -> Any:
     Raises ValueError where YAML cannot read it: ``[128``, ``*x``.
     """
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"{text!r} is no value of YAML: {why}") from None
@@ -39,7 +40,11 @@ def scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that a key given twice is an error: PyYAML keeps the last without a word."""
+    """PyYAML's safe loader, with two differences.
+
+    A key given twice is an error: PyYAML keeps the last without a word. And ``1e-3`` is a number, as YAML 1.2 has it:
+    PyYAML, which reads YAML 1.1, wants a point in it and a sign in its exponent.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -51,6 +56,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENTIAL, list("-+.0123456789"))
 
 
 def read(path: Path, where: str) -> dict[str, Any]:

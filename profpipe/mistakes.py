@@ -125,6 +125,7 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     at = f"workloads.{name}"
     if workload.script is not None:
         yield from _in_script(at, workload, workload.script, path)
+        yield from _in_env_of_script(at, workload)
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
@@ -159,6 +160,15 @@ def _in_command(at: str, workload: Workload) -> Iterator[Mistake]:
         elif unused is not None and word in of_options:
             what = f"there is no parameter '{word}', and the axis '{unused}' is used nowhere."
             yield at, what, f"Write {{{unused}}} where its value belongs, or take it out of the matrix."
+
+
+def _in_env_of_script(at: str, workload: Workload) -> Iterator[Mistake]:
+    """Placeholders for parameters in variables that all cases of a process share."""
+    for name, value in workload.env.items():
+        for parameter in (*workload.matrix, *workload.params):
+            if f"{{{parameter}}}" in value:
+                what = f"{{{parameter}}} stays as it is: the cases of a script share their process and its environment."
+                yield f"{at}.env.{name}", what, "Take the parameter from params in build, or use `command:`."
 
 
 def _option_values(before: str, word: str) -> list[str]:

@@ -74,7 +74,7 @@ def plan(
                         warmup=workload.warmup,
                         repeats=workload.repeats,
                         timeout_s=workload.timeout_s,
-                        env={**env, **workload.env},
+                        env={**env, **_own_env(workload, group[0].params)},
                         options=workload.model_dump(include=_FOR_THE_JOB),
                         on_gpu=on_gpu,
                         processes=workload.processes,
@@ -128,13 +128,20 @@ def _groups(workload: Workload, every: list[Case]) -> Iterator[list[Case]]:
         yield every
 
 
-def _filled(command: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
+def _own_env(workload: Workload, params: Mapping[str, Scalar]) -> dict[str, str]:
+    """A command's variables are filled as its words are. Those of a script hold for all cases of its process."""
+    if workload.command is None:
+        return dict(workload.env)
+    return dict(zip(workload.env, _filled(list(workload.env.values()), params), strict=True))
+
+
+def _filled(words: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
     """``{name}`` replaced by the parameter. Other braces stay: an argument may well be JSON."""
     filled = []
-    for argument in command:
+    for word in words:
         for name, value in params.items():
-            argument = argument.replace(f"{{{name}}}", _text(value))
-        filled.append(argument)
+            word = word.replace(f"{{{name}}}", _text(value))
+        filled.append(word)
     return tuple(filled)
 
 

@@ -229,6 +229,34 @@ def test_braces_of_the_commands_own_stay(tmp_path, argument, more):
     assert load(tmp_path, of_a_command(argument, more=more)).workloads["w"].command[-1] == argument
 
 
+def test_a_parameter_in_a_variable_of_a_script_is_refused_for_nobody_fills_it_in(tmp_path):
+    told = "workloads.attention.env.LENGTH: {seqlen} stays as it is: the cases of a script share their process"
+    assert told in refusal(tmp_path, MINIMAL + "    env: {LENGTH: '{seqlen}'}\n")
+    load(tmp_path, MINIMAL + "    env: {OPTIONS: '{\"a\": {}}', OTHER: '{x}'}\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("1e-3", 0.001), ("1E5", 1e5), ("-2e+3", -2e3), ("1.5e3", 1500.0), (".5e1", 5.0), ("1.e-2", 0.01)],
+)
+def test_a_number_needs_no_point_before_its_exponent_wherever_it_is_written(tmp_path, written, value):
+    text = "version: 1\nworkloads: {w: {command: [x, '{lr}'], matrix: {lr: %s}}}\n"
+    given = [
+        load(tmp_path, text % f"[{written}, 0.1]"),
+        load(tmp_path, text % "'${LR:-1}'", env={"LR": f"{written},0.1"}),
+        load(tmp_path, text % "1", [f"lr={written},0.1"]),
+    ]
+    for pipeline in given:
+        found = pipeline.workloads["w"].matrix["lr"]
+        assert found == [value, 0.1] and isinstance(found[0], float)
+    assert load(tmp_path, text % "1", [f"lr={written}"]).workloads["w"].matrix["lr"] == [value]
+
+
+def test_what_only_resembles_a_number_with_an_exponent_stays_text(tmp_path):
+    text = "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: ['1e-3', 1e, e5, 1e5x, 1-e3, 2x1e3]}}}\n"
+    assert load(tmp_path, text).workloads["w"].matrix["a"] == ["1e-3", "1e", "e5", "1e5x", "1-e3", "2x1e3"]
+
+
 def test_every_mistake_is_named_at_once(tmp_path):
     message = refusal(tmp_path, MINIMAL.replace("seqlen:", "seq_len:") + "    baseline: {impl: fa2}\n")
     assert "seq_len" in message and "impl=fa2" in message and len(message.splitlines()) == 2
@@ -280,6 +308,15 @@ def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_firs
     assert load(tmp_path, text).workloads["attention"].baseline == {"impl": "sdpa_math"}
     assert load(tmp_path, text, env={"IMPLS": "fa2,sage"}).workloads["attention"].baseline == {"impl": "fa2"}
     assert load(tmp_path, text, ["impl=sage"]).workloads["attention"].baseline == {"impl": "sage"}
+
+
+def test_a_table_of_the_baselines_cases_goes_with_it(tmp_path):
+    text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'")
+    text += "    baseline: {impl: sdpa_math}\n"
+    text += "tables: [{title: t, where: {impl: [sdpa_math]}, rows: seqlen, value: time}]\n"
+    assert load(tmp_path, text).tables[0].where == {"impl": ["sdpa_math"]}
+    assert load(tmp_path, text, env={"IMPLS": "fa2,sage"}).tables[0].where == {"impl": ["fa2"]}
+    assert "no case has" in refusal(tmp_path, text.replace("where: {impl: [sdpa_math]}", "where: {impl: [fa3]}"))
 
 
 LISTED = """

@@ -88,6 +88,15 @@ def test_a_command_runs_each_case_in_its_own_process_with_its_parameters_filled_
     ]  # fmt: skip
 
 
+def test_a_commands_variables_are_filled_in_as_its_words_are_and_those_of_a_script_stay():
+    env = {"BATCH": "{n}", "BOTH": '{"n": {n}, "d": {d}}', "FIXED": "1"}
+    made = jobs({"command": ["python", "t.py"], "params": {"d": True}, "matrix": {"n": [1, 2]}, "env": env})
+    assert [job.env["BATCH"] for job in made] == ["1", "2"]
+    assert made[1].env["BOTH"] == '{"n": 2, "d": true}' and made[1].env["FIXED"] == "1"
+    (job,) = jobs({"script": "w", "matrix": {"n": [1, 2]}, "env": {"JSON": '{"a": {}}'}}, env={"OURS": "{n}"})
+    assert job.env == {"OURS": "{n}", "JSON": '{"a": {}}'}
+
+
 def test_limits_of_a_case_reach_its_job():
     (job,) = jobs({"script": "w", "case_timeout_s": 60, "skip_larger_after_oom": False})
     assert job.options["case_timeout_s"] == 60 and job.options["skip_larger_after_oom"] is False
