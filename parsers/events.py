@@ -161,7 +161,7 @@ def _on_metric(record: Record, event: dict[str, Any]) -> None:
     attempt, name = record.attempt(event), str(event["metric"])
     try:
         row: dict[str, Any] = {k: float(event[k]) for k in ("value", "ci_low", "ci_high") if event.get(k) is not None}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: a whole number beyond any float
         # A workload's check() may return anything; its other numbers are still good.
         record.notes.append(f"{attempt.case}: metric {name} is no number and was dropped")
         return

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,26 @@ from profpipe.errors import ProfpipeError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code of DESIGN: 0 to 4, or 130."""
+    from profpipe import progress
+
+    progress.open_closed_streams()
     args = _parser().parse_args(argv)
+    with nullcontext() if _only_prints(args) else progress.heard_or_not():
+        return _exit_code(args)
+
+
+def _only_prints(args: argparse.Namespace) -> bool:
+    """Whether the command comes to nothing but its text: it leaves no file, and no exit code of it is waited for."""
+    if args.command is _run:
+        return bool(args.dry_run)
+    if args.command is _compare:
+        return args.gate is None
+    if args.command is _doctor:
+        return not args.measure_peaks
+    return args.command in (_history, _list, _schema)
+
+
+def _exit_code(args: argparse.Namespace) -> int:
     try:
         return int(args.command(args))
     except ProfpipeError as error:
@@ -31,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("profpipe: interrupted.", file=sys.stderr)
         return errors.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has gone; Python would complain again while it flushes stdout at exit.
+        # The reader (head, less) of a command that only prints has gone; Python would complain again while it flushes
+        # stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.OK
     except OSError as error:
@@ -162,26 +182,12 @@ def _scrub(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     from profpipe import compare, store
 
-    a, b = (store.load(store.resolve(name, args.out))[0] for name in (args.a, args.b))
-    changes, lost = compare.compare(a, b), compare.lost(a, b)
-    print(compare.text(changes, lost))
-    if args.gate is not None:
-        if slower := compare.slower(changes, args.gate):
-            names = ", ".join(change.name for change in slower)
-            raise errors.GateFailed(f"{_cases(slower, 'is', 'are')} more than {args.gate:g} % slower: {names}")
-        if spoilt := compare.spoilt(changes):
-            names = ", ".join(change.name for change in spoilt)
-            raise errors.GateFailed(f"{_cases(spoilt, 'was', 'were')} within the tolerance in A, and not in B: {names}")
-        if lost:
-            names = ", ".join(lost)
-            raise errors.GateFailed(f"{_cases(lost, 'had', 'had')} a time in A and did not end well in B: {names}")
-        if not changes:
-            raise errors.GateFailed("there is nothing to judge. Name two runs of the same cases, both under plain.")
+    (a, record_a), (b, record_b) = (store.load(store.resolve(name, args.out)) for name in (args.a, args.b))
+    found = compare.examined(a, b, record_a, record_b)
+    print(compare.page(found))
+    if args.gate is not None and (why := compare.objection(found, args.gate)):
+        raise errors.GateFailed(why)
     return errors.OK
-
-
-def _cases(found: Sequence[object], one: str, several: str) -> str:
-    return f"1 case {one}" if len(found) == 1 else f"{len(found)} cases {several}"
 
 
 def _history(args: argparse.Namespace) -> int:

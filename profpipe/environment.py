@@ -23,7 +23,17 @@ _NEEDED = re.compile(
     """,
     re.VERBOSE,
 )
-_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
+#: PASS, PWD and PAT as words, or at the end of one: COMPASS, BYPASS, PWD itself, PATH, PATTERN and AUTHOR are none.
+_SECRET = re.compile(
+    r"""
+    TOKEN | SECRET | KEY | CREDENTIAL | PASS(W|PHRASE|CODE)
+    | (?<!BY)(?<!COM) PASS (?![A-Z])
+    | (?<=.)(?<!^OLD) PWD (?![A-Z])
+    | AUTH (?!OR(?!I[SZ]))
+    | (?<![A-Z]) PAT (?![A-Z])
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:

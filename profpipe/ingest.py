@@ -180,7 +180,7 @@ def fates(outcome: Outcome, run: str, written: pd.DataFrame) -> Tables:
         status, reason = ended.get(case.id, (outcome.status, outcome.reason))
         if status == "ok" and job.script is not None:
             status, reason = "failed", "the workload's process ended well without trying this case"
-        seconds = outcome.seconds if job.script is None and status != "skipped" else None
+        seconds = outcome.last_s if job.script is None and status != "skipped" else None
         row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
         rows.append({**row, "params": json.dumps(dict(case.params))})
     return Tables(cases=tables.frame(CASES, rows), metrics=_wall_time(outcome)).with_columns(
@@ -194,7 +194,7 @@ def _wall_time(outcome: Outcome) -> pd.DataFrame:
     if job.script is not None or outcome.status != "ok" or job.profiler != "plain":
         return tables.empty(METRICS)
     case = job.cases[0].id
-    time = {"case": case, "metric": "time", "value": outcome.seconds * 1e9, "unit": "ns", "n": 1}
+    time = {"case": case, "metric": "time", "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
     return tables.frame(METRICS, [time, {"case": case, "metric": "iterations", "value": 1.0, "unit": "1", "n": 1}])
 
 

@@ -140,6 +140,8 @@ class Outcome:
     status: str
     reason: str = ""
     seconds: float = 0.0
+    #: Of ``seconds`` those of the last part: a try before it that was interrupted is no time of a command.
+    last_s: float = 0.0
     returncode: int | None = None
     files: tuple[Path, ...] = ()
     #: Whether the user stopped the job before it was done.

@@ -1,11 +1,18 @@
-"""Shows a run while it goes on: one live line on a terminal, one plain line for each event anywhere else."""
+"""Shows a run while it goes on: one live line on a terminal, one plain line for each event anywhere else.
+
+A run is its files, and goes on to its end where nobody sees any of this.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from profpipe.job import Job, Outcome, readable
 
@@ -15,6 +22,56 @@ if TYPE_CHECKING:
 
 #: Drawing takes a core from the workload for a moment, so it is done seldom.
 _DRAWN_PER_S = 2
+_NOWHERE = Path(os.devnull)
+
+
+def open_closed_streams() -> None:
+    """Gives what was started with ``2>&-`` or ``>&-`` the streams that Python has left out.
+
+    Otherwise the first file that is opened would get a stream's number, and whatever a library prints.
+    """
+    sys.stdout = sys.stdout or _NOWHERE.open("w")
+    sys.stderr = sys.stderr or _NOWHERE.open("w")
+
+
+@contextmanager
+def heard_or_not() -> Iterator[None]:
+    """While entered, what is printed and cannot be is dropped, and ends nothing."""
+    out, error = _Unfailing(sys.stdout), _Unfailing(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, error)):
+        try:
+            yield
+        finally:
+            out.flush()
+            error.flush()
+
+
+class _Unfailing:
+    """A stream that may go away: a pipe's reader, a terminal, the room on a disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        """What is still held back, and all that follows, goes nowhere: Python would fail again with it at its end."""
+        with suppress(OSError), _NOWHERE.open("w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 class Display:

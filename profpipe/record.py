@@ -1,6 +1,7 @@
 """``run.json``: what ran, where, with what, and what became of it, as one plain mapping that anyone may publish.
 
-Values of environment variables are not in it, and paths below the pipeline's folder are relative to that folder.
+Values of environment variables that may be secrets are not in it, and paths below the pipeline's folder are relative to
+that folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from profpipe.job import Ask, Command, Job, Missing, Outcome, Tool
@@ -36,10 +38,12 @@ def begun(
     git: Mapping[str, Any],
     command: Sequence[str],
     planned: Iterable[Job] = (),
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The record of a run that starts now; `ended`, `jobs` and `files` are filled as it goes.
 
     ``planned``: what it is to do, by which a report knows what it lacks while it has not ended.
+    ``secrets``: words of commands that nobody else may see, and what stands in their place.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -47,7 +51,7 @@ def begun(
         "started": now.isoformat(timespec="seconds"),
         "ended": None,
         "command": [_SET_ENV.sub(r"\1...", word) for word in command],
-        "pipeline": published(pipeline),
+        "pipeline": published(pipeline, secrets),
         "machine": dict(machine),
         "packages": dict(packages),
         "tools": {name: _tool(tool) for name, tool in tools.items()},
@@ -61,17 +65,21 @@ def begun(
     }
 
 
-def _planned(jobs: Iterable[Job]) -> list[dict[str, str]]:
-    """Each workload and profiler once, in the order in which they run."""
-    pairs = dict.fromkeys((job.workload, job.profiler) for job in jobs)
-    return [{"workload": workload, "profiler": profiler} for workload, profiler in pairs]
+def _planned(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Each workload and profiler once, in the order in which they run, with all cases of its jobs."""
+    pairs: dict[tuple[str, str], dict[str, None]] = {}
+    for job in jobs:
+        pairs.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
+    return [{"workload": name, "profiler": profiler, "cases": list(of)} for (name, profiler), of in pairs.items()]
 
 
-def published(pipeline: Pipeline) -> dict[str, Any]:
+def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """The resolved pipeline without the values of environment variables, which may be secrets."""
     document = pipeline.model_dump(mode="json", by_alias=True)
     for settings in (document["defaults"], *document["workloads"].values()):
         settings["env"] = dict.fromkeys(settings["env"])
+    for settings in document["workloads"].values():
+        settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
     return document
 
 
@@ -89,8 +97,9 @@ def job(
     key: str,
     reused_from: str,
     rates: Mapping[str, Any],
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder.
+    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder, but for ``secrets``.
 
     ``key`` is what a later run may recognise the job by (empty: never), ``reused_from`` the run that measured it where
     that is another. ``rates`` are ``devices``, what its processes ran on as far as they say, and ``peaks``, where those
@@ -109,7 +118,7 @@ def job(
         "reused_from": reused_from,
         "seconds": round(outcome.seconds, 3),
         "returncode": outcome.returncode,
-        "argv": [[done.portable(argument) for argument in command.argv] for command in commands],
+        "argv": [[secrets.get(word) or done.portable(word) for word in command.argv] for command in commands],
         "folder": str(done.folder.relative_to(run_folder)),
         "log": str((done.folder / "log.txt").relative_to(run_folder)),
         "files": [

@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +44,7 @@ def run(
     watch: Watch,
     patience: Patience = ending.PATIENCE,
     exhausted: Mapping[tuple[str, str], Iterable[Case]] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[Outcome]:
     """Yields each job's outcome when the job has ended, so that the caller can store it before the next one starts.
 
@@ -52,10 +52,12 @@ def run(
     yielded like any other, and then errors.Interrupted is raised. One that comes between two jobs, while the caller
     works, waits until the caller asks for the next outcome.
 
-    ``exhausted`` are cases that ran out of memory before this run, by workload and profiler.
+    ``exhausted`` are cases that ran out of memory before this run, by workload and profiler. ``meanwhile`` is called
+    whenever a process that imports a workload was started: for some seconds it imports torch, and measures nothing.
     """
     with Interrupts() as interrupts, ending.adopted_orphans():
-        desk = _Desk(watch, patience, interrupts, {key: list(cases) for key, cases in (exhausted or {}).items()})
+        known = {key: list(cases) for key, cases in (exhausted or {}).items()}
+        desk = _Desk(watch, patience, interrupts, known, meanwhile)
         for index, job in enumerate(jobs, start=1):
             watch.job_started(job, index, len(jobs))
             outcome = _carry_out(job, profilers[job.profiler], desk)
@@ -94,6 +96,7 @@ class _Desk:
     patience: Patience
     interrupts: Interrupts
     exhausted: dict[tuple[str, str], list[Case]]
+    meanwhile: Callable[[], object]
 
 
 # --- one job: as many parts as its crashes make necessary ------------------------------------------------------------
@@ -166,6 +169,7 @@ def _outcome(
         status,
         reason,
         seconds=sum(part.seconds for part in parts),
+        last_s=parts[-1].seconds if parts else 0.0,
         returncode=parts[-1].returncode if parts else None,
         files=tuple(dict.fromkeys(path for paths in made.values() for path in paths)),
         ended_by_runner=tuple((case, *fate) for case, fate in fates.items()),
@@ -309,27 +313,27 @@ def _is_false_start(command: Command, job: Job, end: ProcessEnd) -> bool:
 def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessEnd:
     before = made.stamps(command, job)
     env = {**environment.passed_on(os.environ), **job.env, **command.env, ending.MARK: str(job.folder)}
-    began, returncode, oom_kills = time.monotonic(), None, oomkiller.kills()
+    returncode, seconds, oom_kills = None, 0.0, oomkiller.kills()
     cause: Fate | None
     with (job.folder / "log.txt").open("ab") as log:
         # Not the environment: it is the one thing in a log that nobody means to share.
         log.write(f"$ {shlex.join(command.argv)}\n".encode())
         log.flush()
         output_begin = log.tell()
-        spared = ending.descendants()
+        spared, began = ending.descendants(), time.monotonic()
         try:
             process = _start(command.argv, env, log, job.cwd)
         except OSError as error:
             cause = "failed", f"could not be started: {error}"
         else:
-            cause = _attend(process, _watchful(command, job, seen, desk), spared, desk)
-            returncode = process.returncode
+            meanwhile = desk.meanwhile if job.script is not None else None
+            cause, ended = _attend(process, _watchful(command, job, seen, desk), spared, desk, meanwhile)
+            returncode, seconds = process.returncode, ended - began
             if cause is None:
                 seen.read()
                 if seen.inside or job.script is None:
                     cause = _want_of_memory(job, returncode, oom_kills, output_begin)
         output_end = log.seek(0, os.SEEK_END)
-    seconds = time.monotonic() - began
     return ProcessEnd(returncode, seconds, cause, made.missing(command, job, before), (output_begin, output_end))
 
 
@@ -358,23 +362,36 @@ def _start(
     )
 
 
-def _attend(process: subprocess.Popen[bytes], look: _Look, spared: set[int], desk: _Desk) -> Fate | None:
-    """Stays with the process until it and all that it started are gone; returns why it was ended, if it was."""
-    cause: Fate | None = None
+def _attend(
+    process: subprocess.Popen[bytes],
+    look: _Look,
+    spared: set[int],
+    desk: _Desk,
+    meanwhile: Callable[[], object] | None = None,
+) -> tuple[Fate | None, float]:
+    """Stays with the process until it and all that it started are gone.
+
+    Returns why it was ended, if it was, and when (``time.monotonic``): itself, not what it left running.
+    """
+    cause, ended = None, 0.0
     try:
-        while process.returncode is None and not (cause := look()):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_EVERY_S)
+        with ending.waiting(process) as wait:
+            if meanwhile is not None:
+                meanwhile()
+            while process.returncode is None and not (cause := look()):
+                wait(_LOOK_EVERY_S)
+                ended = time.monotonic()
         if cause:
             hint = " (Ctrl-C again kills it)" if cause == verdict.INTERRUPTED else ""
             desk.watch.message(f"{cause[1]}; waiting for the process to write its report and end{hint}")
             ending.ask_to_end(process, desk.patience, hurry=lambda: desk.interrupts.count > 1)
+            ended = time.monotonic()
     except BaseException:
         ending.kill(process, spared, desk.patience)
         raise
     if left := ending.clear(process, spared, desk.patience):
         desk.watch.message(f"Processes left running, now ended: {left}")
-    return cause
+    return cause, ended
 
 
 def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:

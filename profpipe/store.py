@@ -6,13 +6,14 @@ import csv
 import errno
 import fcntl
 import functools
+import itertools
 import json
 import os
 import re
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +38,8 @@ _TAIL_BYTES = 1 << 16
 #: Which columns hold JSON, and of what kind.
 _JSON: Mapping[str, type] = {"params": dict, "flags": list}
 _JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list"}
+#: How the name of a run's folder begins.
+_TIME = re.compile(r"\d{8}T\d{6}Z")
 _MEND = "Put back the file as it was written; where there is no copy, start the run again."
 
 
@@ -68,7 +71,7 @@ def new_folder(out: Path, name: str, now: datetime, fill: Callable[[Path], objec
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             continue  # a run of the same name was started in the same second
-        point_latest(out)
+        _point(out / "latest", folder)
         return folder
     raise ConfigError(str(out), f"holds a thousand runs named {stem}.", "Choose another --out.")
 
@@ -84,20 +87,34 @@ def _check_latest(out: Path) -> None:
 def point_latest(out: Path) -> None:
     """Points ``out/latest`` at the newest run."""
     _check_latest(out)
-    _point(out / "latest", max(_runs(out), key=_age))
+    _point(out / "latest", newest_first(out)[0])
 
 
-def _runs(out: Path) -> list[Path]:
-    """The folders of runs below ``out``. One whose name begins with a dot was never finished being made."""
-    found = (path.parent for path in out.glob("*/run.json"))
-    return [folder for folder in found if not folder.is_symlink() and not folder.name.startswith(".")]
+def _runs(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folders of runs below ``out`` with their records, but for those whose record is damaged.
+
+    One whose name begins with a dot was never finished being made; one whose record tells of no jobs holds what
+    ``profpipe ingest`` read.
+    """
+    for path in out.glob("*/run.json"):
+        if path.parent.is_symlink() or path.parent.name.startswith("."):
+            continue
+        try:
+            record = read_record(path.parent)
+        except ConfigError:
+            continue
+        if "jobs" in record:
+            yield path.parent, record
 
 
-def _age(folder: Path) -> tuple[str, int, str]:
-    """Sorts runs by age: by the time in the name, then by the number that those of one second carry."""
+def _age(folder: Path, record: Mapping[str, Any]) -> tuple[str, bool, int, str]:
+    """Sorts runs by age: by when they were started, then by the number that those of one second carry.
+
+    A copy under another name is older than what it is a copy of.
+    """
     time, _, name = folder.name.partition("-")
     number = re.search(r"-(\d+)$", name)
-    return time, int(number[1]) if number else 1, name
+    return str(record.get("started") or ""), bool(_TIME.fullmatch(time)), int(number[1]) if number else 1, folder.name
 
 
 def _point(link: Path, folder: Path) -> None:
@@ -305,17 +322,12 @@ def resolve(name: str | None, out: Path) -> Path:
 
 
 def newest_first(out: Path) -> list[Path]:
-    return sorted(_runs(out), key=_age, reverse=True)
+    return [folder for folder, _ in records(out)]
 
 
 def records(out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The runs below ``out`` with their records, the newest first, but for those whose record is damaged."""
-    for folder in newest_first(out):
-        try:
-            record = read_record(folder)
-        except ConfigError:
-            continue
-        yield folder, record
+    yield from sorted(_runs(out), key=lambda run: _age(*run), reverse=True)
 
 
 def unfinished(out: Path) -> Path:
@@ -370,7 +382,8 @@ def _replace(database: Any, table: tables.Table, run: str, frame: pd.DataFrame) 
 def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(the last runs, newest first; the times of each case in them, oldest first) from the history database.
 
-    A time is the median in ns without a profiler; runs without one are not among the times.
+    A time is the median in ns without a profiler; runs without one are not among the times. Times of one case with
+    other parameters than its name holds are of as many cases, each named with what tells it from the others.
     """
     path = out / DATABASE
     if not path.is_file():
@@ -380,7 +393,9 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
         marks = ",".join("?" * len(runs))
         times = list(
             database.query(
-                'select m.workload, m."case", r.run, r.started, m.value from metrics m join runs r using (run)'
+                'select m.workload, m."case", r.run, r.started, m.value, (select max(c.params) from cases c where'
+                ' c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler) params'
+                " from metrics m join runs r using (run)"
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
                 ' order by m.workload, m."case", r.started, r.run',
                 [row["run"] for row in runs],
@@ -388,4 +403,24 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
         )
         counted = database.query("select run, count(*) cases, sum(status = 'ok') ok from cases group by run")
         counts = {row["run"]: row for row in counted}
-    return [{**row, **{k: counts.get(row["run"], {}).get(k) for k in ("cases", "ok")}} for row in runs], times
+    counted_runs = [{**row, **{k: counts.get(row["run"], {}).get(k) for k in ("cases", "ok")}} for row in runs]
+    return counted_runs, _told_apart(times)
+
+
+def _told_apart(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``times``, which are ordered by case, with a name of its own for each of a case's sets of parameters."""
+    told: list[dict[str, Any]] = []
+    for _, group in itertools.groupby(times, key=lambda row: (row["workload"], row["case"])):
+        rows = [({**row}, json.loads(row["params"] or "{}")) for row in group]
+        for row, _ in rows:
+            del row["params"]
+        # Of files that were read nobody knows them, and they tell nothing apart.
+        known = [params for _, params in rows if params]
+        names = list(dict.fromkeys(name for params in known for name in params))
+        differ = [name for name in names if any(params.get(name) != known[0].get(name) for params in known)]
+        named: dict[str, list[dict[str, Any]]] = {}
+        for row, params in rows:
+            what = ", ".join(f"{name} {params[name]}" for name in differ if name in params)
+            named.setdefault(what, []).append({**row, "case": f"{row['case']} ({what})" if what else row["case"]})
+        told += [row for alike in named.values() for row in alike]
+    return told

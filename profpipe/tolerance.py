@@ -63,14 +63,15 @@ def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
     A limit holds for the output and for the gradients that have none of their own. A case passes only what was
     compared: where a limit had nothing to hold for, the case is ``unchecked``, unless it is that of a gradient which
     the case does not compute. An infinite difference, or a NaN, passes no case, also without a limit. What is no number
-    at all, but text, was not compared.
+    at all, but text, was not compared, likewise; without a limit None is as good as a measure that is not told.
     """
     found: dict[str, float] = {m: value for m, value in checked.items() if m in MEASURES and _is_number(value)}
     misses = [Miss(m, value, limit) for m, value in found.items() if (limit := _limit(m, value, limits)) is not None]
     misses = [miss for miss in misses if not _met(miss)]
     if misses:
         return Verdict(INACCURATE, _listed(misses), tuple(misses))
-    if odd := [m for m in checked if m in MEASURES and m not in found and limit_of(m, limits) is not None]:
+    told = [m for m, value in checked.items() if value is not None or limit_of(m, limits) is not None]
+    if odd := [m for m in told if m in MEASURES and m not in found]:
         return Verdict(UNCHECKED, "; ".join(f"{m} is no number: {repr(checked[m])[:_BRIEF]}" for m in odd))
     idle = [m for m in limits if not _has_work(m, found)]
     if limits and (idle or not found):

@@ -12,6 +12,8 @@ A run may be killed at any point and gone on with. What on disk says how far it 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import shlex
 import shutil
@@ -89,6 +91,7 @@ def start(order: Order, command: Sequence[str]) -> int:
         git=record.git_state(run.ask, order.beside),
         command=command,
         planned=planned,
+        secrets=order.secrets,
     )
 
     def fill(folder: Path) -> None:
@@ -216,7 +219,8 @@ class _Run:
             if note := guide.note(job):
                 job.folder.mkdir(parents=True, exist_ok=True)
                 journal.write_whole(job.folder / guide_file.FILE, note)
-        for outcome in run.run(jobs, profilers.ALL, watch, exhausted=_exhausted(planned, self.data)):
+        exhausted = _exhausted(planned, self.data)
+        for outcome in run.run(jobs, profilers.ALL, watch, exhausted=exhausted, meanwhile=_import_ahead):
             self._keep(outcome, keys[outcome.job.folder], machine)
 
     def _launches(self, source: str) -> pd.DataFrame:
@@ -272,7 +276,7 @@ class _Run:
         else:
             self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
         known = key if _went_well(outcome, fresh) else "", reuse.origin(job.folder)
-        entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine))
+        entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine), self.order.secrets)
         record.put(self.record["jobs"], entry, "folder")
         self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
@@ -289,6 +293,13 @@ class _Run:
         devices = ingest.devices(job.records)
         peaks = gpus.peaks_of_job(machine.gpus, {**environment.passed_on(os.environ), **job.env}, devices)
         return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
+
+
+@functools.cache
+def _import_ahead() -> None:
+    """What reading and the report import: half a second and more, in which nobody needs to wait for it."""
+    for name in ("pyarrow.parquet", "sqlite_utils", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        importlib.import_module(name)
 
 
 def _went_well(outcome: Outcome, fresh: Tables) -> bool:
@@ -353,7 +364,9 @@ def report(folder: Path) -> int:
     data, begun = store.load(folder)
     beside = Order.load(folder).beside if (folder / ORDER).exists() else None
     # Where the runner was killed in the midst of a job, nothing else in the run says that it was begun.
-    ran = {(path.parent.name, path.name) for path in (folder / "raw").glob("*/*") if any(path.rglob(journal.NAME))}
+    known = {job["folder"] for job in begun.get("jobs") or ()}
+    begun_in = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(journal.NAME))
+    ran = {place.parts[1:3] for place in begun_in if str(place) not in known}
     planned = begun.get("planned") or ()
     begun["planned"] = [{**job, "cut_off": (job["workload"], job["profiler"]) in ran} for job in planned]
     return _exit_code(data, begun, reading.render(folder, data, begun, beside))

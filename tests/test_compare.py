@@ -1,5 +1,7 @@
 """Two runs, case by case."""
 
+import json
+
 import pytest
 
 from profpipe import compare, tables
@@ -80,3 +82,55 @@ def test_a_result_that_has_become_inaccurate_is_said_beside_its_time_and_stops_a
     assert [change.case for change in compare.spoilt(found)] == ["slow"]
     text = compare.text(found)
     assert "+10.0%  inaccurate in B\n" in text and "no interval kept  inaccurate in A and B" in text
+
+
+def with_params(data, **params):
+    """``data`` with the parameters of each of its cases, which their names do not hold."""
+    rows = [{"workload": "w", "case": case, "profiler": profiler, "status": "ok", "params": json.dumps(params)}
+            for case in data.metrics["case"] for profiler in ("plain", "nsys")]  # fmt: skip
+    return Tables(cases=tables.frame(CASES, rows), metrics=data.metrics)
+
+
+ENDED = {"jobs": [], "ended": "2026-11-20T06:00:00+00:00", "machine": {"gpus": [{"name": "NVIDIA H200"}]}}
+
+
+def test_cases_whose_parameters_differ_are_named_and_not_compared_and_stop_a_gate():
+    before, after = with_params(BEFORE, head_dim=64, dtype="bf16"), with_params(AFTER, head_dim=128, dtype="bf16")
+    assert compare.compare(before, after) == []
+    found = compare.examined(before, after, ENDED, ENDED)
+    text = compare.page(found)
+    assert "Not compared, for their parameters differ (3 cases; in A and in B):" in text
+    assert text.startswith("No case is the same in both runs.\n")
+    assert "w/slow: head_dim 64 and 128\n" in text and "dtype" not in text
+    assert compare.objection(found, 50) == "3 cases have other parameters in B, so nothing is known of them: head_dim"
+
+
+def test_a_parameter_that_one_of_the_runs_does_not_have_differs_too():
+    found = compare.unlike(with_params(BEFORE, n=1), with_params(AFTER, n=1, causal=None))
+    assert {case.params for case in found} == {("causal none and null",)}
+
+
+def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference():
+    before, after = with_params(BEFORE, n=1, m=2.0), with_params(AFTER, m=2, n=1)
+    for data in (after, AFTER):
+        assert compare.unlike(before, data) == [] and len(compare.compare(before, data)) == 3
+
+
+def test_cases_that_the_second_run_lacks_are_named_and_stop_no_gate():
+    found = compare.examined(BEFORE, AFTER, ENDED, ENDED)
+    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none in B" in compare.page(found)
+    assert compare.objection(found, 25) == "" and "2 cases are more than 5 % slower" in compare.objection(found, 5)
+
+
+def test_runs_of_unlike_gpus_say_so():
+    other = {**ENDED, "machine": {"gpus": [{"name": "NVIDIA A100"}] * 2}}
+    told = compare.page(compare.examined(BEFORE, AFTER, ENDED, other))
+    assert "The GPUs differ: A ran on NVIDIA H200, B on NVIDIA A100, NVIDIA A100." in told
+    for alike in (ENDED, {}):
+        assert "GPUs" not in compare.page(compare.examined(BEFORE, AFTER, ENDED, alike))
+
+
+def test_a_gate_refuses_a_run_that_has_not_ended():
+    found = compare.examined(BEFORE, BEFORE, ENDED, {**ENDED, "ended": None})
+    assert "B has not ended" in compare.objection(found, 5) and "B has not ended" in compare.page(found)
+    assert compare.objection(compare.examined(BEFORE, BEFORE, {**ENDED, "ended": None}, ENDED), 5) == ""

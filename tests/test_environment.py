@@ -29,3 +29,25 @@ def test_what_a_workload_needs_is_passed_on(name: str) -> None:
 )
 def test_what_looks_like_a_secret_or_is_unknown_is_not(name: str) -> None:
     assert environment.passed_on({name: "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("DB_PASS", "PGPASS", "SSHPASS", "DB_PASS_2", "PASSPHRASE", "MYSQL_PWD", "DBPWD", "db_password"),
+        *("REDISCLI_AUTH", "AUTH", "OAUTH_CODE", "HTTP_AUTHORIZATION", "GITHUB_PAT", "PAT", "PAT_2", "HF_TOKEN"),
+    ],
+)
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert environment.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "LD_LIBRARY_PATH", "PATTERN", "DISPATCH", "PATCH_SIZE", "PWD", "OLDPWD", "COMPASS", "BYPASS_CACHE"),
+        *("PASSES", "AUTHOR", "GIT_AUTHOR_NAME", "XAUTHORITY", "SEQLENS"),
+    ],
+)
+def test_names_that_only_look_like_one_are_no_secrets(name: str) -> None:
+    assert not environment.is_secret(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,13 @@ def test_a_metric_that_is_no_number_is_dropped_and_said(parser: ModuleType, even
     started, ended = case("a")
     parsed = parser.parse(events(STARTED, started, metric("error_max", "tensor(1.)", "1"), metric("flops", 2), ended))
     assert values(parsed) == {"flops": 2.0} and "error_max is no number" in parsed.origin.notes[0]
+
+
+def test_a_whole_number_beyond_any_float_costs_no_other_number(parser: ModuleType, events: Write) -> None:
+    (started, samples, ended), huge = case("a", 5.0, 6.0), math.factorial(200)
+    parsed = parser.parse(events(STARTED, started, samples, metric("ways", huge, "1"), metric("flops", 2), ended))
+    assert values(parsed)["time"] == 5.5 and values(parsed)["flops"] == 2.0 and "ways" not in values(parsed)
+    assert parsed.origin.notes == ("a: metric ways is no number and was dropped",)
 
 
 def test_a_case_that_was_begun_and_never_ended_has_crashed(parser: ModuleType, events: Write) -> None:

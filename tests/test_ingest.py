@@ -104,7 +104,8 @@ def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), prof
         workload="w", profiler=profiler, cases=cases if script else cases[:1], folder=folder, tool=Tool(profiler, ""),
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip
-    return Outcome(job, status, reason, seconds=2.0, files=(folder / "events.jsonl",), ended_by_runner=ended)
+    files = (folder / "events.jsonl",)
+    return Outcome(job, status, reason, seconds=3.5, last_s=2.0, files=files, ended_by_runner=ended)
 
 
 def statuses(data):

@@ -120,6 +120,15 @@ def test_a_job_with_all_its_files_starts_no_process(tmp_path: Path) -> None:
     assert (outcome.status, outcome.seconds, commands_run(outcome)) == ("ok", 1.0, 0)
 
 
+def test_the_time_of_a_command_is_that_of_its_last_try(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", ""))
+    stopped = ProcessEnd(-2, 60.0, ("failed", "interrupted"), (), (0, 0))
+    left_behind(job, Entry(1, ("case=1",), {}, None, (stopped,)))
+    outcome = take_up(job, fake_profiler(tmp_path))
+    assert (outcome.status, outcome.seconds > 60) == ("ok", True)
+    assert 0 < outcome.last_s < 60 and outcome.last_s == pytest.approx(outcome.seconds - 60)
+
+
 def test_what_a_crash_cost_stays_lost_and_only_the_rest_goes_on(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, "os.kill(os.getpid(), signal.SIGSEGV)", OK)
     crashed = ProcessEnd(-11, 1.0, None, (), (0, 0))

@@ -73,6 +73,28 @@ def test_what_kineto_logs_of_itself_tells_nothing() -> None:
     assert reasons.of_exit(-11, log) == "killed by SIGSEGV: warming up"
 
 
+# torch 2.13: its second process ended itself with exit code 3, without a word.
+SILENT = """\
+
+*****************************************
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being \
+overloaded, please further tune the variable for optimal performance in your application as needed.\x20
+*****************************************
+W1122 12:37:32.842000 29145 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 29161 closing \
+signal SIGTERM
+E1122 12:37:32.844000 29145 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 3) local_rank: 1
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 3 (pid: 29162)
+"""
+
+
+def test_what_torchrun_says_before_it_starts_its_processes_tells_nothing() -> None:
+    assert reasons.of_exit(1, SILENT) == "rank 1 ended with exit code 3"
+    assert reasons.of_exit(1, SILENT.replace("W1122", "step 7\nW1122")) == "rank 1 ended with exit code 3: step 7"
+
+
 def test_a_long_line_is_cut() -> None:
     assert len(reasons.last_line("error " * 1000)) == 240
 

@@ -103,6 +103,15 @@ def test_the_harness_is_told_all_it_needs(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("script", "calls"), [(True, 1), (False, 0)])
+def test_only_while_a_process_imports_torch_something_else_is_done(tmp_path: Path, script: bool, calls: int) -> None:
+    """A command of the user's is measured from its start on."""
+    job, done = job_of(tmp_path, OK), list[int]()
+    job = job if script else replace(job, script=None, command=("true",))
+    list(run.run([job], {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, meanwhile=lambda: done.append(1)))
+    assert len(done) == calls
+
+
 def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK, tool=Missing("nsys", "nsys is not on PATH", "Install it."))
     outcome = carry_out(job, fake_profiler(tmp_path))
@@ -429,6 +438,34 @@ def test_a_command_of_the_users_is_one_case_that_its_exit_code_judges(
     assert outcome.ended_by_runner == (("case=1", status, outcome.reason),)
     assert {path.name for path in job.folder.iterdir()} == {"log.txt", "parts.json"}
     assert processes(outcome) == 1
+
+
+def told_s(folder: Path, script: str) -> float:
+    """The shortest of three times that the runner tells of a command."""
+    jobs = [job_of(folder, OK, script=None, command=("sh", "-c", script), folder=folder / str(n)) for n in range(3)]
+    return min(outcome.last_s for outcome in run.run(jobs, {"fake": fake_profiler(folder)}, Notes(), HURRIED))
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of an end at once")
+def test_the_time_of_a_command_holds_nothing_of_how_often_the_runner_looks(tmp_path: Path) -> None:
+    assert 0.07 <= told_s(tmp_path, "sleep 0.07") < 0.11
+
+
+def test_the_time_of_a_command_ends_with_its_process_and_not_with_what_that_left_running(tmp_path: Path) -> None:
+    assert told_s(tmp_path, "sleep 0.9 & true") < 0.2
+
+
+@pytest.mark.parametrize("refused", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
+def test_where_no_descriptor_tells_of_an_end_it_is_found_by_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Exception
+) -> None:
+    def pidfd_open(pid: int) -> int:
+        raise refused
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
+    assert 0.3 <= told_s(tmp_path, "sleep 0.3") < 0.6
+    job = job_of(tmp_path, OK, script=None, command=("sleep", "9"), timeout_s=0.3)
+    assert carry_out(job, fake_profiler(tmp_path)).status == "timeout"
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

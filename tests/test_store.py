@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -33,7 +34,8 @@ def new_folder(out, name):
 
 
 def record(**more):
-    return {"schema_version": tables.SCHEMA_VERSION, "name": "x", "started": NOW.isoformat(), "ended": None, **more}
+    return {"schema_version": tables.SCHEMA_VERSION, "name": "x", "started": NOW.isoformat(), "ended": None,
+            "jobs": [], **more}  # fmt: skip
 
 
 def test_tables_come_back_as_they_were_saved(tmp_path):
@@ -117,6 +119,42 @@ def test_a_run_whose_making_was_killed_is_none_and_the_one_before_stays_the_late
 def test_the_tenth_run_of_a_second_is_newer_than_the_ninth(tmp_path):
     runs = [new_folder(tmp_path, "a") for _ in range(10)]
     assert store.newest_first(tmp_path) == runs[::-1]
+
+
+def begun_at(hour):
+    def fill(folder):
+        (folder / "raw").mkdir()
+        store.save(folder, some_tables(), record(started=NOW.replace(hour=hour).isoformat()))
+
+    return fill
+
+
+def test_a_copy_that_is_kept_as_a_baseline_is_never_the_latest(tmp_path):
+    first = store.new_folder(tmp_path, "a", NOW.replace(hour=1), begun_at(1))
+    shutil.copytree(first, tmp_path / "baseline")
+    store.point_latest(tmp_path)
+    assert store.resolve(None, tmp_path) == first, "as new as its copy"
+    second = store.new_folder(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
+    assert store.resolve(None, tmp_path) == second
+    store.point_latest(tmp_path)
+    assert store.resolve(None, tmp_path) == second
+    assert store.newest_first(tmp_path) == [second, first, tmp_path / "baseline"]
+
+
+def test_latest_is_the_run_just_made_whatever_the_clock_says(tmp_path):
+    store.new_folder(tmp_path, "a", NOW.replace(hour=9), begun_at(9))
+    second = store.new_folder(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
+    assert store.resolve(None, tmp_path) == second
+
+
+def test_files_that_were_read_into_a_folder_beside_the_runs_are_no_run(tmp_path):
+    folder = new_folder(tmp_path, "a")
+    read = {"schema_version": tables.SCHEMA_VERSION, "name": "nsys", "files": []}
+    (tmp_path / "nsys").mkdir()
+    store.save(tmp_path / "nsys", some_tables(), read)
+    store.point_latest(tmp_path)
+    assert store.resolve(None, tmp_path) == store.unfinished(tmp_path) == folder
+    assert store.resolve("nsys", tmp_path) == tmp_path / "nsys", "by its name it is still found"
 
 
 def test_two_at_work_on_one_run_are_kept_apart(tmp_path):
@@ -250,6 +288,21 @@ def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
     assert [row["value"] for row in times] == [1500.0, 1500.0, 1800.0]
     text = history.text(runs, times)
     assert "attention/n=1" in text and "+20.0% since the run before" in text and "1 of 1" in text
+
+
+def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):
+    for number, (head_dim, time_ns) in enumerate(((128, 1000.0), (64, 480.0), (128, 1100.0), (None, 1200.0))):
+        data = some_tables(f"run{number}", time_ns)
+        params = "" if head_dim is None else json.dumps({"n": 1, "head_dim": head_dim})
+        data = replace(data, cases=data.cases.assign(params=params))
+        begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        store.remember(tmp_path, tmp_path / f"run{number}", data, begun)
+    lines = history.text(*store.history(tmp_path)).splitlines()
+    assert [line.rstrip() for line in lines if line.startswith("attention/")] == [
+        "attention/n=1 (head_dim 128)  1.00  1.10  +10.0% since the run before",
+        "attention/n=1 (head_dim 64)   0.48",
+        "attention/n=1                 1.20",
+    ]
 
 
 def test_history_without_a_database_says_how_one_is_made(tmp_path):

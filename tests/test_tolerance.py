@@ -9,15 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from report_study import ATTENTION, case_row, kernel_row, metric_row, range_row, tables
 
-from profpipe import config, report
+from profpipe import config, harness, load, report
 from profpipe.analyze import analyze
 from profpipe.errors import ConfigError
 from profpipe.findings import WorkloadFindings
 from profpipe.load import own_folder
-from profpipe.measuring import facts
+from profpipe.measuring import conditions, facts, sweep
 from profpipe.page import accuracy_sheets, chapters, plots, study_sheets
 from profpipe.tables import Tables
 from profpipe.tolerance import judge, shown
@@ -181,7 +182,83 @@ def test_a_measure_that_is_no_number_leaves_the_case_unchecked_and_is_named(tmp_
         ["unchecked"], [f"unchecked: error_max is no number: {odd!r}"],
     )  # fmt: skip
     assert written({"error_max": odd, "cosine": 0.5}, tmp_path, limits)[0] == ["inaccurate"]
-    assert written({"error_max": odd}, tmp_path, {}) == ([], [])
+    assert written({"error_max": odd}, tmp_path, {"cosine": 0.9})[0] == ["unchecked"]
+
+
+def test_without_a_tolerance_a_measure_that_is_no_number_is_no_comparison_and_none_is_no_measure(
+    tmp_path: Path,
+) -> None:
+    assert written({"error_max": "x"}, tmp_path, {}) == (["unchecked"], ["unchecked: error_max is no number: 'x'"])
+    assert written({"error_max": [0.1], "cosine": 0.99}, tmp_path, {})[0] == ["unchecked"]
+    assert written({"error_max": None}, tmp_path, {}) == ([], [])
+    assert written({"loss": "x"}, tmp_path, {}) == ([], [])
+
+
+class OneNumber:
+    """What torch and numpy have in common: a number that has to be asked for."""
+
+    def __init__(self, *values: float) -> None:
+        self._values = values
+
+    def item(self) -> float:
+        if len(self._values) != 1:
+            raise RuntimeError(f"a Tensor with {len(self._values)} elements cannot be converted to Scalar")
+        return self._values[0]
+
+
+def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
+    assert written({"error_max": OneNumber(math.nan)}, tmp_path, {}) == (
+        ["inaccurate"], ["inaccurate: error_max is nan, at most a finite number"],
+    )  # fmt: skip
+    assert written({"error_max": np.array([0.2])}, tmp_path, {"error_max": 0.5}) == ([], [])
+    assert written({"error_max": OneNumber(0.1, 0.2)}, tmp_path, {})[0] == ["unchecked"]
+    told: dict[str, Any] = {}
+    workload = SimpleNamespace(
+        flops=lambda params: OneNumber(5.0),
+        facts=lambda params: {"parameters": (OneNumber(3.0), "1")},
+        snapshot=lambda params, folder: {"layer": {"held": (OneNumber(7.0), "byte", 1)}},
+    )
+    facts.write(workload, {}, tmp_path / "kept", lambda event, **f: told.update({f["metric"]: f["value"]}), {})
+    assert told == {"flops": 5.0, "parameters": 3.0, "held": 7.0}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def said_by(workload: Any, folder: Path) -> list[dict[str, Any]]:
+    """The events of a case of ``workload``."""
+    told: list[dict[str, Any]] = []
+    facts.write(workload, {}, folder, lambda event, **fields: told.append({"event": event, **fields}), {})
+    return told
+
+
+@pytest.mark.parametrize("name", ["time", "time_p90", "iterations", "peak_allocated", "flops", "flops.int8", "power"])
+@pytest.mark.parametrize("function", ["facts", "check"])
+def test_a_number_by_a_name_of_profpipes_own_is_refused(tmp_path: Path, function: str, name: str) -> None:
+    numbers = {"facts": {"parameters": (3.0, "1"), name: (1.0, "ns")}, "check": {"loss": 3.0, name: 1.0}}[function]
+    (event,) = said_by(SimpleNamespace(**{function: lambda params: numbers}), tmp_path)
+    assert (event["event"], event["during"]) == ("error", function)
+    assert f"the name '{name}' is profpipe's own" in event["reason"]
+
+
+def test_every_measurement_of_a_case_has_a_name_that_no_workload_may_give(tmp_path: Path) -> None:
+    """The names that measuring writes, and those that the parser makes of samples, are all of them refused."""
+    record = tmp_path / "events.jsonl"
+    with record.open("w") as stream:
+        events = harness.Events(stream)
+        events.write("started", profiler="plain")
+        plan = sweep.Plan.of({"options": {"timing": {"mode": "both", "budget_s": 0.01}}, "warmup": 1, "repeats": 5})
+        events.write("case_started", case="a", params={})
+        case = sweep.Case(plan, "cpu", "case:a", events.of("a"))
+        case.visit(lambda: sum(range(1000)))
+        case.facts(lambda: sum(range(1000)))
+        for name in (sweep.OWN_TIME, sweep.GRAPH_TIME):
+            events.write("samples", case="a", metric=name, unit="ns", values=[1.0, 2.0])
+    parsed = load.module(own_folder("parsers") / "events.py").parse(record)
+    reading = conditions.Reading(sm_clock_hz=1e9, power_w=100.0, temperature_c=50.0)
+    measured = {*parsed.metrics["metric"], *conditions.as_metrics(conditions.Conditions((reading,)))}
+    assert {"time", "loop_wall", "temperature", "time_own_cv"} <= measured
+    assert measured <= facts.MEASURED
 
 
 @pytest.mark.parametrize(

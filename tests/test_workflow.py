@@ -443,6 +443,43 @@ def test_help_starts_without_torch_or_pandas():
     assert done.returncode == 0
 
 
+def in_a_shell(project, line):
+    """The exit code of ``profpipe``, and what a line of the shell around it prints."""
+    line = line.replace("profpipe", f"{sys.executable} -m profpipe")
+    return subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], cwd=project, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "profpipe run 2>&1 | head -n 1",
+        "profpipe run | true",
+        "profpipe run 2>/dev/full >/dev/full",
+        "profpipe run 2>&-",
+        "profpipe run >&- 2>&-",
+    ],
+)
+def test_a_run_goes_on_to_its_end_where_nobody_listens(project, line):
+    done = in_a_shell(project, line)
+    assert done.returncode == 0 and "rror" not in done.stderr, done
+    assert latest(project)[1]["ended"] and list(statuses(project).values()) == ["ok"] * 3
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file()
+
+
+def test_a_failure_of_a_run_is_its_exit_code_also_where_nobody_listens(project):
+    done = in_a_shell(project, "profpipe run --set do=crash --set n=1 2>&1 | head -n 1")
+    assert (done.returncode, statuses(project)) == (1, {"do=crash,n=1": "crashed"})
+
+
+def test_what_only_prints_ends_well_when_its_reader_has_seen_enough_and_says_where_it_cannot_write(project):
+    done = in_a_shell(project, "profpipe schema | head -n 1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+    assert in_a_shell(project, "profpipe schema >/dev/full").returncode != 0
+
+
 def test_a_traceback_is_shown_only_on_request(project):
     (project / "pipeline.yaml").write_text("version: 3\n")
     assert "Traceback" not in profpipe(project, "run").stderr

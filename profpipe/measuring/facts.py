@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from profpipe import tolerance
 from profpipe.errors import lacks_room, one_line
@@ -21,6 +21,17 @@ Write = Callable[..., None]
 Metric = tuple[str, str, float | None, str, int]
 
 _UNITS = {"flops": "flop", "bytes_moved": "byte"}
+
+#: What is sampled of a case, and the figures that the parser of events.jsonl makes of the samples.
+_SAMPLED: Final = ("time", "time_own", "time_cuda_graph")
+_OF_SAMPLES: Final = ("", "_p10", "_p90", "_cv")
+#: The names under which a case's own measurements stand in the tables: a workload's number of such a name would be
+#: taken for the measurement.
+MEASURED: Final = frozenset(
+    {f"{name}{figure}" for name in _SAMPLED for figure in _OF_SAMPLES}
+    | {"iterations", "rounds", "issue", "loop_wall", "peak_allocated", "peak_reserved"}
+    | {"sm_clock", "sm_clock_min", "sm_clock_max", "power", "power_max", "temperature"}
+)
 
 
 def write(
@@ -36,8 +47,8 @@ def write(
     case.tell("flops", lambda flops: _numbers("", "flops", flops))
     case.tell("bytes_moved", lambda moved: _numbers("", "bytes_moved", moved))
     case.tell("phase_work", lambda work: [number for said in _flat(work) for number in _numbers(*said)])
-    case.tell("facts", lambda facts: [("", metric, value, unit, 1) for metric, (value, unit) in facts.items()])
-    found = case.tell("check", lambda found: [("", m, _comparable(m, value), "1", 1) for m, value in found.items()])
+    case.tell("facts", lambda facts: [("", m, value, unit, 1) for m, (value, unit) in _free(facts).items()])
+    found = case.tell("check", lambda found: [("", m, _comparable(m, v), "1", 1) for m, v in _free(found).items()])
     case.keep(folder)
     if found is None:
         return [tolerance.UNCHECKED]
@@ -45,6 +56,26 @@ def write(
     if verdict.mark:
         events("note", text=f"{verdict.mark}: {verdict.why}")
     return [verdict.mark] if verdict.mark else []
+
+
+def _free(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``numbers`` by names that are the workload's to give; ValueError for one that profpipe gives itself."""
+    for name in numbers:
+        if name in MEASURED or name.partition(".")[0] in _UNITS:
+            raise ValueError(f"the name {name!r} is profpipe's own, for what it measures or asks for; take another")
+    return numbers
+
+
+def _plain(said: Any) -> Any:
+    """``said`` with the number itself in place of a tensor or an array that holds only one."""
+    if isinstance(said, Mapping):
+        return {name: _plain(value) for name, value in said.items()}
+    if isinstance(said, tuple):
+        return tuple(_plain(value) for value in said)
+    try:
+        return said.item()
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # no tensor, or one of more elements or of none
+        return said
 
 
 def _comparable(measure: str, value: Any) -> Any:
@@ -79,7 +110,7 @@ class _Case:
         if (function := getattr(self._workload, name, None)) is None:
             return {}
         try:
-            said = function(self._params)
+            said = _plain(function(self._params))
             self._write(rows(said))
         except Exception as error:  # as for the case itself: recorded, and not the end
             self._failed(name, error)
@@ -95,7 +126,7 @@ class _Case:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._write((subject, m, *number) for subject, m, number in _flat(snapshot(self._params, folder)))
+            self._write((subject, m, *number) for subject, m, number in _flat(_plain(snapshot(self._params, folder))))
             kept = sorted(folder.iterdir())
             where = f"{folder.parent.name}/{folder.name}"
             self._write((f"{where}/{file.name}", "kept", file.stat().st_size, "byte", 1) for file in kept)

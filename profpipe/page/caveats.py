@@ -108,11 +108,16 @@ def _interrupted(findings: Findings, run: Mapping[str, Any], alone: bool) -> lis
         if not cases_of and all(group.after_cases for group in groups):
             told = f"what comes after the last case{'' if alone else f' of {code(workload)}'}"
         missing.setdefault((became.lower(), profilers), []).append(told)
-    for (became, workload), profilers in _unread(run).items():
-        missing.setdefault((became, profilers), []).append(f"everything{'' if alone else f' of {code(workload)}'}")
-    go_on = f"**Interrupted**: this run is not complete. {code('profpipe resume')} with its folder goes on."
+    for (became, workload, left), profilers in _unread(run).items():
+        what = subject(NotRun(workload, "interrupted", "", profilers, left), findings) if left else "everything"
+        number = f" ({cases(len(left))})" if len(left) > 1 else ""
+        told = f"{what}{'' if alone else f' of {code(workload)}'}{number}"
+        missing.setdefault((became, profilers), []).append(told)
+    go_on = f"this run is not complete. {code('profpipe resume')} with its folder goes on."
     lacks = [f"{became} under {listed(map(code, by))}: {listed(told)}" for (became, by), told in missing.items()]
-    return [f"{go_on} Until then it lacks what was {'; '.join(lacks)}."] if lacks else []
+    if lacks:
+        return [f"**Interrupted**: {go_on} Until then it lacks what was {'; '.join(lacks)}."]
+    return [f"**Not ended**: {go_on}"] if "ended" in run and not run["ended"] else []
 
 
 def by_fate(groups: Iterable[NotRun], findings: Findings) -> dict[tuple[str, tuple[str, ...], str], list[NotRun]]:
@@ -123,20 +128,32 @@ def by_fate(groups: Iterable[NotRun], findings: Findings) -> dict[tuple[str, tup
     return found
 
 
-def _unread(run: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """By what became of them and workload the profilers whose jobs left no row, in a run that has not ended.
+def _unread(run: Mapping[str, Any]) -> dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]]:
+    """The profilers of what left no row in a run that has not ended, by what became of it, workload and cases.
 
-    It did not reach them, or was killed in the midst of one: what that had measured is read when the run goes on.
+    No cases are all of them. The run did not reach them, or was killed in the midst of one: what that had measured is
+    read when it goes on.
     """
     if run.get("ended"):
         return {}
-    known = {(job.get("workload"), job.get("profiler")) for job in run.get("jobs") or ()}
-    left: dict[tuple[str, str], tuple[str, ...]] = {}
+    known: dict[tuple[Any, Any], set[str]] = {}
+    for job in run.get("jobs") or ():
+        known.setdefault((job.get("workload"), job.get("profiler")), set()).update(job.get("cases") or ())
+    left: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
     for job in run.get("planned") or ():
-        if (job["workload"], job["profiler"]) not in known:
-            became = "cut off and not read yet" if job.get("cut_off") else "not begun"
-            left[became, job["workload"]] = (*left.get((became, job["workload"]), ()), job["profiler"])
+        told = known.get((job["workload"], job["profiler"]))
+        absent = tuple(case for case in job.get("cases") or () if case not in told) if told is not None else ()
+        if told is None or absent:
+            key = _cut_off(job, some=bool(absent)), job["workload"], absent
+            left[key] = (*left.get(key, ()), job["profiler"])
     return left
+
+
+def _cut_off(job: Mapping[str, Any], some: bool) -> str:
+    """What became of a workload under a profiler; of ``some`` of its cases nobody knows which was the one cut off."""
+    if job.get("cut_off"):
+        return "cut off or not begun" if some else "cut off and not read yet"
+    return "not begun"
 
 
 def fate(group: NotRun, findings: Findings) -> str:

@@ -28,6 +28,8 @@ _MEANING: Mapping[str, str] = {
     "profiler_overhead": f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower. Kernel times are the"
     " GPU's own and stand; idle shares come out too high",
     "synchronises": "the host waits for the GPU inside the call, so launch cost is part of its time",
+    "not_captured": "the call could not be captured into a CUDA graph, or there is no GPU, so that it has no time in a"
+    " graph. Its time launch by launch stands",
     UNCHECKED: "its output was not compared with the reference, so it may be fast and wrong",
     INACCURATE: "its result is further from the reference than is allowed, or no number at all. Not called faster than"
     " anything",

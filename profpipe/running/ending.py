@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -153,6 +154,36 @@ def descendants() -> set[int]:
         elif parent == us:
             _reap(pid)
     return {pid for pid in elsewhere if _is_below(us, pid, parents)}
+
+
+@contextmanager
+def waiting(process: subprocess.Popen[bytes]) -> Iterator[Callable[[float], None]]:
+    """How to wait until the process has ended and is reaped, or for so many seconds.
+
+    Linux says at once that a process has ended (pidfd_open, of Linux 5.3); ``Popen.wait`` with a limit looks only every
+    50 ms, and all of that would be told as time of a command.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # no Linux, an older one, or a sandbox that does not have it
+        yield lambda seconds: _wait_looking(process, seconds)
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+
+        def wait(seconds: float) -> None:
+            if poll.poll(seconds * 1e3):
+                process.wait()
+
+        yield wait
+    finally:
+        os.close(descriptor)
+
+
+def _wait_looking(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
 
 
 def ask_to_end(process: subprocess.Popen[bytes], patience: Patience, hurry: Callable[[], bool]) -> None:

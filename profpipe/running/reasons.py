@@ -18,11 +18,13 @@ _IMPORTER = re.compile(r"Importer error status|QDSTRM")
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)
 _OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _AGENT = re.compile(r"^.*torch/distributed/elastic/.*$", re.MULTILINE)
-#: nsys's progress bars and headings, the runner's own header lines, Python's pointers into a traceback, what
-#: torch.profiler's Kineto logs of its own progress (``USDT:2026-11-20 11:19:06 ...``), and what libtorch writes below a
-#: CUDA error: advice (c10/cuda/CUDAException.cpp), where it was raised and the frames.
+#: nsys's progress bars and headings, the runner's own header lines, Python's pointers into a traceback, lines of stars
+#: or dashes and what torchrun says between two of them before it starts its processes, what torch.profiler's Kineto
+#: logs of its own progress (``USDT:2026-11-20 11:19:06 ...``), and what libtorch writes below a CUDA error: advice
+#: (c10/cuda/CUDAException.cpp), where it was raised and the frames.
 _NOISE = re.compile(
     r"^(?:USDT|STAGE|INFO|VERBOSE):\d{4}-"
+    r"|^[*=-]+$|^Setting OMP_NUM_THREADS environment variable"
     r"|^\[\d+/\d+\] \[|^Generat(ed|ing)\b|^\$ |^Traceback|^File \"|^[\^~ ]+$|^Processing events"
     r"|^frame #\d+: |^Exception raised from .* \(most recent call first\):|^CUDA kernel errors might be asynchronously"
     r"|^Search for `cuda\w+' in |^For debugging consider passing |^Device-side assertions? |^Compile with `TORCH_"
