@@ -226,18 +226,19 @@ def _origin(
         total_ns=float(total),
         attributed_ns=float(attributed),
         unattributed_ns=float(duration[is_kernel & ~in_case].sum()),
-        attribution=_attribution_in_words(placed),
+        attribution=_attribution_in_words(placed, is_kernel),
         device=_device(export, work),
         notes=notes,
     )
 
 
-def _attribution_in_words(placed: attribution.Attribution) -> str:
+def _attribution_in_words(placed: attribution.Attribution, is_kernel: npt.NDArray[np.bool_]) -> str:
+    """How launches were placed: of kernels alone, which are what the file's launches are counted by."""
     if not len(placed.range_path):
         return "none: the file holds no ranges"
     words = "by the thread that launched (NVTX ranges)"
-    if placed.by_time.any():
-        words += f"; {placed.by_time.sum()} of {len(placed.path)} launches by time, inside a range of another thread"
+    if by_time := int((placed.by_time & is_kernel).sum()):
+        words += f"; {by_time} of {is_kernel.sum()} launches by time, inside a range of another thread"
     return words
 
 

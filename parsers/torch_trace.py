@@ -261,7 +261,9 @@ def _origin(
 
 
 def _in_words(launches: pd.DataFrame, placed: attribution.Attribution) -> str:
-    found, by_time = placed.path != 0, placed.by_time
+    """How launches were placed, without copies and sets: of what the file's launches, or operators, are counted by."""
+    counted = ~launches["kind"].isin(("memcpy", "memset")).to_numpy()
+    launches, found, by_time = launches[counted], placed.path[counted] != 0, placed.by_time[counted]
     lost, shared = launches["thread"].isna(), launches["is_shared"]
     counts = {
         "by the launching thread's ranges": (found & ~by_time).sum(),

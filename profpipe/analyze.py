@@ -49,7 +49,7 @@ from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.study_findings import Study
 from profpipe.tables import ALL, Tables
-from profpipe.tolerance import INACCURATE, Verdict, judge, limit_of, worst
+from profpipe.tolerance import INACCURATE, UNCHECKED, Verdict, judge, limit_of, worst
 
 #: Kernels listed for a case.
 TOP = 8
@@ -334,9 +334,11 @@ def _shared_marks(points: Iterable[Point]) -> tuple[str, ...]:
 
 
 def _with_speedup(point: Point, base: Point | None) -> Point:
-    """A result outside the tolerance has no speed-up: it is another computation than the baseline's."""
+    """A result outside the tolerance has no speed-up, nor one over it: they are two computations."""
     if base is None or point.barred:
         return point
+    if base.barred:
+        return replace(point, baseline_mark=base.accuracy.mark if base.accuracy else "")
     kernel = call = None
     # A table from elsewhere may hold a time of 0.
     if base.time and point.time and point.time.ns > 0:
@@ -355,9 +357,14 @@ def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Map
 def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterator[Swap]:
     for point in own:
         base = _baseline(point, points, layout)
-        if base is not None and base.split and point.split and not point.is_baseline and not point.barred:
+        if base is None or point.is_baseline or not base.split or not point.split:
+            continue
+        doubts = {one.accuracy.mark for one in (base, point) if one.accuracy}
+        # Where nobody compared the results the kernels' times are all that there is, and say so.
+        if INACCURATE not in doubts:
             measured = point.speedup if "time" in point.values and "time" in base.values else None
-            yield shares.swap(point.variant, base.split, point.split, measured)
+            found = shares.swap(point.variant, base.split, point.split, measured)
+            yield replace(found, mark=UNCHECKED) if UNCHECKED in doubts else found
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -158,6 +158,8 @@ class Point:
     of_peak_bytes: float | None = None
     speedup: float | None = None
     is_baseline: bool = False
+    #: Why its baseline's result is none that it could be held against: ``inaccurate``, ``unchecked``.
+    baseline_mark: str = ""
     #: Those of its marks that not every timed case of the workload carries.
     own_marks: tuple[str, ...] = ()
     #: The same from the kernels of one profiler, whatever the basis of ``time`` is.
@@ -188,10 +190,10 @@ class Point:
 class Win:
     """Who is fastest in a shape, and whether it may be called that.
 
-    ``verdict``: ``clear``; ``level`` where the 95 % intervals of the first two overlap; ``void`` where a mark could
-    have made the win, which ``why`` says; ``only`` where nothing else has a time. Those whose result is outside the
-    tolerance do not take part; ``barred`` are those of them that took less time than the best. ``level`` are the
-    best and all whose intervals overlap with its own, where that is the verdict.
+    ``verdict``: ``clear``; ``level`` where the 95 % interval of another overlaps that of the best; ``void`` where a
+    mark could have made the win, which ``why`` says; ``only`` where nothing else has a time. Those whose result is
+    outside the tolerance do not take part; ``barred`` are those of them that took less time than the best. ``level``
+    are the best and all whose intervals overlap with its own, where that is the verdict.
     """
 
     best: Point
@@ -209,6 +211,7 @@ class Swap:
     All but ``measured_call`` come from one profiler's kernels.
     ``limit`` is Amdahl's: the speed-up of the call if the attention kernel took no time at all.
     ``changes`` are the parts that cost more or less than in the baseline: (part, difference in ns per call, in calls).
+    ``mark``: ``unchecked`` where the pipeline sets a tolerance and one of the two results was not held to it.
     """
 
     variant: str
@@ -218,6 +221,7 @@ class Swap:
     measured_call: float | None
     limit: float | None
     changes: tuple[tuple[str, float, float], ...] = ()
+    mark: str = ""
 
     @property
     def faster_kernel_slower_call(self) -> bool:

@@ -8,6 +8,9 @@ from typing import Any
 
 from profpipe.asked import Asked
 
+#: What the mark of the baseline's own result follows, in a cell that has no speed-up for it.
+BASELINE = "baseline"
+
 #: Pairs of an axis and a value.
 Axes = tuple[tuple[str, Any], ...]
 

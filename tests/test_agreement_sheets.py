@@ -58,6 +58,22 @@ def test_where_the_others_agree_with_each_other_the_reference_is_called_the_odd_
     }
 
 
+@pytest.mark.parametrize(
+    ("busy_us", "because"),
+    [
+        (130, "**no known reason** beyond this: overlap makes 70.0 of 90.0 us"),
+        (60, "**no known reason** beyond this: overlap alone would make the call 50.0 us shorter than it is"),
+    ],
+)
+def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, because: str) -> None:
+    """Of a call of 110 us, two streams with 100 us of kernels each."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, stream=stream) for stream in (7, 8)]
+    ranges = [range_row("impl=a", 10, wall_ns=3e6, busy_ns=1e4 * busy_us)]
+    metrics = [metric_row("impl=a", "time", 110_000.0)]
+    (found,) = analyze(tables((), kernels, ranges, metrics), {}).workloads
+    assert [row[3] for row in agreement_sheets.apart(found).rows] == [because]
+
+
 def test_a_call_that_takes_as_long_as_other_kernels_tells_nothing_of_them() -> None:
     rows = agreement_sheets.apart(workload(a=(100.0, 80.0, 81.0))).rows
     assert {row[1]: row[3] for row in rows} == dict.fromkeys(("CUDA events", "torch, kernels"), "**no known reason**")

@@ -24,6 +24,7 @@ from report_study import (
 
 from profpipe.analyze import analyze
 from profpipe.findings import Basis, Findings, Shape, WorkloadFindings
+from profpipe.page import sheets
 from profpipe.page.caveats import doubts
 from profpipe.points import order, parse_id
 from profpipe.tables import Tables
@@ -109,6 +110,22 @@ def test_what_is_little_of_a_long_call_and_much_of_the_short_one_in_its_place_is
     ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
     (found,) = only(analyze(tables(kernels=kernels, ranges=ranges), declared(baseline={"impl": "a"}))).shapes
     assert found.swaps[0].changes == (("rest", 30_000.0, 5.0),)
+
+
+@pytest.mark.parametrize(
+    ("errors", "marks"), [({}, ["unchecked"]), ({"a": 0.01, "b": 0.02}, [""]), ({"a": 0.01, "b": 0.2}, [])]
+)
+def test_what_nobody_compared_is_swapped_under_a_mark_and_what_is_wrong_is_not(
+    errors: dict[str, float], marks: list[str]
+) -> None:
+    """As a video of CogVideoX, which only nsys ran: nobody compares its results there."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 50e6), kernel_row("impl=b", ATTENTION, 10, 7e6)]
+    ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
+    found = [metric_row(f"impl={impl}", "error_max", error, "1") for impl, error in errors.items()]
+    run = declared(baseline={"impl": "a"}, tolerance={"error_max": 0.05})
+    (seen,) = only(analyze(tables(kernels=kernels, ranges=ranges, metrics=found), run)).shapes
+    assert [swap.mark for swap in seen.swaps] == marks
+    assert [row[0] for row in sheets.swaps(seen).rows] == [f"`b`{f' *{mark}*' if mark else ''}" for mark in marks]
 
 
 def test_no_swap_gives_more_than_the_share_of_attention_allows(h200: WorkloadFindings) -> None:

@@ -39,6 +39,15 @@ def test_its_page_shows_every_picture_and_links_to_nothing_that_is_not_here(exam
     assert {f"plots/{path.name}" for path in (example / "plots").glob("*")} == {t for t in links if "plots/" in t}
 
 
+#: A path below a home or a work folder, wherever it stands in a text.
+OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|scratch|tmp|var|opt)/[^\s\"')]*")
+
+
+def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
+    texts = (path for path in example.rglob("*") if path.is_file() and path.suffix != ".png")
+    assert {path.name: found for path in texts if (found := OF_A_MACHINE.findall(path.read_text("utf-8")))} == {}
+
+
 PIPELINE = """
 version: 1
 name: mine
@@ -55,6 +64,48 @@ def take(run: Path, below: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "examples" / "take.py"), str(run), "mine", "--below", str(below)],
         capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def run_into(folder: Path, pipeline: str) -> Path:
+    """A run of the pipeline in ``folder``, one case of which fails."""
+    folder.mkdir(exist_ok=True)
+    (folder / "pipeline.yaml").write_text(pipeline)
+    out = folder.parent / "results"
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "run", "--out", str(out)], cwd=folder, capture_output=True, text=True,
+        timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1, "one case fails"
+    return out / "latest"
+
+
+def an_example(folder: Path, pipeline: Path) -> Path:
+    """The folder ``mine`` among the examples below ``folder``, with files of a run before."""
+    (folder / "mine").mkdir(parents=True)
+    shutil.copy(pipeline, folder / "mine")
+    (folder / "mine" / "kernels.csv").write_text("of the run before\n")
+    return folder / "mine"
+
+
+def test_the_log_that_a_reason_names_is_taken_relative_to_the_runs_folder(tmp_path: Path) -> None:
+    """As of a run whose results are not below its pipeline's folder."""
+    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
+    before = (run / "cases.csv").read_text()
+    assert f"(log: {run.resolve()}/raw/" in before
+    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
+    assert (done := take(run, mine.parent)).returncode == 0, done.stderr
+    assert (mine / "cases.csv").read_text() == before.replace(f"{run.resolve()}/", "")
+    reasons = [job["reason"] for job in json.loads((mine / "run.json").read_text())["jobs"]]
+    assert [re.findall(r"\(log: (.*)\)", reason) for reason in reasons] == [[], ["raw/w/plain/2/log.txt"]]
+
+
+def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path: Path) -> None:
+    run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
+    (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
+    mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
+    done = take(run, mine.parent)
+    assert done.returncode == 1 and "notes.txt names a folder of this machine: /home/somebody/notes" in done.stderr
+    assert {path.name for path in mine.iterdir()} == {"pipeline.yaml", "kernels.csv"}
 
 
 @pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import made_up
+from report_study import made_up, metric_row, tables
 
 from profpipe import load, report
 from profpipe.analyze import analyze
@@ -83,6 +83,19 @@ def test_of_many_combinations_those_next_to_the_largest_are_shown() -> None:
     single = [axes for axes in kept if sum(main[axis] != value for axis, value in axes.items()) == 1]
     assert len(kept) == 7 and len(single) == 4
     assert "`seqlen` for 8 of 16 combinations of `causal`, `mode`, `heads` and `batch`" in excerpt.said(workload, "x")
+
+
+def test_of_combinations_of_a_single_axis_the_largest_stand_next_to_the_largest() -> None:
+    """All differ in it, so that none is nearer than another; the FLOPs of a call tell how large such shapes are."""
+    cases = [(f"impl={impl},seqlens={8 * 2**i}x128", 1e3 * 2**i) for impl in "ab" for i in range(12)]
+    rows = [metric_row(case, name, number, unit) for case, number in cases
+            for name, unit in (("time", "ns"), ("flops", "flop"))]  # fmt: skip
+    workload = only((tables(metrics=rows), {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}}}}}))
+    assert [dict(others)["seqlens"] for others in excerpt.groups(workload, most=3)] == [
+        f"{8 * 2**i}x128" for i in (9, 10, 11)
+    ]
+    kept = excerpt.shapes(workload, [workload] * 4)
+    assert [dict(shape.axes)["seqlens"] for shape in kept] == ["8192x128", "16384x128"]
 
 
 def test_a_small_comparison_is_shown_whole() -> None:

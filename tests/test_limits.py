@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,33 @@ def test_clocks_far_apart_take_a_lead_away_that_they_may_be_without_a_mark_too()
 def test_where_clocks_moved_their_ends_count() -> None:
     ends = {"sm_clock": 1.7e9, "sm_clock_min": 1.1e9, "sm_clock_max": 1.9e9}
     assert win(["clock_spread"], [], *clocks("impl=a", **ends), *clocks("impl=b", **ends)).verdict == "void"
+
+
+def third(ns: float, ci: float, flags: Sequence[str] = (), **hz: float) -> Win:
+    """Of ``a`` with 100 ns at 1.9 GHz over ``b`` with 150 and over ``c``, whose interval is ``ci`` either way."""
+    own = [metric_row("impl=c", "time", ns, ci_low=ns - ci, ci_high=ns + ci), *clocks("impl=c", **hz)]
+    cases = [case_row(f"impl={impl}", flags=list(flags) if impl == "c" else []) for impl in "abc"]
+    times = [metric_row("impl=a", "time", 100.0, ci_low=99.0, ci_high=101.0), *clocks("impl=a", sm_clock=1.9e9),
+             metric_row("impl=b", "time", 150.0, ci_low=149.0, ci_high=151.0)]  # fmt: skip
+    (shape,) = only(tables(cases, metrics=[*times, *own])).shapes
+    assert shape.win is not None
+    return shape.win
+
+
+def test_not_the_next_alone_may_be_level_with_the_best() -> None:
+    """varlen [1633.1, 1638.8] us came third behind [1633.7, 1635.3] and [1635.5, 1639.7] on an H200."""
+    assert third(200.0, 40.0).verdict == "clear"
+    assert [point.variant for point in third(200.0, 110.0).level] == ["a", "c"]
+
+
+def test_not_the_next_alone_may_be_the_first_at_like_clocks() -> None:
+    assert third(160.0, 1.0, ["throttled"], sm_clock=1.1e9).why == (
+        "that of c is marked throttled, and the lead over c may be one of clocks"
+    )
+    unmarked = "the GPU ran at 1900 MHz for it and at 1100 for c, which may be all of the lead over that"
+    assert third(160.0, 1.0, sm_clock=1.1e9).why == unmarked
+    assert third(190.0, 1.0, ["throttled"], sm_clock=1.1e9).verdict == "clear", "its lead is larger"
+    assert third(190.0, 1.0, ["throttled"]).verdict == "clear", "its clock is not known"
 
 
 def test_noise_without_an_interval_takes_a_win_away() -> None:

@@ -240,6 +240,25 @@ def test_a_line_most_of_whose_cases_are_inaccurate_is_grey_and_called_that() -> 
     assert [line.label for line in panel.lines] == ["a", "b (inaccurate)"]
 
 
+def test_of_speed_ups_a_line_is_of_its_accurate_cases_and_the_caption_counts_the_others(tmp_path: Path) -> None:
+    """SpargeAttn on random inputs passes at the shortest length alone: the dot that it has is an accurate one."""
+    ids = [f"impl={impl},seqlen={n}" for impl in ("a", "b_fp8", "c") for n in (1, 2, 3)]
+    errors = dict.fromkeys(ids, 0.001) | {"impl=b_fp8,seqlen=2": 0.5, "impl=b_fp8,seqlen=3": 0.5}
+    rows = [metric_row(case, "time", 5.0 + i) for i, case in enumerate(ids)]
+    rows += [metric_row(case, "error_rel_l1", e, "1") for case, e in errors.items() if case != "impl=c,seqlen=3"]
+    flags = {"impl=c,seqlen=3": ["unchecked"]}
+    data = tables([case_row(case, flags=flags.get(case, [])) for case in ids], metrics=rows)
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    (workload,) = analyze(data, run).workloads
+    speedup, time, *_ = plots._quantities(workload)
+    labels = [[line.label for panel in plots._panels(workload, "seqlen", q) for line in panel.lines]
+              for q in (speedup, time)]  # fmt: skip
+    assert labels == [["a", "b_fp8", "c"], ["a", "b_fp8 (inaccurate)", "c"]]
+    drawn = plots.draw(analyze(data, run), tmp_path)["w"]
+    said = "Not shown: 2 cases marked inaccurate (b_fp8) and 1 case marked unchecked (c)."
+    assert [said in plot.caption for plot in drawn] == [True, False]
+
+
 def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:
     findings = analyze(*recorded())
     for name in ("one", "two"):

@@ -27,8 +27,8 @@ from report_study import (
 from profpipe import load, report
 from profpipe.analyze import analyze
 from profpipe.errors import ProfpipeError
-from profpipe.findings import Findings
-from profpipe.page import files, markdown, plots, quantities
+from profpipe.findings import Findings, WorkloadFindings
+from profpipe.page import chapters, files, limit_sheets, markdown, plots, quantities
 from profpipe.tables import Tables
 
 TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
@@ -119,6 +119,20 @@ def test_two_times_whose_intervals_overlap_are_level(tmp_path: Path) -> None:
     rows = [metric_row("impl=a", "time", 1000.0, ci_low=990.0, ci_high=1010.0),
             metric_row("impl=b", "time", 1005.0, ci_low=1000.0, ci_high=1015.0)]  # fmt: skip
     assert "**`a` and `b` are level: 1.00 us per call" in page(tables(metrics=rows), with_baseline("b"), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_those_that_are_level_and_far_less_exact_than_the_baseline_are_said_to_be(tmp_path: Path) -> None:
+    rows = [metric_row(f"impl={i}", "time", ns, ci_low=ns - 10, ci_high=ns + 10)
+            for i, ns in (("a", 4000.0), ("b", 1000.0), ("c", 1005.0), ("d", 1006.0), ("e", 1010.0))]  # fmt: skip
+    errors = {"a": 0.0001, "b": 0.02, "c": 0.0001, "d": 0.03, "e": 0.02}
+    rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items()]
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    text = page(tables(metrics=rows), run, tmp_path)
+    assert "**`b`, `c` and 2 more are level: 1.00 us per call" in text
+    among = "among the fastest with {} times the baseline's error (relative L1 {}, of `a` 0.0001)."
+    assert f"`b` and `e` are {among.format(200, 0.02)}" in text and f"`d` is {among.format(300, 0.03)}" in text
+    assert text.count("the baseline's error") == 2
 
 
 def test_shapes_in_which_two_are_level_are_told_together(tmp_path: Path) -> None:
@@ -634,6 +648,54 @@ def test_operators_of_the_other_cases_are_called_operators(tmp_path: Path) -> No
     text = page(tables(kernels=rows), with_baseline("a"), tmp_path)
     assert "<summary>the first operators of the other cases, from 10 % on</summary>" in text
     assert "| operator that no rule classifies |" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_kernels_of_the_other_cases_are_named_by_their_shape_though_all_are_of_one(tmp_path: Path) -> None:
+    """Under the heading of the largest, theirs is another."""
+    rows = [kernel_row(f"impl={i},seqlen={n}", ATTENTION, 2, 5000.0) for i in "ab" for n in (1, 2)]
+    _, _, text = page(tables(kernels=rows), with_baseline("a"), tmp_path).partition("## Top kernels, seqlen 2")
+    opened, _, folded = text.partition("<summary>the first kernels of the other cases, from 10 % on</summary>")
+    assert "| `a` |" in opened and "| seqlen 1, `a` |" in folded
+
+
+def limited(**issue_us: float) -> WorkloadFindings:
+    """Calls of 100 us that the host takes so long to issue, and ``lacks``, of which no bytes are declared."""
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in (*issue_us, "lacks")]
+    kernels = [kernel_row(f"impl={i}", ATTENTION, 10, 1e6) for i in (*issue_us, "lacks")]
+    rows = [metric_row(f"impl={i}", "issue", 1e3 * us) for i, us in issue_us.items()]
+    for name, value, unit in (("time", 1e5, "ns"), ("flops", 5e10, "flop"), ("bytes_moved", 1e6, "byte")):
+        rows += [metric_row(f"impl={i}", name, value, unit) for i in issue_us]
+    rows += [metric_row("impl=lacks", "time", 1e5), metric_row("impl=lacks", "flops", 5e10, "flop")]
+    for row in [*cases, *kernels]:
+        rows += [metric_row(row["case"], "loop_wall", ns, profiler=p) for p, ns in (("plain", 1e6), ("nsys", 2e6))]
+    run = {"machine": {"peaks": {"flops": {"fp16": 1e15}, "bytes_per_s": 4e12, "source": "invented for a test"}}}
+    idle = {"wall_ns": 2e6, "busy_ns": 1e6}
+    ranges = [range_row(f"impl={i}", 10, **idle) for i in (*issue_us, "lacks")]
+    (workload,) = analyze(tables(cases, kernels, ranges, rows), run).workloads
+    return workload
+
+
+def test_a_legend_explains_nothing_that_is_not_in_its_tables() -> None:
+    workload = limited(a=10.0, b=300.0)
+    whole = limit_sheets.limits(workload, workload.points, one_shape=False)
+    column = whole.head.index("limited by")
+    assert [row[column] for row in whole.rows] == ["arithmetic", "the host", "–"]
+    slowed, lacks = "profiler_overhead: the profiler made the loop", "he bytes of the call are not declared"
+    for tables_, has_idle, sign in (
+        ([whole], True, "–: t"),
+        ([whole.without("GPU idle %")], False, "–: t"),
+        ([whole.without("limited by")], True, " T"),
+    ):
+        said = limit_sheets.explained(workload, tables_)
+        assert (slowed in said) is has_idle and f"{sign}{lacks}" in said
+    assert limit_sheets.explained(workload) == limit_sheets.explained(workload, [whole])
+
+
+def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
+    findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
+    told = chapters.chapter(findings.workloads[0], findings, {}, without_gpu=False)
+    assert [block.title for block in told.cases] == ["every number of 1 shape by case"]
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -30,6 +30,19 @@ def test_a_win_of_the_baseline_shows_the_marks_of_the_next() -> None:
     assert "marks" not in sheets.answers(only(data, "c")).head
 
 
+def test_marks_that_the_baseline_shares_with_the_fastest_are_those_of_both() -> None:
+    def row(**times: float) -> list[str]:
+        cases = [case_row(f"impl={impl}", flags=["host_bound"] if impl in ("base", "a") else []) for impl in times]
+        rows = [metric_row(f"impl={impl}", "time", ns, ci_low=ns - 10, ci_high=ns + 10) for impl, ns in times.items()]
+        return sheets.answers(only(tables(cases, metrics=rows), "base")).rows[0]
+
+    assert row(base=2000.0, a=1000.0, b=3000.0)[-1] == "both: **host_bound**"
+    beside = row(base=1005.0, a=1000.0, b=3000.0)
+    assert (beside[0], beside[-1]) == ("level: `a` and `base`", "both: **host_bound**")
+    beside = row(base=2000.0, a=1000.0, b=1005.0)
+    assert (beside[0], beside[-1]) == ("level: `a` and `b`", "**host_bound**; baseline: **host_bound**")
+
+
 def test_those_that_take_no_part_for_the_same_marks_share_them() -> None:
     times = {"base": 9000.0, **{name: 1000.0 * n for n, name in enumerate("abcd", start=1)}}
     cases = [case_row(f"impl={impl}", flags=["inaccurate"] if impl != "base" else []) for impl in times]

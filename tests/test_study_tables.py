@@ -312,6 +312,19 @@ def test_a_phase_that_a_case_does_not_have_is_missing_and_not_zero() -> None:
     assert rows_of(study)[1] == ["small", "0", "–"]
 
 
+def test_a_dash_says_that_none_was_recorded_and_a_case_that_was_interrupted_says_that() -> None:
+    """The kernels of one that `plain` did not come to are nsys's time of it."""
+    kernels = [kernel_row(f"impl={impl}", ADD, 10, 5e6) for impl in "abc"]
+    ranges = [range_row(f"impl={impl}", 10) for impl in "abc"]
+    wall = metric_row("impl=a", "loop_wall", 8e5)
+    stopped = case_row("impl=c", "plain", "skipped", "interrupted before it started")
+    cases = [*(case_row(f"impl={impl}", profiler) for impl in "ab" for profiler in ("plain", "nsys")),
+             stopped, case_row("impl=c", "nsys")]  # fmt: skip
+    study = only(tables(cases, kernels, ranges, [wall]), {}, rows="impl", value=["time", "loop_wall"], unit=["us"])
+    assert [row[2] for row in rows_of(study)[1:]] == ["800.0", "–", "interrupted"]
+    assert study_sheets.written(study).left_out == "–: none was recorded of that case."
+
+
 def test_cases_without_a_fact_that_is_an_axis_are_counted() -> None:
     data = lm()
     gone = (data.metrics["case"] == "size=large") & (data.metrics["metric"] == "tokens")
@@ -354,6 +367,7 @@ def test_errors_and_memory_of_several_processes_are_the_worst_ones_in_tables_too
 def test_why_no_case_has_a_speed_up_is_said_of_all_of_them(fates: list[str], why: str) -> None:
     rows = [metric_row(f"impl={i}", "time", 5.0, n=1) for i in range(len(fates) + 1)]
     rows += [metric_row(f"impl={i}", "error_max", 1.0, "1") for i, fate in enumerate(fates, 1) if fate == "inaccurate"]
+    rows.append(metric_row("impl=0", "error_max", 0.01, "1"))
     entry = {"baseline": {"impl": 0}, "tolerance": {"error_max": 0.1}}
     run = {"pipeline": {"workloads": {"w": entry}}}
     said = study_sheets.written(only(tables(metrics=rows), run, rows="impl", value=["time", "speedup"])).said
@@ -412,10 +426,26 @@ def judged(errors: dict[str, float | None], words: list[str], flags: tuple[str, 
 
 
 def test_a_cell_says_why_it_has_no_speedup_and_a_baseline_is_as_fast_as_itself() -> None:
-    found = rows_of(judged({"a": None, "b": 0.2, "c": None, "d": 0.001}, ["speedup", "passed"]))
+    found = rows_of(judged({"a": 0.001, "b": 0.2, "c": None, "d": 0.001}, ["speedup", "passed"]))
     assert [row[1:] for row in found[1:]] == [
-        ["1.00x *unchecked*", "unchecked"], ["inaccurate", "**fail**"], ["unchecked", "unchecked"], ["4.00x", "pass"],
+        ["1.00x", "pass"], ["inaccurate", "**fail**"], ["unchecked", "unchecked"], ["4.00x", "pass"],
     ]  # fmt: skip
+
+
+def test_no_speedup_is_over_a_baseline_whose_own_result_is_in_doubt() -> None:
+    told = study_sheets.written(judged({"a": None, "d": 0.001}, ["time", "speedup"]))
+    assert "No case has `speedup`: the baseline was not compared with the reference." in told.said
+    params = [{"impl": impl, "n": n} for n in (1, 2) for impl in "ab"]
+    ids = [f"impl={one['impl']},n={one['n']}" for one in params]
+    rows = [metric_row(case, "time", 100.0 if "impl=a" in case else 50.0, n=9) for case in ids]
+    rows += [metric_row(case, "error_rel_l1", 0.2 if case == "impl=a,n=2" else 0.001, "1") for case in ids]
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
+    cases = [case_row(case, params=own) for case, own in zip(ids, params, strict=True)]
+    study = only(tables(cases, metrics=rows), run, rows=["n", "impl"], value=["speedup"])
+    assert [row[-1] for row in rows_of(study)[1:]] == ["1.00x", "2.00x", "inaccurate", "baseline inaccurate"]
+    data = tables([*cases, case_row("impl=c,n=2", "plain", "skipped", params={"impl": "c", "n": 2})], metrics=rows)
+    skipped = only(data, run, where={"n": 2}, rows="impl", value=["speedup"])
+    assert cell(skipped, ("c",)) == "skipped", "no baseline is the reason"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ def check_sums(parsed: tables.Tables) -> None:
     origin, kernels = parsed.origin, parsed.kernels[parsed.kernels["kind"] == "kernel"]
     assert origin.attributed_ns + origin.unattributed_ns == origin.total_ns == kernels["total_ns"].sum()
     assert kernels["calls"].sum() == origin.launches
+    if origin.launches:
+        placed = [part.split()[0] for part in origin.attribution.split("; ") if " of them joined " not in part]
+        assert sum(map(int, placed)) == origin.launches, "copies and sets are not among them"
     assert kernels.loc[kernels["case"] != "", "total_ns"].sum() == origin.attributed_ns
 
 
@@ -94,6 +97,7 @@ def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_ha
     assert parsed.origin.device == "NVIDIA H200"
     assert (parsed.kernels["process"] == 5856).all() and (parsed.kernels["device"] == 0).all()
     assert set(parsed.kernels["kind"]) == {"kernel", "memset"}
+    check_sums(parsed)
     attention = parsed.kernels[parsed.kernels["kernel_class"] == "attention"]
     assert attention["calls"].tolist() == [6, 6, 6, 6]
     assert set(attention["kernel_family"]) == {"fa2", "cudnn", "sage1"}

@@ -369,8 +369,14 @@ def _why_shorter(point: Point, ns: float, base: Split, own: Tally, setting: Sett
     if not at_once:
         return "", ""
     clock = _recorded("plain", ns / (base.total.ns - at_once), point, base.profiler, setting)
-    part = f"overlap makes {at_once / 1e3:.1f} of {(base.total.ns - ns) / 1e3:.1f} us"
-    return (f"{overlap}; {clock}", "") if clock else ("", part)
+    return (f"{overlap}; {clock}", "") if clock else ("", _part(at_once, base.total.ns - ns))
+
+
+def _part(at_once: float, difference: float) -> str:
+    """What overlap makes of the difference, both in ns; where it is more than all of it, a part it is not."""
+    if at_once > difference:
+        return f"overlap alone would make the call {(at_once - difference) / 1e3:.1f} us shorter than it is"
+    return f"overlap makes {at_once / 1e3:.1f} of {difference / 1e3:.1f} us"
 
 
 def _operators(point: Point, ns: float, base: Split, setting: Setting) -> str:

@@ -15,7 +15,7 @@ from profpipe.analysis.tallies import Key, OwnRange, Tally, rows, tally
 from profpipe.asked import METRIC_OF, PARTS, Asked, asked
 from profpipe.findings import Basis, Point, Split
 from profpipe.points import Layout, same, shown
-from profpipe.study_findings import Cell
+from profpipe.study_findings import BASELINE, Cell
 from profpipe.tables import PATH_SEPARATOR
 from profpipe.tolerance import UNCHECKED
 
@@ -154,7 +154,12 @@ class CasesOf:
             found = _of_call(point, value.subject)
             return Cell(found, _without(point, value.subject) if found is None else point.fate, marks)
         found = self._passed(point) if value.word == "passed" else self._metric(point, value)
-        return Cell(found, "" if found is not None else _without(point, value.word))
+        return Cell(found, "" if found is not None else _without(point, value.word) or self._stopped(point))
+
+    def _stopped(self, point: Point) -> str:
+        """What became of a case whose time another profiler has, where a metric of its own is recorded."""
+        status = self._material.recorded.statuses.get(point.id, {}).get("plain", "ok")
+        return "" if status == "ok" else status
 
     def _metric(self, point: Point, value: Asked) -> float | None:
         number = self._number(point, METRIC_OF.get(value.subject, value.subject))
@@ -264,15 +269,16 @@ def _of_call(point: Point, name: str) -> float | None:
         "tflops": point.tflops,
         "tflops_effective": effective * per_s / 1e12 if effective is not None and per_s else None,
         "bandwidth": point.gbytes_per_s,
-        # Its own result is no other computation than the baseline's, whether or not it is within a tolerance.
-        "speedup": 1.0 if point.is_baseline else point.speedup,
+        "speedup": point.speedup,
     }[name]
 
 
 def _without(point: Point, name: str) -> str:
     """Why a case has no such value: what became of it, or of its comparison with the reference."""
-    if name in ("speedup", "passed") and point.accuracy is not None:
+    if name in ("speedup", "passed") and point.barred and point.accuracy is not None:
         return point.accuracy.mark
+    if name == "speedup" and point.baseline_mark and not point.fate:
+        return f"{BASELINE} {point.baseline_mark}"
     return point.fate
 
 

@@ -42,9 +42,9 @@ def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
         return Win(best, None, "only", barred=barred)
     if why := _void(best, second, doubted) or _may_be_first(best, fit[2:]):
         return Win(best, second, "void", why, barred)
-    if _level(best, second):
-        return Win(best, second, "level", barred=barred, level=(best, *_beside(best, fit[1:], doubted)))
-    why = _in_doubt(best, second)
+    if beside := tuple(_beside(best, fit[1:], doubted)):
+        return Win(best, second, "level", barred=barred, level=(best, *beside))
+    why = _in_doubt(best, second) or _may_be_of_clocks(best, fit[2:])
     return Win(best, second, "void" if why else "clear", why, barred)
 
 
@@ -82,7 +82,7 @@ def _may_be_first(best: Point, others: Iterable[Point]) -> str:
 def _in_doubt(best: Point, second: Point) -> str:
     """Why the lead of the best may be none."""
     for point in (best, second):
-        if (found := [mark for mark in _CLOCKS if mark in point.marks]) and not _beyond_clocks(best, second):
+        if (found := _of_clocks(point)) and not _beyond_clocks(best, second):
             return f"{_marked(point is best, found)}, and the lead may be one of clocks"
         if (found := [mark for mark in _UNSURE if mark in point.marks]) and _has_no_interval(point):
             return f"{_marked(point is best, found)}, and has no interval to tell the two apart by"
@@ -94,18 +94,44 @@ def _in_doubt(best: Point, second: Point) -> str:
     return ""
 
 
+def _may_be_of_clocks(best: Point, others: Iterable[Point]) -> str:
+    """Which of those behind the next may be the fastest at like clocks, where these are known."""
+    for other in others:
+        clocks = _clocks(best, other)
+        if clocks is None or _beyond_clocks(best, other):
+            continue
+        if marked := [point for point in (best, other) if _of_clocks(point)]:
+            whose = "its measurement" if marked[0] is best else f"that of {other.variant}"
+            marks = " and ".join(_of_clocks(marked[0]))
+            return f"{whose} is marked {marks}, and the lead over {other.variant} may be one of clocks"
+        if clocks[0] > _UNLIKE_CLOCKS * clocks[1]:
+            ran = f"the GPU ran at {clocks[0] / 1e6:.0f} MHz for it and at {clocks[1] / 1e6:.0f} for {other.variant}"
+            return f"{ran}, which may be all of the lead over that"
+    return ""
+
+
+def _of_clocks(point: Point) -> list[str]:
+    return [mark for mark in _CLOCKS if mark in point.marks]
+
+
 def _marked(is_best: bool, marks: list[str]) -> str:
     return f"{'its measurement' if is_best else 'that of the next'} is marked {' and '.join(marks)}"
 
 
 def _beyond_clocks(best: Point, second: Point) -> bool:
     """Whether the lead is larger than what the clocks can account for: a time is at most as 1 / clock."""
-    spread = any("clock_spread" in point.marks for point in (best, second))
-    high = best.values.get("sm_clock_max" if spread else "sm_clock")
-    low = second.values.get("sm_clock_min" if spread else "sm_clock")
-    if not high or not low or best.time is None or second.time is None:
+    clocks = _clocks(best, second)
+    if clocks is None or best.time is None or second.time is None:
         return False
-    return second.time.ns > best.time.ns * max(high / low, 1.0)
+    return second.time.ns > best.time.ns * max(clocks[0] / clocks[1], 1.0)
+
+
+def _clocks(best: Point, other: Point) -> tuple[float, float] | None:
+    """The highest of the best and the lowest of the other, in Hz, where clocks moved; their medians otherwise."""
+    spread = any("clock_spread" in point.marks for point in (best, other))
+    high = best.values.get("sm_clock_max" if spread else "sm_clock")
+    low = other.values.get("sm_clock_min" if spread else "sm_clock")
+    return (high, low) if high and low else None
 
 
 def _interval(point: Point) -> tuple[float, float] | None:

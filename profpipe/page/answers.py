@@ -135,7 +135,10 @@ def level(win: Win) -> str:
 
 def level_names(win: Win) -> list[str]:
     """The same one by one; the last of many says how many more they are."""
-    names = [code(point.variant) for point in win.level]
+    return _few([code(point.variant) for point in win.level])
+
+
+def _few(names: list[str]) -> list[str]:
     return names if len(names) <= _NAMED + 1 else [*names[:_NAMED], f"{len(names) - _NAMED} more"]
 
 
@@ -151,6 +154,8 @@ def _lead(win: Win, shape: Shape) -> str:
     ahead = f"{ratio(second.time.ns / best.time.ns)} over the next, {code(second.variant)}"
     if best.is_baseline:
         return f"the baseline itself, {ahead}"
+    if best.speedup is None and best.baseline_mark:
+        return f"{ahead}; the baseline's own result is {best.baseline_mark}"
     if best.speedup is None:
         return f"{ahead}; the baseline has no time here" if shape.baseline else ahead
     base = f"{code(shape.baseline.variant)} (baseline)" if shape.baseline else "its baseline"
@@ -356,19 +361,26 @@ def _spread(shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def _less_exact(shapes: Sequence[Shape]) -> Iterator[str]:
-    """Winners that a tolerance lets pass and that are much further from the reference than the baseline."""
-    found: dict[str, tuple[float, str]] = {}
+    """Winners, alone or level, that a tolerance lets pass and that are much further off than the baseline."""
+    found: dict[str, tuple[float, str, str]] = {}
     for shape in shapes:
-        best, base = (shape.win.best if shape.win else None), shape.baseline
-        if best is None or base is None or not shape.win or shape.win.verdict not in ("clear", "only"):
+        win, base = shape.win, shape.baseline
+        if win is None or base is None or win.verdict == "void":
             continue
-        errors = [point.values.get("error_rel_l1", 0.0) for point in (best, base)]
-        if best.accuracy and errors[1] > 0 and errors[0] > _FURTHER * errors[1]:
-            told = f"relative L1 {number(errors[0])}, of {code(base.variant)} {number(errors[1])}"
-            found[best.variant] = max(found.get(best.variant, (0.0, "")), (errors[0] / errors[1], told))
-    for variant, (factor, told) in found.items():
+        wins = "is among the fastest" if win.verdict == "level" else "wins"
+        for point in win.level or (win.best,):
+            errors = [one.values.get("error_rel_l1", 0.0) for one in (point, base)]
+            if point.accuracy and errors[1] > 0 and errors[0] > _FURTHER * errors[1]:
+                told = f"relative L1 {number(errors[0])}, of {code(base.variant)} {number(errors[1])}"
+                worst = found.get(point.variant, (0.0, "", ""))
+                found[point.variant] = max(worst, (errors[0] / errors[1], wins, told))
+    alike: dict[tuple[float, str, str], list[str]] = {}
+    for variant, worst in found.items():
+        alike.setdefault(worst, []).append(code(variant))
+    for (factor, wins, told), names in alike.items():
         times = f"{'up to ' if len(shapes) > 1 else ''}{factor:.0f} times"
-        yield f"{code(variant)} wins with {times} the baseline's error ({told})."
+        verb = wins if len(names) == 1 else {"wins": "win"}.get(wins, "are among the fastest")
+        yield f"{listed(_few(names))} {verb} with {times} the baseline's error ({told})."
 
 
 def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:

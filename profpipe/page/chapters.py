@@ -107,6 +107,7 @@ def chapter(
     alone, part = len(findings.workloads) < 2, excerpt.of(workload, findings.workloads)
     grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
     lines = sheets.answers(workload) if workload.compare else Sheet([], [])
+    limits = list(_limits(part))
     return Chapter(
         workload=workload,
         suffix="" if alone else f": {escape(workload.name)}",
@@ -119,8 +120,8 @@ def chapter(
         shares=list(_shares(part)),
         helpers_said=_SMOOTHED if any(map(_smooths, workload.points)) else "",
         swaps=_by_shape(part, sheets.swaps),
-        limits=list(_limits(part)),
-        limits_said=limit_sheets.explained(part),
+        limits=limits,
+        limits_said=limit_sheets.explained(part, [block.sheet for block in limits]),
         limited=limit_sheets.in_words(workload) if workload.compare else "",
         agreement=list(_agreement(workload, part)),
         agreement_said=agreement_sheets.said(workload),
@@ -185,7 +186,8 @@ def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block
         yield Block(title, sheet, folded=i >= opened)
     timed = [point for shape in part.shapes for point in shape.timed]
     if timed and (workload.basis is None or workload.basis.timed or len(workload.points) > 1):
-        title = "every number by case" if part is workload else f"every number of {len(part.shapes)} shapes by case"
+        shapes = "1 shape" if len(part.shapes) == 1 else f"{len(part.shapes)} shapes"
+        title = "every number by case" if part is workload else f"every number of {shapes} by case"
         yield Block(title, sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
 
 
@@ -221,9 +223,13 @@ def _open_points(workload: WorkloadFindings) -> tuple[list[Point], list[Point]]:
     return largest, [point for shape in workload.shapes for point in shape.points if point not in largest]
 
 
+def _one_shape(points: Sequence[Point]) -> bool:
+    return len({point.shape for point in points}) == 1
+
+
 def _limits(workload: WorkloadFindings) -> Iterator[Block]:
     largest, others = _open_points(workload)
-    opened = limit_sheets.limits(workload, largest, one_shape=len({point.shape for point in largest}) == 1)
+    opened = limit_sheets.limits(workload, largest, one_shape=_one_shape(largest))
     if opened:
         yield Block("", opened)
     if rest := limit_sheets.limits(workload, others, one_shape=False):
@@ -290,8 +296,10 @@ def _memory(workload: WorkloadFindings) -> Iterator[Block]:
 
 def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
     largest, others = _open_points(workload)
-    opened = kernel_sheets.top(workload, largest, limit=_FIRST_KERNELS if len(workload.points) > 1 else _ALL_KERNELS)
-    rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, least=_LEAST_SHARE)
+    limit = _FIRST_KERNELS if len(workload.points) > 1 else _ALL_KERNELS
+    opened = kernel_sheets.top(workload, largest, limit=limit, one_shape=_one_shape(largest))
+    # They may be of one shape too, which is not the heading's.
+    rest = kernel_sheets.top(workload, others, limit=_FOLDED_KERNELS, one_shape=False, least=_LEAST_SHARE)
     rest = rest.without("top stall", "misses")
     if opened:
         yield Block("", opened)

@@ -15,12 +15,20 @@ _CASES, SHAPES, GROUPS = 100, 24, 8
 
 
 def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) -> list[Axes]:
-    """The combinations of the axes besides ``axes``, ``most`` of them: the largest shape's, and those next to it."""
-    every = list(dict.fromkeys(besides(shape.axes, axes) for shape in workload.shapes))
+    """The combinations of the axes besides ``axes``, ``most`` of them: the largest shape's, and those next to it.
+
+    Next to it are those that differ in the fewest axes, of these the largest first: of a single axis all differ.
+    """
+    sizes: dict[Axes, float] = {}
+    for shape in workload.shapes:
+        others = besides(shape.axes, axes)
+        sizes[others] = max(sizes.get(others, 0.0), shape.size)
+    every = list(sizes)
     if len(every) <= most or workload.largest is None:
         return every
     main = dict(workload.largest.axes)
-    chosen = sorted(every, key=lambda others: sum(main.get(name) != value for name, value in others))[:most]
+    apart = {others: sum(main.get(name) != value for name, value in others) for others in every}
+    chosen = sorted(every, key=lambda others: (apart[others], -sizes[others]))[:most]
     return [others for others in every if others in chosen]
 
 

@@ -60,10 +60,13 @@ _STALL = re.compile(
 Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def top(workload: WorkloadFindings, points: Sequence[Point], *, limit: int, least: float = 0.0) -> Sheet:
+def top(
+    workload: WorkloadFindings, points: Sequence[Point], *, limit: int, one_shape: bool, least: float = 0.0
+) -> Sheet:
     """The ``limit`` kernels with the most time of each of ``points``, down to the share ``least``, with ncu's figures.
 
-    Names are shortened, each to a name of its own. Points of one shape are named by their implementation alone.
+    Names are shortened, each to a name of its own. Points of ``one_shape``, that of the heading, are named by their
+    implementation alone.
     """
     rows = workload.top
     by_case = {p.id: [row for row in rows if row.case == p.id and row.share >= least][:limit] for p in points}
@@ -72,7 +75,7 @@ def top(workload: WorkloadFindings, points: Sequence[Point], *, limit: int, leas
         return Sheet([], [])
     short, measured = short_names(row.kernel for row in rows), {(c.case, c.kernel): c for c in workload.counters}
     unit = time_unit(row.ns for row in kept)
-    label = (lambda p: code(p.variant) or case_label(p)) if len({p.shape for p in points}) == 1 else case_label
+    label = (lambda p: code(p.variant) or case_label(p)) if one_shape else case_label
     written = []
     for point in points:
         for i, row in enumerate(by_case[point.id]):

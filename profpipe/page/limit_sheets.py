@@ -10,6 +10,9 @@ from profpipe.page.markdown import Sheet, code, listed
 from profpipe.page.quantities import MISSING, number, percent, ratio, size_unit, time_unit
 from profpipe.page.wording import axes, case_label, cases
 
+#: The column of what the GPU waits, and what follows a share that is too high.
+_IDLE, _SLOWED = "GPU idle %", " *profiler_overhead*"
+
 
 def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bool) -> Sheet:
     """A row a case: the host's time against the GPU's, idle share, the roofline's two axes, and which of them binds.
@@ -25,7 +28,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
     columns: list[tuple[str, Callable[[Point], str]]] = [
         (f"GPU {times.name}", lambda p: ("≤ " if _has_gaps(p) else "") + times.of(p.limit.gpu_ns)),
         (f"host issues in {times.name}", lambda p: times.of(p.limit.issue_ns)),
-        ("GPU idle %", lambda p: _idle(p, p.id in slowed)),
+        (_IDLE, lambda p: _idle(p, p.id in slowed)),
         ("as CUDA graph", lambda p: ratio(_graph(p))),
         ("FLOP/byte", lambda p: number(p.limit.intensity)),
         (f"{done} TFLOP/s".strip(), lambda p: number(p.tflops_done)),
@@ -44,7 +47,7 @@ def limits(workload: WorkloadFindings, points: Sequence[Point], *, one_shape: bo
 def _idle(point: Point, slowed: bool) -> str:
     if point.split is None or point.split.idle is None:
         return MISSING
-    return percent(point.split.idle) + (" *profiler_overhead*" if slowed else "")
+    return percent(point.split.idle) + (_SLOWED if slowed else "")
 
 
 def _has_gaps(point: Point) -> bool:
@@ -62,8 +65,9 @@ def _words(limit: Limit) -> str:
     return {"host": "the host", "compute": "arithmetic", "memory": "memory"}.get(limit.binds, MISSING)
 
 
-def explained(workload: WorkloadFindings) -> str:
-    """What stands behind the words of the last column."""
+def explained(workload: WorkloadFindings, tables: Sequence[Sheet] = ()) -> str:
+    """What stands behind the words of the last column, and the signs in ``tables``; without these, in that of all."""
+    tables = tables or [limits(workload, workload.points, one_shape=False)]
     means = rank_sheets.means(workload)
     said = [f"{means} So the GPU's time is that of the call here."] if means else []
     known = [point.limit for point in workload.points if point.limit.binds]
@@ -76,7 +80,7 @@ def explained(workload: WorkloadFindings) -> str:
             + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
         )
     said += _other_types(point for point in workload.points if point.limit.binds)
-    said += _one_rate(workload)
+    said += _one_rate(workload, MISSING in _column(tables, "limited by"))
     said += _far_below(workload)
     if any(one.traffic for one in known):
         said.append(
@@ -93,10 +97,15 @@ def explained(workload: WorkloadFindings) -> str:
     if any(_has_gaps(point) for point in workload.points):
         why = "its kernels were not captured" + (", or have waiting for other GPUs in them" if means else "")
         said.append(f"≤: {why}, so this is the time of the call, in which the GPU may wait too.")
-    if any(o.marked and o.profiler == workload.kernel_profiler for o in workload.overheads):
+    if any(_SLOWED in cell for cell in _column(tables, _IDLE)):
         slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
         said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
     return " ".join(said)
+
+
+def _column(tables: Iterable[Sheet], title: str) -> list[str]:
+    """What stands in the column of that title, in those of ``tables`` that have it."""
+    return [row[sheet.head.index(title)] for sheet in tables if title in sheet.head for row in sheet.rows]
 
 
 def _lacks(point: Point) -> str:
@@ -107,16 +116,17 @@ def _lacks(point: Point) -> str:
     return "FLOPs" if lacks_flops else ""
 
 
-def _one_rate(workload: WorkloadFindings) -> Iterator[str]:
-    """That cases have no limit for want of what their workload does not declare."""
+def _one_rate(workload: WorkloadFindings, has_gaps: bool) -> Iterator[str]:
+    """That cases have no limit for want of what their workload does not declare: a gap, if their column has others."""
     rate = "measured ceiling" if workload.rates_measured else "peak"
     for lacks, other, has in (("bytes", "memory", "FLOP/s"), ("FLOPs", "arithmetic", "bytes/s")):
         shares = [p.limit.of_flops or p.limit.of_bandwidth or 0.0 for p in workload.points if _lacks(p) == lacks]
         if shares:
+            subject = f"{MISSING}: the {lacks}" if has_gaps else f"The {lacks}"
             low, high = percent(min(shares)), percent(max(shares))
             reached = low if low == high else f"{low} to {high}"
             yield (
-                f"{MISSING}: the {lacks} of the call are not declared, so whether {other} would limit it is not known "
+                f"{subject} of the call are not declared, so whether {other} would limit it is not known "
                 f"({cases(len(shares))}, {reached} % of the {rate} {has})."
             )
 

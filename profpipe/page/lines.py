@@ -12,7 +12,9 @@ from typing import Any
 
 from profpipe.findings import Axes
 from profpipe.page.canvas import COLOURS, GREY, INK, MARKERS, RC, STROKES, figure_of, head, save, spread
+from profpipe.page.markdown import listed
 from profpipe.page.quantities import number
+from profpipe.page.wording import cases
 from profpipe.points import in_words
 
 #: From this share of a panel's width on a line ends at its right.
@@ -116,6 +118,15 @@ def caption(picture: Picture, panels: Sequence[Panel]) -> str:
     if any(dot.spreads for dot in dots):
         said.append("Bars: 10th to 90th percentile.")
     return " ".join(said)
+
+
+def not_shown(left_out: Mapping[str, Sequence[str]]) -> str:
+    """How many cases have no dot for what they compute: why to the lines of those."""
+    said = []
+    for why, own in left_out.items():
+        names = listed(filter(None, dict.fromkeys(own)))
+        said.append(f"{cases(len(own))} {why}{f' ({names})' if names else ''}")
+    return f"Not shown: {listed(said)}." if said else ""
 
 
 def draw(picture: Picture, panels: Sequence[Panel], path: Path) -> None:

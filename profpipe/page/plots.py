@@ -10,8 +10,9 @@ from typing import Any
 from profpipe.findings import Axes, Findings, Point, WorkloadFindings
 from profpipe.page import bars, excerpt
 from profpipe.page.canvas import COLOURS, Plot, fixed, path_of
-from profpipe.page.lines import Dot, Panel, Picture, Series, caption, rejected, styles
+from profpipe.page.lines import Dot, Panel, Picture, Series, caption, not_shown, rejected, styles
 from profpipe.page.lines import draw as draw_lines
+from profpipe.page.markdown import escape
 from profpipe.points import in_words, running_axis, shown
 from profpipe.tolerance import INACCURATE
 
@@ -36,6 +37,8 @@ class Quantity:
     peak: float | None = None
     #: A value that divides the good from the bad.
     level: float | None = None
+    #: Whether only those within the tolerance have it.
+    judged: bool = False
 
 
 def draw(findings: Findings, folder: Path) -> dict[str, list[Plot]]:
@@ -60,7 +63,8 @@ def _quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
         bases = {point.variant for point in workload.points if point.is_baseline}
         over = f"How many times as fast as {min(bases) if len(bases) == 1 else 'the baseline'}"
         wide = max(point.speedup or 0.0 for point in workload.points) > _WIDE
-        yield Quantity("speedup", over, lambda p: p.speedup, _none, "{:.4g}x".format, decades=wide, level=1.0)
+        yield Quantity("speedup", over, lambda p: p.speedup, _none, "{:.4g}x".format, decades=wide, level=1.0,
+                       judged=True)  # fmt: skip
     yield Quantity("time", title, lambda p: p.time.ns if p.time else None, _tenths, time_tick, decades=True)
     dense = [point for point in workload.points if "flops_effective" not in point.values]
     peak = _peak((point.tflops, point.of_peak_flops) for point in dense)
@@ -109,7 +113,20 @@ def _over(workload: WorkloadFindings, axis: str, quantity: Quantity, folder: Pat
     draw_lines(picture, panels, folder / path)
     every = len({excerpt.besides(shape.axes, (axis, _line_axis(workload, axis))) for shape in workload.shapes})
     left_out = f" {len(panels)} of {every} combinations of the other axes." if every > excerpt.GROUPS else ""
-    yield Plot(title, path.as_posix(), (caption(picture, panels) + left_out).strip())
+    said = [caption(picture, panels) + left_out, escape(_barred(workload, axis)) if quantity.judged else ""]
+    yield Plot(title, path.as_posix(), " ".join(part.strip() for part in said if part))
+
+
+def _barred(workload: WorkloadFindings, axis: str) -> str:
+    """The cases of these panels that have a time and no speed-up, for what they or their baseline compute."""
+    left_out: dict[str, list[str]] = {}
+    drawn = excerpt.groups(workload, axis)
+    for point in workload.points:
+        if point.time and point.speedup is None and excerpt.besides(point.shape, (axis,)) in drawn:
+            own = f"marked {point.accuracy.mark}" if point.barred and point.accuracy else ""
+            why = own or (f"whose baseline is {point.baseline_mark}" if point.baseline_mark else "")
+            left_out.setdefault(why, []).append(point.variant)
+    return not_shown({why: names for why, names in left_out.items() if why})
 
 
 def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[Panel]:
@@ -119,7 +136,8 @@ def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterat
     for point in workload.points:
         if point.time:
             wrong.setdefault(_label(point, lines), []).append(INACCURATE in point.marks)
-    named = rejected(looks, wrong)
+    # Those of its cases that have a speed-up are not the inaccurate ones.
+    named = rejected(looks, {} if quantity.judged else wrong)
     groups: dict[Axes, list[Point]] = {others: [] for others in excerpt.groups(workload, axis, lines)}
     for point in workload.points:
         if (others := excerpt.besides(point.shape, (axis, lines))) in groups:

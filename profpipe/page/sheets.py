@@ -65,7 +65,10 @@ def _marks_of(workload: WorkloadFindings, shape: Shape) -> str:
     own = told(best, workload.shared_marks) if best else ""
     barred = shape.win.barred if shape.win else ()
     others = told(base, workload.shared_marks) if base is not None and base is not best and base not in barred else ""
-    parts = [own, f"baseline: {others}" if others and others != own else ""]
+    # Where others are level with them, "both" would be any two.
+    alone = shape.win is not None and all(point is best or point is base for point in shape.win.level)
+    both = alone and others and others == own
+    parts = [f"both: {own}"] if both else [own, f"baseline: {others}" if others else ""]
     second = shape.win.second if shape.win and best is base else None
     named = [point for point in (second, *barred) if point is not None]
     alike: dict[str, list[str]] = {}
@@ -189,7 +192,7 @@ def swaps(shape: Shape) -> Sheet:
     ]
     rows = [
         [
-            code(swap.variant),
+            code(swap.variant) + (f" *{swap.mark}*" if swap.mark else ""),
             ratio(swap.attention) if swap.variant not in unfused else "unfused",
             ratio(swap.with_helpers) if swap.variant not in unfused else "",
             ratio(swap.call),

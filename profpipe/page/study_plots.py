@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from profpipe.asked import Asked
 from profpipe.page import lines, study_sheets
 from profpipe.page.canvas import GREY, Plot
 from profpipe.page.excerpt import GROUPS
-from profpipe.page.markdown import escape, listed
+from profpipe.page.markdown import escape
 from profpipe.page.plots import time_tick
-from profpipe.page.wording import cases
 from profpipe.points import in_words, is_number, shown
 from profpipe.study_findings import Cell, Grid, Study
 from profpipe.tolerance import INACCURATE, MEASURES, UNCHECKED, bound, limit_of
@@ -77,18 +75,13 @@ def _with_limit(study: Study, value: Asked, panels: Sequence[lines.Panel]) -> li
 
 def _not_shown(study: Study, value: Asked) -> str:
     """The cases that have no dot for what they compute."""
-    left_out: dict[str, Counter[str]] = {mark: Counter() for mark in (INACCURATE, UNCHECKED)}
+    left_out: dict[str, list[str]] = {mark: [] for mark in (INACCURATE, UNCHECKED)}
     for grid in study.grids:
         for (x, *_), cells in zip(grid.rows, grid.cells, strict=True):
             for column, cell in zip(grid.columns, cells, strict=True):
                 if cell and cell.fate in left_out and is_number(x) and _is_of(study, column, value):
-                    left_out[cell.fate][_line_name(study, column)] += 1
-    said = [
-        f"{cases(names.total())} marked {mark}{f' ({listed(filter(None, names))})' if any(names) else ''}"
-        for mark, names in left_out.items()
-        if names
-    ]
-    return f"Not shown: {listed(said)}." if said else ""
+                    left_out[cell.fate].append(_line_name(study, column))
+    return lines.not_shown({f"marked {mark}": names for mark, names in left_out.items() if names})
 
 
 def _fixed(study: Study) -> list[str]:

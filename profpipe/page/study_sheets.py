@@ -13,7 +13,7 @@ from profpipe.page.markdown import Sheet, code, escape, listed, short_names
 from profpipe.page.quantities import MISSING, NOT_ASKED, Unit, count, number, percent, ratio, unit_of
 from profpipe.page.wording import DENSE_WORK, cases, quantity
 from profpipe.points import in_words, is_number, shown
-from profpipe.study_findings import Cell, Grid, Study
+from profpipe.study_findings import BASELINE, Cell, Grid, Study
 from profpipe.tolerance import INACCURATE, UNCHECKED, cosine
 
 #: Grids of one table that are shown, rows of one that stand open, and rows of it that a page has at most.
@@ -38,7 +38,11 @@ _TITLES_CPU: Mapping[str, str] = {
     "most_launched.name": "most called operator", "most_launched.calls": "its calls",
 }  # fmt: skip
 
-#: Why no case has a speed-up though some ran, by what a cell says.
+#: Why no case has a speed-up though some ran, by what a cell says; the baseline's own result comes first.
+_BASELINE: Mapping[str, str] = {
+    f"{BASELINE} {INACCURATE}": "the baseline is not within the tolerance",
+    f"{BASELINE} {UNCHECKED}": "the baseline was not compared with the reference",
+}
 _NOT_COMPARED: Mapping[str, str] = {
     INACCURATE: "none is within the tolerance",
     UNCHECKED: "none was compared with the reference",
@@ -148,8 +152,9 @@ def _nobody_has(study: Study, absent: Sequence[str]) -> Iterator[str]:
     """What no case has, each reason for itself."""
     by_reason: dict[str, list[str]] = {}
     for word in absent:
-        fates = {cell.fate for value, cell in _valued(study) if value.word == word and cell.fate in _NOT_COMPARED}
-        said = [of_it for fate, of_it in _NOT_COMPARED.items() if fate in fates]
+        fates = {cell.fate for value, cell in _valued(study) if value.word == word}
+        said = [of_it for fate, of_it in _BASELINE.items() if fate in fates]
+        said = said or [of_it for fate, of_it in _NOT_COMPARED.items() if fate in fates]
         reason = "each is inaccurate or unchecked" if len(said) > 1 else "".join(said)
         by_reason.setdefault(reason, []).append(code(word.removeprefix("metric.")))
     for reason, (*others, last) in by_reason.items():
@@ -252,6 +257,9 @@ def of_marks(study: Study) -> str:
 
 def _left_out(study: Study, ran: Sequence[Grid]) -> str:
     said = [of_marks(study)] if ran and of_marks(study) else []
+    cells = [cell for grid in ran[:_GRIDS] for row in grid.cells for cell in row if cell is not None]
+    if any(cell.value is None and not cell.fate for cell in cells):
+        said.append(f"{MISSING}: none was recorded of that case.")
     if skipped := list(_of_skipped(study, ran)):
         said.append(f"Not shown: {listed(skipped)} of skipped cases.")
     if (more := len(ran) - _GRIDS) > 0:
