@@ -3,8 +3,8 @@
     python examples/take.py out/latest NAME [--below FOLDER]
 
 ``NAME/pipeline.yaml`` stays, and must be there: it is the pipeline with the values of this run as its defaults, so that
-``profpipe run`` in that folder is the same study. The folders of the machine are cut from the commands in ``run.json``;
-where one is left, nothing is taken.
+``profpipe run`` in that folder is the same study. The folders of the machine are cut from the commands in ``run.json``,
+and from the paths of logs that reasons name; where one is left in any text that would be taken, nothing is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 #: Large, or said in another file.
 LEFT_BEHIND = ("raw", ".*", "*.parquet", "SUMMARY.md", "plots", "run.json", "pipeline.yaml")
-#: A folder of somebody's machine in a word of a command.
-FOLDER = re.compile(r"(?:^|[=:])/(?!dev/|proc/)[^/\s]+/")
+#: A path below a folder of somebody's machine, from where its word begins; in JSON a line may begin with ``\\n``.
+FOLDER = re.compile(
+    r"""(?:^ | (?<=[\s"'`(,;]) | (?<=\\[nt]))
+    (?:[^\s"'`(,;/]* [=:<\[{|])? /(?!dev/|proc/|sys/) [^/\s"'`]+ / [^\s"'`)]*""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 def main() -> None:
@@ -34,10 +39,13 @@ def main() -> None:
     run, target = args.run.resolve(), args.below / args.name
     if not (target / "pipeline.yaml").is_file():
         sys.exit(f"{target / 'pipeline.yaml'} is missing: put the study there, with this run's values as its defaults.")
-    record = without_folders(json.loads((run / "run.json").read_text(encoding="utf-8")), run)
-    clear(target)
-    shutil.copytree(run, target, ignore=shutil.ignore_patterns(*LEFT_BEHIND), dirs_exist_ok=True)
-    (target / "run.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        taken = Path(folder) / args.name
+        shutil.copytree(run, taken, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+        write_without_folders(run, taken)
+        refuse_folders(run, taken)
+        clear(target)
+        shutil.copytree(taken, target, dirs_exist_ok=True)
     # 1: some case of the run failed, which its page says.
     if subprocess.run([sys.executable, "-m", "profpipe", "report", str(target)]).returncode not in (0, 1):
         sys.exit(f"{target}: the report could not be written.")
@@ -51,15 +59,37 @@ def clear(target: Path) -> None:
             path.unlink()
 
 
+def write_without_folders(run: Path, taken: Path) -> None:
+    """Writes the record of ``run``, and the table with its reasons, which is else the same to the byte."""
+    record = without_folders(json.loads((run / "run.json").read_text(encoding="utf-8")), run)
+    (taken / "run.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    cases = (run / "cases.csv").read_bytes().decode("utf-8")
+    (taken / "cases.csv").write_bytes(below_run(cases, run).encode("utf-8"))
+
+
 def without_folders(record: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``record`` with commands as they are typed beside the pipeline, and programs by their names."""
+    """``record`` with commands as they are typed beside the pipeline, programs by their names, and logs by theirs."""
     own = re.compile(rf"[^\s=]*/(?={re.escape(f'{run.parent.name}/{run.name}')}/)")
     record["command"] = [_named(word) for word in record["command"]]
     for job in record["jobs"]:
         job["argv"] = [[_named(own.sub("", word)) for word in argv] for argv in job["argv"]]
-        if left := [word for argv in job["argv"] for word in argv if FOLDER.search(word)]:
-            sys.exit(f"{run}: a command names folders of this machine: {' '.join(left)}")
+        job["reason"] = below_run(job.get("reason", ""), run)
     return record
+
+
+def below_run(text: str, run: Path) -> str:
+    """``text`` with paths below the run's folder, wherever that was, relative to it."""
+    return re.sub(rf"[^\s=(:,;\"']*\b{re.escape(run.name)}/", "", text)
+
+
+def refuse_folders(run: Path, taken: Path) -> None:
+    for path in sorted(path for path in taken.rglob("*") if path.is_file()):
+        try:
+            found = FOLDER.search(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            continue  # no text
+        if found:
+            sys.exit(f"{run}: {path.relative_to(taken)} names a folder of this machine: {found[0]}")
 
 
 def _named(word: str) -> str:
