@@ -121,7 +121,7 @@ def _parse(path: Path) -> tables.Tables:
     # With ten million kernels a gigabyte that nothing needs any more, here and behind the placing.
     del calls
     placed = attribution.attribute(ranges, launches)
-    launches = replace(launches, start=_NOTHING, end=_NOTHING, thread=_NOTHING)
+    launches = replace(launches, end=_NOTHING, thread=_NOTHING)
     range_rows = range_sums.summarise(ranges, launches, placed, work.start, work.end)
     range_rows["process"] = pd.array(_known(_nsys_activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
     metrics = overlap.metrics(_kernels(work, placed), overlap.iterations(range_rows))

@@ -233,7 +233,7 @@ def _range_table(
     rows["process"] = rows["process"].map(pids).astype("Float64").astype("Int64")
     if not (launches["kind"] != "cpu_op").any():
         # Nothing on a GPU was recorded, so nothing can be said of it.
-        rows[["kernel_ns", "kernels", "busy_ns"]] = pd.NA
+        rows[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
     return tables.frame(tables.RANGES, rows)
 
 

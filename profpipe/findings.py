@@ -83,6 +83,8 @@ class Split:
     range_ns: float | None = None
     #: What is in no part of its own, by kernel class.
     rest: Mapping[str, Part] = field(default_factory=dict)
+    #: Per call: from the first kernel's start to the last one's end; what lies between kernels is in it.
+    span_ns: float | None = None
 
     def part(self, name: str) -> Part:
         return self.parts.get(name, Part())

@@ -115,6 +115,11 @@ RANGES: Final = Table(
         Column("kernel_ns", "Float64", "sum of the kernels launched in it, nested ranges included, on any thread"),
         Column("kernels", "Int64", "number of those launches"),
         Column("busy_ns", "Float64", "union of those kernels' intervals: overlap counted once"),
+        Column(
+            "span_ns",
+            "Float64",
+            "of a case's own range: from the first kernel's start to the last one's end, by instance",
+        ),
     ),
 )
 

@@ -321,7 +321,22 @@ def test_busy_time_counts_kernels_that_overlap_once(parser: ModuleType, tmp_path
         export.call(10 * correlation, 10 * correlation + 1, correlation)
         export.kernel(start, end, correlation, streamId=correlation)
     ranges = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).ranges
-    assert ranges[["kernels", "kernel_ns", "busy_ns"]].to_numpy().tolist() == [[4, 170, 150]]
+    assert ranges[["kernels", "kernel_ns", "busy_ns", "span_ns"]].to_numpy().tolist() == [[4, 170, 150, 210]]
+
+
+def test_a_span_is_from_the_first_to_the_last_kernel_of_an_iteration(parser: ModuleType, tmp_path: Path) -> None:
+    """Not of the pauses between iterations, however far the GPU is behind the host; only a case's own range has one."""
+    export = Export()
+    for begin in (0, 100):
+        export.range(begin, begin + 50, "profpipe:a")
+        export.range(begin + 1, begin + 40, "forward")
+    kernels = [(10, 200, 220), (20, 240, 260), (110, 500, 510), (120, 505, 590)]
+    for correlation, (launched, start, end) in enumerate(kernels, start=1):
+        export.call(launched, launched + 1, correlation)
+        export.kernel(start, end, correlation)
+    ranges = parser.parse(export.write_sqlite(tmp_path / "x.sqlite")).ranges.set_index("range")
+    assert ranges.loc["", "span_ns"] == (260 - 200) + (590 - 500)
+    assert ranges["span_ns"].isna().tolist() == [False, True]
 
 
 def test_domains_without_ranges_point_to_the_nvtx_package_that_old_nsys_does_not_see(

@@ -69,8 +69,8 @@ def split(profiler: str, own: Tally, count: int | None, own_range: OwnRange) -> 
         total = _plus(total, added)
     if not own.kernels:
         return Split(profiler, "cpu_op", count, parts, total, classes, families, rest=rest)
-    busy, wall = own_range.per_call(own_range.busy_ns), own_range.per_call(own_range.wall_ns)
-    return Split(profiler, "kernel", count, parts, total, classes, families, own_range.idle, busy, wall, rest)
+    busy, wall, span = (own_range.per_call(ns) for ns in (own_range.busy_ns, own_range.wall_ns, own_range.span_ns))
+    return Split(profiler, "kernel", count, parts, total, classes, families, own_range.idle, busy, wall, rest, span)
 
 
 def _plus(one: Part | None, other: Part) -> Part:

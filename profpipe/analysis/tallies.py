@@ -79,6 +79,7 @@ class OwnRange:
     instances: int = 0
     wall_ns: float = 0.0
     busy_ns: float = 0.0
+    span_ns: float = 0.0
 
     @property
     def idle(self) -> float | None:
@@ -124,12 +125,14 @@ def own_ranges(ranges: pd.DataFrame) -> dict[Key, OwnRange]:
     """The cases' own ranges; of several processes the sum."""
     found: dict[Key, OwnRange] = {}
     own = ranges[(ranges["range"] == "") & (ranges["case"] != "")]
-    for case, profiler, instances, wall, busy in rows(own, "case", "profiler", "instances", "wall_ns", "busy_ns"):
+    names = ("case", "profiler", "instances", "wall_ns", "busy_ns", "span_ns")
+    for case, profiler, instances, wall, busy, span in rows(own, *names):
         into = found.setdefault((case, profiler), OwnRange())
         into.instances += 0 if pd.isna(instances) else int(instances)
         if not pd.isna(wall) and not pd.isna(busy):
             into.wall_ns += wall
             into.busy_ns += busy
+        into.span_ns += 0.0 if pd.isna(span) else span
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from profpipe import tables
@@ -49,10 +50,41 @@ def summarise(
     frame["instances"] = np.bincount(opened, minlength=len(rows))
     frame["wall_ns"] = np.bincount(opened, weights=ranges.end - ranges.start, minlength=len(rows))
     frame["kernel_ns"], frame["kernels"], frame["busy_ns"] = kernel_ns, count, busy_ns
+    own = np.flatnonzero((frame["case"] != "") & (frame["range"] == ""))
+    span_ns = np.full(len(rows), np.nan)
+    for level in levels:
+        launched = launches.start[kernels]
+        found = _spans(len(rows), own, level[combination], launched, start_ns, end_ns, opened, ranges.start)
+        span_ns = np.where(np.isnan(span_ns), found, span_ns)
+    frame["span_ns"] = span_ns
     first = np.full(len(rows), _NEVER)
     np.minimum.at(first, opened, ranges.start)
     order = np.lexsort((np.arange(len(rows)), first))
     return frame.iloc[order].reset_index(drop=True)
+
+
+def _spans(
+    rows: int, own: Ints, row: Ints, launched: Int64s, start_ns: Int64s, end_ns: Int64s, opened: Ints, opened_ns: Int64s
+) -> npt.NDArray[np.float64]:
+    """From the first kernel's start to the last one's end, summed over a row's instances, of the rows ``own``.
+
+    ``row`` and ``launched`` are those of each launch, ``opened`` and ``opened_ns`` those of each range: a row's
+    instances follow one another, so a launch is of the last one opened before it. NaN for rows without a kernel here.
+    """
+    found = np.full(rows, np.nan)
+    launches, instances = np.argsort(row, kind="stable"), np.lexsort((opened_ns, opened))
+    sorted_rows, sorted_opened = row[launches], opened[instances]
+    for each in own:
+        mine = launches[slice(*np.searchsorted(sorted_rows, (each, each + 1)))]
+        begun = opened_ns[instances[slice(*np.searchsorted(sorted_opened, (each, each + 1)))]]
+        instance = np.searchsorted(begun, launched[mine], side="right") - 1
+        mine, instance = mine[instance >= 0], instance[instance >= 0]
+        if len(mine):
+            first, last = np.full(len(begun), _NEVER), np.zeros(len(begun), np.int64)
+            np.minimum.at(first, instance, start_ns[mine])
+            np.maximum.at(last, instance, end_ns[mine])
+            found[each] = float((last - first)[first != _NEVER].sum())
+    return found
 
 
 class _Rows:

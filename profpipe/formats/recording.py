@@ -232,7 +232,7 @@ def _range_table(sums: pd.DataFrame, codes: _Codes, anything: bool) -> pd.DataFr
     sums["process"] = pd.array([codes.pids[code] for code in sums["process"]], dtype="Int64")
     if not anything:
         # A file of ranges alone says nothing of the GPU.
-        sums[["kernel_ns", "kernels", "busy_ns"]] = pd.NA
+        sums[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
     return tables.frame(tables.RANGES, sums)
 
 

@@ -95,6 +95,7 @@ def everything(workload: WorkloadFindings) -> Sheet:
     columns: list[tuple[str, Callable[[Agreement], str]]] = [
         (f"{found[0].reference if found else ''}: {unit.name}/call", lambda a: unit.of(a.figures[0].ns)),
         ("some kernel runs", lambda a: unit.of(_busy(a))),
+        ("first to last kernel", lambda a: unit.of(a.point.split.span_ns if a.point.split else None)),
         ("host in its range", lambda a: unit.of(a.point.split.range_ns if a.point.split else None)),
         *((_called(name, found[0].point), _difference(name)) for name in others),
     ]
