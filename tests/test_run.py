@@ -19,6 +19,7 @@ from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 from profpipe import profilers, run
 from profpipe.errors import Interrupted
 from profpipe.job import Case, Command, Job, Missing, Outcome, Tool
+from profpipe.running import ending
 from profpipe.running.ending import Patience
 
 HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
@@ -440,19 +441,38 @@ def test_a_command_of_the_users_is_one_case_that_its_exit_code_judges(
     assert processes(outcome) == 1
 
 
-def told_s(folder: Path, script: str) -> float:
-    """The shortest of three times that the runner tells of a command."""
-    jobs = [job_of(folder, OK, script=None, command=("sh", "-c", script), folder=folder / str(n)) for n in range(3)]
-    return min(outcome.last_s for outcome in run.run(jobs, {"fake": fake_profiler(folder)}, Notes(), HURRIED))
+def of_command(folder: Path, *argv: str) -> Outcome:
+    job = job_of(folder, OK, script=None, command=argv, folder=folder / "command")
+    return carry_out(job, fake_profiler(folder))
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of an end at once")
-def test_the_time_of_a_command_holds_nothing_of_how_often_the_runner_looks(tmp_path: Path) -> None:
-    assert 0.07 <= told_s(tmp_path, "sleep 0.07") < 0.11
+def test_the_end_of_a_process_is_told_and_not_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen.wait` with a limit sleeps in steps of up to 50 ms."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"slept {seconds} s")
+
+    process = subprocess.Popen(["sleep", "0.1"])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with ending.waiting(process) as wait:
+        wait(60.0)
+    assert process.returncode == 0
 
 
-def test_the_time_of_a_command_ends_with_its_process_and_not_with_what_that_left_running(tmp_path: Path) -> None:
-    assert told_s(tmp_path, "sleep 0.9 & true") < 0.2
+def test_the_time_of_a_command_ends_with_its_process_and_not_with_what_that_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = ending.clear
+
+    def slowly(*given: Any) -> str:
+        time.sleep(0.5)
+        return clear(*given)
+
+    monkeypatch.setattr(ending, "clear", slowly)
+    began = time.monotonic()
+    outcome = of_command(tmp_path, "sh", "-c", "sleep 9 & true")
+    assert 0 < outcome.last_s < time.monotonic() - began - 0.5
 
 
 @pytest.mark.parametrize("refused", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
@@ -463,7 +483,7 @@ def test_where_no_descriptor_tells_of_an_end_it_is_found_by_looking(
         raise refused
 
     monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
-    assert 0.3 <= told_s(tmp_path, "sleep 0.3") < 0.6
+    assert of_command(tmp_path, "sleep", "0.3").last_s >= 0.3
     job = job_of(tmp_path, OK, script=None, command=("sleep", "9"), timeout_s=0.3)
     assert carry_out(job, fake_profiler(tmp_path)).status == "timeout"
 
