@@ -19,6 +19,9 @@ from profpipe.errors import ConfigError, did_you_mean
 from profpipe.pipeline import Pipeline, Settings
 from profpipe.scripts import declared_params, script_path
 
+#: An axis, the baseline's value on it in the file, and what stands in its place.
+_Moved = tuple[str, Any, Any]
+
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a pipeline file, for editors."""
@@ -37,7 +40,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
         _override(document, override, path)
     for node in (document, written):
         _keep_commas(node, path)
-    _narrow_baselines(document, written)
+    _narrow_studies(document, _narrow_baselines(document, written))
     _merge_defaults(document)
     try:
         pipeline = Pipeline.model_validate(document)
@@ -118,13 +121,13 @@ def _keep_commas(document: dict[str, Any], path: Path) -> None:
                     point[name] = [point[name]]
 
 
-def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None:
+def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> dict[str, list[_Moved]]:
     """A baseline that the environment or ``--set`` took out of the matrix gives way to the axis's first value.
 
     ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that is not in the file's own matrix is,
-    and stays as it stands, to be refused. A table or plot `where` the cases are the baseline's goes with it.
+    and stays as it stands, to be refused. Returns what gave way, by workload.
     """
-    moved: dict[str, list[tuple[str, Any, Any]]] = {}
+    moved: dict[str, list[_Moved]] = {}
     for name, workload in _mapping(document, "workloads").items():
         matrix, baseline = _mapping(workload, "matrix"), _mapping(workload, "baseline")
         in_file = _mapping(_mapping(_mapping(written, "workloads"), name), "matrix")
@@ -133,6 +136,11 @@ def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> None
             if now and value not in now and before and value in before:
                 baseline[axis] = now[0]
                 moved.setdefault(name, []).append((axis, value, now[0]))
+    return moved
+
+
+def _narrow_studies(document: dict[str, Any], moved: Mapping[str, Sequence[_Moved]]) -> None:
+    """Tables and plots of the cases of a baseline (``where``) go with it where it gave way."""
     for study in (*_listed(document, "tables"), *_listed(document, "plots")):
         own = written_list(study.get("workload")) or list(moved)
         for axis, values in _mapping(study, "where").items():

@@ -19,6 +19,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,9 +298,13 @@ class _Run:
 
 @functools.cache
 def _import_ahead() -> None:
-    """What reading and the report import: half a second and more, in which nobody needs to wait for it."""
+    """What reading and the report import: half a second and more, in which nobody needs to wait for it.
+
+    What cannot be imported is told by what needs it, after the measurements.
+    """
     for name in ("pyarrow.parquet", "sqlite_utils", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        importlib.import_module(name)
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _went_well(outcome: Outcome, fresh: Tables) -> bool:

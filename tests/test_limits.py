@@ -142,7 +142,7 @@ def test_not_the_next_alone_may_be_the_first_at_like_clocks() -> None:
     assert third(160.0, 1.0, ["throttled"], sm_clock=1.1e9).why == (
         "that of c is marked throttled, and the lead over c may be one of clocks"
     )
-    unmarked = "the GPU ran at 1900 MHz for it and at 1100 for c, which may be all of the lead over that"
+    unmarked = "the GPU ran at 1900 MHz for it and at 1100 for c, which may be all of the lead over c"
     assert third(160.0, 1.0, sm_clock=1.1e9).why == unmarked
     assert third(190.0, 1.0, ["throttled"], sm_clock=1.1e9).verdict == "clear", "its lead is larger"
     assert third(190.0, 1.0, ["throttled"]).verdict == "clear", "its clock is not known"

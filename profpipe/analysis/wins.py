@@ -3,7 +3,7 @@
 * ``other_process``, ``waited`` and ``above_peak`` always do: nobody knows by how much they moved the time.
 * What is level after that stays level: no win is left that one of the others could have made.
 * ``throttled`` and ``clock_spread`` do unless the SM clocks of the two cases lie closer together than their times;
-  and so do clocks that lie further apart without a mark.
+  and so do clocks that lie further apart without a mark. Every case behind the best is asked, as for what is level.
 * ``noisy`` and ``too_few_samples`` do where a timed call has no interval to tell the two apart by.
 * ``host_bound`` takes nothing from a comparison of calls. It voids what one would conclude about kernels from it, which
   is why those are compared by their own times. ``synchronises`` and ``unchecked`` say what else to think of a time, not
@@ -44,7 +44,7 @@ def judge(points: Sequence[Point], doubted: Mapping[str, str]) -> Win | None:
         return Win(best, second, "void", why, barred)
     if beside := tuple(_beside(best, fit[1:], doubted)):
         return Win(best, second, "level", barred=barred, level=(best, *beside))
-    why = _in_doubt(best, second) or _may_be_of_clocks(best, fit[2:])
+    why = _in_doubt(best, second) or _of_others(best, fit[2:])
     return Win(best, second, "void" if why else "clear", why, barred)
 
 
@@ -81,41 +81,37 @@ def _may_be_first(best: Point, others: Iterable[Point]) -> str:
 
 def _in_doubt(best: Point, second: Point) -> str:
     """Why the lead of the best may be none."""
+    if why := _by_clocks(best, second, "the next"):
+        return why
     for point in (best, second):
-        if (found := _of_clocks(point)) and not _beyond_clocks(best, second):
-            return f"{_marked(point is best, found)}, and the lead may be one of clocks"
         if (found := [mark for mark in _UNSURE if mark in point.marks]) and _has_no_interval(point):
             return f"{_marked(point is best, found)}, and has no interval to tell the two apart by"
-    # A case of some milliseconds may be over before NVML is read, and so bear no mark.
-    high, low = (point.values.get("sm_clock", 0.0) for point in (best, second))
-    if low and high > _UNLIKE_CLOCKS * low and not _beyond_clocks(best, second):
-        clocks = f"the GPU ran at {high / 1e6:.0f} MHz for it and at {low / 1e6:.0f} for the next"
-        return f"{clocks}, which may be all of the lead"
     return ""
 
 
-def _may_be_of_clocks(best: Point, others: Iterable[Point]) -> str:
-    """Which of those behind the next may be the fastest at like clocks, where these are known."""
-    for other in others:
-        clocks = _clocks(best, other)
-        if clocks is None or _beyond_clocks(best, other):
-            continue
-        if marked := [point for point in (best, other) if _of_clocks(point)]:
-            whose = "its measurement" if marked[0] is best else f"that of {other.variant}"
-            marks = " and ".join(_of_clocks(marked[0]))
-            return f"{whose} is marked {marks}, and the lead over {other.variant} may be one of clocks"
-        if clocks[0] > _UNLIKE_CLOCKS * clocks[1]:
-            ran = f"the GPU ran at {clocks[0] / 1e6:.0f} MHz for it and at {clocks[1] / 1e6:.0f} for {other.variant}"
-            return f"{ran}, which may be all of the lead over that"
-    return ""
+def _by_clocks(best: Point, other: Point, called: str, over: str = "") -> str:
+    """Why the lead may be one of clocks. A case of some milliseconds may be over before NVML is read: it has no mark."""
+    if _beyond_clocks(best, other):
+        return ""
+    for point in (best, other):
+        if found := [mark for mark in _CLOCKS if mark in point.marks]:
+            return f"{_marked(point is best, found, called)}, and the lead{over} may be one of clocks"
+    high, low = _clocks(best, other) or (0.0, 0.0)
+    if high <= _UNLIKE_CLOCKS * low:
+        return ""
+    ran = f"the GPU ran at {high / 1e6:.0f} MHz for it and at {low / 1e6:.0f} for {called}"
+    return f"{ran}, which may be all of the lead{over}"
 
 
-def _of_clocks(point: Point) -> list[str]:
-    return [mark for mark in _CLOCKS if mark in point.marks]
+def _of_others(best: Point, others: Iterable[Point]) -> str:
+    """Why one behind the next may be the fastest at like clocks, of those whose clocks are known."""
+    known = (other for other in others if _clocks(best, other))
+    found = (_by_clocks(best, other, other.variant, f" over {other.variant}") for other in known)
+    return next(filter(None, found), "")
 
 
-def _marked(is_best: bool, marks: list[str]) -> str:
-    return f"{'its measurement' if is_best else 'that of the next'} is marked {' and '.join(marks)}"
+def _marked(is_best: bool, marks: list[str], called: str = "the next") -> str:
+    return f"{'its measurement' if is_best else f'that of {called}'} is marked {' and '.join(marks)}"
 
 
 def _beyond_clocks(best: Point, second: Point) -> bool:
