@@ -90,7 +90,7 @@ def _in_doubt(best: Point, second: Point) -> str:
 
 
 def _by_clocks(best: Point, other: Point, called: str, over: str = "") -> str:
-    """Why the lead may be one of clocks. A case of some milliseconds may be over before NVML is read: it has no mark."""
+    """Why the lead may be one of clocks. A case may be over before NVML is read, and so have no mark."""
     if _beyond_clocks(best, other):
         return ""
     for point in (best, other):
