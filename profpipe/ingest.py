@@ -205,13 +205,19 @@ def expectations(events: Path) -> dict[str, str]:
 
 
 def devices(records: Iterable[Path]) -> list[dict[str, Any]]:
-    """The devices that a job's processes ran on, each once, as they described them in ``records``.
+    """The kinds of devices that a job's processes ran on, as they described them in ``records``.
 
-    A process without torch describes none: it says that it has a CPU, and may have used anything.
+    ``count`` is how many of a kind it was, where all of them told their address. A process without torch describes
+    none: it says that it has a CPU, and may have used anything.
     """
     started = (event for path in records for event in _events(path) if event.get("event") == "started")
-    told = [event["machine"] for event in started if event.get("torch") and event.get("machine")]
-    return [one for number, one in enumerate(told) if one not in told[:number]]
+    told = [dict(event["machine"]) for event in started if event.get("torch") and event.get("machine")]
+    addresses = [one.pop("pci", None) for one in told]
+    kinds = [one for number, one in enumerate(told) if one not in told[:number]]
+    of_kind = [{address for one, address in zip(told, addresses, strict=True) if one == kind} for kind in kinds]
+    return [
+        kind if None in known else {**kind, "count": len(known)} for kind, known in zip(kinds, of_kind, strict=True)
+    ]
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

@@ -142,10 +142,21 @@ def _machine(run: Mapping[str, Any]) -> str:
         if len(names) > 1:
             used = [str(one.get("device")) for job in run.get("jobs") or () for one in job.get("devices") or ()]
             return listed(dict.fromkeys(used or names), most=3)
+        if (count := _used_at_once(run)) is not None and count < len(gpus):
+            return f"{count} of {len(gpus)} {names[0]}"
         return (f"{len(gpus)} x " if len(gpus) > 1 else "") + names[0]
     if "gpus" in machine:
         return f"{machine['cpu']}, no GPU" if machine.get("cpu") else "CPU, no GPU"
     return listed(dict.fromkeys(str(f["device"]) for f in run.get("files") or () if f.get("device")), most=3)
+
+
+def _used_at_once(run: Mapping[str, Any]) -> int | None:
+    """How many GPUs the jobs used at most, each by its own account; None where one that ran gave none."""
+    ran = [job.get("devices") or [{}] for job in run.get("jobs") or () if job.get("status") != "skipped"]
+    counts = [[one.get("count") for one in devices if one.get("device") != "cpu"] for devices in ran]
+    if any(None in of_job for of_job in counts):
+        return None
+    return max((sum(of_job) for of_job in counts), default=0) or None
 
 
 def _date(run: Mapping[str, Any]) -> str:

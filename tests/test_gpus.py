@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import metric_row, tables
+from report_study import case_row, metric_row, tables
 
-from profpipe import device, gpus, ingest, store
+from profpipe import device, gpus, ingest, reading, store
 from profpipe.analyze import analyze
 
 H200 = {
@@ -116,6 +116,32 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     first = record("events.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
     second = record("events.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
     assert ingest.devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
+    at, beside = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
+    assert ingest.devices([at, at]) == [{**h200, "count": 1}], "a process that followed another, on the same GPU"
+    assert ingest.devices([at, beside]) == [{**h200, "count": 2}]
+    assert ingest.devices([at, first]) == [h200], "not all say where they are"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}], "1 of 2 NVIDIA H200"),
+        ([{"devices": [{"device": "NVIDIA H200", "count": n}]} for n in (1, 2)], "2 x NVIDIA H200"),
+        ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}, {"status": "skipped"}], "1 of 2 NVIDIA H200"),
+        ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}, {"devices": []}], "2 x NVIDIA H200"),
+        ([{"devices": [{"device": "NVIDIA H200"}]}], "2 x NVIDIA H200"),
+        ([{"devices": [{"device": "cpu"}]}], "2 x NVIDIA H200"),
+        ([], "2 x NVIDIA H200"),
+    ],
+)
+def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
+    tmp_path: Path, jobs: list[dict[str, Any]], said: str
+) -> None:
+    machine = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}
+    ran = [{"workload": "w", "profiler": "plain", "status": "ok", "cases": ["n=1"], **job} for job in jobs]
+    data = tables(cases=[case_row("n=1")], metrics=[metric_row("n=1", "time", 1e6)])
+    reading.render(tmp_path, data, {"machine": machine, "jobs": ran}, None)
+    assert said in (tmp_path / "SUMMARY.md").read_text().splitlines()[0].split(" · ")
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,12 @@ def device() -> str:
     return "cuda" if library is not None and library.cuda.is_available() else "cpu"
 
 
+def _address(properties: Any) -> str | None:
+    """Domain, bus and device by PCI, which tell the GPUs of one machine apart; None of a torch that does not say."""
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return None if None in parts else ":".join(f"{part:02x}" for part in parts)
+
+
 def described() -> dict[str, Any]:
     """What only this process knows, for the first line of its events."""
     library = torch()
@@ -35,5 +41,6 @@ def described() -> dict[str, Any]:
             "sm_count": properties.multi_processor_count,
             "memory_bytes": properties.total_memory,
             "l2_bytes": getattr(properties, "L2_cache_size", None),
+            "pci": _address(properties),
         }
     return seen
