@@ -32,6 +32,8 @@ FORMATS = ("ncu --csv, raw and details page (.csv, .csv.gz)", "ncu's text page")
 
 #: The table of `--print-summary`, in CSV and on the text page.
 _SUMMARY = re.compile(r"Kernel Name.*Invocations|Metric Name +Metric Unit +Minimum +Maximum +Average")
+#: What the header of the CSV and a kernel of the text page have in them.
+_KNOWN_BY = ("Kernel Name", ", Context ")
 _MESSAGE = re.compile(r"^==(?:PROF|ERROR|WARNING)==", re.MULTILINE)
 _PERMISSION = (
     "On the host, load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0, or start the container with "
@@ -45,8 +47,12 @@ def sniff(path: Path) -> bool:
         head = _text(path, 1 << 20)
     except Refused:
         return False
+    if _MESSAGE.search(head):
+        return True
+    if not any(words in head for words in _KNOWN_BY):
+        return False  # as nearly every other file; a look at each line of one takes a while
     known = (_ncu_csv_pages.is_header, _ncu_text_page.kernel_line)
-    return bool(_MESSAGE.search(head)) or any(is_it(line) for line in head.splitlines() for is_it in known)
+    return any(is_it(line) for line in head.splitlines() for is_it in known)
 
 
 def parse(path: Path) -> tables.Tables:

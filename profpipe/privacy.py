@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from profpipe import errors, exports, parsing, scrub
@@ -13,20 +13,25 @@ from profpipe.errors import Refused
 _REPORTS = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
 
 
-def scrubbed(files: Iterable[Path], beside: Path) -> dict[Path, bool]:
+def scrubbed(files: Iterable[Path], beside: Path) -> Iterator[tuple[Path, bool]]:
     """Scrubs the exports among ``files``; says of each whether it is, for one that is damaged stays as it was."""
-    known, done = parsing.parsers(beside), {}
+    known = parsing.parsers(beside)
     for path in files:
         try:
             parser = parsing.name_of(parsing.choose(path, known))
-            if parser in scrub.PARSERS:
-                done[path] = False
-                if not scrub.is_scrubbed(path):
-                    scrub.scrub(path, parser)
-                done[path] = True
         except Refused:
             continue  # if it cannot be read either, that is said when it is
-    return done
+        if parser in scrub.PARSERS:
+            yield path, _is_scrubbed(path, parser)
+
+
+def _is_scrubbed(path: Path, parser: str) -> bool:
+    try:
+        if not scrub.is_scrubbed(path):
+            scrub.scrub(path, parser)
+    except Refused:
+        return False
+    return True
 
 
 def private_files(run_folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ A job that an earlier runner began, and did not live to finish, is taken up wher
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -44,16 +45,17 @@ def run(
     watch: Watch,
     patience: Patience = ending.PATIENCE,
     exhausted: Mapping[tuple[str, str], Iterable[Case]] | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
+    meanwhile: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Yields each job's outcome when the job has ended, so that the caller can store it before the next one starts.
+    """Yields each job's outcome when the job has ended, before the next one starts.
 
     Ctrl-C, SIGTERM and SIGHUP end the running process so that its report is still written; its job's outcome is
     yielded like any other, and then errors.Interrupted is raised. One that comes between two jobs, while the caller
     works, waits until the caller asks for the next outcome.
 
-    ``exhausted`` are cases that ran out of memory before this run, by workload and profiler. ``meanwhile`` is called
-    whenever a process that imports a workload was started: for some seconds it imports torch, and measures nothing.
+    ``exhausted`` are cases that ran out of memory before this run, by workload and profiler. ``meanwhile`` does a
+    little of whatever the caller has left to do, and says whether it did. It is called from when a process that imports
+    a workload was started until that turns to its first case: for some seconds it imports torch and measures nothing.
     """
     with Interrupts() as interrupts, ending.adopted_orphans():
         known = {key: list(cases) for key, cases in (exhausted or {}).items()}
@@ -96,7 +98,7 @@ class _Desk:
     patience: Patience
     interrupts: Interrupts
     exhausted: dict[tuple[str, str], list[Case]]
-    meanwhile: Callable[[], object]
+    meanwhile: Callable[[], bool]
 
 
 # --- one job: as many parts as its crashes make necessary ------------------------------------------------------------
@@ -326,7 +328,7 @@ def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessE
         except OSError as error:
             cause = "failed", f"could not be started: {error}"
         else:
-            meanwhile = desk.meanwhile if job.script is not None else None
+            meanwhile = functools.partial(_use_start, job, seen, desk)
             cause, ended = _attend(process, _watchful(command, job, seen, desk), spared, desk, meanwhile)
             returncode, seconds = process.returncode, ended - began
             if cause is None:
@@ -367,7 +369,7 @@ def _attend(
     look: _Look,
     spared: set[int],
     desk: _Desk,
-    meanwhile: Callable[[], object] | None = None,
+    meanwhile: Callable[[], bool],
 ) -> tuple[Fate | None, float]:
     """Stays with the process until it and all that it started are gone.
 
@@ -376,10 +378,8 @@ def _attend(
     cause, ended = None, 0.0
     try:
         with ending.waiting(process) as wait:
-            if meanwhile is not None:
-                meanwhile()
             while process.returncode is None and not (cause := look()):
-                wait(_LOOK_EVERY_S)
+                wait(0.0 if meanwhile() else _LOOK_EVERY_S)
                 ended = time.monotonic()
         if cause:
             hint = " (Ctrl-C again kills it)" if cause == verdict.INTERRUPTED else ""
@@ -392,6 +392,12 @@ def _attend(
     if left := ending.clear(process, spared, desk.patience):
         desk.watch.message(f"Processes left running, now ended: {left}")
     return cause, ended
+
+
+def _use_start(job: Job, seen: Events, desk: _Desk) -> bool:
+    """Does a little of what the caller has left to do, while that disturbs no measurement; whether it did."""
+    measures_nothing = job.script is not None and not seen.ended and seen.inside is None
+    return measures_nothing and desk.meanwhile()
 
 
 def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:

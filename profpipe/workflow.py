@@ -12,7 +12,6 @@ A run may be killed at any point and gone on with. What on disk says how far it 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shlex
@@ -20,9 +19,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
@@ -176,6 +175,9 @@ class _Run:
     folder: Path
     record: dict[str, Any]
     data: Tables
+    #: What is left to do for the job that ended last, and what the report will import, step by step.
+    _keeping: Iterator[None] = field(default_factory=lambda: iter(()))
+    _imports: Iterator[None] = field(default_factory=lambda: _import_ahead())
 
     def carry_out(self, planned: Sequence[Job], machine: Machine) -> int:
         """Does all that is left to do, and writes the report; the exit code."""
@@ -221,8 +223,24 @@ class _Run:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 journal.write_whole(job.folder / guide_file.FILE, note)
         exhausted = _exhausted(planned, self.data)
-        for outcome in run.run(jobs, profilers.ALL, watch, exhausted=exhausted, meanwhile=_import_ahead):
-            self._keep(outcome, keys[outcome.job.folder], machine)
+        try:
+            ended = run.run(jobs, profilers.ALL, watch, exhausted=exhausted, meanwhile=self._do_a_little)
+            for number, outcome in enumerate(ended, start=1):
+                self._finish_keeping()
+                self._keeping = self._keep(outcome, keys[outcome.job.folder], machine)
+                if number == len(jobs) or outcome.interrupted or not _is_soon_read(outcome):
+                    self._finish_keeping()
+        finally:
+            self._finish_keeping()
+
+    def _do_a_little(self) -> bool:
+        """Takes the next step of what nobody needs to wait for; whether there was one."""
+        return any(next(steps, _NO_MORE) is not _NO_MORE for steps in (self._imports, self._keeping))
+
+    def _finish_keeping(self) -> None:
+        """A step that failed has ended this, and its job is as if it had not been read: a run gone on with reads it."""
+        for _ in self._keeping:
+            pass
 
     def _launches(self, source: str) -> pd.DataFrame:
         """The single launches in a file of this run; none where its parser, which may be the user's, tells none."""
@@ -257,10 +275,15 @@ class _Run:
             if (offer := offered.get(keys[job.folder])) and not job.folder.exists():
                 reuse.take(offer, job.folder)
 
-    def _keep(self, outcome: Outcome, key: str, machine: Machine) -> None:
-        """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both."""
-        job, read, stored = outcome.job, [], self.data
-        scrubbed = privacy.scrubbed(outcome.files, self.order.beside)
+    def _keep(self, outcome: Outcome, key: str, machine: Machine) -> Iterator[None]:
+        """Reads what the job left, and puts its rows in place of any that an earlier try left; then stores both.
+
+        In steps: after each file, whatever comes between may be done.
+        """
+        job, read, scrubbed = outcome.job, [], {}
+        for path, is_done in privacy.scrubbed(outcome.files, self.order.beside):
+            scrubbed[path] = is_done
+            yield
         self._forget(job)
         for result in ingest.ingest(ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order)):
             if isinstance(result, ingest.Refusal):
@@ -270,6 +293,8 @@ class _Run:
                 cleaned = scrubbed.get(result.source.path)
                 entry = record.file(result.source.name, result.parser, result.tables.origin, cleaned)
                 record.put(self.record["files"], entry, "source")
+            yield
+        stored = self.data
         fresh = tables.concat(read)
         fresh = ingest.replaced(fresh, ingest.fates(outcome, self.folder.name, fresh.cases))
         if guide.adds(job):
@@ -296,8 +321,25 @@ class _Run:
         return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
 
 
-@functools.cache
-def _import_ahead() -> None:
+#: What ``next`` gives of steps that are all taken.
+_NO_MORE: Final = object()
+
+#: The largest file of which reading is over before a process that has just been started has imported torch.
+_SOON_READ_BYTES: Final = 32 << 20
+#: By how much longer than other files of their size these take: traces compressed, and reports that a library reads.
+_SLOWLY_READ: Final = {".gz": 16, ".ncu-rep": 16}
+
+
+def _is_soon_read(outcome: Outcome) -> bool:
+    """Whether no file of the job takes longer to read than half a second or so. Of a folder nobody knows."""
+    return all(
+        path.is_file() and path.stat().st_size * _SLOWLY_READ.get(path.suffix, 1) <= _SOON_READ_BYTES
+        for path in outcome.files
+        if path.exists()
+    )
+
+
+def _import_ahead() -> Iterator[None]:
     """What reading and the report import: half a second and more, in which nobody needs to wait for it.
 
     What cannot be imported is told by what needs it, after the measurements.
@@ -305,6 +347,7 @@ def _import_ahead() -> None:
     for name in ("pyarrow.parquet", "sqlite_utils", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         with suppress(ImportError):
             importlib.import_module(name)
+        yield
 
 
 def _went_well(outcome: Outcome, fresh: Tables) -> bool:

@@ -104,13 +104,32 @@ def test_the_harness_is_told_all_it_needs(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("script", "calls"), [(True, 1), (False, 0)])
-def test_only_while_a_process_imports_torch_something_else_is_done(tmp_path: Path, script: bool, calls: int) -> None:
+@pytest.mark.parametrize(("script", "steps"), [(True, 3), (False, 0)])
+def test_only_while_a_process_imports_torch_something_else_is_done(tmp_path: Path, script: bool, steps: int) -> None:
     """A command of the user's is measured from its start on."""
-    job, done = job_of(tmp_path, OK), list[int]()
+    job, left = job_of(tmp_path, OK), [3, 2, 1]
     job = job if script else replace(job, script=None, command=("true",))
-    list(run.run([job], {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, meanwhile=lambda: done.append(1)))
-    assert len(done) == calls
+    done: list[int] = []
+
+    def meanwhile() -> bool:
+        done.extend(taken := left[-1:])
+        del left[-1:]
+        return bool(taken)
+
+    list(run.run([job], {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, meanwhile=meanwhile))
+    assert done == [1, 2, 3][:steps]
+
+
+def test_nothing_else_is_done_once_a_case_has_begun(tmp_path: Path) -> None:
+    """However much there is to do."""
+    watch, done = Notes(), list[bool]()
+
+    def meanwhile() -> bool:
+        done.append(any(what == "case_started" for what, *_ in watch.told))
+        return True
+
+    list(run.run([job_of(tmp_path, OK, OK)], {"fake": fake_profiler(tmp_path)}, watch, HURRIED, meanwhile=meanwhile))
+    assert done and not any(done)
 
 
 def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_path: Path) -> None:

@@ -530,7 +530,7 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
     (raw / "other_results.db").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "events.jsonl").write_text('{"event": "started"}\n')
-    done = privacy.scrubbed(sorted(raw.iterdir()), tmp_path)
+    done = dict(privacy.scrubbed(sorted(raw.iterdir()), tmp_path))
     assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False, raw / "other_results.db": False}
     private = ["capture-2.sqlite", "capture.nsys-rep", "other_results.db"]
     assert privacy.private_files(tmp_path) == [f"raw/attention/nsys/{name}" for name in private]
@@ -551,7 +551,7 @@ def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private
     }  # fmt: skip
     for name, data in (cut | harmless).items():
         (raw / name).write_bytes(data)
-    done = privacy.scrubbed(sorted(raw.iterdir()), tmp_path)
+    done = dict(privacy.scrubbed(sorted(raw.iterdir()), tmp_path))
     assert {path.name for path, is_done in done.items() if is_done} == {"clean.json", "whole.json", "zipped.json.gz"}
     assert privacy.private_files(tmp_path) == [f"raw/attention/torch/{name}" for name in cut]
     assert scrub.is_scrubbed(raw / "zipped.json.gz") and not scrub.is_scrubbed(raw / "cut.json")

@@ -256,6 +256,74 @@ def test_a_runner_that_was_killed_is_resumed(project):
     assert len(list((project / "out").glob("2*"))) == 1
 
 
+#: Is loaded, as if it imported torch, until the run's record knows of the job before; or gives up.
+WAITING = """
+import json, time
+from pathlib import Path
+
+PARAMS = {"n": 1}
+
+deadline = time.monotonic() + 30
+record = Path("out", "latest", "run.json")
+while not json.loads(record.read_text())["jobs"]:
+    assert time.monotonic() < deadline, "the job before was not stored while this one began"
+    time.sleep(0.01)
+
+def build(params):
+    return lambda: None
+"""
+
+
+def test_what_a_job_left_is_read_and_stored_while_the_process_of_the_next_one_begins(project):
+    (project / "waits.py").write_text(WAITING)
+    (project / "pipeline.yaml").write_text(PIPELINE + "  waits: {script: waits.py, matrix: {n: [1]}}\n")
+    done = profpipe(project, "run")
+    assert done.returncode == 0, done.stderr
+    data, record = latest(project)
+    assert sorted(data.cases["case"]) == ["do=work,n=1", "do=work,n=2", "do=work,n=3", "n=1"]
+    assert [job["workload"] for job in record["jobs"]] == ["sums", "waits"]
+
+
+def test_large_files_of_a_job_are_read_before_the_next_one_begins(project, monkeypatch):
+    """Else their reading would still go on while it measures. The limit is lowered here: nothing large is made."""
+    monkeypatch.setattr(workflow, "_SOON_READ_BYTES", 0)
+    monkeypatch.setattr(workflow._Run, "_do_a_little", lambda self: False)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    (project / "waits.py").write_text(WAITING)
+    (project / "pipeline.yaml").write_text(PIPELINE + "  waits: {script: waits.py, matrix: {n: [1]}}\n")
+    assert cli.main(["run"]) == 0
+
+
+PARSER = """
+FORMATS = ("a file that cannot be read twice",)
+
+def sniff(path):
+    return path.name == "events.jsonl"
+
+def parse(path):
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_job_whose_reading_was_broken_off_is_not_taken_for_read(project):
+    """Ctrl-C while a file of the first job is read, as the second one's process begins; resume reads it anew."""
+    (project / "parsers").mkdir()
+    (project / "parsers" / "breaks.py").write_text(PARSER)
+    (project / "pipeline.yaml").write_text(PIPELINE + "  again: {script: sums.py, matrix: {n: [4]}}\n")
+    assert profpipe(project, "run").returncode == errors.INTERRUPTED
+    assert latest(project)[1]["jobs"] == []
+    (project / "parsers" / "breaks.py").unlink()
+    (folder,) = (path for path in (project / "out").glob("*-small"))
+    done = profpipe(project, "resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    data, record = latest(project)
+    assert len(data.cases) == 4 and [job["workload"] for job in record["jobs"]] == ["sums", "again"]
+    ended = [line for line in (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text().splitlines()
+             if '"case_ended"' in line]  # fmt: skip
+    assert len(ended) == 3, "no case that had finished is repeated"
+
+
 def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_back(project):
     assert interrupted(project, signal.SIGINT) == 130
     folder = (project / "out" / "latest").resolve()
