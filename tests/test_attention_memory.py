@@ -43,9 +43,10 @@ def test_what_is_in_use_before_the_backward_pass_is_what_the_forward_pass_left(m
     row = implementations.Implementation(prepare, lambda case: "", on_cpu=True)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
     monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention.torch, "bmm", lambda *_: seen.append("cuBLAS has its workspace"))
     case = attention._case({**SMALL, "impl": "mine", "mode": "bwd"})
     assert attention._in_use_before_backward(case, allocated) == 300
-    assert seen == ["read", "prepared", "called with gradients: True", "read"]
+    assert seen == ["cuBLAS has its workspace", "read", "prepared", "called with gradients: True", "read"]
 
 
 def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
