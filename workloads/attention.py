@@ -193,7 +193,7 @@ def _in_use_before_backward(case: Case, allocated: Callable[[], int]) -> int:
 
 
 def _wake_cublas() -> None:
-    """Gives cuBLAS its workspace, 32 MiB on an H200. It keeps that from its first call on, so no pass leaves it behind."""
+    """Gives cuBLAS the workspace that it keeps from its first call on (32 MiB on an H200): no pass leaves it behind."""
     tiny = torch.zeros(1, 16, 16, device=_setting.device())
     torch.bmm(tiny, tiny)
 
