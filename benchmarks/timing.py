@@ -88,34 +88,32 @@ def separate_runs(impl: str, runs: int) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     chosen = {"impl": impl, "seqlen": 4096, "batch": 2, "mode": "fwd"}
     sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    sets += ["--set", "head_dim=128"]
-    medians, marks = [], []
+    command = [sys.executable, "-m", "profpipe", "run", str(ROOT / "pipeline.yaml"), "-p", "plain"]
+    command += [*sets, "--set", "head_dim=128"]
+    times: dict[bool, list[float]] = {True: [], False: []}
+    print(f"{impl} forward 4096 in {runs} separate runs\n      us  95 % interval %  SM MHz: median, lowest  marks")
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="profpipe-timing-") as out:
-            command = [
-                sys.executable,
-                "-m",
-                "profpipe",
-                "run",
-                str(ROOT / "pipeline.yaml"),
-                "-p",
-                "plain",
-                "--out",
-                out,
-            ]
-            subprocess.run([*command, *sets], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True)
+            environment = {**os.environ, "PYTHONPATH": path}
+            subprocess.run([*command, "--out", out], env=environment, capture_output=True, check=True)
             with Path(out, "latest", "metrics.csv").open(encoding="utf-8") as rows:
-                medians += [float(row["value"]) / 1e3 for row in csv.DictReader(rows) if row["metric"] == "time"]
+                metrics = {row["metric"]: row for row in csv.DictReader(rows) if not row["subject"]}
             with Path(out, "latest", "cases.csv").open(encoding="utf-8") as rows:
-                marks += [json.loads(row["flags"]) for row in csv.DictReader(rows)]
-    spread = 100 * (max(medians) - min(medians)) / statistics.median(medians)
-    print(f"{impl} forward 4096 in {runs} separate runs: {', '.join(f'{median:.2f}' for median in medians)} us")
-    told = ", ".join(
-        f"{mark} in {sum(mark in own for own in marks)}" for mark in sorted({m for own in marks for m in own})
-    )
+                (marks,) = (json.loads(row["flags"]) for row in csv.DictReader(rows))
+        time, low, high = (float(metrics["time"][name]) / 1e3 for name in ("value", "ci_low", "ci_high"))
+        clocks = ", ".join(f"{float(metrics[name]['value']) / 1e6:.0f}" for name in ("sm_clock", "sm_clock_min"))
+        interval = 100 * max(time - low, high - time) / time
+        print(f"{time:8.2f} {interval:16.2f}  {clocks:22}  {', '.join(marks)}", flush=True)
+        times[bool(marks)].append(time)
+    every = times[True] + times[False]
     print(
-        f"spread {spread:.2f} % of the median; marks: {told or 'none'}; without a mark {sum(not own for own in marks)}"
+        f"spread of all {spread(every):.2f} %, of the {len(times[False])} without a mark {spread(times[False]):.2f} %"
     )
+
+
+def spread(times: Sequence[float]) -> float:
+    """From the least to the most, in percent of the median."""
+    return 100 * (max(times) - min(times)) / statistics.median(times) if times else 0.0
 
 
 if __name__ == "__main__":

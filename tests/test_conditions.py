@@ -357,6 +357,16 @@ def test_a_clock_that_the_gpu_counted_stands_before_one_that_nvml_told() -> None
     assert both.counted_hz == (1.8e9, 1.97e9) and conditions.marks(both) == ["throttled", "clock_spread"]
 
 
+@pytest.mark.parametrize(
+    ("median", "found"), [(1.9800e9, []), (1.9650e9, []), (1.9575e9, ["throttled"]), (1.9450e9, ["throttled"])]
+)
+def test_a_clock_that_is_a_little_lower_most_of_the_time_is_throttling(median: float, found: list[str]) -> None:
+    """2 % below is too little where it is a twentieth of the counts; half of them move the median time."""
+    capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
+    counts = (*[1.945e9] * 2, *[median] * 16, *[1.98e9] * 12)
+    assert conditions.marks(Conditions(capped, counted_hz=counts)) == found
+
+
 def test_one_count_of_many_below_the_highest_is_no_throttling() -> None:
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
     assert conditions.marks(Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29))) == []
