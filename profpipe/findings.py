@@ -66,7 +66,8 @@ class Split:
 
     ``iterations`` is None where the profiler does not say how often the case ran: then everything is the sum over all
     of them. ``kind`` is ``kernel``, or ``cpu_op`` where the numbers are the self time of CPU operators. ``idle`` is
-    the part of the case's range in which no kernel ran.
+    the part of the case's range, or of the time from its first kernel to the last where that is longer, in which no
+    kernel ran.
     """
 
     profiler: str

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range_row, tables
 
+from profpipe.analysis.tallies import OwnRange
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
 from profpipe.measuring import facts
@@ -480,3 +481,36 @@ def test_operators_that_take_longer_than_the_call_are_put_down_to_the_profiler_o
     )
     (figure,) = [f for a in only(data).agreements for f in a.figures if f.profiler == "plain"]
     assert (figure.reason, figure.flagged) == (because, not because)
+
+
+# --- the GPU that waits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "busy_ms", "span_ms", "idle"),
+    [
+        (4.0, 1.0, 2.0, 0.75),  # the host waits in the range for its kernels
+        (1.0, 2.0, 2.5, 0.2),  # it has ended long before they have
+        (1.0, 2.0, 2.0, 0.0),  # one kernel, or several with no gap
+        (1.0, 2.0, 0.0, None),  # an export of which only sums are known
+        (1.0, 0.0, 0.0, None),  # no kernel
+    ],
+)
+def test_the_idle_share_is_of_the_range_or_of_its_kernels_where_these_outlast_it(
+    wall_ms: float, busy_ms: float, span_ms: float, idle: float | None
+) -> None:
+    own = OwnRange(10, 1e6 * wall_ms, 1e6 * busy_ms, 1e6 * span_ms)
+    assert own.idle == (None if idle is None else pytest.approx(idle))
+
+
+def test_where_the_host_does_not_wait_the_gaps_between_kernels_are_told_and_explained() -> None:
+    data = tables(
+        [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})],
+        [kernel_row("impl=a", ATTENTION, 10, 8e6)],
+        [range_row("impl=a", 10, wall_ns=1e6, busy_ns=8e6, span_ns=10e6)],
+        [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "issue", 2e6)],
+    )
+    (workload,) = analyze(data, {}).workloads
+    sheet = limits(workload, workload.points, one_shape=False)
+    assert sheet.rows[0][sheet.head.index("GPU idle %")] == "20.0"
+    assert "Idle is the part of a call's range" in explained(workload)

@@ -83,11 +83,13 @@ class OwnRange:
 
     @property
     def idle(self) -> float | None:
-        """The part of the range in which no kernel ran.
+        """The part of the range in which no kernel ran; None where that is not known.
 
-        Launches run ahead of the GPU, so a range may end before its kernels do; then nothing is known of gaps.
+        Launches run ahead of the GPU, so a range may end before its kernels do. Then it is a part of the time from the
+        first kernel's start to the last one's end, where the export tells that.
         """
-        return 1 - self.busy_ns / self.wall_ns if self.wall_ns > self.busy_ns > 0 else None
+        extent = max(self.wall_ns, self.span_ns)
+        return 1 - self.busy_ns / extent if extent >= self.busy_ns > 0 else None
 
     def per_call(self, ns: float) -> float | None:
         return ns / self.instances if self.instances and ns else None

@@ -97,6 +97,8 @@ def explained(workload: WorkloadFindings, tables: Sequence[Sheet] = ()) -> str:
     if any(_has_gaps(point) for point in workload.points):
         why = "its kernels were not captured" + (", or have waiting for other GPUs in them" if means else "")
         said.append(f"≤: {why}, so this is the time of the call, in which the GPU may wait too.")
+    if any(cell != MISSING for cell in _column(tables, _IDLE)):
+        said.append("Idle is the part of a call's range, or of its first kernel to its last, in which no kernel runs.")
     if any(_SLOWED in cell for cell in _column(tables, _IDLE)):
         slower = f"the profiler made the loop more than {100 * OVERHEAD:.0f} % slower"
         said.append(f"profiler_overhead: {slower}, so idle comes out too high.")
