@@ -1,11 +1,12 @@
 """What profpipe itself costs: a sweep by `profpipe run`, beside the bare commands that it starts, in turns.
 
-    python benchmarks/orchestration.py [PIPELINE] [-p PROFILER]... [--set KEY=VALUE]... [--rounds 3]
+    python benchmarks/orchestration.py [PIPELINE] [-p PROFILER]... [--set KEY=VALUE]... [--rounds 4]
 
 The bare commands are those of run.json, one after the other, in the same environment: the profilers with their
 harness and nsys's export, and nothing before, between and after them. What profpipe adds is its own start, planning,
 reading, storing and reporting. It is to stay below 3 s and 2 % of the bare time. `added` is the difference of the two;
-`own` is what profpipe took outside its processes, which does not waver with their times. A first run is shown and not
+`own` is what profpipe took outside its processes, which does not waver with their times; what it does while one of
+them imports torch is in neither. A first run is shown and not
 counted: it loads everything from disk, also for the bare commands after it. From then on each of the two comes first in
 every other round. Without PIPELINE the sweep is made up: matrix products on a CPU or GPU under plain, torch and, where
 it is on PATH, nsys.
@@ -90,7 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("pipeline", nargs="?", type=Path)
     parser.add_argument("-p", "--profiler", action="append", default=[])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     return parser.parse_args()
 
 

@@ -13,6 +13,7 @@ import argparse
 import csv
 import gc
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -112,8 +113,8 @@ def separate_runs(impl: str, runs: int) -> None:
 
 
 def spread(times: Sequence[float]) -> float:
-    """From the least to the most, in percent of the median."""
-    return 100 * (max(times) - min(times)) / statistics.median(times) if times else 0.0
+    """From the least to the most, in percent of the median; of no times not a number."""
+    return 100 * (max(times) - min(times)) / statistics.median(times) if times else math.nan
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
         _write(folder / name, text)
     page = _filled(
         template,
-        title=_title(findings, run),
+        title=_title(findings, run, tables),
         chapters=chapters,
         study_plots=[plot for _, pictures in asked for plot in pictures],
         undrawn=listed((escape(title) for title, pictures in asked if not pictures), most=4),
@@ -126,15 +126,15 @@ def _tidy(page: str) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def _title(findings: Findings, run: Mapping[str, Any]) -> str:
+def _title(findings: Findings, run: Mapping[str, Any], tables: Tables) -> str:
     """A study of several workloads goes by its own name, and its headings name them; files from elsewhere have none."""
     names, own = [escape(w.name) for w in findings.workloads], (run.get("pipeline") or {}).get("name") or ""
     named = escape(own) if own and len(names) > 1 else listed(names, most=3) or escape(run.get("name") or "profpipe")
     cases = f"{findings.cases} case{'s' if findings.cases != 1 else ''}" if findings.cases else ""
-    return " · ".join(part for part in (named, cases, escape(_machine(run)), _date(run)) if part)
+    return " · ".join(part for part in (named, cases, escape(_machine(run, tables)), _date(run)) if part)
 
 
-def _machine(run: Mapping[str, Any]) -> str:
+def _machine(run: Mapping[str, Any], tables: Tables) -> str:
     """The GPU, or the CPU where the run says that there is none, or what the files say."""
     machine = run.get("machine") or {}
     if gpus := machine.get("gpus"):
@@ -142,7 +142,7 @@ def _machine(run: Mapping[str, Any]) -> str:
         if len(names) > 1:
             used = [str(one.get("device")) for job in run.get("jobs") or () for one in job.get("devices") or ()]
             return listed(dict.fromkeys(used or names), most=3)
-        if (count := _used_at_once(run)) is not None and count < len(gpus):
+        if (count := _used_at_once(run, tables)) is not None and count < len(gpus):
             return f"{count} of {len(gpus)} {names[0]}"
         return (f"{len(gpus)} x " if len(gpus) > 1 else "") + names[0]
     if "gpus" in machine:
@@ -150,13 +150,18 @@ def _machine(run: Mapping[str, Any]) -> str:
     return listed(dict.fromkeys(str(f["device"]) for f in run.get("files") or () if f.get("device")), most=3)
 
 
-def _used_at_once(run: Mapping[str, Any]) -> int | None:
-    """How many GPUs the jobs used at most, each by its own account; None where one that ran gave none."""
-    ran = [job.get("devices") or [{}] for job in run.get("jobs") or () if job.get("status") != "skipped"]
-    counts = [[one.get("count") for one in devices if one.get("device") != "cpu"] for devices in ran]
-    if any(None in of_job for of_job in counts):
+def _used_at_once(run: Mapping[str, Any], tables: Tables) -> int | None:
+    """How many GPUs the jobs used at once at most; None where one that ran does not say.
+
+    Each process tells the one that it began on. Those that one uses beside it are known from the kernels on them.
+    """
+    jobs = (job for job in run.get("jobs") or () if job.get("status") != "skipped")
+    ran = [job.get("devices") or [{}] for job in jobs if job.get("returncode", 0) is not None]
+    told = [[one.get("count") for one in devices if one.get("device") != "cpu"] for devices in ran]
+    if any(None in of_job for of_job in told):
         return None
-    return max((sum(of_job) for of_job in counts), default=0) or None
+    seen = tables.kernels.groupby(["workload", "profiler"])["device"].nunique()
+    return max([*map(sum, told), *seen]) or None if told else None
 
 
 def _date(run: Mapping[str, Any]) -> str:

@@ -55,7 +55,8 @@ def run(
 
     ``exhausted`` are cases that ran out of memory before this run, by workload and profiler. ``meanwhile`` does a
     little of whatever the caller has left to do, and says whether it did. It is called from when a process that imports
-    a workload was started until that turns to its first case: for some seconds it imports torch and measures nothing.
+    a workload was started until that says that it is there: for some seconds it imports torch. What was begun then may
+    last into the loading of the workload and the making of its first inputs, and is to be over before they are.
     """
     with Interrupts() as interrupts, ending.adopted_orphans():
         known = {key: list(cases) for key, cases in (exhausted or {}).items()}
@@ -396,8 +397,8 @@ def _attend(
 
 def _use_start(job: Job, seen: Events, desk: _Desk) -> bool:
     """Does a little of what the caller has left to do, while that disturbs no measurement; whether it did."""
-    measures_nothing = job.script is not None and not seen.ended and seen.inside is None
-    return measures_nothing and desk.meanwhile()
+    imports = job.script is not None and not (seen.started or seen.ended or seen.inside)
+    return imports and desk.meanwhile()
 
 
 def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:

@@ -228,10 +228,11 @@ class _Run:
             for number, outcome in enumerate(ended, start=1):
                 self._finish_keeping()
                 self._keeping = self._keep(outcome, keys[outcome.job.folder], machine)
-                if number == len(jobs) or outcome.interrupted or not _is_soon_read(outcome):
+                if outcome.interrupted or not (_imports_long(jobs[number:]) and self._is_soon_read(outcome)):
                     self._finish_keeping()
-        finally:
+        except Interrupted:
             self._finish_keeping()
+            raise
 
     def _do_a_little(self) -> bool:
         """Takes the next step of what nobody needs to wait for; whether there was one."""
@@ -241,6 +242,17 @@ class _Run:
         """A step that failed has ended this, and its job is as if it had not been read: a run gone on with reads it."""
         for _ in self._keeping:
             pass
+
+    def _is_soon_read(self, outcome: Outcome) -> bool:
+        """Whether what the job left is surely read while another process imports torch.
+
+        Not where the user has parsers, which may take any time.
+        """
+        if (self.order.beside / "parsers").exists():
+            return False
+        sizes = [(path, path.stat().st_size) for path in outcome.files if path.exists()]
+        seconds = (_READ_FILE_S + size / _READ_BYTES_PER_S.get(path.suffix, _READ_REST_PER_S) for path, size in sizes)
+        return not any(path.is_dir() for path, _ in sizes) and sum(seconds) <= _SOON_READ_S
 
     def _launches(self, source: str) -> pd.DataFrame:
         """The single launches in a file of this run; none where its parser, which may be the user's, tells none."""
@@ -307,6 +319,7 @@ class _Run:
         self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))
         store.save(self.folder, self.data, self.record, stored)
+        yield
 
     def _forget(self, job: Job) -> None:
         """What an earlier try at the job left in the record of its files."""
@@ -324,19 +337,17 @@ class _Run:
 #: What ``next`` gives of steps that are all taken.
 _NO_MORE: Final = object()
 
-#: The largest file of which reading is over before a process that has just been started has imported torch.
-_SOON_READ_BYTES: Final = 32 << 20
-#: By how much longer than other files of their size these take: traces compressed, and reports that a library reads.
-_SLOWLY_READ: Final = {".gz": 16, ".ncu-rep": 16}
+#: About as long as a process takes to import torch at least; and what scrubbing and reading takes, for each file and by
+#: its size: of a trace that is compressed, of a report that a library reads, and of the rest.
+_SOON_READ_S: Final = 2.0
+_READ_FILE_S: Final = 0.05
+_READ_BYTES_PER_S: Final = {".gz": 0.8e6, ".ncu-rep": 5e6}
+_READ_REST_PER_S: Final = 30e6
 
 
-def _is_soon_read(outcome: Outcome) -> bool:
-    """Whether no file of the job takes longer to read than half a second or so. Of a folder nobody knows."""
-    return all(
-        path.is_file() and path.stat().st_size * _SLOWLY_READ.get(path.suffix, 1) <= _SOON_READ_BYTES
-        for path in outcome.files
-        if path.exists()
-    )
+def _imports_long(following: Sequence[Job]) -> bool:
+    """Whether the first of these jobs starts a process that imports torch before it does anything else."""
+    return bool(following) and following[0].script is not None and not isinstance(following[0].tool, Missing)
 
 
 def _import_ahead() -> Iterator[None]:
@@ -411,7 +422,7 @@ def report(folder: Path) -> int:
     """Renders a stored run again."""
     data, begun = store.load(folder)
     beside = Order.load(folder).beside if (folder / ORDER).exists() else None
-    # Where the runner was killed in the midst of a job, nothing else in the run says that it was begun.
+    # Where the runner was killed in the midst of a job, or before it had read one, nothing else says that it was begun.
     known = {job["folder"] for job in begun.get("jobs") or ()}
     begun_in = (path.parent.relative_to(folder) for path in (folder / "raw").rglob(journal.NAME))
     ran = {place.parts[1:3] for place in begun_in if str(place) not in known}

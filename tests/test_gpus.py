@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import case_row, metric_row, tables
+from report_study import ATTENTION, case_row, kernel_row, metric_row, tables
 
 from profpipe import device, gpus, ingest, reading, store
 from profpipe.analyze import analyze
@@ -122,6 +122,16 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     assert ingest.devices([at, first]) == [h200], "not all say where they are"
 
 
+def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -> None:
+    run = {
+        "machine": {"gpus": [{"name": "NVIDIA H200"}] * 4},
+        "jobs": [{"workload": "w", "profiler": "nsys", "status": "ok", "devices": [{"device": "H200", "count": 1}]}],
+    }
+    kernels = [kernel_row("n=1", ATTENTION, 10, 1e6, device=device) for device in (0, 1)]
+    reading.render(tmp_path, tables(cases=[case_row("n=1", "nsys")], kernels=kernels), run, None)
+    assert "2 of 4 NVIDIA H200" in (tmp_path / "SUMMARY.md").read_text().splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("jobs", "said"),
     [
@@ -129,6 +139,7 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
         ([{"devices": [{"device": "NVIDIA H200", "count": n}]} for n in (1, 2)], "2 x NVIDIA H200"),
         ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}, {"status": "skipped"}], "1 of 2 NVIDIA H200"),
         ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}, {"devices": []}], "2 x NVIDIA H200"),
+        ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}, {"returncode": None}], "1 of 2 NVIDIA H200"),
         ([{"devices": [{"device": "NVIDIA H200"}]}], "2 x NVIDIA H200"),
         ([{"devices": [{"device": "cpu"}]}], "2 x NVIDIA H200"),
         ([], "2 x NVIDIA H200"),

@@ -37,7 +37,7 @@ def test_cases_that_were_never_begun_are_missed_where_each_is_a_job_of_its_own()
 
 def test_after_a_kill_the_case_that_was_cut_off_is_among_those_without_a_row() -> None:
     text = told(stopped(CASES[:1], cases=CASES, cut_off=True), INTERRUPTED[:1])
-    assert "lacks what was cut off or not begun under `plain`: `n=2` and `n=3` (2 cases)." in text
+    assert "lacks what was cut off, not read yet or not begun under `plain`: `n=2` and `n=3` (2 cases)." in text
 
 
 def test_a_run_without_an_end_is_not_complete_whatever_its_record_knows() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -249,54 +250,125 @@ def test_a_runner_that_was_killed_is_resumed(project):
     assert interrupted(project, signal.SIGKILL) == -9
     (run,) = (project / "out").glob("2*")
     profpipe(project, "report", str(run))
-    assert "what was cut off and not read yet under `plain`: everything." in (run / "SUMMARY.md").read_text()
+    assert "what was cut off or not read yet under `plain`: everything." in (run / "SUMMARY.md").read_text()
     done = profpipe(project, "resume")
     assert done.returncode == 0, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
     assert len(list((project / "out").glob("2*"))) == 1
 
 
-#: Is loaded, as if it imported torch, until the run's record knows of the job before; or gives up.
-WAITING = """
-import json, time
+#: A torch that does something where the job ``second`` imports it, and is none in the end.
+TORCH = """
+import json, os, signal, sys, time
 from pathlib import Path
 
-PARAMS = {"n": 1}
+def stored():
+    return json.loads(Path("out", "latest", "run.json").read_text())["jobs"]
 
-deadline = time.monotonic() + 30
-record = Path("out", "latest", "run.json")
-while not json.loads(record.read_text())["jobs"]:
-    assert time.monotonic() < deadline, "the job before was not stored while this one began"
-    time.sleep(0.01)
-
-def build(params):
-    return lambda: None
+if f"{os.sep}second{os.sep}" in sys.argv[-1]:
+    %s
+raise ImportError("no torch for this test")
 """
+WAITS = "deadline = time.monotonic() + 30\n    while not stored() and time.monotonic() < deadline: time.sleep(0.01)"
+ASKS = 'Path("asked").write_text(str(len(stored())))'
+KILLS = 'Path("killed").touch(exist_ok=False); os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)'
+SECOND = PIPELINE + "  second: {script: sums.py, matrix: {n: [4]}}\n"
 
 
-def test_what_a_job_left_is_read_and_stored_while_the_process_of_the_next_one_begins(project):
-    (project / "waits.py").write_text(WAITING)
-    (project / "pipeline.yaml").write_text(PIPELINE + "  waits: {script: waits.py, matrix: {n: [1]}}\n")
+@pytest.fixture
+def importing(project):
+    """``importing(what)``: a pipeline of two jobs, and the environment in which the second one's torch does that."""
+
+    def prepared(what):
+        (project / "slow").mkdir()
+        (project / "slow" / "torch.py").write_text(TORCH % what)
+        (project / "pipeline.yaml").write_text(SECOND)
+        return {"PYTHONPATH": f"{ROOT}{os.pathsep}{project / 'slow'}"}
+
+    return prepared
+
+
+def names_of(record):
+    return [job["workload"] for job in record["jobs"]]
+
+
+def test_what_a_job_left_is_read_and_stored_while_the_process_of_the_next_one_imports_torch(project, importing):
+    began = time.monotonic()
+    done = profpipe(project, "run", env=importing(WAITS))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 30, "it was stored only after the wait for it was given up"
+    data, record = latest(project)
+    assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
+    assert [file["source"].split("/")[1] for file in record["files"]] == ["sums", "second"]
+
+
+def test_where_reading_may_take_long_it_is_over_before_the_next_job_begins(project, importing, monkeypatch):
+    """Else it would still go on while that one measures. The limit is lowered here: nothing large is made."""
+    for name, value in importing(ASKS).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(workflow, "_SOON_READ_S", 0.0)
+    monkeypatch.chdir(project)
+    assert cli.main(["run"]) == 0
+    assert (project / "asked").read_text() == "1"
+
+
+def test_a_parser_of_the_users_may_take_any_time_and_is_waited_for(project, importing):
+    (project / "parsers").mkdir()
+    assert profpipe(project, "run", env=importing(ASKS)).returncode == 0
+    assert (project / "asked").read_text() == "1"
+
+
+def test_what_a_job_left_is_stored_before_a_command_that_measures_from_its_start_on(project):
+    ask = "import json; print(len(json.load(open('out/latest/run.json'))['jobs']), file=open('asked', 'w'))"
+    entry = f"  second: {{command: [{sys.executable}, -c, {json.dumps(ask)}]}}\n"
+    (project / "pipeline.yaml").write_text(PIPELINE + entry)
     done = profpipe(project, "run")
     assert done.returncode == 0, done.stderr
+    assert (project / "asked").read_text().strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("files", "soon"),
+    [
+        ({}, True),
+        ({"a.sqlite": 30_000_000}, True),
+        ({"a.sqlite": 90_000_000}, False),
+        ({f"{n}.json.gz": 12_000 for n in range(20)}, True),
+        ({f"{n}.json.gz": 12_000 for n in range(60)}, False),
+        ({"a.json.gz": 2_000_000}, False),
+        ({"a.ncu-rep": 5_000_000}, True),
+        ({"a.ncu-rep": 20_000_000}, False),
+        ({"tables": None}, False),
+    ],
+)
+def test_how_long_reading_takes_is_judged_by_number_size_and_kind_of_files(tmp_path, files, soon):
+    for name, size in files.items():
+        if size is None:
+            (tmp_path / name).mkdir()
+        else:
+            with (tmp_path / name).open("wb") as stream:
+                stream.truncate(size)
+    (tmp_path / "elsewhere").mkdir()
+    order = SimpleNamespace(beside=tmp_path / "elsewhere")
+    outcome = SimpleNamespace(files=[tmp_path / name for name in (*files, "gone.sqlite")])
+    assert workflow._Run(order, tmp_path, {}, tables.Tables())._is_soon_read(outcome) is soon
+
+
+def test_a_runner_killed_before_it_had_read_a_job_reads_it_when_it_goes_on_and_repeats_nothing(project, importing):
+    env = importing(KILLS)
+    assert profpipe(project, "run", env=env).returncode == -signal.SIGKILL
+    (folder,) = (project / "out").glob("*-small")
+    done = profpipe(project, "resume", str(folder), env={"PYTHONPATH": PYTHONPATH})
+    assert done.returncode == 0, done.stderr
     data, record = latest(project)
-    assert sorted(data.cases["case"]) == ["do=work,n=1", "do=work,n=2", "do=work,n=3", "n=1"]
-    assert [job["workload"] for job in record["jobs"]] == ["sums", "waits"]
+    assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
+    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    assert events.count('"event": "case_ended"') == 3 and events.count('"event": "started"') == 1
 
 
-def test_large_files_of_a_job_are_read_before_the_next_one_begins(project, monkeypatch):
-    """Else their reading would still go on while it measures. The limit is lowered here: nothing large is made."""
-    monkeypatch.setattr(workflow, "_SOON_READ_BYTES", 0)
-    monkeypatch.setattr(workflow._Run, "_do_a_little", lambda self: False)
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    (project / "waits.py").write_text(WAITING)
-    (project / "pipeline.yaml").write_text(PIPELINE + "  waits: {script: waits.py, matrix: {n: [1]}}\n")
-    assert cli.main(["run"]) == 0
-
-
-PARSER = """
-FORMATS = ("a file that cannot be read twice",)
+#: One of the user's, so that it is waited for; it is broken off.
+BREAKS = """
+FORMATS = ("a file that cannot be read",)
 
 def sniff(path):
     return path.name == "events.jsonl"
@@ -306,22 +378,26 @@ def parse(path):
 """
 
 
-def test_a_job_whose_reading_was_broken_off_is_not_taken_for_read(project):
-    """Ctrl-C while a file of the first job is read, as the second one's process begins; resume reads it anew."""
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_job_whose_reading_was_broken_off_is_not_taken_for_read(project, monkeypatch, waited_for):
+    """Ctrl-C while a file of the first job is read, before the second job or as its process begins."""
     (project / "parsers").mkdir()
-    (project / "parsers" / "breaks.py").write_text(PARSER)
-    (project / "pipeline.yaml").write_text(PIPELINE + "  again: {script: sums.py, matrix: {n: [4]}}\n")
-    assert profpipe(project, "run").returncode == errors.INTERRUPTED
+    (project / "parsers" / "breaks.py").write_text(BREAKS)
+    (project / "pipeline.yaml").write_text(SECOND)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(workflow._Run, "_is_soon_read", lambda self, outcome: not waited_for)
+    assert cli.main(["run"]) == errors.INTERRUPTED
     assert latest(project)[1]["jobs"] == []
     (project / "parsers" / "breaks.py").unlink()
-    (folder,) = (path for path in (project / "out").glob("*-small"))
+    monkeypatch.undo()
+    (folder,) = (project / "out").glob("*-small")
     done = profpipe(project, "resume", str(folder))
     assert done.returncode == 0, done.stderr
     data, record = latest(project)
-    assert len(data.cases) == 4 and [job["workload"] for job in record["jobs"]] == ["sums", "again"]
-    ended = [line for line in (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text().splitlines()
-             if '"case_ended"' in line]  # fmt: skip
-    assert len(ended) == 3, "no case that had finished is repeated"
+    assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
+    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    assert events.count('"event": "case_ended"') == 3, "no case that had finished is repeated"
 
 
 def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_back(project):

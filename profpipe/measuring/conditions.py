@@ -38,11 +38,11 @@ _THROTTLES: Final = (0x4, 0x8, 0x20, 0x40, 0x80)
 _LEAST_SHARE: Final = 0.05
 #: As far as clocks may lie apart, relative to the highest.
 _CLOCK_SPREAD: Final = 0.05
-#: What holds the clock back by less than this share of its highest does not move a time that anyone would notice: an
-#: H200 near its power limit says "software power cap" at 1965 of 1980 MHz.
+#: What holds the clock back by less than this share of its highest for a short while does not move a time that anyone
+#: would notice: an H200 near its power limit says "software power cap" at 1965 of 1980 MHz.
 _HELD_BACK: Final = 0.02
-#: In the median it does from here on: the median time follows, and ten runs of one case are to agree within 1 % or say
-#: why they do not.
+#: In the median of many counts it does from here on: the median time follows, and ten runs of one case are to agree
+#: within 1 % or say why they do not. A single count is no more exact than that, half of them are.
 _HELD_BACK_MOSTLY: Final = 0.01
 #: As exactly as a clock is counted.
 _COUNTED_WITHIN: Final = 0.01

@@ -152,7 +152,7 @@ def _unread(run: Mapping[str, Any]) -> dict[tuple[str, str, tuple[str, ...]], tu
 def _cut_off(job: Mapping[str, Any], some: bool) -> str:
     """What became of a workload under a profiler; of ``some`` of its cases nobody knows which was the one cut off."""
     if job.get("cut_off"):
-        return "cut off or not begun" if some else "cut off and not read yet"
+        return "cut off, not read yet or not begun" if some else "cut off or not read yet"
     return "not begun"
 
 

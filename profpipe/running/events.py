@@ -27,6 +27,8 @@ class Events:
         self, path: Path, watch: Watch, ended: dict[str, str] | None = None, inside: str | None = None
     ) -> None:
         self.ended, self.inside = ended or {}, inside
+        #: Whether a process has said that it is there, with its torch imported.
+        self.started = False
         self.inside_since = 0.0
         self._path, self._watch = path, watch
         self._unread = _close_last_line(path)
@@ -48,7 +50,9 @@ class Events:
 
     def _take(self, event: dict[str, Any]) -> None:
         case = event.get("case", "")
-        if event.get("event") == "case_started" and case not in self.ended:
+        if event.get("event") == "started":
+            self.started = True
+        elif event.get("event") == "case_started" and case not in self.ended:
             self.inside, self.inside_since = case, time.monotonic()
             self._watch.case_started(case)
         elif event.get("event") == "case_ended":
