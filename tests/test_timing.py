@@ -255,7 +255,7 @@ def test_the_range_is_closed_and_the_error_goes_on_when_the_callable_fails() -> 
     assert open_ranges == []
 
 
-def test_the_largest_cache_that_linux_reports_is_flushed_twice_over(
+def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_process_can_have_filled_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert watches.last_level_cache_bytes(tmp_path) is None
@@ -265,6 +265,8 @@ def test_the_largest_cache_that_linux_reports_is_flushed_twice_over(
     assert watches.last_level_cache_bytes(tmp_path) == 105 * MIB
     monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: 105 * MIB)
     assert watches.Cpu().flush_bytes == 210 * MIB
+    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: 480 * MIB)
+    assert watches.Cpu().flush_bytes == 256 * MIB
     monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: None)
     assert watches.Cpu().flush_bytes == 64 * MIB
 

@@ -29,7 +29,10 @@ MIB: Final = 2**20
 
 #: Least size of the flush on a GPU, that of Triton's ``do_bench``: 56 us at 4.8 TB/s.
 _LEAST_GPU_FLUSH_BYTES: Final = 256 * MIB
+#: Where the cache's size is not known, and at most. A server reports the cache of all its cores as one, up to half a
+#: gigabyte. To overwrite that twice takes 0.2 s before each sample, and a process on a few cores holds a part of it.
 _CPU_FLUSH_BYTES: Final = 64 * MIB
+_MOST_CPU_FLUSH_BYTES: Final = 256 * MIB
 _CPU_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 
 #: Calls issued into an idle GPU, to learn what issuing one costs the host; fewer where they take long.
@@ -439,7 +442,7 @@ class Cpu:
     def __init__(self, timed: bool = True) -> None:
         self._begin_ns = 0
         self._values_ns: list[float] = []
-        self.flush_bytes = 2 * (last_level_cache_bytes() or 0) or _CPU_FLUSH_BYTES
+        self.flush_bytes = min(2 * (last_level_cache_bytes() or 0), _MOST_CPU_FLUSH_BYTES) or _CPU_FLUSH_BYTES
 
     def __enter__(self) -> Cpu:
         self._buffer = ctypes.create_string_buffer(self.flush_bytes)
