@@ -34,6 +34,7 @@ from profpipe import (
     guide,
     ingest,
     kernels,
+    load,
     parsing,
     plan,
     privacy,
@@ -248,7 +249,8 @@ class _Run:
 
         Not where the user has parsers, which may take any time.
         """
-        if (self.order.beside / "parsers").exists():
+        ours = load.own_folder("parsers").resolve()
+        if any(path.parent.resolve() != ours for path in load.files("parsers", "*.py", self.order.beside)):
             return False
         sizes = [(path, path.stat().st_size) for path in outcome.files if path.exists()]
         seconds = (_READ_FILE_S + size / _READ_BYTES_PER_S.get(path.suffix, _READ_REST_PER_S) for path, size in sizes)
