@@ -6,10 +6,9 @@ The bare commands are those of run.json, one after the other, in the same enviro
 harness and nsys's export, and nothing before, between and after them. What profpipe adds is its own start, planning,
 reading, storing and reporting. It is to stay below 3 s and 2 % of the bare time. `added` is the difference of the two;
 `own` is what profpipe took outside its processes, which does not waver with their times; what it does while one of
-them imports torch is in neither. A first run is shown and not
-counted: it loads everything from disk, also for the bare commands after it. From then on each of the two comes first in
-every other round. Without PIPELINE the sweep is made up: matrix products on a CPU or GPU under plain, torch and, where
-it is on PATH, nsys.
+them imports torch is in neither. A first run is shown and not counted: it loads everything from disk, also for the bare
+commands after it. From then on each of the two comes first in every other round. Without PIPELINE the sweep is made up:
+matrix products on a CPU or GPU under plain, torch and, where it is on PATH, nsys.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from profpipe.errors import Interrupted
 from profpipe.job import Case, Command, Job, Missing, Outcome, Tool
 from profpipe.running import ending
 from profpipe.running.ending import Patience
+from profpipe.running.events import Events
 
 HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
@@ -118,6 +120,17 @@ def test_only_while_a_process_imports_torch_something_else_is_done(tmp_path: Pat
 
     list(run.run([job], {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED, meanwhile=meanwhile))
     assert done == [1, 2, 3][:steps]
+
+
+@pytest.mark.parametrize("event", [{"event": "started"}, {"event": "case_started", "case": "case=1"}])
+def test_nothing_else_is_begun_from_when_a_process_has_torch(tmp_path: Path, event: dict[str, str]) -> None:
+    job, done = job_of(tmp_path, OK), list[int]()
+    seen = Events(tmp_path / "events.jsonl", Notes())
+    desk = SimpleNamespace(meanwhile=lambda: not done.append(1))
+    assert run._use_start(job, seen, desk) and done == [1]  # type: ignore[arg-type]
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    seen.read()
+    assert not run._use_start(job, seen, desk) and done == [1]  # type: ignore[arg-type]
 
 
 def test_nothing_else_is_done_once_a_case_has_begun(tmp_path: Path) -> None:
@@ -512,9 +525,11 @@ def test_where_no_descriptor_tells_of_an_end_it_is_found_by_looking(
 RUNNER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from fake_profiler import Notes, fake_profiler, job_of
 from profpipe import errors, run
 from profpipe.running.ending import Patience
+from profpipe.running.events import Events
 from profpipe.errors import Interrupted
 
 folder, do, interrupt_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
