@@ -21,17 +21,15 @@ from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import WATCHES, Issue, Watch, calls_that_synchronise
+from profpipe.measuring.watches import GROUPS, WATCHES, Issue, Watch, calls_that_synchronise, settled
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5
 #: Events of more samples than this are not kept waiting for one synchronisation.
 _LARGEST_BATCH: Final = 1000
 
-#: The time has settled when this many groups of calls in a row agree within the tolerance; each lasts this long.
-_GROUPS: Final = 3
+#: How long a group of calls lasts on a CPU, whose time is held against that of others to see whether it has settled.
 _GROUP_S: Final = 0.01
-_SETTLED: Final = 0.02
 
 #: By how much the host must take longer than the GPU: what issuing a call takes is known from five calls only.
 _SLOWER: Final = 1.05
@@ -168,19 +166,21 @@ def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float
     has settled when three groups in a row lie within 2 %. The first call stands alone and is not among them.
 
     At least ``least`` calls are made and at most ``budget_s`` is spent, or five times that where there are fewer than
-    ``least`` calls by then. ``least=0`` makes no call.
+    ``least`` calls by then. ``least=0`` makes no call. On a GPU it is ``sample`` that waits for the time to settle, by
+    its own clock: here no more than ``least`` calls are made, or four.
     """
+    most = max(least, 1 + GROUPS) if device == "cuda" else math.inf
     begin, calls, size = time.perf_counter(), 0, 1
     groups: list[float] = []
     while least:
         each_s = _wall_s(fn, size, device) / size
-        groups = [*groups[1 - _GROUPS :], each_s] if calls else []
+        groups = [*groups, each_s] if calls else []
         calls += size
         enough = calls >= least
-        settled = len(groups) == _GROUPS and max(groups) <= (1 + _SETTLED) * min(groups)
-        if (enough and settled) or time.perf_counter() - begin >= budget_s * (1 if enough else _PATIENCE):
+        spent = time.perf_counter() - begin >= budget_s * (1 if enough else _PATIENCE)
+        if (enough and settled(groups)) or calls == most or spent:
             break
-        size = max(1, min(int(_GROUP_S / max(each_s, 1e-9)), _LARGEST_BATCH))
+        size = int(max(1, min(_GROUP_S / max(each_s, 1e-9), _LARGEST_BATCH, most - calls)))
     return calls
 
 
@@ -219,8 +219,9 @@ def sample(
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
     times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
     up to 30 times more where a wait of the host's has two explanations.
-    Then it is called as for samples for 30 ms, or 100 where the call fills most of that and is not known to be
-    ``light``, so that clocks and power are those of the loop (``load``); then ``begun()``. What follows is measured.
+    Then it is called as for samples for 15 ms, or 100 where the call fills most of that and is not known to be
+    ``light``, so that clocks and power are those of the loop, and on until the medians of three groups of 5 ms lie
+    within 2 %, for at most half the budget; then ``begun()``. What follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
@@ -228,7 +229,7 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        issue = watch.learn(fn, ranks, known, light=light)
+        issue = watch.learn(fn, ranks, known, light=light, patience_s=rule.budget_s / 2)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()

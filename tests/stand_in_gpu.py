@@ -141,6 +141,9 @@ class _Event:
     def query(self) -> bool:
         return self.at_ns <= self.gpu.now_ns
 
+    def synchronize(self) -> None:
+        self.gpu.now_ns = max(self.gpu.now_ns, self.at_ns)
+
     def elapsed_time(self, end: _Event) -> float:
         return (end.at_ns - self.at_ns) / 1e6
 

@@ -47,12 +47,23 @@ _LONGEST_TRIED_NS: Final = 500e6
 _LONG_CALL_NS: Final = 2e9
 _SHORT_CALL_NS: Final = 1e6
 
-#: For so long the loop of samples runs before the first of them: about what ``do_bench`` warms up for by default; and
-#: where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times of
-#: FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began. A call that was seen not to do that (``light``) need
-#: not be waited for again.
+#: The first sample of a batch finds the host as slow as it is after a wait, up to three times what issuing the calls
+#: behind it takes. Held too briefly for the one, the GPU would be held twice as long before all of them.
+_FIRST_ROOM: Final = 2
+_FIRST_ROOM_NS: Final = 150e3
+
+#: For so long the loop of samples runs at least before the first of them, about what ``do_bench`` warms up for by
+#: default; and where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times
+#: of FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began. A call that was seen not to do that (``light``)
+#: need not be waited for again.
 _LOAD_NS: Final = 30e6
 _FULL_LOAD_NS: Final = 100e6
+#: Where its times are looked at, which show whether it need run for longer.
+_WATCHED_LOAD_NS: Final = 15e6
+#: The times have settled when so many groups of calls in a row agree within the tolerance. On a GPU each lasts so long.
+GROUPS: Final = 3
+_SETTLED: Final = 0.02
+_GROUP_NS: Final = 5e6
 
 #: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
 _QUEUE: Final = 1024
@@ -94,9 +105,18 @@ class Watch(Protocol):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def learn(
-        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+        self,
+        fn: Callable[[], object],
+        ranks: Ranks = ALONE,
+        known: Issue | None = None,
+        *,
+        light: bool = False,
+        patience_s: float = 0.0,
     ) -> Issue | None:
-        """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU."""
+        """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU.
+
+        A GPU is loaded until the times settle, but for no longer than ``patience_s`` where it need not be.
+        """
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
         """Brings a GPU to the clock that it keeps under ``fn``; for a loop without samples."""
@@ -153,6 +173,7 @@ class Gpu:
         self._probes: list[tuple[Any, ...]] = []
         self._hold_ns = self._flush_ns = self._cycles_per_ns = 0.0
         self._taken = self._late = self._late_in_all = 0
+        self._holds = False
         self._issue: Issue | None = None
         l2_bytes = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
         self.flush_bytes = max(2 * l2_bytes, _LEAST_GPU_FLUSH_BYTES)
@@ -174,7 +195,13 @@ class Gpu:
     # --- what the host does -----------------------------------------------------------------------------------------
 
     def learn(
-        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+        self,
+        fn: Callable[[], object],
+        ranks: Ranks = ALONE,
+        known: Issue | None = None,
+        *,
+        light: bool = False,
+        patience_s: float = 0.0,
     ) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
@@ -197,10 +224,15 @@ class Gpu:
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
         self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
-        if not issue.synchronises:
+        self._holds = not issue.synchronises
+        if self._holds:
             hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
             self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
-        self._load(fn, issue.call_ns, ranks, light)
+        if ranks.several:
+            self._load(fn, issue.call_ns, ranks)
+        else:
+            self._settle(fn, issue.call_ns, light, patience_s * 1e9)
+        self._late = 0
         return issue
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
@@ -260,22 +292,51 @@ class Gpu:
         self.wait()
         self._load(fn, ranks.most(float(time.perf_counter_ns() - begin)), ranks)
 
-    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks, light: bool = False) -> None:
+    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
 
         The GPU was idle between the calls that only learn, and its clock is up: without this, samples that are done in
         some milliseconds would show a speed that it does not keep.
         """
         beside_ns = self._flush_ns + self._hold_ns
-        load_ns = _FULL_LOAD_NS if call_ns > beside_ns and not light else _LOAD_NS
+        load_ns = _FULL_LOAD_NS if call_ns > beside_ns else _LOAD_NS
         # Each process times its own flush, and all must make the same calls.
-        for _ in range(int(ranks.most(load_ns / (call_ns + beside_ns)))):
+        self._rehearse(fn, int(ranks.most(load_ns / (call_ns + beside_ns))))
+        self.values_ns()
+
+    def _settle(self, fn: Callable[[], object], call_ns: float, light: bool, patience_ns: float) -> None:
+        """``_load`` for one process, which may go by what it sees: it goes on until the times have settled.
+
+        They are those of the events, for the host's own may never settle. One group of calls is looked at while the
+        GPU is at the next, so that it does not rest in between.
+        """
+        beside_ns = self._flush_ns + self._hold_ns
+        each_ns = call_ns + beside_ns
+        if each_ns > _FULL_LOAD_NS:
+            return
+        medians: list[float] = []
+        began_ns, done, spent_ns, least_ns = time.perf_counter_ns(), 0, 0.0, _WATCHED_LOAD_NS
+        group = self._rehearse(fn, max(1, int(_GROUP_NS / each_ns)))
+        while spent_ns < least_ns or (spent_ns < patience_ns and not settled(medians)):
+            following = self._rehearse(fn, max(1, int(_GROUP_NS / each_ns)))
+            group[-1][1].synchronize()
+            medians.append(statistics.median(begin.elapsed_time(end) * 1e6 for begin, end in group))
+            done += len(group)
+            spent_ns = time.perf_counter_ns() - began_ns
+            each_ns = spent_ns / done
+            least_ns = _FULL_LOAD_NS if medians[-1] > beside_ns and not light else _WATCHED_LOAD_NS
+            group = following
+        self.values_ns()
+
+    def _rehearse(self, fn: Callable[[], object], n: int) -> list[tuple[Any, Any]]:
+        """Queues ``n`` samples that are not kept; their events."""
+        before = len(self._events)
+        for _ in range(n):
             self.flush()
             self.start()
             fn()
             self.stop()
-        self.values_ns()
-        self._late = 0
+        return self._events[before:]
 
     def _issues(
         self, fn: Callable[[], object], behind_ns: Sequence[float], ranks: Ranks
@@ -331,8 +392,13 @@ class Gpu:
 
     def flush(self) -> None:
         if not self._busy():
-            self._hold(self._hold_ns)
+            self._hold(self._hold_ns if self._events else self._first_hold_ns)
         self._clear()
+
+    @property
+    def _first_hold_ns(self) -> float:
+        """For how long to hold the GPU before the first sample of a batch."""
+        return min(_LONGEST_HOLD_NS, _FIRST_ROOM * self._hold_ns + _FIRST_ROOM_NS) if self._holds else 0.0
 
     def _busy(self) -> bool:
         """Whether the GPU has enough to do without a hold: it has not begun the sample before, which takes longer."""
@@ -416,6 +482,12 @@ class Gpu:
         return found
 
 
+def settled(times: Sequence[float]) -> bool:
+    """Whether the last three lie within 2 %."""
+    last = times[-GROUPS:]
+    return len(last) == GROUPS and max(last) <= (1 + _SETTLED) * min(last)
+
+
 def calls_that_synchronise(fn: Callable[[], object]) -> int:
     """How many synchronising operations torch sees in one call of ``fn``: ``item()``, ``cpu()``, ``nonzero()``, ...
 
@@ -452,7 +524,13 @@ class Cpu:
         del self._buffer
 
     def learn(
-        self, fn: Callable[[], object], ranks: Ranks = ALONE, known: Issue | None = None, *, light: bool = False
+        self,
+        fn: Callable[[], object],
+        ranks: Ranks = ALONE,
+        known: Issue | None = None,
+        *,
+        light: bool = False,
+        patience_s: float = 0.0,
     ) -> None:
         return None
 
