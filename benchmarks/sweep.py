@@ -3,8 +3,10 @@
     python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
 
 By default sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain and,
-where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. The
-times that the two ways measured are compared as well: a sweep is of no use if its cases disturb each other.
+where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. One
+case of each implementation is run before, and not counted: whoever comes first on a machine just started reads its
+libraries from the disk and compiles its kernels, seconds that are no matter of the way. The times that the two ways
+measured are compared as well: a sweep is of no use if its cases disturb each other.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ def main() -> None:
     print("profiler cases  one process s  isolated s  ratio  time isolated/swept: median, farthest")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
         with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
+            one_each = {"impl": args.impls, **{name: chosen[name].split(",")[0] for name in ("seqlen", "batch")}}
+            timed_run(Path(scratch, "first"), profiler, one_each, [])
             swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
             isolated_s, isolated = timed_run(Path(scratch, "isolated"), profiler, chosen, ["--set", "isolate=true"])
         if swept.keys() != isolated.keys():
