@@ -216,9 +216,9 @@ def sample(
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
-    as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called up to 11
-    times outside any range, to learn how the host issues it: 3 times where a call takes over 0.2 s, once over 2 s, and
-    up to 30 times more where a wait of the host's has two explanations.
+    as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called 7 times
+    outside any range, 11 where the host waits inside it, to learn how the host issues it: 3 times where a call takes
+    over 0.2 s, once over 2 s, and up to 30 times more where a wait of the host's has two explanations.
     Then it is called as for samples for 15 ms, or 100 where the call fills most of that and is not known to be
     ``light``, so that clocks and power are those of the loop, and on until the medians of three groups of 5 ms lie
     within 2 %, for at most half the budget; then ``begun()``. What follows is measured.

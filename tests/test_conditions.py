@@ -233,9 +233,15 @@ def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
 
 @pytest.mark.parametrize(
     ("counted_mhz", "highest_mhz", "kept"),
-    [((1979, 1981), 1980, True), ((1979, 1955), 1980, False), ((), 1980, False), ((1979,), None, False)],
+    [
+        ((1979, 1981), 1980, True),
+        ((1979, 1955, 1975), 1980, True),
+        ((1979, 1955, 1950), 1980, False),
+        ((), 1980, False),
+        ((1979,), None, False),
+    ],
 )
-def test_the_highest_clock_was_kept_where_the_gpu_counted_no_other(
+def test_the_highest_clock_was_kept_where_the_gpu_counted_it_in_the_median(
     counted_mhz: tuple[int, ...], highest_mhz: int | None, kept: bool
 ) -> None:
     reading = Reading(highest_hz=None if highest_mhz is None else highest_mhz * MHZ)

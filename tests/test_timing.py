@@ -338,7 +338,7 @@ def loaded(gpu: StandInGpu, fn: Any, patience_s: float = 1.0, **known: Any) -> t
     rule = Rule(least=3, most=3, target=math.inf, budget_s=2 * patience_s)
     timing.sample(call, device="cuda", rule=rule, range_name="r", annotate=gpu.annotate, begun=begun, **known)
     assert len(issued) == learned + 3, "what follows is measured"
-    loading = issued[11:learned]  # the first 11 are issued to learn how
+    loading = issued[7:learned]  # the first 7 are issued to learn how: one, five by themselves, one behind a hold
     return (begun_ns - loading[0]) / 1e6, loading
 
 
@@ -370,7 +370,7 @@ def test_the_gpu_does_not_rest_while_the_times_that_load_it_are_looked_at(gpu: S
 def test_a_call_that_takes_longer_than_the_load_is_not_made_for_it(gpu: StandInGpu) -> None:
     made: list[int] = []
     on_gpu(gpu, lambda: (made.append(1), gpu.launch(150_000_000)), n=3)
-    assert len(made) == 1 + 3 + 3 + 3, "seven to learn, and three to measure"
+    assert len(made) == 1 + 3 + 1 + 3, "five to learn, and three to measure"
 
 
 class InStep(Ranks):
@@ -534,6 +534,16 @@ def test_the_first_sample_of_a_batch_may_be_issued_more_slowly_than_the_others(g
     assert gpu.seen.count("push r") == 20, "none was taken again"
 
 
+def test_one_call_behind_a_hold_shows_that_the_host_does_not_wait_for_it(gpu: StandInGpu) -> None:
+    def held_to_learn(call: Any) -> int:
+        before = len(gpu.held_ns)
+        on_gpu(gpu, call, n=1)
+        return sum(ns > 1_000_000 for ns in gpu.held_ns[before:])
+
+    assert held_to_learn(kernels(gpu, 1, 20_000)) == 1
+    assert held_to_learn(lambda: (gpu.launch(20_000), gpu.item(said=False))) == 5
+
+
 @pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("tail", [0, 1])
 def test_a_call_that_reads_a_result_is_marked_and_not_held_back(gpu: StandInGpu, said: bool, tail: int) -> None:
@@ -651,7 +661,7 @@ def test_a_long_call_whose_launches_come_before_the_gpu_needs_them_is_not_host_b
 
 
 def test_samples_that_were_not_queued_in_time_are_taken_again_with_a_longer_hold(gpu: StandInGpu) -> None:
-    issues = iter([1_000_000] * 11)  # while learning; then the host is three times slower
+    issues = iter([1_000_000] * 7)  # while learning; then the host is three times slower
 
     samples = on_gpu(gpu, lambda: gpu.launch(100_000, next(issues, 3_000_000)))
     assert samples.values_ns == [100_000.0] * 20

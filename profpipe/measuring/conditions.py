@@ -114,9 +114,9 @@ class Conditions:
 
     @property
     def kept_highest_clock(self) -> bool:
-        """Whether the GPU counted no other than its highest clock; False where not both are known."""
-        highest = max(self._known("highest_hz"), default=math.inf)
-        return bool(self._counted) and min(self._counted) >= (1 - _COUNTED_WITHIN) * highest
+        """Whether the clock that the GPU counted was its highest in the median; False where not both are known."""
+        highest, counted = max(self._known("highest_hz"), default=math.inf), self._counted
+        return bool(counted) and statistics.median(counted) >= (1 - _COUNTED_WITHIN) * highest
 
     @property
     def power_w(self) -> float | None:

@@ -206,8 +206,8 @@ class Gpu:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
         What an earlier visit to the case found is ``known``, and is not asked again of calls that take over a
-        millisecond: eleven of a training step take two seconds. ``light``: it found that the GPU kept its highest clock
-        under a full load.
+        millisecond: seven of a training step take over a second. ``light``: it found that the GPU kept its highest
+        clock under a full load.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
         of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
@@ -261,8 +261,10 @@ class Gpu:
         if ns > _LONGEST_TRIED_NS:
             return Issue(ns, said)
         hold_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
-        (held,) = self._issues(fn, [hold_ns], ranks)
-        waits = bool(ranks.most(min(held)[0] > ns + hold_ns / 2))
+        # One call that does not take longer by the hold is enough to know; processes together make the same calls.
+        waited_ns = ns + hold_ns / 2
+        (held,) = self._issues(fn, [hold_ns], ranks, until_ns=0.0 if ranks.several else waited_ns)
+        waits = bool(ranks.most(min(held)[0] > waited_ns))
         idle = not ranks.most(not all(idle for _, idle in held))
         overflows = waits and not said and ns > _LEAST_FULL_QUEUE_NS
         if overflows and idle and self._waits_soon(fn, ranks):
@@ -339,16 +341,19 @@ class Gpu:
         return self._events[before:]
 
     def _issues(
-        self, fn: Callable[[], object], behind_ns: Sequence[float], ranks: Ranks
+        self, fn: Callable[[], object], behind_ns: Sequence[float], ranks: Ranks, until_ns: float = 0.0
     ) -> list[list[tuple[float, bool]]]:
         """For each of ``behind_ns``, which take turns: calls that were issued into a GPU busy for so long.
 
-        Of each call the time to issue it, and whether the GPU was idle after it.
+        Of each call the time to issue it, and whether the GPU was idle after it. The last is one that took no longer
+        than ``until_ns``.
         """
         seen: list[list[tuple[float, bool]]] = [[] for _ in behind_ns]
         first_ns = time.perf_counter_ns()
-        while len(seen[-1]) < _ISSUES and (
-            ranks.several or not seen[-1] or time.perf_counter_ns() - first_ns < _ISSUES_NS * len(seen)
+        while not seen[-1] or (
+            len(seen[-1]) < _ISSUES
+            and seen[-1][-1][0] > until_ns
+            and (ranks.several or time.perf_counter_ns() - first_ns < _ISSUES_NS * len(seen))
         ):
             for hold_ns, own in zip(behind_ns, seen, strict=True):
                 self.wait()
