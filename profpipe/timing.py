@@ -219,8 +219,8 @@ def sample(
     as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called 7 times
     outside any range, 11 where the host waits inside it, to learn how the host issues it: 3 times where a call takes
     over 0.2 s, once over 2 s, and up to 30 times more where a wait of the host's has two explanations.
-    Then it is called as for samples for 15 ms, or 100 where the call fills most of that and is not known to be
-    ``light``, so that clocks and power are those of the loop, and on until the medians of three groups of 5 ms lie
+    Then it is called as for samples for 10 ms, or 100 where the call fills most of that and is not known to be
+    ``light``, so that clocks and power are those of the loop, and on until the medians of three groups of 3 ms lie
     within 2 %, for at most half the budget; then ``begun()``. What follows is measured.
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 

@@ -59,11 +59,11 @@ _FIRST_ROOM_NS: Final = 150e3
 _LOAD_NS: Final = 30e6
 _FULL_LOAD_NS: Final = 100e6
 #: Where its times are looked at, which show whether it need run for longer.
-_WATCHED_LOAD_NS: Final = 15e6
+_WATCHED_LOAD_NS: Final = 10e6
 #: The times have settled when so many groups of calls in a row agree within the tolerance. On a GPU each lasts so long.
 GROUPS: Final = 3
 _SETTLED: Final = 0.02
-_GROUP_NS: Final = 5e6
+_GROUP_NS: Final = 3e6
 
 #: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
 _QUEUE: Final = 1024
@@ -221,7 +221,7 @@ class Gpu:
         self.wait()
         self._flush_ns = self._duration_ns(self._clear)
         if hasattr(self._torch.cuda, "_sleep"):
-            cycles = 1_000_000
+            cycles = 200_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
         self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
         self._holds = not issue.synchronises
