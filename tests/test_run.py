@@ -597,6 +597,7 @@ def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(
 
 
 def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)  # ignored, where a shell without job control started the tests
     jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
     outcomes = run.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
     assert next(outcomes).status == "ok"
@@ -605,7 +606,7 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
     with pytest.raises(Interrupted, match="Interrupted after 1 of 2 jobs"):
         next(outcomes)
     assert not jobs[1].folder.exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the caller's own handler is back"
+    assert signal.getsignal(signal.SIGINT) is before, "the caller's own handler is back"
 
 
 # --- ask -------------------------------------------------------------------------------------------------------------
