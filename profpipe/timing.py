@@ -1,8 +1,8 @@
 """How a callable is timed: warm-up until it settles, cache flush, one sample an iteration, and when there are enough.
 
-``settle`` warms up, ``sample`` times, ``graphed`` gives the same call as a CUDA graph, and ``load`` and ``loop`` run
-the same iterations without events, for profilers that bring their own clock. What the callable returns is dropped at
-once. None of them needs numpy, and torch only for ``device="cuda"``.
+``settle`` warms up, ``sample`` loads a GPU until its times settle and then times, ``graphed`` gives the same call as a
+CUDA graph, and ``load`` and ``loop`` run the same iterations without events, for profilers that bring their own clock.
+What the callable returns is dropped at once. None of them needs numpy, and torch only for ``device="cuda"``.
 
 The caches are flushed before each sample, outside the range and the clock. Without that a tensor that fits the L2 is
 read from it, and memory-bound kernels have been seen to come out 1.6 times too fast. On a GPU the whole call is queued
@@ -21,15 +21,12 @@ from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import GROUPS, WATCHES, Issue, Watch, calls_that_synchronise, settled
+from profpipe.measuring.watches import GROUP_NS, WATCHES, Issue, Watch, calls_that_synchronise, settled
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5
 #: Events of more samples than this are not kept waiting for one synchronisation.
 _LARGEST_BATCH: Final = 1000
-
-#: How long a group of calls lasts on a CPU, whose time is held against that of others to see whether it has settled.
-_GROUP_S: Final = 0.01
 
 #: By how much the host must take longer than the GPU: what issuing a call takes is known from five calls only.
 _SLOWER: Final = 1.05
@@ -106,7 +103,8 @@ class Samples:
     judged. ``issue`` is how the host issues one call; None on a CPU. The peaks are bytes of torch's GPU allocator
     during the samples, inputs included and the flush buffer not; None on a CPU. What a CUDA graph needs while it runs
     is not in its allocated peak, for the allocator does not see it; its reserved one has it. ``clocks_hz`` are the SM
-    clocks counted after each batch; none on a CPU.
+    clocks counted after each batch; none on a CPU. ``fully_loaded``: before the first the GPU was loaded for so long
+    that one at its power limit has brought its clock down.
     """
 
     values_ns: list[float]
@@ -118,6 +116,7 @@ class Samples:
     peak_reserved: int | None = None
     queue_notes: tuple[str, ...] = ()
     clocks_hz: tuple[float, ...] = ()
+    fully_loaded: bool = False
 
     @property
     def host_bound(self) -> bool | None:
@@ -166,11 +165,10 @@ def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float
     has settled when three groups in a row lie within 2 %. The first call stands alone and is not among them.
 
     At least ``least`` calls are made and at most ``budget_s`` is spent, or five times that where there are fewer than
-    ``least`` calls by then. ``least=0`` makes no call. On a GPU it is ``sample`` that waits for the time to settle, by
-    its own clock: here no more than ``least`` calls are made, or four.
+    ``least`` calls by then. ``least=0`` makes no call. On a GPU a short call, of less than 10 ms, is not called on: the
+    host's clock tells little of it, and ``sample`` waits until it has settled by the GPU's.
     """
-    most = max(least, 1 + GROUPS) if device == "cuda" else math.inf
-    begin, calls, size = time.perf_counter(), 0, 1
+    begin, calls, size, group_s = time.perf_counter(), 0, 1, GROUP_NS / 1e9
     groups: list[float] = []
     while least:
         each_s = _wall_s(fn, size, device) / size
@@ -178,9 +176,12 @@ def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float
         calls += size
         enough = calls >= least
         spent = time.perf_counter() - begin >= budget_s * (1 if enough else _PATIENCE)
-        if (enough and settled(groups)) or calls == most or spent:
+        short_on_gpu = device == "cuda" and each_s < group_s
+        if spent or (enough and (short_on_gpu or settled(groups))):
             break
-        size = int(max(1, min(_GROUP_S / max(each_s, 1e-9), _LARGEST_BATCH, most - calls)))
+        size = max(1, min(int(group_s / max(each_s, 1e-9)), _LARGEST_BATCH))
+        if short_on_gpu:
+            size = min(size, least - calls)
     return calls
 
 
@@ -216,12 +217,17 @@ def sample(
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
     On ``device="cuda"``: a pair of events around each call, on the current stream, so work on other streams counts only
-    as far as that stream waits for it; one synchronisation a batch. Before the first sample ``fn`` is called 7 times
-    outside any range, 11 where the host waits inside it, to learn how the host issues it: 3 times where a call takes
-    over 0.2 s, once over 2 s, and up to 30 times more where a wait of the host's has two explanations.
-    Then it is called as for samples for 10 ms, or 100 where the call fills most of that and is not known to be
-    ``light``, so that clocks and power are those of the loop, and on until the medians of three groups of 3 ms lie
-    within 2 %, for at most half the budget; then ``begun()``. What follows is measured.
+    as far as that stream waits for it; one synchronisation a batch.
+
+    Before the first sample ``fn`` is called outside any range to learn how the host issues it: 7 times, or 11 where the
+    host waits inside it, 3 times where a call takes over 0.2 s and once over 2 s, and up to 30 times more where a wait
+    of the host's has two explanations; not again where ``known`` tells it of a call of over 1 ms.
+    Then it is called as for samples, so that clocks and power are those of the loop: for 30 ms, or 100 where the call
+    fills most of the loop and is not known to be ``light``, and on until the medians of three groups of 10 ms lie
+    within 2 %, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
+    ms, groups of 5 ms and 0.1 s are enough. Calls of over 10 ms, and those of several processes, are made for 30 or 100
+    ms and no longer. Then ``begun()``; what follows is measured.
+
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
     Several processes begin each batch together, and take it again if one of them must. Their ``rule`` must want the
@@ -229,7 +235,8 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        issue = watch.learn(fn, ranks, known, light=light, patience_s=rule.budget_s / 2)
+        like_ns = statistics.median(earlier) if earlier else None
+        issue = watch.learn(fn, ranks, known, light=light, like_ns=like_ns, patience_s=rule.budget_s / 2)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()
@@ -253,6 +260,7 @@ def sample(
         peak_reserved=reserved,
         queue_notes=tuple(notes),
         clocks_hz=tuple(clocks),
+        fully_loaded=watch.fully_loaded,
     )
 
 

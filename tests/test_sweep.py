@@ -15,7 +15,7 @@ CASES = [{"id": name, "params": {}} for name in "abcd"]
 
 
 def plan(**timing):
-    spec = {"warmup": 2, "repeats": timing.pop("repeats", 6), "options": {"timing": timing}}
+    spec = {"warmup": timing.pop("warmup", 2), "repeats": timing.pop("repeats", 6), "options": {"timing": timing}}
     return sweep.Plan.of(spec)
 
 
@@ -125,13 +125,26 @@ def test_each_visit_is_told_what_the_earlier_ones_took_and_learned(monkeypatch):
     assert asked == [(1, None), (40, issue), (40, issue)]
 
 
-def test_a_case_that_kept_the_highest_clock_is_light_at_its_next_visit_and_no_other_is(monkeypatch):
-    """A mock of the GPU's clocks: at its limit in the second round."""
-    asked, clocks = [], iter([(1980e6, 1979e6), (1980e6, 1800e6), (1980e6, 1981e6)])
+@pytest.mark.parametrize(
+    ("fully_loaded", "lowest_mhz", "light"),
+    [
+        ((True, False, True), (1979, 1800, 1981), (False, True, False)),
+        ((True, False, False), (1979, 1979, 1979), (False, True, True)),
+        ((False, True, False), (1979, 1979, 1979), (False, False, True)),
+        ((False, False, False), (1979, 1979, 1979), (False, False, False)),
+    ],
+)
+def test_a_case_that_kept_the_highest_clock_under_full_load_is_light_until_it_no_longer_does(
+    monkeypatch, fully_loaded, lowest_mhz, light
+):
+    """A mock of the GPU's clocks and of how long it was loaded."""
+    asked, visits = [], iter(zip(fully_loaded, lowest_mhz, strict=True))
 
     def sample(fn, **given):
         asked.append(given["light"])
-        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(clocks))
+        loaded, lowest = next(visits)
+        known = {"clocks_hz": (1980e6, lowest * 1e6), "fully_loaded": loaded}
+        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], **known)
 
     watched = FakeWatched(Conditions((Reading(highest_hz=1980e6),)))
     monkeypatch.setattr(sweep.timing, "sample", sample)
@@ -139,7 +152,7 @@ def test_a_case_that_kept_the_highest_clock_is_light_at_its_next_visit_and_no_ot
     case = timed(plan(order="interleaved", rounds=3), [])
     for _ in range(3):
         case.visit(lambda: None)
-    assert asked == [False, True, False]
+    assert tuple(asked) == light
 
 
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
@@ -153,7 +166,7 @@ def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
     assert alone.rounds == 0 and alone.visit(lambda: None)
 
 
-def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(monkeypatch):
+def test_the_first_visit_of_a_process_warms_up_in_full_though_it_is_not_the_first_round(monkeypatch):
     """A mock: sampling on a GPU. What counts is how often each visit calls what it will time."""
     calls, warmed = [], []
 
@@ -165,12 +178,12 @@ def test_the_first_visit_of_a_process_warms_up_though_it_is_not_the_first_round(
     monkeypatch.setattr(sweep.timing, "sample", sample)
     monkeypatch.setattr(sweep.timing, "warm_up", lambda fn, n, device: [fn() for _ in range(n)])
     monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(sweep.conditions.Watched(None)))
-    case = timed(plan(order="interleaved", rounds=3), [])
+    case = timed(plan(order="interleaved", rounds=3, warmup=8), [])
     case.device = "cuda"
     case.inherit({"time": {1: Round([1.0, 2.0])}})
     case.visit(lambda: calls.append(1))
     case.visit(lambda: calls.append(1))
-    assert warmed[0] > 3 and warmed[1] == 2
+    assert warmed == [8, 3]
 
 
 def test_a_process_that_goes_on_knows_under_what_conditions_the_rounds_before_it_were_measured(monkeypatch, tmp_path):

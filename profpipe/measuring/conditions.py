@@ -114,9 +114,10 @@ class Conditions:
 
     @property
     def kept_highest_clock(self) -> bool:
-        """Whether the clock that the GPU counted was its highest in the median; False where not both are known."""
+        """Whether the GPU counted its highest clock, in the median of many; False where not both are known."""
         highest, counted = max(self._known("highest_hz"), default=math.inf), self._counted
-        return bool(counted) and statistics.median(counted) >= (1 - _COUNTED_WITHIN) * highest
+        kept = bool(counted) and statistics.median_low(counted) >= (1 - _COUNTED_WITHIN) * highest
+        return kept and not self.throttles
 
     @property
     def power_w(self) -> float | None:

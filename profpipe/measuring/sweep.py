@@ -105,7 +105,7 @@ class Case:
     last: timing.Samples | None = None
     uncaptured: bool = False
     issues: dict[str, Issue | None] = field(default_factory=dict)
-    #: By metric, whether the visit before found the GPU at its highest clock.
+    #: By metric, whether a visit that loaded the GPU fully found it at its highest clock, and every one since then.
     light: dict[str, bool] = field(default_factory=dict)
 
     def inherit(self, earlier: Mapping[str, Mapping[int, Round]]) -> None:
@@ -149,7 +149,8 @@ class Case:
         # A process that goes on where another was ended has the rounds of that one and nothing that it compiled.
         again = metric in self.issues
         warmup = self.plan.warmup_of(again)
-        if self.ranks.several or (again and self.device == "cuda"):  # where sampling loads the GPU by itself
+        # On a GPU sampling sees to it that the time has settled, once all is compiled.
+        if self.ranks.several or (again and self.device == "cuda"):
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
@@ -168,7 +169,8 @@ class Case:
             )
         self.issues[metric] = _quicker(samples.issue, self.issues.get(metric))
         under = replace(watched.summary(), counted_hz=samples.clocks_hz)
-        self.light[metric] = under.kept_highest_clock
+        loaded = samples.fully_loaded or self.light.get(metric, False)
+        self.light[metric] = loaded and under.kept_highest_clock
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))

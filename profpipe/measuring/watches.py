@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from profpipe.measuring.ranks import ALONE, Ranks
 
@@ -47,23 +47,28 @@ _LONGEST_TRIED_NS: Final = 500e6
 _LONG_CALL_NS: Final = 2e9
 _SHORT_CALL_NS: Final = 1e6
 
-#: The first sample of a batch finds the host as slow as it is after a wait, up to three times what issuing the calls
-#: behind it takes. Held too briefly for the one, the GPU would be held twice as long before all of them.
+#: Before the first sample of a batch it is held twice as long, and this much more: after a wait, and what the host does
+#: between batches, the first call was seen to be queued up to 0.15 ms later than by that rule. One late sample would have
+#: the GPU held for longer before all that follow, and samples of short calls were seen to take half as long again so.
 _FIRST_ROOM: Final = 2
 _FIRST_ROOM_NS: Final = 150e3
 
-#: For so long the loop of samples runs at least before the first of them, about what ``do_bench`` warms up for by
-#: default; and where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times
-#: of FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began. A call that was seen not to do that (``light``)
-#: need not be waited for again.
+#: For so long the loop of samples runs before the first of them, about what ``do_bench`` warms up for by default; and
+#: where the call fills most of the loop. An H200 at its power limit brought its clock down, and the times of
+#: FlashAttention up by 3 to 5 %, 60 to 70 ms after the load began. A call that was seen not to do that (``light``) need
+#: not be waited for again.
 _LOAD_NS: Final = 30e6
 _FULL_LOAD_NS: Final = 100e6
-#: Where its times are looked at, which show whether it need run for longer.
-_WATCHED_LOAD_NS: Final = 10e6
-#: The times have settled when so many groups of calls in a row agree within the tolerance. On a GPU each lasts so long.
+#: It runs on until the times of so many groups of calls in a row agree within the tolerance. A group lasts so long, and
+#: the load at most so long for it.
 GROUPS: Final = 3
 _SETTLED: Final = 0.02
-_GROUP_NS: Final = 3e6
+GROUP_NS: Final = 10e6
+_PATIENCE_NS: Final = 500e6
+#: Where an earlier visit to the case has told what time to expect, less is enough to see that it is so again.
+_LOAD_AGAIN_NS: Final = 10e6
+_GROUP_AGAIN_NS: Final = 5e6
+_PATIENCE_AGAIN_NS: Final = 100e6
 
 #: A CUDA stream takes about 1024 launches; then the host waits. It cannot issue so many in less time than this.
 _QUEUE: Final = 1024
@@ -96,9 +101,19 @@ class Issue:
         return self.synchronises or self.overflows
 
 
+class _Issued(NamedTuple):
+    """One call: the host's time to issue it, whether the GPU was idle then, and the time until it was."""
+
+    ns: float
+    idle: bool
+    call_ns: float
+
+
 class Watch(Protocol):
     clock: str
     flush_bytes: int
+    #: Whether ``learn`` has loaded a GPU for as long as it takes to bring its clock down.
+    fully_loaded: bool
 
     def __enter__(self) -> Watch: ...
 
@@ -111,11 +126,13 @@ class Watch(Protocol):
         known: Issue | None = None,
         *,
         light: bool = False,
-        patience_s: float = 0.0,
+        like_ns: float | None = None,
+        patience_s: float = math.inf,
     ) -> Issue | None:
         """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU.
 
-        A GPU is loaded until the times settle, but for no longer than ``patience_s`` where it need not be.
+        ``like_ns`` is the time of a call that earlier visits have found. Only to wait for times that do not settle,
+        nothing takes longer than ``patience_s``.
         """
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
@@ -173,7 +190,7 @@ class Gpu:
         self._probes: list[tuple[Any, ...]] = []
         self._hold_ns = self._flush_ns = self._cycles_per_ns = 0.0
         self._taken = self._late = self._late_in_all = 0
-        self._holds = False
+        self.fully_loaded = False
         self._issue: Issue | None = None
         l2_bytes = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
         self.flush_bytes = max(2 * l2_bytes, _LEAST_GPU_FLUSH_BYTES)
@@ -201,12 +218,13 @@ class Gpu:
         known: Issue | None = None,
         *,
         light: bool = False,
-        patience_s: float = 0.0,
+        like_ns: float | None = None,
+        patience_s: float = math.inf,
     ) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
         What an earlier visit to the case found is ``known``, and is not asked again of calls that take over a
-        millisecond: seven of a training step take over a second. ``light``: it found that the GPU kept its highest
+        millisecond: of a training step they would take half a second. ``light``: it found that the GPU kept its highest
         clock under a full load.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
@@ -221,32 +239,29 @@ class Gpu:
         self.wait()
         self._flush_ns = self._duration_ns(self._clear)
         if hasattr(self._torch.cuda, "_sleep"):
-            cycles = 200_000
+            cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
         self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
-        self._holds = not issue.synchronises
-        if self._holds:
+        if not issue.synchronises:
             hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
             self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
-        if ranks.several:
-            self._load(fn, issue.call_ns, ranks)
+        if ranks.several or issue.call_ns + self._beside_ns > GROUP_NS:
+            self._load(fn, issue.call_ns, ranks, light)
         else:
-            self._settle(fn, issue.call_ns, light, patience_s * 1e9)
+            self._settle(fn, issue.call_ns, light, like_ns, patience_s * 1e9)
         self._late = 0
         return issue
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
         begin = time.perf_counter_ns()
         said = calls_that_synchronise(fn) > 0
-        issued_ns = time.perf_counter_ns() - begin
+        issued_ns = float(time.perf_counter_ns() - begin)
         self.wait()
-        call_ns = ranks.most(float(time.perf_counter_ns() - begin))
+        call_ns = float(time.perf_counter_ns() - begin)
         synchronises = bool(ranks.most(said))
-        long = not ranks.several and call_ns > _LONG_CALL_NS
-        found = Issue(float(issued_ns), synchronises) if long else self._tried(fn, synchronises, ranks)
-        # Several processes are held alike, whatever is queued in each: in a call that they make together, one that is
-        # not held waits for one that is.
-        return replace(found, call_ns=call_ns, tail_ns=0.0 if ranks.several else call_ns - issued_ns)
+        if ranks.several or call_ns <= _LONG_CALL_NS:
+            return self._tried(fn, synchronises, ranks)
+        return Issue(issued_ns, synchronises, call_ns=call_ns, tail_ns=call_ns - issued_ns)
 
     def _tried(self, fn: Callable[[], object], said: bool, ranks: Ranks) -> Issue:
         """How the host issues ``fn`` into an idle GPU and behind a held one; ``said``: torch saw it synchronise.
@@ -257,19 +272,26 @@ class Gpu:
         synchronises does: unless it does so only after as long, which cannot be told from a full queue.
         """
         (unheld,) = self._issues(fn, [0.0], ranks)
-        ns = ranks.most(statistics.median(issued for issued, _ in unheld))
+        ns = ranks.most(statistics.median(issued.ns for issued in unheld))
+        quickest = min(unheld, key=lambda issued: issued.call_ns)
+        # Several processes are held alike, whatever is queued in each: in a call that they make together, one that is
+        # not held waits for one that is.
+        tail_ns = 0.0 if ranks.several else quickest.call_ns - quickest.ns
+        found = Issue(ns, said, call_ns=ranks.most(quickest.call_ns), tail_ns=tail_ns)
         if ns > _LONGEST_TRIED_NS:
-            return Issue(ns, said)
+            return found
         hold_ns = min(2 * ns + 1e6, _LONGEST_HOLD_NS)
-        # One call that does not take longer by the hold is enough to know; processes together make the same calls.
         waited_ns = ns + hold_ns / 2
-        (held,) = self._issues(fn, [hold_ns], ranks, until_ns=0.0 if ranks.several else waited_ns)
-        waits = bool(ranks.most(min(held)[0] > waited_ns))
-        idle = not ranks.most(not all(idle for _, idle in held))
+        # One call that does not take longer by the hold is enough to know.
+        (held,) = self._issues(fn, [hold_ns], ranks, until_ns=waited_ns)
+        waits = bool(ranks.most(min(issued.ns for issued in held) > waited_ns))
+        idle = not ranks.most(not all(issued.idle for issued in held))
         overflows = waits and not said and ns > _LEAST_FULL_QUEUE_NS
         if overflows and idle and self._waits_soon(fn, ranks):
             overflows = False
-        return Issue(ns, said or (waits and not overflows), overflows, overflows and idle)
+        return replace(
+            found, synchronises=said or (waits and not overflows), overflows=overflows, starves=overflows and idle
+        )
 
     def _waits_soon(self, fn: Callable[[], object], ranks: Ranks) -> bool:
         """Whether the host waits even behind a hold too short for a full queue, in any of the processes.
@@ -280,7 +302,7 @@ class Gpu:
         """
         for _ in range(_SHORT_HOLDS):
             turns = self._issues(fn, [0.0, _LEAST_FULL_QUEUE_NS], ranks)
-            unheld, held = ([issued for issued, _ in seen] for seen in turns)
+            unheld, held = ([issued.ns for issued in seen] for seen in turns)
             like_the_hold = 0.5 < (min(held) - min(unheld)) / _LEAST_FULL_QUEUE_NS < 1.5
             if not ranks.most(like_the_hold and min(held) > statistics.median(unheld)):
                 return False
@@ -294,40 +316,49 @@ class Gpu:
         self.wait()
         self._load(fn, ranks.most(float(time.perf_counter_ns() - begin)), ranks)
 
-    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks) -> None:
+    @property
+    def _beside_ns(self) -> float:
+        """What the loop of samples gives the GPU to do beside a call."""
+        return self._flush_ns + self._hold_ns
+
+    def _load(self, fn: Callable[[], object], call_ns: float, ranks: Ranks, light: bool = False) -> None:
         """Runs the loop of samples for a while without keeping any; ``call_ns`` is about what a call takes.
 
         The GPU was idle between the calls that only learn, and its clock is up: without this, samples that are done in
         some milliseconds would show a speed that it does not keep.
         """
-        beside_ns = self._flush_ns + self._hold_ns
-        load_ns = _FULL_LOAD_NS if call_ns > beside_ns else _LOAD_NS
+        self.fully_loaded = call_ns > self._beside_ns and not light
+        load_ns = _FULL_LOAD_NS if self.fully_loaded else _LOAD_NS
         # Each process times its own flush, and all must make the same calls.
-        self._rehearse(fn, int(ranks.most(load_ns / (call_ns + beside_ns))))
+        self._rehearse(fn, int(ranks.most(load_ns / (call_ns + self._beside_ns))))
         self.values_ns()
 
-    def _settle(self, fn: Callable[[], object], call_ns: float, light: bool, patience_ns: float) -> None:
-        """``_load`` for one process, which may go by what it sees: it goes on until the times have settled.
+    def _settle(
+        self, fn: Callable[[], object], call_ns: float, light: bool, like_ns: float | None, patience_ns: float
+    ) -> None:
+        """``_load`` for short calls of one process: it goes on until their times, those of the events, have settled.
 
-        They are those of the events, for the host's own may never settle. One group of calls is looked at while the
-        GPU is at the next, so that it does not rest in between.
+        By the host's clock calls that it issues more slowly than the GPU runs them settle when the host does. One group
+        of calls is looked at while the GPU is at the next, so that it does not rest in between.
         """
-        beside_ns = self._flush_ns + self._hold_ns
-        each_ns = call_ns + beside_ns
-        if each_ns > _FULL_LOAD_NS:
-            return
-        medians: list[float] = []
-        began_ns, done, spent_ns, least_ns = time.perf_counter_ns(), 0, 0.0, _WATCHED_LOAD_NS
-        group = self._rehearse(fn, max(1, int(_GROUP_NS / each_ns)))
-        while spent_ns < least_ns or (spent_ns < patience_ns and not settled(medians)):
-            following = self._rehearse(fn, max(1, int(_GROUP_NS / each_ns)))
+        known = like_ns is not None
+        medians = [like_ns] * (GROUPS - 1) if like_ns is not None else []
+        group_ns, least_ns = (_GROUP_AGAIN_NS, _LOAD_AGAIN_NS) if known else (GROUP_NS, _LOAD_NS)
+        patience_ns = min(patience_ns, _PATIENCE_AGAIN_NS if known else _PATIENCE_NS)
+        each_ns, done, spent_ns, load_ns = call_ns + self._beside_ns, 0, 0.0, least_ns
+        began_ns = time.perf_counter_ns()
+        group = self._rehearse(fn, math.ceil(group_ns / each_ns))
+        # To the nearest group.
+        while spent_ns < load_ns - group_ns / 2 or (spent_ns < patience_ns and not settled(medians)):
+            following = self._rehearse(fn, math.ceil(group_ns / each_ns))
             group[-1][1].synchronize()
             medians.append(statistics.median(begin.elapsed_time(end) * 1e6 for begin, end in group))
             done += len(group)
             spent_ns = time.perf_counter_ns() - began_ns
             each_ns = spent_ns / done
-            least_ns = _FULL_LOAD_NS if medians[-1] > beside_ns and not light else _WATCHED_LOAD_NS
-            group = following
+            self.fully_loaded = medians[-1] > self._beside_ns and not light
+            load_ns = _FULL_LOAD_NS if self.fully_loaded else least_ns
+            group, self._events = following, list(following)
         self.values_ns()
 
     def _rehearse(self, fn: Callable[[], object], n: int) -> list[tuple[Any, Any]]:
@@ -342,27 +373,30 @@ class Gpu:
 
     def _issues(
         self, fn: Callable[[], object], behind_ns: Sequence[float], ranks: Ranks, until_ns: float = 0.0
-    ) -> list[list[tuple[float, bool]]]:
+    ) -> list[list[_Issued]]:
         """For each of ``behind_ns``, which take turns: calls that were issued into a GPU busy for so long.
 
-        Of each call the time to issue it, and whether the GPU was idle after it. The last is one that took no longer
-        than ``until_ns``.
+        No more of them once one took the host no longer than ``until_ns``; processes together make the same calls.
         """
-        seen: list[list[tuple[float, bool]]] = [[] for _ in behind_ns]
+        seen: list[list[_Issued]] = [[] for _ in behind_ns]
+        self.wait()
         first_ns = time.perf_counter_ns()
         while not seen[-1] or (
-            len(seen[-1]) < _ISSUES
-            and seen[-1][-1][0] > until_ns
-            and (ranks.several or time.perf_counter_ns() - first_ns < _ISSUES_NS * len(seen))
+            len(seen[-1]) < _ISSUES and (ranks.several or self._is_more_to_see(seen, first_ns, until_ns))
         ):
             for hold_ns, own in zip(behind_ns, seen, strict=True):
-                self.wait()
                 self._hold(hold_ns)
                 begin = time.perf_counter_ns()
                 fn()
-                own.append((time.perf_counter_ns() - begin, self._torch.cuda.current_stream().query()))
-        self.wait()
+                issued_ns = time.perf_counter_ns() - begin
+                idle = bool(self._torch.cuda.current_stream().query())
+                self.wait()
+                own.append(_Issued(issued_ns, idle, time.perf_counter_ns() - begin))
         return seen
+
+    @staticmethod
+    def _is_more_to_see(seen: Sequence[Sequence[_Issued]], first_ns: float, until_ns: float) -> bool:
+        return seen[-1][-1].ns > until_ns and time.perf_counter_ns() - first_ns < _ISSUES_NS * len(seen)
 
     def _duration_ns(self, action: Callable[[], object]) -> float:
         """What ``action`` takes the GPU, behind another one so that its launch is not in it."""
@@ -403,7 +437,9 @@ class Gpu:
     @property
     def _first_hold_ns(self) -> float:
         """For how long to hold the GPU before the first sample of a batch."""
-        return min(_LONGEST_HOLD_NS, _FIRST_ROOM * self._hold_ns + _FIRST_ROOM_NS) if self._holds else 0.0
+        if self._issue is None or self._issue.synchronises:
+            return 0.0
+        return min(_LONGEST_HOLD_NS, _FIRST_ROOM * self._hold_ns + _FIRST_ROOM_NS)
 
     def _busy(self) -> bool:
         """Whether the GPU has enough to do without a hold: it has not begun the sample before, which takes longer."""
@@ -475,7 +511,8 @@ class Gpu:
             told = (
                 "each sample" if self._issue and self._issue.tail_ns < self._hold_ns else "a sample that finds it idle,"
             )
-            found.append(f"the GPU is held for {self._hold_ns / 1e3:.0f} us before {told} to queue the call")
+            first = f"{self._first_hold_ns / 1e3:.0f} before the first of a batch"
+            found.append(f"the GPU is held for {self._hold_ns / 1e3:.0f} us before {told} to queue the call; {first}")
         if issue and not issue.waits and _ROOM * issue.ns + _ROOM_NS > _LONGEST_HOLD_NS + self._flush_ns:
             found.append(
                 f"issuing a call takes the host {issue.ns / 1e6:.0f} ms, longer than the GPU is held for it, so part "
@@ -488,7 +525,7 @@ class Gpu:
 
 
 def settled(times: Sequence[float]) -> bool:
-    """Whether the last three lie within 2 %."""
+    """Whether the last of ``times`` agree, as many as make a time settled."""
     last = times[-GROUPS:]
     return len(last) == GROUPS and max(last) <= (1 + _SETTLED) * min(last)
 
@@ -515,6 +552,7 @@ class Cpu:
     """``perf_counter_ns``. The flush evicts the shared cache; private caches of other cores may keep what they hold."""
 
     clock = "perf_counter"
+    fully_loaded = False
 
     def __init__(self, timed: bool = True) -> None:
         self._begin_ns = 0
@@ -535,7 +573,8 @@ class Cpu:
         known: Issue | None = None,
         *,
         light: bool = False,
-        patience_s: float = 0.0,
+        like_ns: float | None = None,
+        patience_s: float = math.inf,
     ) -> None:
         return None
 
