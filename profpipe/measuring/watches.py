@@ -48,8 +48,8 @@ _LONG_CALL_NS: Final = 2e9
 _SHORT_CALL_NS: Final = 1e6
 
 #: Before the first sample of a batch it is held twice as long, and this much more: after a wait, and what the host does
-#: between batches, the first call was seen to be queued up to 0.15 ms later than by that rule. One late sample would have
-#: the GPU held for longer before all that follow, and samples of short calls were seen to take half as long again so.
+#: between batches, the first call was seen to be queued up to 0.15 ms later than by that rule. One late sample would
+#: have the GPU held for longer before all that follow; samples of short calls were seen to take half as long again so.
 _FIRST_ROOM: Final = 2
 _FIRST_ROOM_NS: Final = 150e3
 
