@@ -28,6 +28,7 @@ class StandInGpu:
         self.flush_ns = 60_000
         self.flush_bytes = 0
         self.held_ns: list[int] = []
+        self.events = self.most_events = 0
         self.hz = 2e9
         self.version = SimpleNamespace(hip=None)
         self._pending: deque[int] = deque()
@@ -133,6 +134,11 @@ class StandInGpu:
 class _Event:
     def __init__(self, gpu: StandInGpu) -> None:
         self.gpu = gpu
+        gpu.events += 1
+        gpu.most_events = max(gpu.most_events, gpu.events)
+
+    def __del__(self) -> None:
+        self.gpu.events -= 1
 
     def record(self) -> None:
         self.gpu.seen.append("event")

@@ -260,3 +260,14 @@ def test_of_a_call_that_alone_takes_the_whole_budget_no_loop_is_timed():
 def test_a_graph_that_cannot_be_captured_fails_its_case_with_the_reason(mode):
     with pytest.raises(Exception, match=r"(?i)cuda|gpu|captur"):
         timed(plan(order="sequential", mode=mode), []).visit(lambda: None)
+
+
+@pytest.mark.parametrize(("call_ns", "iterations"), [(1e5, 30), (1e6, 30), (2e6, 15), (1e7, 10), (5e8, 4), (3e9, None)])
+def test_the_loop_without_a_profiler_is_as_long_as_its_time_needs(monkeypatch, call_ns, iterations):
+    """A mock of the loop: how often it calls. By default two seconds are spent on a case."""
+    made = []
+    monkeypatch.setattr(sweep.timing, "loop", lambda fn, n, **_: made.append(n) or sweep.timing.Loop(7.0))
+    case = timed(plan(repeats=30), [])
+    case.samples_ns["time"] = [call_ns]
+    assert case._loop_wall_ns(lambda: None) == (None if iterations is None else 7.0)
+    assert made == ([] if iterations is None else [iterations])

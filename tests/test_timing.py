@@ -359,13 +359,13 @@ def never_settles(number: int) -> float:
 def test_the_gpu_is_loaded_for_longer_where_the_call_fills_the_loop_and_may_bring_the_clock_down(
     gpu: StandInGpu,
 ) -> None:
-    # To the nearest group, and the one that the GPU is at while the last is looked at.
-    assert 105 < loaded(gpu, gpu.call)[0] < 115
-    assert 35 < loaded(gpu, gpu.call, light=True)[0] < 45
-    assert 35 < loaded(gpu, kernels(gpu, 1, 20_000))[0] < 45, "the flush takes longer than the call"
-    assert 35 < loaded(gpu, kernels(gpu, 20, 1_000))[0] < 45, "the host takes longer than the GPU"
+    # To the nearest group.
+    assert 95 < loaded(gpu, gpu.call)[0] < 105
+    assert 25 < loaded(gpu, gpu.call, light=True)[0] < 35
+    assert 25 < loaded(gpu, kernels(gpu, 1, 20_000))[0] < 35, "the flush takes longer than the call"
+    assert 25 < loaded(gpu, kernels(gpu, 20, 1_000))[0] < 35, "the host takes longer than the GPU"
     # The host lets the GPU rest: one call takes 400 us, of which it works for 200, and is held for longer.
-    assert 35 < loaded(gpu, kernels(gpu, 1, 200_000, launch_ns=200_000))[0] < 45
+    assert 25 < loaded(gpu, kernels(gpu, 1, 200_000, launch_ns=200_000))[0] < 40
 
 
 def test_a_load_tells_whether_it_was_long_enough_to_bring_the_clock_down(gpu: StandInGpu) -> None:
@@ -379,18 +379,23 @@ def test_a_load_tells_whether_it_was_long_enough_to_bring_the_clock_down(gpu: St
 
 def test_the_gpu_is_loaded_until_the_times_settle_and_no_longer_than_half_the_budget(gpu: StandInGpu) -> None:
     now_and_then_slow = changing(gpu, lambda number: 100_000 + (0 if number % 20 else 1_000 * number))
-    assert 35 < loaded(gpu, now_and_then_slow, light=True)[0] < 45
+    assert 25 < loaded(gpu, now_and_then_slow, light=True)[0] < 35
     falls_for_200_calls = changing(gpu, lambda number: 100_000 + 1_000 * max(0, 200 - number))
     assert 60 < loaded(gpu, falls_for_200_calls, light=True)[0] < 100
     assert 150 < loaded(gpu, changing(gpu, never_settles), budget_s=0.3, light=True)[0] < 200
     assert 500 < loaded(gpu, changing(gpu, never_settles), budget_s=10**6, light=True)[0] < 550
 
 
+def test_a_load_that_goes_on_for_long_keeps_no_more_events_than_those_of_two_groups(gpu: StandInGpu) -> None:
+    _, calls = loaded(gpu, changing(gpu, lambda number: 20_000 * 1.0004**number), light=True)
+    assert len(calls) > 1000 and gpu.most_events < 600
+
+
 def test_where_earlier_rounds_told_the_time_it_is_enough_to_find_it_again(gpu: StandInGpu) -> None:
     as_before, other = [100_000.0] * 10, [80_000.0] * 10
-    assert 13 < loaded(gpu, gpu.call, light=True, earlier=as_before)[0] < 17
-    assert 18 < loaded(gpu, gpu.call, light=True, earlier=other)[0] < 22, "until three groups agree"
-    assert 100 < loaded(gpu, gpu.call, earlier=as_before)[0] < 115
+    assert 8 < loaded(gpu, gpu.call, light=True, earlier=as_before)[0] < 12
+    assert 13 < loaded(gpu, gpu.call, light=True, earlier=other)[0] < 17, "until three groups agree"
+    assert 95 < loaded(gpu, gpu.call, earlier=as_before)[0] < 105
     assert 100 < loaded(gpu, changing(gpu, never_settles), light=True, earlier=as_before)[0] < 125
 
 
@@ -411,7 +416,7 @@ def test_what_the_first_call_takes_beside_is_not_taken_for_the_time_of_a_call(gp
     """The allocator's cache was emptied: the first call may take as long to get its memory as a hundred others."""
     call = changing(gpu, lambda number: 20_000 if number else 200_000_000)
     lasted_ms, calls = loaded(gpu, call)
-    assert 30 < lasted_ms < 45 and len(calls) > 300
+    assert 25 < lasted_ms < 35 and len(calls) > 200
 
 
 def test_a_load_in_which_calls_were_late_does_not_hold_the_gpu_for_longer(gpu: StandInGpu) -> None:
@@ -521,10 +526,9 @@ def test_what_an_earlier_visit_learned_of_a_long_call_is_not_learned_again(gpu: 
     # Held as long as in the first visit, in every call but the two that tell how fast the GPU's clock counts; longer
     # before the first of each batch.
     held, as_before = gpu.held_ns[before:], gpu.held_ns[before - 1]
+    first_of_batch = 2 * as_before + 150_000
     assert len(held) == len(calls) + 2
-    assert held[2:] == [2 * as_before + 150_000] + [as_before] * (len(calls) - 4) + [2 * as_before + 150_000] * 2 + [
-        as_before
-    ]
+    assert set(held[2:]) == {as_before, first_of_batch} and held[-3:] == [first_of_batch, first_of_batch, as_before]
 
 
 def test_samples_are_the_times_between_the_events_in_nanoseconds(gpu: StandInGpu) -> None:

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from profpipe import ranges, timing
 from profpipe.measuring import conditions
@@ -28,6 +28,11 @@ OWN_TIME = "time_own"
 
 #: The times of a case whose launches were recorded once and replayed, beside those of eager launches.
 GRAPH_TIME = "time_cuda_graph"
+
+#: The loop without a profiler lasts so long at most, but so many iterations at least: what is not in each of them, from
+#: the first launch and to the last wait, is some 0.1 ms.
+_LOOP_NS: Final = 30e6
+_LEAST_IN_LOOP: Final = 10
 
 Write = Callable[..., None]
 
@@ -212,7 +217,8 @@ class Case:
         """
         n = self.plan.repeats
         if not self.ranks.several:
-            n = min(n, int(self.plan.rule.budget_s * 1e9 / max(statistics.median(self.samples_ns["time"]), 1.0)))
+            call_ns = max(statistics.median(self.samples_ns["time"]), 1.0)
+            n = min(n, int(self.plan.rule.budget_s * 1e9 / call_ns), max(_LEAST_IN_LOOP, math.ceil(_LOOP_NS / call_ns)))
         if n == 0:
             return None
         # Sampling gave the allocator's cache back; under a profiler the calls before the loop have filled it.

@@ -338,8 +338,8 @@ class Gpu:
     ) -> None:
         """``_load`` for short calls of one process: it goes on until their times, those of the events, have settled.
 
-        By the host's clock calls that it issues more slowly than the GPU runs them settle when the host does. One group
-        of calls is looked at while the GPU is at the next, so that it does not rest in between.
+        By the host's clock calls that it issues more slowly than the GPU runs them settle when the host does. As long
+        as more are needed whatever they show, one group is looked at while the GPU is at the next: it does not rest.
         """
         known = like_ns is not None
         medians = [like_ns] * (GROUPS - 1) if like_ns is not None else []
@@ -348,17 +348,21 @@ class Gpu:
         each_ns, done, spent_ns, load_ns = call_ns + self._beside_ns, 0, 0.0, least_ns
         began_ns = time.perf_counter_ns()
         group = self._rehearse(fn, math.ceil(group_ns / each_ns))
-        # To the nearest group.
-        while spent_ns < load_ns - group_ns / 2 or (spent_ns < patience_ns and not settled(medians)):
-            following = self._rehearse(fn, math.ceil(group_ns / each_ns))
+        while group:
+            ahead = spent_ns + 2 * group_ns <= load_ns
+            following = self._rehearse(fn, math.ceil(group_ns / each_ns)) if ahead else []
             group[-1][1].synchronize()
             medians.append(statistics.median(begin.elapsed_time(end) * 1e6 for begin, end in group))
             done += len(group)
             spent_ns = time.perf_counter_ns() - began_ns
             each_ns = spent_ns / done
+            self._events = list(following)
             self.fully_loaded = medians[-1] > self._beside_ns and not light
             load_ns = _FULL_LOAD_NS if self.fully_loaded else least_ns
-            group, self._events = following, list(following)
+            loaded = spent_ns >= load_ns - group_ns / 2  # to the nearest group
+            if not following and not (loaded and (settled(medians) or spent_ns >= patience_ns)):
+                following = self._rehearse(fn, math.ceil(group_ns / each_ns))
+            group = following
         self.values_ns()
 
     def _rehearse(self, fn: Callable[[], object], n: int) -> list[tuple[Any, Any]]:
