@@ -44,7 +44,8 @@ def _only_prints(args: argparse.Namespace) -> bool:
 
 def _exit_code(args: argparse.Namespace) -> int:
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        sys.stdout.flush()  # here, where it may fail
     except ProfpipeError as error:
         if args.debug:
             raise
@@ -54,13 +55,12 @@ def _exit_code(args: argparse.Namespace) -> int:
         print("profpipe: interrupted.", file=sys.stderr)
         return errors.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) of a command that only prints has gone; Python would complain again while it flushes
-        # stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_what_cannot_be_printed()  # the reader (head, less) of a command that only prints has gone
         return errors.OK
     except OSError as error:
         if args.debug:
             raise
+        _drop_what_cannot_be_printed()
         print(f"profpipe: {errors.of_the_system(error)}", file=sys.stderr)
         return errors.SOME_FAILED
     except Exception as error:
@@ -68,6 +68,15 @@ def _exit_code(args: argparse.Namespace) -> int:
             raise
         print(f"profpipe: internal error: {type(error).__name__}: {error}. --debug shows where.", file=sys.stderr)
         return errors.SOME_FAILED
+    return code
+
+
+def _drop_what_cannot_be_printed() -> None:
+    """Python would fail with it again at its end, and end with code 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

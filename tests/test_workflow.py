@@ -622,6 +622,11 @@ def test_a_failure_of_a_run_is_its_exit_code_also_where_nobody_listens(project):
 def test_what_only_prints_ends_well_when_its_reader_has_seen_enough_and_says_where_it_cannot_write(project):
     done = in_a_shell(project, "profpipe schema | head -n 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+    # So little that Python writes it only at its end.
+    done = in_a_shell(project, "profpipe list | true")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = in_a_shell(project, "profpipe list >/dev/full")
+    assert done.returncode == 1 and "No space left on device" in done.stderr
     assert in_a_shell(project, "profpipe schema >/dev/full").returncode != 0
 
 
