@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import GROUP_NS, WATCHES, Issue, Watch, calls_that_synchronise, settled
+from profpipe.measuring.watches import GROUP_NS, WATCHES, Issue, Known, Watch, calls_that_synchronise, settled
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5
@@ -235,8 +235,8 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        like_ns = statistics.median(earlier) if earlier else None
-        issue = watch.learn(fn, ranks, known, light=light, like_ns=like_ns, patience_s=rule.budget_s / 2)
+        found = Known(known, light, statistics.median(earlier) if earlier else None)
+        issue = watch.learn(fn, ranks, found, rule.budget_s / 2)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()

@@ -101,6 +101,18 @@ class Issue:
         return self.synchronises or self.overflows
 
 
+@dataclass(frozen=True)
+class Known:
+    """What earlier visits to a case have found.
+
+    How its calls are issued; ``light``, that the GPU kept its highest clock under a full load of them; their median.
+    """
+
+    issue: Issue | None = None
+    light: bool = False
+    median_ns: float | None = None
+
+
 class _Issued(NamedTuple):
     """One call: the host's time to issue it, whether the GPU was idle then, and the time until it was."""
 
@@ -119,20 +131,10 @@ class Watch(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
-    def learn(
-        self,
-        fn: Callable[[], object],
-        ranks: Ranks = ALONE,
-        known: Issue | None = None,
-        *,
-        light: bool = False,
-        like_ns: float | None = None,
-        patience_s: float = math.inf,
-    ) -> Issue | None:
-        """Calls ``fn`` to learn how the host issues it, if not ``known``, and to load a GPU; None on a CPU.
+    def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> Issue | None:
+        """Calls ``fn`` to learn how the host issues it, and to load a GPU until its times settle; None on a CPU.
 
-        ``like_ns`` is the time of a call that earlier visits have found. Only to wait for times that do not settle,
-        nothing takes longer than ``patience_s``.
+        For times that do not settle nobody waits longer than ``patience_s``.
         """
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
@@ -211,21 +213,11 @@ class Gpu:
 
     # --- what the host does -----------------------------------------------------------------------------------------
 
-    def learn(
-        self,
-        fn: Callable[[], object],
-        ranks: Ranks = ALONE,
-        known: Issue | None = None,
-        *,
-        light: bool = False,
-        like_ns: float | None = None,
-        patience_s: float = math.inf,
-    ) -> Issue:
+    def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> Issue:
         """How the host issues ``fn``, and from it for how long to hold the GPU before each sample.
 
-        What an earlier visit to the case found is ``known``, and is not asked again of calls that take over a
-        millisecond: of a training step they would take half a second. ``light``: it found that the GPU kept its highest
-        clock under a full load.
+        How earlier visits found it to be issued is not asked again of calls that take over a millisecond: of a training
+        step they would take half a second.
 
         A call that synchronises is known by what torch says, or by taking the host longer behind a held GPU by the time
         of the hold. Behind a hold that is short beside the call nothing can be seen, so of calls that take the host
@@ -241,14 +233,15 @@ class Gpu:
         if hasattr(self._torch.cuda, "_sleep"):
             cycles = 1_000_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
-        self._issue = issue = known if known and known.call_ns >= _SHORT_CALL_NS else self._asked(fn, ranks)
+        again = known.issue if known.issue and known.issue.call_ns >= _SHORT_CALL_NS else None
+        self._issue = issue = again or self._asked(fn, ranks)
         if not issue.synchronises:
             hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
             self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
         if ranks.several or issue.call_ns + self._beside_ns > GROUP_NS:
-            self._load(fn, issue.call_ns, ranks, light)
+            self._load(fn, issue.call_ns, ranks, known.light)
         else:
-            self._settle(fn, issue.call_ns, light, like_ns, patience_s * 1e9)
+            self._settle(fn, issue.call_ns, known, patience_s * 1e9)
         self._late = 0
         return issue
 
@@ -333,18 +326,15 @@ class Gpu:
         self._rehearse(fn, int(ranks.most(load_ns / (call_ns + self._beside_ns))))
         self.values_ns()
 
-    def _settle(
-        self, fn: Callable[[], object], call_ns: float, light: bool, like_ns: float | None, patience_ns: float
-    ) -> None:
+    def _settle(self, fn: Callable[[], object], call_ns: float, known: Known, patience_ns: float) -> None:
         """``_load`` for short calls of one process: it goes on until their times, those of the events, have settled.
 
         By the host's clock calls that it issues more slowly than the GPU runs them settle when the host does. As long
         as more are needed whatever they show, one group is looked at while the GPU is at the next: it does not rest.
         """
-        known = like_ns is not None
-        medians = [like_ns] * (GROUPS - 1) if like_ns is not None else []
-        group_ns, least_ns = (_GROUP_AGAIN_NS, _LOAD_AGAIN_NS) if known else (GROUP_NS, _LOAD_NS)
-        patience_ns = min(patience_ns, _PATIENCE_AGAIN_NS if known else _PATIENCE_NS)
+        medians = [known.median_ns] * (GROUPS - 1) if known.median_ns is not None else []
+        group_ns, least_ns = (_GROUP_AGAIN_NS, _LOAD_AGAIN_NS) if medians else (GROUP_NS, _LOAD_NS)
+        patience_ns = min(patience_ns, _PATIENCE_AGAIN_NS if medians else _PATIENCE_NS)
         each_ns, done, spent_ns, load_ns = call_ns + self._beside_ns, 0, 0.0, least_ns
         began_ns = time.perf_counter_ns()
         group = self._rehearse(fn, math.ceil(group_ns / each_ns))
@@ -357,7 +347,7 @@ class Gpu:
             spent_ns = time.perf_counter_ns() - began_ns
             each_ns = spent_ns / done
             self._events = list(following)
-            self.fully_loaded = medians[-1] > self._beside_ns and not light
+            self.fully_loaded = medians[-1] > self._beside_ns and not known.light
             load_ns = _FULL_LOAD_NS if self.fully_loaded else least_ns
             loaded = spent_ns >= load_ns - group_ns / 2  # to the nearest group
             if not following and not (loaded and (settled(medians) or spent_ns >= patience_ns)):
@@ -570,16 +560,7 @@ class Cpu:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         del self._buffer
 
-    def learn(
-        self,
-        fn: Callable[[], object],
-        ranks: Ranks = ALONE,
-        known: Issue | None = None,
-        *,
-        light: bool = False,
-        like_ns: float | None = None,
-        patience_s: float = math.inf,
-    ) -> None:
+    def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> None:
         return None
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
