@@ -206,21 +206,17 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _clean_up(desk: _Desk) -> bool:
     """Gives the case's memory back before the next one; True when the CUDA context did not survive the case."""
-    if process.device() != "cuda":
-        gc.collect()
-        return False
-    cuda = process.torch().cuda
-    try:
-        cuda.synchronize()
-        _forget_workspaces()
-        cuda.empty_cache()
-        if cuda.memory_reserved():  # something still refers to it
-            gc.collect()
-            cuda.empty_cache()
-        if not cuda.memory_allocated():
-            _freeze_imports(desk)
-    except RuntimeError:
-        return True
+    gc.collect()
+    if process.device() == "cuda":
+        torch = process.torch()
+        try:
+            torch.cuda.synchronize()
+            _forget_workspaces()
+            torch.cuda.empty_cache()
+            if not torch.cuda.memory_allocated():
+                _freeze_imports(desk)
+        except RuntimeError:
+            return True
     return False
 
 

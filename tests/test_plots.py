@@ -267,6 +267,17 @@ def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
 
 
+def test_names_stand_where_the_lines_end_though_nobody_asked_for_the_limits_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = analyze(*made_up(["a", "b"], [512, 2048]))
+    plots.draw(findings, tmp_path / "one")
+    monkeypatch.setattr(lines, "_peak_line", lambda axes, picture: None)  # which asks for them, and here draws nothing
+    plots.draw(findings, tmp_path / "two")
+    time, again = (tmp_path / folder / "plots" / "w-time.png" for folder in ("one", "two"))
+    assert time.read_bytes() == again.read_bytes()
+
+
 @given(st.lists(st.floats(0, 400), min_size=1, max_size=30))
 def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted: list[float]) -> None:
     placed = spread(wanted, gap=14, low=0, high=400)

@@ -284,9 +284,8 @@ def _label_lines(axes: Any, row: Sequence[Panel], size: float) -> None:
     """
     own = {line.label: line for panel in row for line in panel.lines if line.label}
     tied = {line.label for line in row[-1].lines}
-    # The limits follow from the lines only when they are asked for. To draw all for it takes as long as the picture.
+    # The limits follow from the lines only when they are asked for; to draw all for it takes as long as the picture.
     axes.get_xlim()
-    axes.get_ylim()
     ends = {name: axes.transData.transform((line.dots[-1].x, line.dots[-1].y)) for name, line in own.items()}
     box = axes.get_window_extent()
     heights = spread([end[1] for end in ends.values()], _line_height(size) * axes.figure.dpi, box.y0, box.y1)
