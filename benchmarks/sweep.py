@@ -3,10 +3,10 @@
     python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
 
 By default sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain and,
-where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. One
-case of each implementation is run before, and not counted: whoever comes first on a machine just started reads its
-libraries from the disk and compiles its kernels, seconds that do not come from how the cases are run. The times that
-the two ways measured are compared as well: a sweep is of no use if its cases disturb each other.
+where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. The
+sweep runs twice, and the second is compared: whoever comes first on a machine just started reads its libraries from
+the disk and compiles its kernels, seconds that do not come from how the cases are run. The times that the two ways
+measured are compared as well: a sweep is of no use if its cases disturb each other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ ON_CPU = {"impls": "sdpa_math,sdpa_flash", "seqlens": "64,128,256,512"}
 def main() -> None:
     args = arguments()
     chosen = {"impl": args.impls, "seqlen": args.seqlens, "batch": args.batches}
-    print("profiler cases  one process s  isolated s  ratio  time isolated/swept: median, farthest")
+    print("profiler cases  first s  one process s  isolated s  ratio  time isolated/swept: median, farthest")
     for profiler in args.profiler or ["plain", *(["nsys"] if shutil.which("nsys") else [])]:
         with tempfile.TemporaryDirectory(prefix="profpipe-sweep-") as scratch:
-            one_each = {"impl": args.impls, **{name: chosen[name].split(",")[0] for name in ("seqlen", "batch")}}
-            timed_run(Path(scratch, "first"), profiler, one_each, [])
+            first_s, _ = timed_run(Path(scratch, "first"), profiler, chosen, [])
             swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
             isolated_s, isolated = timed_run(Path(scratch, "isolated"), profiler, chosen, ["--set", "isolate=true"])
         if swept.keys() != isolated.keys():
@@ -45,10 +44,8 @@ def main() -> None:
         ratios = [isolated[case] / swept[case] for case in swept]
         farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
-        print(
-            f"{profiler:8} {len(swept):5} {swept_s:14.1f} {isolated_s:11.1f} {isolated_s / swept_s:6.1f}  {apart}",
-            flush=True,
-        )
+        seconds = f"{first_s:8.1f} {swept_s:14.1f} {isolated_s:11.1f} {isolated_s / swept_s:6.1f}"
+        print(f"{profiler:8} {len(swept):5} {seconds}  {apart}", flush=True)
 
 
 def arguments() -> argparse.Namespace:

@@ -162,7 +162,8 @@ def settle(fn: Callable[[], object], *, device: str, least: int, budget_s: float
 
     Compilation, autotuning, the allocator's growth and the rise of the clocks all show as calls that get faster, heat
     as calls that get slower. So calls are timed in groups of 10 ms, by the host's clock and back to back, and the time
-    has settled when three groups in a row lie within 2 %. The first call stands alone and is not among them.
+    has settled when three groups in a row lie within 2 %, or the last two of five no more than that outside what the
+    three before them span. The first call stands alone and is not among them.
 
     At least ``least`` calls are made and at most ``budget_s`` is spent, or five times that where there are fewer than
     ``least`` calls by then. ``least=0`` makes no call. On a GPU a short call, of less than 10 ms, is not called on: the
@@ -223,8 +224,8 @@ def sample(
     host waits inside it, 3 times where a call takes over 0.2 s and once over 2 s, and up to 30 times more where a wait
     of the host's has two explanations; not again where ``known`` tells it of a call of over 1 ms.
     Then it is called as for samples, so that clocks and power are those of the loop: for 30 ms, or 100 where the call
-    fills most of the loop and is not known to be ``light``, and on until the medians of three groups of 10 ms lie
-    within 2 %, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
+    fills most of the loop and is not known to be ``light``, and on until the medians of groups of 10 ms have settled as
+    in ``settle``, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
     ms, groups of 5 ms and 0.1 s are enough. Calls of over 10 ms, and those of several processes, are made for 30 or 100
     ms and no longer. Then ``begun()``; what follows is measured.
 

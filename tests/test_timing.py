@@ -166,6 +166,27 @@ def test_a_steady_call_settles_after_the_first_and_three_groups(monkeypatch: pyt
     assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, least=1, budget_s=10.0) == (24, 24)
 
 
+def test_a_call_whose_time_only_wanders_settles_after_five_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, lambda number: 0.0206 if number % 2 else 0.02, least=1, budget_s=10.0) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("groups", "have"),
+    [
+        ([103, 100, 103, 100, 103], True),
+        ([103, 101, 103, 105, 102], True),  # by less than the tolerance beyond what was seen before
+        ([103, 100, 103, 100, 106], False),  # slower and slower
+        ([106, 103, 106, 100, 103], False),  # faster and faster
+        ([106, 109, 103, 106, 103, 100], False),
+        ([106, 103, 106, 103], False),  # too few to see where they go
+        ([50, 103, 100, 103, 100, 103], True),  # earlier ones do not count
+        ([], False),
+    ],
+)
+def test_times_that_wander_have_settled_where_they_get_nowhere(groups: list[float], have: bool) -> None:
+    assert watches.settled(groups) is have
+
+
 def test_a_call_that_still_gets_faster_is_called_on(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, made = settled(monkeypatch, lambda number: 0.02 + max(0, 20 - number) * 0.01, least=1, budget_s=1e9)
     assert counted == made == 23
