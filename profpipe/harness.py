@@ -246,8 +246,9 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
     plan, cases = sweep.Plan.of(desk.spec), desk.spec["cases"]
     clock = "cuda_event" if desk.device == "cuda" else "perf_counter"
     desk.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
+    clocks_hz: list[float] = []
     timed = {
-        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name), desk.ranks)
+        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name), desk.ranks, clocks_hz=clocks_hz)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():

@@ -214,6 +214,7 @@ def sample(
     begun: Callable[[], object] = lambda: None,
     known: Issue | None = None,
     light: bool = False,
+    clock_hz: float | None = None,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
@@ -226,8 +227,9 @@ def sample(
     Then it is called as for samples, so that clocks and power are those of the loop: for 30 ms, or 100 where the call
     fills most of the loop and is not known to be ``light``, and on until the medians of groups of 10 ms have settled as
     in ``settle``, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
-    ms, groups of 5 ms and 0.1 s are enough. Calls of over 10 ms, and those of several processes, are made for 30 or 100
-    ms and no longer. Then ``begun()``; what follows is measured.
+    ms, groups of 5 ms and 0.1 s are enough. A call that is not loaded for 100 ms waits so long at most for the GPU to
+    have ``clock_hz`` again, less 1 %, where that is given. Calls of over 10 ms, and those of several processes, are
+    made for 30 or 100 ms and no longer. Then ``begun()``; what follows is measured.
 
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
@@ -236,7 +238,7 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        found = Known(known, light, statistics.median(earlier) if earlier else None)
+        found = Known(known, light, statistics.median(earlier) if earlier else None, clock_hz)
         issue = watch.learn(fn, ranks, found, rule.budget_s / 2)
         watch.forget_peaks()
         begun()

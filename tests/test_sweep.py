@@ -155,6 +155,23 @@ def test_a_case_that_kept_the_highest_clock_under_full_load_is_light_until_it_no
     assert tuple(asked) == light
 
 
+def test_a_visit_expects_the_best_clock_of_those_before_it_to_its_case_and_else_to_any(monkeypatch):
+    """A mock of the GPU's clocks: those of the five visits in turn."""
+    asked, clocks_hz = [], iter([1980e6, 1850e6, 1900e6, 1860e6, 1990e6])
+
+    def sample(fn, **given):
+        asked.append(given["clock_hz"])
+        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=(next(clocks_hz),))
+
+    monkeypatch.setattr(sweep.timing, "sample", sample)
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(FakeWatched(Conditions())))
+    light, heavy = (timed(plan(order="interleaved", rounds=3), []) for _ in range(2))
+    heavy.clocks_hz = light.clocks_hz
+    for case in (light, heavy, light, heavy, light):
+        case.visit(lambda: None)
+    assert asked == [None, 1980e6, 1980e6, 1850e6, 1980e6]
+
+
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():
     written = []
     case = timed(plan(order="interleaved", rounds=2, target=0.9), written)

@@ -420,6 +420,44 @@ def test_where_earlier_rounds_told_the_time_it_is_enough_to_find_it_again(gpu: S
     assert 100 < loaded(gpu, changing(gpu, never_settles), light=True, earlier=as_before)[0] < 125
 
 
+def under_a_clock_that_rises_after(gpu: StandInGpu, ms: float) -> Any:
+    """A call of 20 us; the GPU comes at 1900 MHz and gets to 2000 that long after the first call."""
+    began_ns = math.inf
+
+    def call() -> None:
+        nonlocal began_ns
+        began_ns = min(began_ns, gpu.now_ns)
+        gpu.hz = 2e9 if gpu.now_ns - began_ns >= ms * 1e6 else 1.9e9
+        gpu.launch(20_000)
+
+    return call
+
+
+@pytest.mark.parametrize("earlier", [[], [20_000.0] * 10])
+def test_a_call_that_brings_no_clock_down_is_not_measured_at_the_one_of_the_case_before(
+    gpu: StandInGpu, earlier: list[float]
+) -> None:
+    assert 60 < loaded(gpu, under_a_clock_that_rises_after(gpu, 60), earlier=earlier, clock_hz=2e9)[0] < 75
+
+
+def test_nobody_waits_long_for_a_clock_or_for_one_that_is_there_or_that_the_call_itself_brings_down(
+    gpu: StandInGpu,
+) -> None:
+    assert 100 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9)[0] < 115
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=1.91e9)[0] < 35
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6))[0] < 35
+    heavy = under_a_clock_that_rises_after(gpu, 10**6)
+    assert 95 < loaded(gpu, lambda: (heavy(), gpu.launch(3_000_000)), clock_hz=2e9)[0] < 100, "eight groups"
+    del gpu.cuda._sleep
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9)[0] < 35, "it cannot be counted"
+
+
+def test_the_clock_that_was_waited_for_is_not_one_of_those_under_the_samples(gpu: StandInGpu) -> None:
+    named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "clock_hz": 2e9}
+    counted = timing.sample(under_a_clock_that_rises_after(gpu, 60), device="cuda", **named).clocks_hz
+    assert counted == pytest.approx((2e9, 2e9))  # behind the first sample, and behind the two others
+
+
 def test_the_gpu_does_not_rest_while_the_times_that_load_it_are_looked_at(gpu: StandInGpu) -> None:
     lasted_ms, calls = loaded(gpu, kernels(gpu, 1, 3_000_000, launch_ns=300_000))
     assert lasted_ms == pytest.approx(len(calls) * 3.06, rel=0.01)
