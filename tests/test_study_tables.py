@@ -170,8 +170,8 @@ def test_a_table_of_an_h200_run_reads_as_it_was_asked_for(example: Any) -> None:
     assert told.said == f"Median time of a call in ms. In every case: {fixed}."
     assert rows_of(study) == [
         ["impl", "seqlen 512", "2048", "8192"],
-        ["`sdpa_flash` (baseline)", "0.0187 *host_bound*", "0.128", "1.81"],
-        ["`sage`", "0.0505 *host_bound*", "0.137 *host_bound*", "1.45"],
+        ["`sdpa_flash` (baseline)", "0.0177 *host_bound, throttled*", "0.124", "1.80"],
+        ["`sage`", "0.0497 *host_bound*", "0.135 *host_bound*", "1.44"],
     ]
 
 
@@ -221,7 +221,7 @@ def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None
 
 def test_marks_stand_once_beside_the_numbers_of_a_case(example: Any) -> None:
     study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value=["time", "tflops", "memory"])
-    assert rows_of(study)[1] == ["`sdpa_flash` (baseline)", "18.7 *host_bound*", "114.9", "8257"]
+    assert rows_of(study)[1] == ["`sdpa_flash` (baseline)", "17.7 *host_bound, throttled*", "121.1", "8257"]
 
 
 def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: Path) -> None:
