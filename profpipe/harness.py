@@ -99,7 +99,7 @@ def _run(spec_path: Path) -> None:
 
 @dataclass
 class _Desk:
-    """What every visit needs, and what earlier ones left: what ran out of memory, the time spent."""
+    """What every visit needs, and what earlier ones left: what ran out of memory, the time spent, the GPU's clocks."""
 
     workload: Any
     spec: Mapping[str, Any]
@@ -108,6 +108,7 @@ class _Desk:
     ranks: Ranks = ranks.ALONE
     out_of_memory: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    visit_clocks_hz: list[float] = field(default_factory=list)
     frozen_modules: int = 0
 
 
@@ -246,9 +247,9 @@ def _time_cases(desk: _Desk, earlier: Mapping[str, Any]) -> None:
     plan, cases = sweep.Plan.of(desk.spec), desk.spec["cases"]
     clock = "cuda_event" if desk.device == "cuda" else "perf_counter"
     desk.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
-    clocks_hz: list[float] = []
+    shared: dict[str, Any] = {"ranks": desk.ranks, "visit_clocks_hz": desk.visit_clocks_hz}
     timed = {
-        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name), desk.ranks, clocks_hz=clocks_hz)
+        name: sweep.Case(plan, desk.device, CASE_PREFIX + name, desk.events.of(name), **shared)
         for name in (case["id"] for case in cases)
     }
     for name, samples in earlier.items():
@@ -306,6 +307,8 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
             loop = timing.loop(fn, repeats, device=desk.device, **named, ranks=desk.ranks)
         desk.events.metric(name, "loop_wall", loop.wall_ns, "ns")
         seen = replace(watched.summary(), counted_hz=loop.clocks_hz)
+        if seen.counted_clock_hz is not None:
+            desk.visit_clocks_hz.append(seen.counted_clock_hz)
         for metric, (value, unit) in conditions.as_metrics(seen).items():
             desk.events.metric(name, metric, value, unit)
     desk.events.metric(name, "iterations", repeats, "1")
@@ -314,7 +317,8 @@ def _profile(desk: _Desk, name: str, region: Region, params: dict[str, Any]) -> 
 
 def _load(desk: _Desk, fn: Callable[[], object]) -> None:
     with conditions.watching():  # NVML is opened at its first use, which can take as long as a GPU needs to rest
-        timing.load(fn, device=desk.device, ranks=desk.ranks)
+        highest_hz = max(desk.visit_clocks_hz, default=None)
+        timing.load(fn, device=desk.device, ranks=desk.ranks, clock_hz=highest_hz)
 
 
 if __name__ == "__main__":

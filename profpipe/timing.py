@@ -227,9 +227,10 @@ def sample(
     Then it is called as for samples, so that clocks and power are those of the loop: for 30 ms, or 100 where the call
     fills most of the loop and is not known to be ``light``, and on until the medians of groups of 10 ms have settled as
     in ``settle``, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
-    ms, groups of 5 ms and 0.1 s are enough. A call that is not loaded for 100 ms waits so long at most for the GPU to
-    have ``clock_hz`` again, less 1 %, where that is given. Calls of over 10 ms, and those of several processes, are
-    made for 30 or 100 ms and no longer. Then ``begun()``; what follows is measured.
+    ms, groups of 5 ms and 0.1 s are enough. Calls of over 10 ms, and those of several processes, are made for 30 or 100
+    ms whatever their times do. ``clock_hz`` is the highest SM clock that the GPU was seen to have: until it has that
+    again, less 1 %, a single process goes on with a call that is not made for 100 ms, up to these 100 ms. Then
+    ``begun()``; what follows is measured.
 
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
@@ -267,14 +268,14 @@ def sample(
     )
 
 
-def load(fn: Callable[[], object], *, device: str, ranks: Ranks = ALONE) -> None:
+def load(fn: Callable[[], object], *, device: str, ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
     """The iterations of ``loop`` for 30 or 100 ms, outside any range: a GPU then has the clock that it keeps.
 
     One that comes from rest is 5 % faster for its first 60 ms at its power limit, and one that comes from a heavier
-    case is slower. Nothing on a CPU.
+    case is slower: for ``clock_hz`` as in ``sample``. Nothing on a CPU.
     """
     with WATCHES[device](timed=False) as watch:
-        watch.load(fn, ranks)
+        watch.load(fn, ranks, clock_hz)
 
 
 @dataclass(frozen=True)

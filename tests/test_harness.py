@@ -265,6 +265,38 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
     assert done == asked
 
 
+def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_before_it(monkeypatch):
+    """A mock of a GPU: the clocks that it counts around three loops."""
+    asked, counts = [], iter([(1850e6, 1860e6), (1980e6, 1980e6), (1900e6, 1900e6)])
+    monkeypatch.setattr(harness.timing, "warm_up", lambda fn, n, **_: None)
+    monkeypatch.setattr(harness.timing, "load", lambda fn, *, clock_hz, **_: asked.append(clock_hz))
+    monkeypatch.setattr(harness.timing, "loop", lambda fn, n, **_: harness.timing.Loop(1.0, next(counts)))
+    for name in ("watching", "watching_on"):
+        unread = harness.conditions.Watched(None)
+        monkeypatch.setattr(harness.conditions, name, lambda device=None, unread=unread: nullcontext(unread))
+    workload, events = SimpleNamespace(build=lambda params: lambda: None), SimpleNamespace(metric=lambda *_: None)
+    own = harness._Desk(workload, {"profiler": "nsys", "warmup": 1, "repeats": 2, "options": {}}, events, "cuda")
+
+    @contextmanager
+    def region(load):
+        load()
+        yield
+
+    assert [harness._profile(own, name, region, {}).status for name in "abc"] == ["ok"] * 3
+    assert asked == [None, 1850e6, 1980e6]
+
+
+def test_all_cases_of_a_process_tell_each_other_the_clocks_of_the_gpu(monkeypatch):
+    """A mock of a visit: no case is timed."""
+    seen = []
+    events = SimpleNamespace(write=lambda *_, **__: None, of=lambda name: None)
+    spec = {"cases": [{"id": name, "params": {}} for name in "ab"], "warmup": 1, "repeats": 3, "options": {}}
+    monkeypatch.setattr(harness, "_visit", lambda desk, case, do: seen.append(do.args[2].visit_clocks_hz) or True)
+    own = harness._Desk(None, spec, events, "cuda")
+    harness._time_cases(own, {})
+    assert len(seen) == 2 and all(clocks is own.visit_clocks_hz for clocks in seen)
+
+
 def test_what_cublas_kept_of_making_the_inputs_is_given_back_before_the_first_call(monkeypatch):
     """A stand-in for torch, as above: its order of calls, not its memory."""
     asked = on_a_gpu(monkeypatch)

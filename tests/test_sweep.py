@@ -155,21 +155,25 @@ def test_a_case_that_kept_the_highest_clock_under_full_load_is_light_until_it_no
     assert tuple(asked) == light
 
 
-def test_a_visit_expects_the_best_clock_of_those_before_it_to_its_case_and_else_to_any(monkeypatch):
-    """A mock of the GPU's clocks: those of the five visits in turn."""
-    asked, clocks_hz = [], iter([1980e6, 1850e6, 1900e6, 1860e6, 1990e6])
+def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypatch):
+    """A mock of the GPU's clocks: the counts of six visits in turn, and two of a process before."""
+    asked, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1860e6,)])
 
     def sample(fn, **given):
         asked.append(given["clock_hz"])
-        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=(next(clocks_hz),))
+        return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(counts))
 
+    watched = FakeWatched(Conditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))
     monkeypatch.setattr(sweep.timing, "sample", sample)
-    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(FakeWatched(Conditions())))
-    light, heavy = (timed(plan(order="interleaved", rounds=3), []) for _ in range(2))
-    heavy.clocks_hz = light.clocks_hz
-    for case in (light, heavy, light, heavy, light):
+    monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(watched))
+    light, heavy = (timed(plan(order="interleaved", rounds=4), []) for _ in range(2))
+    heavy.visit_clocks_hz = light.visit_clocks_hz
+    for case in (heavy, light, heavy, light, heavy, light):
         case.visit(lambda: None)
-    assert asked == [None, 1980e6, 1980e6, 1850e6, 1980e6]
+    assert asked == [None, 1850e6, 1970e6, 1970e6, 1970e6, 1970e6], "of two the lower, and none that it cannot have"
+    another = timed(plan(order="interleaved", rounds=4), [])
+    another.inherit({"time": {1: Round([1.0], Conditions(counted_hz=(1900e6,))), 2: Round([1.0])}})
+    assert another.visit_clocks_hz == [1900e6]
 
 
 def test_the_last_round_is_made_anew_where_a_case_had_all_and_did_not_end():

@@ -175,6 +175,7 @@ def test_a_call_whose_time_only_wanders_settles_after_five_groups(monkeypatch: p
     [
         ([103, 100, 103, 100, 103], True),
         ([103, 101, 103, 105, 102], True),  # by less than the tolerance beyond what was seen before
+        ([103, 101, 103, 100, 103], True),
         ([103, 100, 103, 100, 106], False),  # slower and slower
         ([106, 103, 106, 100, 103], False),  # faster and faster
         ([106, 109, 103, 106, 103, 100], False),
@@ -407,6 +408,14 @@ def test_the_gpu_is_loaded_until_the_times_settle_and_no_longer_than_half_the_bu
     assert 500 < loaded(gpu, changing(gpu, never_settles), budget_s=10**6, light=True)[0] < 550
 
 
+def test_the_load_ends_where_times_only_wander_and_not_where_they_near_those_of_earlier_rounds(gpu: StandInGpu) -> None:
+    wanders = changing(gpu, lambda number: 20_000 if number // 125 % 2 else 20_600)  # about a group of each
+    assert 25 < loaded(gpu, wanders)[0] < 110
+    nears = changing(gpu, lambda number: 114_000 - min(14_000, 80 * number))
+    lasted_ms, _ = loaded(gpu, nears, light=True, earlier=[100_000.0] * 10)
+    assert lasted_ms > 25, "until it is there"
+
+
 def test_a_load_that_goes_on_for_long_keeps_no_more_events_than_those_of_two_groups(gpu: StandInGpu) -> None:
     _, calls = loaded(gpu, changing(gpu, lambda number: 20_000 * 1.0004**number), light=True)
     assert len(calls) > 1000 and gpu.most_events < 600
@@ -420,15 +429,15 @@ def test_where_earlier_rounds_told_the_time_it_is_enough_to_find_it_again(gpu: S
     assert 100 < loaded(gpu, changing(gpu, never_settles), light=True, earlier=as_before)[0] < 125
 
 
-def under_a_clock_that_rises_after(gpu: StandInGpu, ms: float) -> Any:
-    """A call of 20 us; the GPU comes at 1900 MHz and gets to 2000 that long after the first call."""
+def under_a_clock_that_rises_after(gpu: StandInGpu, ms: float, ns: int = 20_000) -> Any:
+    """A call of ``ns``; the GPU comes at 1960 MHz and gets to 2000 that long after the first call."""
     began_ns = math.inf
 
     def call() -> None:
         nonlocal began_ns
         began_ns = min(began_ns, gpu.now_ns)
-        gpu.hz = 2e9 if gpu.now_ns - began_ns >= ms * 1e6 else 1.9e9
-        gpu.launch(20_000)
+        gpu.hz = 2e9 if gpu.now_ns - began_ns >= ms * 1e6 else 1.96e9
+        gpu.launch(ns)
 
     return call
 
@@ -440,16 +449,39 @@ def test_a_call_that_brings_no_clock_down_is_not_measured_at_the_one_of_the_case
     assert 60 < loaded(gpu, under_a_clock_that_rises_after(gpu, 60), earlier=earlier, clock_hz=2e9)[0] < 75
 
 
+def test_a_light_call_of_over_ten_milliseconds_waits_for_the_clock_as_well(gpu: StandInGpu) -> None:
+    long = under_a_clock_that_rises_after(gpu, 250, ns=12_000_000)  # of which learning takes 100
+    assert 70 < loaded(gpu, long, light=True, clock_hz=2e9)[0] < 110
+    assert 20 < loaded(gpu, under_a_clock_that_rises_after(gpu, 0, ns=12_000_000), light=True, clock_hz=2e9)[0] < 40
+
+
+def test_under_a_profiler_a_call_waits_for_the_clock_as_well(gpu: StandInGpu) -> None:
+    began_ns = gpu.now_ns
+    timing.load(under_a_clock_that_rises_after(gpu, 60), device="cuda", clock_hz=2e9)
+    assert 60e6 < gpu.now_ns - began_ns < 75e6
+    began_ns = gpu.now_ns
+    timing.load(under_a_clock_that_rises_after(gpu, 10**6), device="cuda", clock_hz=2e9)
+    assert 100e6 < gpu.now_ns - began_ns < 110e6
+
+
 def test_nobody_waits_long_for_a_clock_or_for_one_that_is_there_or_that_the_call_itself_brings_down(
     gpu: StandInGpu,
 ) -> None:
-    assert 100 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9)[0] < 115
-    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=1.91e9)[0] < 35
-    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6))[0] < 35
-    heavy = under_a_clock_that_rises_after(gpu, 10**6)
-    assert 95 < loaded(gpu, lambda: (heavy(), gpu.launch(3_000_000)), clock_hz=2e9)[0] < 100, "eight groups"
+    never = 10**6
+    assert 95 < loaded(gpu, under_a_clock_that_rises_after(gpu, never), clock_hz=2e9)[0] < 115
+    assert 45 < loaded(gpu, under_a_clock_that_rises_after(gpu, never), clock_hz=2e9, budget_s=0.1)[0] < 65
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, never), clock_hz=1.97e9)[0] < 35
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, never))[0] < 35
+    heavy = under_a_clock_that_rises_after(gpu, never, ns=3_000_000)
+    assert 95 < loaded(gpu, heavy, clock_hz=2e9)[0] < 100, "eight groups"
     del gpu.cuda._sleep
-    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9)[0] < 35, "it cannot be counted"
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, never), clock_hz=2e9)[0] < 35, "it cannot be counted"
+
+
+def test_several_processes_wait_for_no_clock(gpu: StandInGpu) -> None:
+    """They would not make the same calls. A mock of the others, which say what this one says."""
+    together = SimpleNamespace(several=True, most=lambda value: value, step=lambda name: None)
+    assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9, ranks=together)[0] < 35
 
 
 def test_the_clock_that_was_waited_for_is_not_one_of_those_under_the_samples(gpu: StandInGpu) -> None:

@@ -115,9 +115,14 @@ class Conditions:
     @property
     def kept_highest_clock(self) -> bool:
         """Whether the GPU counted its highest clock, in the median of many; False where not both are known."""
-        highest, counted = max(self._known("highest_hz"), default=math.inf), self._counted
-        kept = bool(counted) and statistics.median_low(counted) >= (1 - _COUNTED_WITHIN) * highest
+        highest, counted_hz = max(self._known("highest_hz"), default=math.inf), self.counted_clock_hz
+        kept = counted_hz is not None and counted_hz >= (1 - _COUNTED_WITHIN) * highest
         return kept and not self.throttles
+
+    @property
+    def counted_clock_hz(self) -> float | None:
+        """The median of the clocks that the GPU counted, the lower one of two; None where it counted none."""
+        return _over(statistics.median_low, self._counted)
 
     @property
     def power_w(self) -> float | None:

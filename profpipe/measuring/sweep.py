@@ -11,7 +11,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -112,8 +112,8 @@ class Case:
     issues: dict[str, Issue | None] = field(default_factory=dict)
     #: By metric, whether a visit that loaded the GPU fully found it at its highest clock, and every one since then.
     light: dict[str, bool] = field(default_factory=dict)
-    #: The median SM clocks of visits to any case of this process, which share this list.
-    clocks_hz: list[float] = field(default_factory=list)
+    #: The SM clock of every visit to any case of this process, which share this list.
+    visit_clocks_hz: list[float] = field(default_factory=list)
 
     def inherit(self, earlier: Mapping[str, Mapping[int, Round]]) -> None:
         """Takes over, and writes again as this process's own, what a process before it had measured.
@@ -173,13 +173,12 @@ class Case:
                 begun=watched.forget,
                 known=self.issues.get(metric),
                 light=self.light.get(metric, False),
-                clock_hz=self._clock_hz,
+                clock_hz=max(self.visit_clocks_hz, default=None),
             )
         self.issues[metric] = _quicker(samples.issue, self.issues.get(metric))
         under = replace(watched.summary(), counted_hz=samples.clocks_hz)
         loaded = samples.fully_loaded or self.light.get(metric, False)
         self.light[metric] = loaded and under.kept_highest_clock
-        self.clocks_hz += _counted([under])
         if self.ranks.several:
             self.write("samples", metric=OWN_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
             samples = replace(samples, values_ns=self.ranks.largest(samples.values_ns))
@@ -188,14 +187,11 @@ class Case:
             self.write("note", text=note)
         return samples
 
-    @property
-    def _clock_hz(self) -> float | None:
-        """The SM clock that a visit to this case can expect; None before the first of all."""
-        return max(_counted(self.seen) or self.clocks_hz, default=None)
-
     def _add(self, metric: str, number: int, measured: Round) -> None:
         self.samples_ns.setdefault(metric, []).extend(measured.values_ns)
         self.seen.append(measured.under)
+        if measured.under.counted_clock_hz is not None:
+            self.visit_clocks_hz.append(measured.under.counted_clock_hz)
         under = asdict(measured.under)
         self.write("samples", metric=metric, round=number, unit="ns", values=measured.values_ns, conditions=under)
 
@@ -234,11 +230,6 @@ class Case:
         timing.warm_up(fn, 1, device=self.device)
         named: dict[str, Any] = {"range_name": self.range_name, "annotate": ranges.annotate}
         return timing.loop(fn, n, device=self.device, **named, ranks=self.ranks).wall_ns
-
-
-def _counted(visits: Iterable[Conditions]) -> list[float]:
-    """The median SM clocks of those that counted it."""
-    return [visit.sm_clock_hz for visit in visits if visit.counted_hz and visit.sm_clock_hz is not None]
 
 
 def _quicker(issue: Issue | None, before: Issue | None) -> Issue | None:

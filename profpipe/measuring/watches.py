@@ -71,7 +71,7 @@ _GROUP_AGAIN_NS: Final = 5e6
 _PATIENCE_AGAIN_NS: Final = 100e6
 
 #: A call that does not bring the clock down is not measured at the one that a heavier case has left behind: an H200 at
-#: 700 W took 20 to 60 ms to rise again, by up to 3 %. A single count of the clock is as exact as this.
+#: 700 W took 20 to 60 ms to rise again, by up to 3 %. One step of 15 MHz below its highest it also stays for long.
 _CLOCK_BACK: Final = 0.01
 _CLOCK_BACK_NS: Final = 100e6
 
@@ -111,7 +111,7 @@ class Known:
     """What earlier visits to a case have found.
 
     How its calls are issued; ``light``, that the GPU kept its highest clock under a full load of them; their median;
-    the SM clock that the GPU had under them, or under other cases where this one was not visited yet.
+    and the highest SM clock that the GPU was seen to have under any case.
     """
 
     issue: Issue | None = None
@@ -144,8 +144,11 @@ class Watch(Protocol):
         For times that do not settle nobody waits longer than ``patience_s``.
         """
 
-    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
-        """Brings a GPU to the clock that it keeps under ``fn``; for a loop without samples."""
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
+        """Brings a GPU to the clock that it keeps under ``fn``; for a loop without samples.
+
+        ``clock_hz`` is the highest SM clock that it was seen to have.
+        """
 
     def flush(self) -> None:
         """Empties the caches, and on a GPU gives the host the time to queue what follows."""
@@ -245,10 +248,13 @@ class Gpu:
         if not issue.synchronises:
             hold_ns = min(_LONGEST_HOLD_NS, max(0.0, _ROOM * issue.ns + _ROOM_NS - self._flush_ns))
             self._hold_ns = ranks.most(hold_ns)  # to the nanosecond, as what follows from it must be alike too
+        began_ns = time.perf_counter_ns()
         if ranks.several or issue.call_ns + self._beside_ns > GROUP_NS:
             self._load(fn, issue.call_ns, ranks, known.light)
         else:
             self._settle(fn, issue.call_ns, known, patience_s * 1e9)
+        if not ranks.several:
+            self._await_clock(fn, issue.call_ns, known.clock_hz, began_ns + min(_CLOCK_BACK_NS, patience_s * 1e9))
         self._late = 0
         return issue
 
@@ -308,13 +314,16 @@ class Gpu:
                 return False
         return True
 
-    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
         self.wait()
         self._flush_ns = self._duration_ns(self._clear)
-        begin = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         fn()
         self.wait()
-        self._load(fn, ranks.most(float(time.perf_counter_ns() - begin)), ranks)
+        call_ns = ranks.most(float(time.perf_counter_ns() - began_ns))
+        self._load(fn, call_ns, ranks)
+        if not ranks.several:
+            self._await_clock(fn, call_ns, clock_hz, began_ns + _CLOCK_BACK_NS)
 
     @property
     def _beside_ns(self) -> float:
@@ -338,11 +347,11 @@ class Gpu:
 
         By the host's clock calls that it issues more slowly than the GPU runs them settle when the host does. As long
         as more are needed whatever they show, one group is looked at while the GPU is at the next: it does not rest.
-        Times at a clock that is still low settle as well, so the clock is asked for in the end.
         """
-        medians = [known.median_ns] * (GROUPS - 1) if known.median_ns is not None else []
-        group_ns, least_ns = (_GROUP_AGAIN_NS, _LOAD_AGAIN_NS) if medians else (GROUP_NS, _LOAD_NS)
-        patience_ns = min(patience_ns, _PATIENCE_AGAIN_NS if medians else _PATIENCE_NS)
+        expected = [known.median_ns] * (GROUPS - 1) if known.median_ns is not None else []
+        group_ns, least_ns = (_GROUP_AGAIN_NS, _LOAD_AGAIN_NS) if expected else (GROUP_NS, _LOAD_NS)
+        patience_ns = min(patience_ns, _PATIENCE_AGAIN_NS if expected else _PATIENCE_NS)
+        medians: list[float] = []
         each_ns, done, spent_ns, load_ns = call_ns + self._beside_ns, 0, 0.0, least_ns
         began_ns = time.perf_counter_ns()
         group = self._rehearse(fn, math.ceil(group_ns / each_ns))
@@ -358,22 +367,29 @@ class Gpu:
             self.fully_loaded = medians[-1] > self._beside_ns and not known.light
             load_ns = _FULL_LOAD_NS if self.fully_loaded else least_ns
             loaded = spent_ns >= load_ns - group_ns / 2  # to the nearest group
-            if not following and not (
-                loaded
-                and (spent_ns >= patience_ns or (settled(medians) and self._clock_is_back(known.clock_hz, spent_ns)))
-            ):
+            if not following and not (loaded and (settled(medians, expected) or spent_ns >= patience_ns)):
                 following = self._rehearse(fn, math.ceil(group_ns / each_ns))
             group = following
         self.values_ns()
 
-    def _clock_is_back(self, clock_hz: float | None, spent_ns: float) -> bool:
-        """Whether the GPU has the clock again that it is known to have; True as well where it is no use to wait."""
-        if clock_hz is None or self.fully_loaded or spent_ns >= _CLOCK_BACK_NS:
-            return True
+    def _await_clock(self, fn: Callable[[], object], call_ns: float, clock_hz: float | None, until_ns: float) -> None:
+        """Goes on with the loop until the GPU has the clock again that it is known to have, but not after ``until_ns``.
+
+        Times at a clock that is still low settle as well. One that the call itself has brought down is not waited for.
+        """
+        if clock_hz is None or self.fully_loaded:
+            return
+        group = math.ceil(_GROUP_AGAIN_NS / (call_ns + self._beside_ns))
+        while time.perf_counter_ns() < until_ns and self._clock_now_hz() < (1 - _CLOCK_BACK) * clock_hz:
+            self._rehearse(fn, group)
+            self.values_ns()
+
+    def _clock_now_hz(self) -> float:
+        """Infinite where it cannot be counted: then there is nothing to wait for."""
         self.probe()
         counted = self.clocks_hz()
         self._probes.clear()
-        return not counted or counted[-1] >= (1 - _CLOCK_BACK) * clock_hz
+        return counted[-1] if counted else math.inf
 
     def _rehearse(self, fn: Callable[[], object], n: int) -> list[tuple[Any, Any]]:
         """Queues ``n`` samples that are not kept; their events."""
@@ -538,17 +554,20 @@ class Gpu:
         return found
 
 
-def settled(times: Sequence[float]) -> bool:
+def settled(times: Sequence[float], expected: Sequence[float] = ()) -> bool:
     """Whether the last of ``times`` agree, as many as make a time settled, or wander without getting anywhere.
 
-    A kernel of 15 us was seen to take 3 % more or less from one group to the next however long the load lasted. Of five
-    the last two then go no further than the three before them, give or take the tolerance.
+    ``expected`` are as good as times before them, for agreeing with. A kernel of 15 us was seen to take 3 % more or
+    less from one group to the next however long the load lasted: of five the last two then go no further than the three
+    before them, give or take the tolerance.
     """
-    last, before = times[-GROUPS:], times[-GROUPS - 2 : -2]
+    last = [*expected, *times][-GROUPS:]
     if len(last) == GROUPS and max(last) <= (1 + _SETTLED) * min(last):
         return True
-    least, most = min(times[-2:], default=0.0), max(times[-2:], default=0.0)
-    return len(before) == GROUPS and (1 + _SETTLED) * least >= min(before) and most <= (1 + _SETTLED) * max(before)
+    before, latest = times[-GROUPS - 2 : -2], times[-2:]
+    return len(before) == GROUPS and (
+        min(before) <= (1 + _SETTLED) * min(latest) and max(latest) <= (1 + _SETTLED) * max(before)
+    )
 
 
 def calls_that_synchronise(fn: Callable[[], object]) -> int:
@@ -590,7 +609,7 @@ class Cpu:
     def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> None:
         return None
 
-    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE) -> None:
+    def load(self, fn: Callable[[], object], ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
         return None
 
     def flush(self) -> None:
