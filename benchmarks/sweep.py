@@ -3,10 +3,10 @@
     python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
 
 By default sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain and,
-where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. The
-sweep runs twice, and the second is compared: whoever comes first on a machine just started reads its libraries from
-the disk and compiles its kernels, seconds that do not come from how the cases are run. The times that the two ways
-measured are compared as well: a sweep is of no use if its cases disturb each other.
+where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. In
+one process the sweep runs twice, and the second is compared: whoever comes first on a machine just started reads its
+libraries from the disk and compiles its kernels, seconds that do not come from how the cases are run. The times that
+the two ways measured are compared as well: a sweep is of no use if its cases disturb each other.
 """
 
 from __future__ import annotations
