@@ -18,6 +18,9 @@ import pytest
 from profpipe import load, reuse
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 SCRIPT = Path(__file__).parents[1] / "workloads" / "attention.py"
 attention = load.module(SCRIPT)
 implementations = load.module(SCRIPT.with_name("_implementations.py"))
@@ -123,6 +126,43 @@ def test_quantised_products_are_given_by_the_data_types_that_they_are_computed_i
     assert all(parts(impl) == 2 * half for impl in ("fa2", "fa3", "sdpa_cudnn", "sta", "plain"))
     _pretend_cuda(monkeypatch, (8, 6))
     assert parts("sage2") == {"int8": half, "fp16": half}, "fp8 comes with sm_89"
+
+
+class Products(TorchDispatchMode):
+    """Notes the types that matrices are multiplied in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            self.types |= {tensor.dtype for tensor in args}
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_math_backend_multiplies_16_bit_tensors_in_fp32_unless_torch_is_told_otherwise() -> None:
+    shape = {"impl": "sdpa_math", "batch": 1, "seqlen": 16, "heads": 2, "head_dim": 8, "dtype": "bf16"}
+
+    def product_types() -> set[Any]:
+        call = attention.build(shape)
+        with Products() as seen:
+            call()
+        return seen.types
+
+    dense = attention.flops({**shape, "dtype": "fp32"})
+    assert isinstance(dense, float | int), "its own type"
+    assert product_types() == {torch.float32} and attention.flops(shape) == {"fp32": dense}
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        assert product_types() == {torch.bfloat16} and attention.flops(shape) == dense
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert attention.flops(shape) == {"tf32": dense}
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize(("version", "values"), [("1.0.6", "fp16"), ("2.2.0", "fp8")])

@@ -119,7 +119,7 @@ def _sparge_row(values: str, least_sm: tuple[int, int]) -> Implementation:
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    "sdpa_math": Implementation(_sdpa.sdpa("math"), _fixed(""), on_cpu=True),
+    "sdpa_math": Implementation(_sdpa.sdpa("math"), _fixed(""), on_cpu=True, products=_sdpa.math_products),
     "sdpa_flash": Implementation(
         _sdpa.sdpa("flash"),
         _fixed("fa2"),
@@ -256,7 +256,7 @@ def by_type(setting: Setting, flops: float) -> float | dict[str, float]:
     One number where that is the tensors' own type.
     """
     types = IMPLEMENTATIONS[setting.impl].products()
-    if types is None:
+    if types is None or set(types) == {setting.dtype}:
         return flops
     return {dtype: flops * types.count(dtype) / 2 for dtype in types}
 

@@ -45,6 +45,18 @@ class OnlyBackend:
             enable(before)
 
 
+def math_products() -> tuple[str, str] | None:
+    """The types in which the backend `math` multiplies 16-bit tensors: since torch 2.5 it computes in fp32 throughout.
+
+    Unless torch is told that 16 bits will do, which before 2.5 it always was; None then.
+    """
+    in_16_bits = getattr(torch.backends.cuda, "fp16_bf16_reduction_math_sdp_allowed", lambda: True)
+    if in_16_bits():
+        return None
+    wide = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return wide, wide
+
+
 def sdpa(backend: str) -> Callable[[Setting], Forward]:
     """What prepares calls of one backend: flash, mem_efficient, math or cudnn.
 

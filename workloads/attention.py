@@ -104,8 +104,8 @@ def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
     taken as FlashAttention 3's benchmark does: (max(0, Sk - Sq) + Sk) / 2, half the sequence where Sq = Sk. The exact
     count is half a key more. Backward: 2.5 times the forward, which counts the scores computed again. For sparse
     implementations this is the dense work; ``facts`` has what they do. Implementations that quantise (SageAttention,
-    SpargeAttn) compute QK in int8 and PV in fp16 or fp8, half of the work each: theirs is given by data type, and is
-    held against the rates of these rather than the tensors'.
+    SpargeAttn) compute QK in int8 and PV in fp16 or fp8, half of the work each, and SDPA's math backend all in fp32:
+    theirs is given by data type, and is held against the rates of these rather than the tensors'.
     """
     s = _case(params)
     return _implementations.by_type(s, _dense(s))
