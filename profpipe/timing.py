@@ -259,7 +259,7 @@ def sample(
         watch.clock,
         rule,
         tuple(earlier),
-        issue=issue,
+        issue=issue if ranks.several else watch.learned(),  # several have agreed on one
         peak_allocated=allocated,
         peak_reserved=reserved,
         queue_notes=tuple(notes),

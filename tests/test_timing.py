@@ -331,6 +331,19 @@ def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_e
     ]  # fmt: skip
 
 
+def host_takes(gpu: StandInGpu, *launch_ns: int) -> Any:
+    """A kernel of 1 us that costs the host so long to launch: the first, the second and so on; the last stays."""
+    left = list(launch_ns)
+    return lambda: gpu.launch(1_000, left.pop(0) if len(left) > 1 else left[0])
+
+
+def test_what_issuing_takes_the_host_is_known_from_the_samples_as_well(gpu: StandInGpu) -> None:
+    at_first = [60_000] * 300  # those that learn and load
+    assert on_gpu(gpu, host_takes(gpu, *at_first, 20_000), n=200).issue.ns == 20_000
+    assert on_gpu(gpu, host_takes(gpu, *[20_000] * 7, 60_000), n=200).issue.ns == 20_000, "the host may wait"
+    assert on_gpu(gpu, host_takes(gpu, *at_first, 20_000), n=200, known=Issue(60_000.0, call_ns=2e6)).issue.ns == 20_000
+
+
 def test_the_clock_is_counted_behind_each_batch_and_around_a_loop(gpu: StandInGpu) -> None:
     gpu.hz = 1.785e9
     assert on_gpu(gpu, gpu.call, n=3).clocks_hz == pytest.approx([1.785e9] * 2, rel=1e-5)
@@ -612,7 +625,7 @@ def test_what_an_earlier_visit_learned_of_a_long_call_is_not_learned_again(gpu: 
     first = on_gpu(gpu, kernels(gpu, 300, 1_000), n=3)
     before, calls = len(gpu.held_ns), []
     again = on_gpu(gpu, lambda: calls.append(kernels(gpu, 300, 1_000)()), n=3, known=first.issue)
-    assert again.issue is first.issue and again.values_ns == first.values_ns
+    assert again.issue == first.issue and again.values_ns == first.values_ns
     assert first.issue is not None and first.issue.call_ns > 1_000_000
     # Held as long as in the first visit, in every call but the two that tell how fast the GPU's clock counts; longer
     # before the first of each batch.

@@ -88,10 +88,10 @@ PROBES: Final = (100_000, 500_000)
 class Issue:
     """The host's side of one call.
 
-    ``ns`` is what it takes to issue the call into an idle GPU. ``synchronises``: the host waits inside the call until
-    the GPU is done. ``overflows``: it waits for room in the launch queue. ``starves``: of a call that overflows, the
-    GPU has done all by the time that the host returns, though it was held back before: it waits for launches.
-    ``call_ns`` is about what one call takes in all, of which the GPU goes on for ``tail_ns`` once it is issued.
+    ``ns`` is what it takes to issue the call, into an idle GPU or among samples. ``synchronises``: the host waits
+    inside the call until the GPU is done. ``overflows``: it waits for room in the launch queue. ``starves``: of a call
+    that overflows, the GPU has done all by the time that the host returns, though it was held back before: it waits for
+    launches. ``call_ns`` is about what one call takes in all, of which the GPU goes on for ``tail_ns`` once issued.
     """
 
     ns: float
@@ -143,6 +143,9 @@ class Watch(Protocol):
 
         For times that do not settle nobody waits longer than ``patience_s``.
         """
+
+    def learned(self) -> Issue | None:
+        """What ``learn`` told, by the samples since then as well."""
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
         """Brings a GPU to the clock that it keeps under ``fn``; for a loop without samples.
@@ -201,6 +204,8 @@ class Gpu:
         self._events: list[tuple[Any, Any]] = []
         self._probes: list[tuple[Any, ...]] = []
         self._hold_ns = self._flush_ns = self._cycles_per_ns = 0.0
+        self._issued_ns: list[int] = []
+        self._call_began_ns = 0
         self._taken = self._late = self._late_in_all = 0
         self.fully_loaded = False
         self._issue: Issue | None = None
@@ -256,7 +261,17 @@ class Gpu:
         if not ranks.several:
             self._await_clock(fn, issue.call_ns, known.clock_hz, began_ns + min(_CLOCK_BACK_NS, patience_s * 1e9))
         self._late = 0
+        self._issued_ns.clear()
         return issue
+
+    def learned(self) -> Issue | None:
+        """The host is quicker among samples: the few calls after a rest were seen to take up to six times as long.
+
+        Where it waits among them, for the GPU or for room in the launch queue, they say too much: the lesser counts.
+        """
+        if self._issue is None or not self._issued_ns:
+            return self._issue
+        return replace(self._issue, ns=min(self._issue.ns, statistics.median(self._issued_ns)))
 
     def _asked(self, fn: Callable[[], object], ranks: Ranks) -> Issue:
         begin = time.perf_counter_ns()
@@ -481,9 +496,11 @@ class Gpu:
             begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._events.append((begin, end))
             begin.record()
+            self._call_began_ns = time.perf_counter_ns()
 
     def stop(self) -> None:
         if self._timed:
+            self._issued_ns.append(time.perf_counter_ns() - self._call_began_ns)
             begin, end = self._events[-1]
             end.record()
             # Late: the GPU was at the call before all of it was queued. A call that waits for the GPU always is.
@@ -607,6 +624,9 @@ class Cpu:
         del self._buffer
 
     def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> None:
+        return None
+
+    def learned(self) -> None:
         return None
 
     def load(self, fn: Callable[[], object], ranks: Ranks = ALONE, clock_hz: float | None = None) -> None:
