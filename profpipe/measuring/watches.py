@@ -246,7 +246,7 @@ class Gpu:
         self.wait()
         self._flush_ns = self._duration_ns(self._clear)
         if hasattr(self._torch.cuda, "_sleep"):
-            cycles = 1_000_000
+            cycles = 200_000
             self._cycles_per_ns = cycles / self._duration_ns(lambda: self._torch.cuda._sleep(cycles))
         again = known.issue if known.issue and known.issue.call_ns >= _SHORT_CALL_NS else None
         self._issue = issue = again or self._asked(fn, ranks)
