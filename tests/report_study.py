@@ -25,7 +25,15 @@ CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""
 
 def recorded() -> tuple[Tables, dict[str, Any]]:
     """Seven implementations at two lengths under nsys on an H200, 5 iterations each: attn_h200.sqlite, by SQL."""
-    folder = DATA / "report-h200"
+    return _kept(DATA / "report-h200")
+
+
+def example(name: str) -> tuple[Tables, dict[str, Any]]:
+    """A run that examples/ keeps."""
+    return _kept(DATA.parents[1] / "examples" / name)
+
+
+def _kept(folder: Path) -> tuple[Tables, dict[str, Any]]:
     frames = {table.name: _read(folder / f"{table.name}.csv", table) for table in ALL}
     return Tables(**frames), json.loads((folder / "run.json").read_text(encoding="utf-8"))
 

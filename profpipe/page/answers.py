@@ -31,6 +31,12 @@ _FURTHER = 5
 #: A lead of which less than this share is left at the host's pace is told with what is left of it.
 _SHRUNK = 0.90
 
+#: Shapes in which another is the fastest in a loop that are told one by one; of more, the one where it is so by most.
+_PLACES = 3
+
+#: A time with one of these marks is not the call's own, or wrong: it is not called the fastest in a loop.
+_NOT_ITS_OWN = frozenset({"other_process", "waited", "above_peak"})
+
 
 def answer(workload: WorkloadFindings, alone: bool) -> list[str]:
     """The sentences of the first lines. ``alone``: the report has no other workload, so no heading carries its name."""
@@ -384,26 +390,31 @@ def _less_exact(shapes: Sequence[Shape]) -> Iterator[str]:
 
 
 def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:
-    """Where the win is one of calls that were queued ahead, and calls one after another gain less by it, or nothing."""
+    """Where the win is one of calls that were queued ahead: another wins among calls in a loop, or the lead is less."""
     found = [in_row for shape in shapes if (in_row := _paced(shape))]
-    if nothing := [in_row for in_row in found if in_row.lead <= 1]:
-        yield _gains_nothing(min(nothing, key=lambda in_row: in_row.lead), len(nothing), len(shapes))
-    if less := [in_row for in_row in found if 1 < in_row.lead < _SHRUNK * in_row.queued]:
-        less.sort(key=lambda in_row: in_row.lead / in_row.queued)
+    if lost := [in_row for in_row in found if in_row.is_lost]:
+        yield _overtaken(lost, len(shapes))
+    kept = [(in_row, in_row.lead) for in_row in found if in_row.lead is not None and not in_row.is_lost]
+    if less := [(in_row, lead) for in_row, lead in kept if lead < _SHRUNK * in_row.queued]:
+        less.sort(key=lambda pair: pair[1] / pair[0].queued)
         told = [
-            f"{ratio(in_row.queued)} becomes {ratio(in_row.lead)}"
+            f"{ratio(in_row.queued)} becomes {ratio(lead)}"
             + (f" ({axes(in_row.shape.axes)})" if len(shapes) > 1 else "")
-            for in_row in less
+            for in_row, lead in less
         ]
         yield f"Where calls go at the host's pace the fastest leads by less: {listed(told, most=_NAMED)}."
 
 
 @dataclass(frozen=True)
 class _Paced:
-    """The win of a shape at the host's pace: the lead of ``best`` over ``other`` as queued ahead, and in a row."""
+    """The win of a shape at the host's pace: ``best`` is the winner, ``first`` the fastest in a loop, which may be it.
+
+    ``other`` is what the headline holds the winner against.
+    """
 
     shape: Shape
     best: Point
+    first: Point
     other: Point
 
     @property
@@ -411,30 +422,68 @@ class _Paced:
         return self.other.time.ns / self.best.time.ns if self.other.time and self.best.time else 1.0
 
     @property
-    def lead(self) -> float:
-        return _pace_ns(self.other) / _pace_ns(self.best)
+    def lead(self) -> float | None:
+        """In a loop, over ``other``; None where nobody knows how fast the host issues that."""
+        other, best = _pace_ns(self.other), _pace_ns(self.best)
+        return other / best if other and best else None
+
+    @property
+    def of_first(self) -> float:
+        """How fast the winner is in a loop, as a share of the fastest there."""
+        first, best = _pace_ns(self.first), _pace_ns(self.best)
+        return first / best if first and best else 1.0
+
+    @property
+    def is_lost(self) -> bool:
+        """By as much as a ratio shows."""
+        return round(self.of_first, 2) < 1
 
 
 def _paced(shape: Shape) -> _Paced | None:
-    """None where no win depends on the host's pace; held against what the headline holds the winner against."""
-    if shape.win is None or shape.win.verdict != "clear" or "host_bound" not in shape.win.best.marks:
+    """None where no win depends on the host's pace."""
+    win = shape.win
+    if win is None or win.verdict != "clear" or "host_bound" not in win.best.marks or _pace_ns(win.best) is None:
         return None
-    other = shape.win.second if shape.win.best.is_baseline or not shape.baseline else shape.baseline
-    return _Paced(shape, shape.win.best, other) if other and other.time else None
+    over_baseline = win.best.speedup is not None and not win.best.is_baseline
+    other = shape.baseline if over_baseline and shape.baseline else win.second
+    first = min(_in_loops(shape), key=lambda pair: pair[1], default=(win.best, 0.0))[0]
+    return _Paced(shape, win.best, first, other) if other and other.time else None
 
 
-def _gains_nothing(worst: _Paced, many: int, shapes: int) -> str:
-    unit = time_unit([_pace_ns(worst.best), _pace_ns(worst.other)])
-    takes = f"the host takes {unit.with_name(_pace_ns(worst.best))} to issue a call of {code(worst.best.variant)}"
-    against = f"one of {code(worst.other.variant)} takes {unit.with_name(_pace_ns(worst.other))}"
-    where = f" in {_every(shapes) if many == shapes else f'{many} of {shapes} shapes'}" if shapes > 1 else ""
-    place = f"at {axes(worst.shape.axes)} " if shapes > 1 else ""
-    return f"Called one after another the fastest gains nothing{where}: {place}{takes}, and {against}."
+def _in_loops(shape: Shape) -> Iterator[tuple[Point, float]]:
+    """Those that may be called the fastest in a loop, with what a call takes there."""
+    for point in shape.timed:
+        pace = _pace_ns(point)
+        if pace is not None and not point.barred and _NOT_ITS_OWN.isdisjoint(point.marks):
+            yield point, pace
 
 
-def _pace_ns(point: Point) -> float:
-    """What a call takes among others: on the GPU, or the host that issues it."""
-    return max(point.time.ns if point.time else 0.0, point.values.get("issue", 0.0))
+def _overtaken(lost: Sequence[_Paced], shapes: int) -> str:
+    """Who is the fastest in a loop, where that is not the winner: of many shapes, where it is so by most."""
+    where = f" in {_every(shapes) if len(lost) == shapes else f'{len(lost)} of {shapes} shapes'}" if shapes > 1 else ""
+    if len(lost) <= _PLACES:
+        told = listed(_loop_won(in_row, shapes > 1) for in_row in lost)
+        return f"In a loop another is the fastest{where}: {told}."
+    most = min(lost, key=lambda in_row: in_row.of_first)
+    return f"In a loop another is the fastest{where}, by most {_loop_won(most, True)}."
+
+
+def _loop_won(in_row: _Paced, several: bool) -> str:
+    """What a call takes in a loop, and whether that is the host's time or its own. The winner's is the host's."""
+    first, best = _pace_ns(in_row.first), _pace_ns(in_row.best)
+    unit, names = time_unit([first, best]), [code(point.variant) for point in (in_row.first, in_row.best)]
+    place = f" at {axes(in_row.shape.axes)}" if several else ""
+    if first == in_row.first.values["issue"]:
+        takes = f"the host issues a call in {unit.with_name(first)}, and in {unit.with_name(best)} one of {names[1]}"
+    else:
+        takes = f"a call takes {unit.with_name(first)}, and the host {unit.with_name(best)} to issue one of {names[1]}"
+    return f"{names[0]}{place} ({takes}, which is {ratio(in_row.of_first)} as fast)"
+
+
+def _pace_ns(point: Point) -> float | None:
+    """What a call takes among others in a loop: its own time, or the host's that issues it; None if that is unknown."""
+    issue = point.values.get("issue")
+    return max(point.time.ns, issue) if point.time and issue is not None else None
 
 
 def _uncertainty(point: Point) -> float:
