@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_study import ADD, ATTENTION, case_row, kernel_row, metric_row, range_row, tables
+from report_study import ADD, ATTENTION, case_row, example, kernel_row, metric_row, range_row, tables
 
 from profpipe.analysis.tallies import OwnRange
 from profpipe.analyze import analyze
@@ -301,8 +301,8 @@ def test_the_limit_of_the_winner_is_said_in_words() -> None:
             for name, value in (("time", 1e5), ("flops", 5e10), ("bytes_moved", 1e6))]  # fmt: skip
     cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
     assert in_words(only(tables(cases, metrics=rows), {"machine": MACHINE})) == (
-        "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; by the bytes that it must move at least, arithmetic "
-        "limits it."
+        "There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak of arithmetic; by the bytes that it must move at least, "
+        "that is the nearer of the roofline's two roofs."
     )
 
 
@@ -329,10 +329,36 @@ def test_that_memory_does_not_limit_is_said_only_where_its_traffic_was_measured(
     cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in "ab"]
     seen, unseen = (only(tables(cases, kernels, [range_row("impl=a", 10)], metrics), {"machine": MACHINE})
                     for metrics in ([*rows, rate], rows))  # fmt: skip
-    assert in_words(seen).endswith("arithmetic limits it, not memory.")
-    assert "memory may limit it where arithmetic is named" not in explained(seen)
-    assert in_words(unseen).endswith("by the bytes that it must move at least, arithmetic limits it.")
-    assert "memory may limit it where arithmetic is named" in explained(unseen)
+    assert in_words(seen).endswith("50.0 % of the peak of arithmetic; that is the nearer of the roofline's two roofs.")
+    assert "memory may be the nearer roof where arithmetic is named" not in explained(seen)
+    assert in_words(unseen).endswith(
+        "by the bytes that it must move at least, that is the nearer of the roofline's two roofs."
+    )
+    assert "memory may be the nearer roof where arithmetic is named" in explained(unseen)
+
+
+def test_the_limit_is_the_nearer_of_two_roofs_on_the_page_of_the_h200_run() -> None:
+    """ncu has its kernel far below both: arithmetic is not what holds it at 64 % of its ceiling."""
+    workload = only(*example("h200-attention"))
+    assert in_words(workload) == (
+        "There `sdpa_cudnn` reaches 452.5 TFLOP/s, 63.6 % of the measured ceiling of arithmetic; that is the nearer of "
+        "the roofline's two roofs."
+    )
+    assert explained(workload).startswith(
+        "By the roofline: the nearer of its two roofs is named, arithmetic for a call with more FLOP per byte than the "
+        "machine's measured ceilings have (167.5 for fp16, 190.6 for int8 and fp16), memory for one with less. How far "
+        "it stays below both is up to its kernels."
+    )
+
+
+def test_a_call_that_memory_limits_is_held_against_its_bandwidth() -> None:
+    numbers = {"a": 1e5, "b": 2e5}
+    rows = [metric_row(f"impl={i}", name, value) for i, ns in numbers.items()
+            for name, value in (("time", ns), ("flops", 1e9), ("bytes_moved", 2e8))]  # fmt: skip
+    cases = [case_row(f"impl={i}", params={"impl": i, "dtype": "fp16"}) for i in numbers]
+    assert in_words(only(tables(cases, metrics=rows), {"machine": MACHINE})).endswith(
+        " % of the peak of memory bandwidth; that is the nearer of the roofline's two roofs."
+    )
 
 
 def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16") -> WorkloadFindings:
@@ -364,12 +390,12 @@ def test_one_part_in_the_data_type_of_the_case_is_as_one_number() -> None:
     found = of_types({"bf16": 5e10}, {"bf16": 1e15}, dtype="bfloat16")
     point = next(p for p in found.points if p.variant == "a")
     assert (point.limit.of_flops, point.limit.dtypes) == (0.5, ())
-    assert in_words(found).startswith("There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak; ")
+    assert in_words(found).startswith("There `a` reaches 500.0 TFLOP/s, 50.0 % of the peak of arithmetic; ")
 
 
 def test_the_data_types_are_named_beside_the_peak() -> None:
     found = of_types({"int8": 6e10, "fp8": 2e10}, {"fp16": 5e14, "int8": 2e15, "fp8": 1e15})
-    assert in_words(found).startswith("There `a` reaches 800.0 TFLOP/s, 50.0 % of the peak of int8 and fp8;")
+    assert in_words(found).startswith("There `a` reaches 800.0 TFLOP/s, 50.0 % of the peak of int8 and fp8 arithmetic;")
     said = explained(found)
     assert "400.0 for int8 and fp8)" in said
     assert "`a` computes in int8 and fp8, and is held against the rates of these, one after the other." in said

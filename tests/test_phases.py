@@ -110,10 +110,11 @@ def test_a_memory_bound_softmax_explains_itself_in_one_sentence() -> None:
     workload = _analysed(_case("size=small", 5000), _case("size=large", 3000, scale=8))
     what, sentence = phase_sheets.explained(workload)
     assert what.startswith("FLOPs and bytes are those that the workload declares")
+    assert what.endswith("Limited by: the nearer of the roofline's two roofs.")
     assert sentence == (
         "softmax takes 50 to 62 % of the time of these phases for 1.10 % of their FLOPs: it does 1.25 FLOP for each "
-        "byte, where the machine could do 250, so memory limits it, of whose bandwidth it reaches 40 % (size small) "
-        "to 67 % (size large)."
+        "byte, where the machine could do 250, so memory is the nearer roof, of whose bandwidth it reaches 40 % "
+        "(size small) to 67 % (size large)."
     )
 
 

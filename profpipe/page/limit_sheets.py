@@ -10,6 +10,9 @@ from profpipe.page.markdown import Sheet, code, listed
 from profpipe.page.quantities import MISSING, number, percent, ratio, size_unit, time_unit
 from profpipe.page.wording import axes, case_label, cases
 
+#: What arithmetic and memory are as limits. A call may stay far below it for reasons of its own kernels.
+ROOF = "the nearer of the roofline's two roofs"
+
 #: The column of what the GPU waits, and what follows a share that is too high.
 _IDLE, _SLOWED = "GPU idle %", " *profiler_overhead*"
 
@@ -75,9 +78,10 @@ def explained(workload: WorkloadFindings, tables: Sequence[Sheet] = ()) -> str:
         rate = "measured ceilings" if workload.rates_measured else "peaks"
         ridges = [f"{ridge} for {name}" for name, ridge in _ridges(workload)]
         said.append(
-            f"By the roofline: a call with more FLOP per byte than the machine's {rate} have"
+            f"By the roofline: the nearer of its two roofs is named, arithmetic for a call with more FLOP per byte than"
+            f" the machine's {rate} have"
             + (f" ({', '.join(ridges)})" if ridges else "")
-            + " is limited by arithmetic, one with less by memory. How far it stays below them is up to its kernels."
+            + ", memory for one with less. How far it stays below both is up to its kernels."
         )
     said += _other_types(point for point in workload.points if point.limit.binds)
     said += _one_rate(workload, MISSING in _column(tables, "limited by"))
@@ -90,7 +94,7 @@ def explained(workload: WorkloadFindings, tables: Sequence[Sheet] = ()) -> str:
     elif any(one.binds == "compute" for one in known):
         said.append(
             "FLOP/byte are of the bytes that a call must move at least. An unfused call moves many times as many: "
-            "memory may limit it where arithmetic is named."
+            "memory may be the nearer roof where arithmetic is named."
         )
     if any(one.binds == "host" for one in known):
         said.append("The host is the limit where it takes over 5 % longer to issue a call than the GPU to run it.")
@@ -183,21 +187,21 @@ def in_words(workload: WorkloadFindings) -> str:
     if limit.binds == "host":
         return f"{there} the host limits {code(best.variant)}: it takes longer to issue a call than the GPU to run it."
     if limit.binds == "compute" and best.tflops and limit.of_flops:
-        types = f" of {listed(limit.dtypes)}" if limit.dtypes else ""
+        types = f"{listed(limit.dtypes)} " if limit.dtypes else ""
         dense = f" of the work that it does ({number(best.tflops)} of the dense work)" if best.is_sparse else ""
-        reached = f"{number(best.tflops_done)} TFLOP/s{dense}, {percent(limit.of_flops)} % of the {rate}{types}"
-        return f"{there} {code(best.variant)} reaches {reached}; {_by_arithmetic(limit)}."
+        reached = (
+            f"{number(best.tflops_done)} TFLOP/s{dense}, {percent(limit.of_flops)} % of the {rate} of {types}arithmetic"
+        )
+        return f"{there} {code(best.variant)} reaches {reached}; {_by_what(limit)}that is {ROOF}."
     if limit.of_bandwidth:
-        reached = f"{percent(limit.of_bandwidth)} % of the {rate} bandwidth"
-        return f"{there} {code(best.variant)} reaches {reached}; memory limits it, not arithmetic."
+        reached = f"{percent(limit.of_bandwidth)} % of the {rate} of memory bandwidth"
+        return f"{there} {code(best.variant)} reaches {reached}; that is {ROOF}."
     return ""
 
 
-def _by_arithmetic(limit: Limit) -> str:
-    """Memory limits a call that the least bytes already slow down; that it does not, only measured traffic proves."""
-    if limit.traffic is None:
-        return "by the bytes that it must move at least, arithmetic limits it"
-    return "arithmetic limits it, not memory"
+def _by_what(limit: Limit) -> str:
+    """The least bytes prove that memory is the nearer roof; that arithmetic is, only measured traffic does."""
+    return "by the bytes that it must move at least, " if limit.traffic is None else ""
 
 
 def _there(workload: WorkloadFindings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
+from profpipe.page.limit_sheets import ROOF
 from profpipe.page.markdown import Sheet, escape, listed
 from profpipe.page.quantities import MISSING, count, number, percent, size_unit, time_unit
 from profpipe.page.wording import case_label, cases
@@ -99,6 +100,8 @@ def explained(workload: WorkloadFindings) -> list[str]:
     if not workload.phase_work:
         return []
     said = ["FLOPs and bytes are those that the workload declares: each operand read once, each result written once."]
+    if any(one.binds for one in workload.phase_work):
+        said.append(f"Limited by: {ROOF}.")
     if any((one.of_bandwidth or 0) > 1 for one in workload.phase_work):
         said.append("Bytes above the memory's rate came from a cache.")
     by_phase: dict[str, list[PhaseWork]] = {}
@@ -159,7 +162,7 @@ def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, Poi
     if intensities and ridges:
         sentence += f": it does {_span(intensities)} FLOP for each byte, where the machine could do {_span(ridges)}"
         if all(p.binds == "memory" for p in far):
-            sentence += f", so memory limits it, of whose bandwidth it reaches {_of_bandwidth(far, points)}"
+            sentence += f", so memory is the nearer roof, of whose bandwidth it reaches {_of_bandwidth(far, points)}"
     elif intensities:
         sentence += f": it does {_span(intensities)} FLOP for each byte"
     yield sentence + "."
