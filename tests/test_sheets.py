@@ -55,7 +55,16 @@ def test_an_interval_is_as_wide_as_its_larger_side() -> None:
     assert lopsided.margin == 0.28 and Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32
     assert Measure(62.5).margin is None
     data = tables(metrics=[metric_row("impl=a", "time", 62.5, ci_low=56.1, ci_high=80.0)])
-    assert sheets.answers(only(data, "a")).rows[0][-1] == "±28.0 %"
+    assert sheets.answers(only(data, "a")).rows[0][2] == "±28.0 %"
+
+
+def test_the_interval_stands_behind_the_time_that_it_belongs_to() -> None:
+    """Behind the speed-up it would be read as that of the speed-up."""
+    data = tables(metrics=[metric_row(f"impl={impl}", "time", ns, ci_low=0.9 * ns, ci_high=1.1 * ns)
+                           for impl, ns in (("a", 1000.0), ("base", 2000.0))])  # fmt: skip
+    sheet = sheets.answers(only(data, "base"))
+    assert sheet.head == ["fastest", "time us", "95 % interval", "over baseline"]
+    assert sheet.rows == [["`a`", "1.00", "±10.0 %", "2.00x"]]
 
 
 def test_of_shapes_with_as_much_work_the_one_that_takes_longest_is_the_largest() -> None:

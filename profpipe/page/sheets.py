@@ -31,17 +31,17 @@ _NAMED = 2
 
 
 def answers(workload: WorkloadFindings) -> Sheet:
-    """A row a shape: the fastest, by how much, how well its time is known, and its marks. One unit for all times."""
+    """A row a shape: the fastest, its time and how well that is known, its lead, and marks. One unit for all times."""
     names = workload.varying_shape
     unit = time_unit(shape.win.best.time.ns for shape in workload.shapes if shape.win and shape.win.best.time)
-    head = [*map(escape, names), "fastest", f"time {unit.name}", "over baseline", "95 % interval", "marks"]
+    head = [*map(escape, names), "fastest", f"time {unit.name}", "95 % interval", "over baseline", "marks"]
     rows = []
     for shape in workload.shapes:
         if shape.win is not None and shape.win.best.time is not None:
             best = shape.win.best
             values = [escape(shown(value)) for _, value in shape.axes]
-            rows.append([*values, _first(shape.win), unit.of(best.time.ns if best.time else None), ratio(best.speedup),
-                         _margin(best), _marks_of(workload, shape)])  # fmt: skip
+            rows.append([*values, _first(shape.win), unit.of(best.time.ns if best.time else None), _margin(best),
+                         ratio(best.speedup), _marks_of(workload, shape)])  # fmt: skip
     return Sheet(head, rows, labels=len(names) + 1, words=frozenset({"marks"})).without_empty()
 
 
