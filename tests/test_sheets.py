@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_study import ATTENTION, FLUSH, case_row, kernel_row, metric_row, range_row, tables
+from report_study import ATTENTION, FLUSH, case_row, example, kernel_row, metric_row, range_row, tables
 
 from profpipe.analysis import shares
 from profpipe.analysis.tallies import Kernel, OwnRange, Tally
@@ -65,6 +65,46 @@ def test_the_interval_stands_behind_the_time_that_it_belongs_to() -> None:
     sheet = sheets.answers(only(data, "base"))
     assert sheet.head == ["fastest", "time us", "95 % interval", "over baseline"]
     assert sheet.rows == [["`a`", "1.00", "±10.0 %", "2.00x"]]
+
+
+def of_cases(workload: WorkloadFindings) -> dict[str, dict[str, str]]:
+    """The table of every number by case, by what its first column names."""
+    sheet = sheets.cases(workload, workload.points)
+    return {row[0]: dict(zip(sheet.head, row, strict=True)) for row in sheet.rows}
+
+
+def test_a_throttled_case_shows_the_clocks_that_it_is_marked_for() -> None:
+    clocks = {"a": (1.938e9, 1.98e9, 1.98e9), "b": (1.938e9, 1.98e9, 1.98e9), "c": (1.8e9, 1.9e9, 1.98e9)}
+    rows = [metric_row(f"impl={impl}", "time", 1000.0) for impl in (*clocks, "d")]
+    rows += [metric_row(f"impl={impl}", name, hz, "Hz") for impl, own in clocks.items()
+             for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), own, strict=True)]  # fmt: skip
+    rows.append(metric_row("impl=d", "sm_clock", 1.95e9, "Hz"))
+    cases = [case_row(f"impl={impl}", flags=["throttled"] if impl in "ad" else []) for impl in (*clocks, "d")]
+    found = {name: row["SM MHz"] for name, row in of_cases(only(tables(cases, metrics=rows), "a")).items()}
+    assert found == {
+        "`a` (baseline)": "1980 (1938 to 1980)",
+        "`b`": "1980",
+        "`c`": "1900 (1800 to 1980)",
+        "`d`": "1950",
+    }
+
+
+def test_the_throttled_cases_of_the_h200_run_show_how_far_the_clock_went() -> None:
+    (workload,) = analyze(*example("h200-attention")).workloads
+    sheet = sheets.cases(workload, workload.points)
+    clock, marked = sheet.head.index("SM MHz"), [row for row in sheet.rows if "throttled" in row[-1]]
+    assert len(marked) == 7 and all(" to " in row[clock] for row in marked)
+
+
+def test_that_power_lags_is_said_where_it_is_shown() -> None:
+    time = [metric_row("impl=a", "time", 1000.0)]
+    with_power, without = (only(tables(metrics=rows), "a") for rows in
+                           ([*time, metric_row("impl=a", "power", 300.0, "W")], time))  # fmt: skip
+    said = sheets.said_of_cases([sheets.cases(with_power, with_power.points)])
+    assert said.startswith("W: on recent GPUs the driver averages") and said.endswith(
+        "carries the load of the case before."
+    )
+    assert sheets.said_of_cases([sheets.cases(without, without.points)]) == ""
 
 
 def test_of_shapes_with_as_much_work_the_one_that_takes_longest_is_the_largest() -> None:

@@ -107,7 +107,7 @@ def chapter(
     alone, part = len(findings.workloads) < 2, excerpt.of(workload, findings.workloads)
     grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
     lines = sheets.answers(workload) if workload.compare else Sheet([], [])
-    limits = list(_limits(part))
+    limits, cases = list(_limits(part)), list(_cases(workload, part))
     return Chapter(
         workload=workload,
         suffix="" if alone else f": {escape(workload.name)}",
@@ -128,8 +128,8 @@ def chapter(
         overheads=agreement_sheets.overheads(workload),
         accuracy=list(_accuracy(part)) if accuracy_sheets.compared(workload) else [],
         accuracy_said=accuracy_sheets.said(workload),
-        cases=list(_cases(workload, part)),
-        cases_said=DENSE_WORK if any(point.is_sparse for point in workload.points) else "",
+        cases=cases,
+        cases_said=_said_of_cases(workload, cases),
         kernels=list(_kernels(part)),
         targets=", ".join(f"{kernel_sheets.target_named(name)} {at:g} %" for name, at in workload.targets.items()),
         ncu=list(_ncu(part)),
@@ -189,6 +189,11 @@ def _cases(workload: WorkloadFindings, part: WorkloadFindings) -> Iterator[Block
         shapes = "1 shape" if len(part.shapes) == 1 else f"{len(part.shapes)} shapes"
         title = "every number by case" if part is workload else f"every number of {shapes} by case"
         yield Block(title, sheets.cases(workload, timed), folded=bool(pivots) or len(timed) > _LONG)
+
+
+def _said_of_cases(workload: WorkloadFindings, cases: Sequence[Block]) -> str:
+    dense = DENSE_WORK if any(point.is_sparse for point in workload.points) else ""
+    return " ".join(filter(None, [dense, sheets.said_of_cases(block.sheet for block in cases)]))
 
 
 def _accuracy(workload: WorkloadFindings) -> Iterator[Block]:

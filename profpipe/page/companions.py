@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from profpipe.findings import Findings, WorkloadFindings
+from profpipe.findings import Findings, Point, WorkloadFindings
 from profpipe.page import agreement_sheets, excerpt, kernel_sheets, limit_sheets, sheets, study_sheets, wording
 from profpipe.page.markdown import Sheet
 from profpipe.page.quantities import number, size_unit
@@ -86,7 +86,7 @@ def _rates(stated: Mapping[str, Any]) -> Iterator[str]:
 def _baseline(workload: WorkloadFindings) -> str:
     """The baseline's cases; without a baseline, every case, for there is nothing to compare."""
     points = [point for point in workload.points if point.time and (point.is_baseline or not workload.baseline)]
-    return f"{_says(workload)}\n\n{sheets.cases(workload, points).plain()}" if points else ""
+    return _cases(workload, points) if points else ""
 
 
 def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
@@ -94,7 +94,7 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     shortened = excerpt.of(workload, findings.workloads) is not workload
     if not points or not (workload.compare or shortened):
         return ""
-    parts = [_says(workload), sheets.cases(workload, points).plain()]
+    parts = [_cases(workload, points)]
     for shape in workload.shapes:
         share, place = f"Kernel share ({workload.kernel_profiler})", _plain(wording.axes(shape.axes))
         tables = {share: sheets.kernel_share(shape, workload.iterated), wording.SWAP_HEADING: sheets.swaps(shape)}
@@ -111,8 +111,10 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     return "\n\n".join(parts)
 
 
-def _says(workload: WorkloadFindings) -> str:
-    return f"Times are the {wording.quantity(workload.basis)}."
+def _cases(workload: WorkloadFindings, points: Sequence[Point]) -> str:
+    table = sheets.cases(workload, points)
+    said = f"Times are the {wording.quantity(workload.basis)}. {sheets.said_of_cases([table])}".strip()
+    return f"{said}\n\n{table.plain()}"
 
 
 def _plain(markdown: str) -> str:

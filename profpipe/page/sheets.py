@@ -26,6 +26,8 @@ from profpipe.points import running_axis, shown, without
 
 #: Columns of a table of times; more are plotted, and listed by case.
 _COLUMNS = 10
+#: The column of the power in watts.
+_POWER = "W"
 #: Names that share their marks in a cell; more are counted.
 _NAMED = 2
 
@@ -315,7 +317,7 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
         ("mean error", lambda p: number(p.values.get("error_mean"))),
         ("as CUDA graph", lambda p: unit.of(p.values.get("time_cuda_graph"))),
         ("SM MHz", lambda p: _clock(p)),
-        ("W", lambda p: number(p.values.get("power"))),
+        (_POWER, lambda p: number(p.values.get("power"))),
         ("degC", lambda p: number(p.values.get("temperature"))),
         ("marks", lambda p: escape(", ".join(p.own_marks))),
     ]
@@ -325,12 +327,24 @@ def cases(workload: WorkloadFindings, points: Sequence[Point]) -> Sheet:
     return Sheet(head, rows, labels=len(labels), words=frozenset({"marks"})).without_empty()
 
 
+def said_of_cases(tables: Iterable[Sheet]) -> str:
+    """What one must know of the columns of ``cases``; empty where they have none of these."""
+    if not any(_POWER in sheet.head for sheet in tables):
+        return ""
+    return (
+        f"{_POWER}: on recent GPUs the driver averages over a second the power that NVML reads, so that of a short "
+        "case lags behind and carries the load of the case before."
+    )
+
+
 def _clock(point: Point) -> str:
-    """The median, and how far it went where that is more than 5 %."""
+    """The median, and how far it went where that is more than 5 %, or the reason for a mark."""
     clock, low, high = (point.values.get(f"sm_clock{end}") for end in ("", "_min", "_max"))
     if clock is None:
         return MISSING
-    span = f" ({low / 1e6:.0f} to {high / 1e6:.0f})" if low and high and high - low > 0.05 * high else ""
+    span = ""
+    if low and high and ("throttled" in point.marks or high - low > 0.05 * high):
+        span = f" ({low / 1e6:.0f} to {high / 1e6:.0f})"
     return f"{clock / 1e6:.0f}{span}"
 
 
