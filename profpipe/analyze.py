@@ -156,6 +156,7 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,
+        highest_clock=_highest_clock(run, name),
         tolerance=declared.get("tolerance") or {},
     )
 
@@ -166,6 +167,15 @@ def _marked(points: Mapping[str, Point], overheads: Iterable[Overhead], basis: B
     marked = {c: replace(p, marks=(*p.marks, "profiler_overhead")) if c in slowed else p for c, p in points.items()}
     shared = _shared_marks(marked.values())
     return {c: replace(p, own_marks=tuple(m for m in p.marks if m not in shared)) for c, p in marked.items()}
+
+
+def _highest_clock(run: Run, workload: str) -> float | None:
+    """Of the GPUs that its jobs say they ran on, of all where none says; None where these differ in it."""
+    jobs = (job for job in run.get("jobs") or () if job.get("workload") == workload)
+    names = {one.get("device") for job in jobs for one in job.get("devices") or ()}
+    gpus = [gpu for gpu in (run.get("machine") or {}).get("gpus") or () if not names or gpu.get("name") in names]
+    clocks = {gpu.get("max_sm_clock_hz") for gpu in gpus}
+    return clocks.pop() if len(clocks) == 1 else None
 
 
 def _limit(recorded: Recorded, point: Point, rates: Rates, counters: Iterable[Counters]) -> Limit:

@@ -350,6 +350,8 @@ class WorkloadFindings:
     rates_from: str = ""
     #: Whether those rates were measured on such a machine, rather than computed from its data sheet.
     rates_measured: bool = False
+    #: The highest SM clock of its GPU, in Hz.
+    highest_clock: float | None = None
     #: By measure, how far a result may be from its reference; empty where the pipeline does not say.
     tolerance: Mapping[str, float] = field(default_factory=dict)
 

@@ -14,8 +14,9 @@ _FOR_INTERVAL = 6
 
 #: What each validity mark means; a mark that is not here was set by the workload, and is shown under its own name.
 _MEANING: Mapping[str, str] = {
-    "throttled": "the GPU lowered its clock (power, heat) while this was measured. A lead that the clocks of the two"
-    " cases could explain is not called a win",
+    "throttled": "the GPU lowered its clock (power, heat) while this was measured{clocks}. A lead that the clocks of"
+    " the two cases could explain is not called a win; a winner that ran at the lower clock would lead by as much or"
+    " more at the other's, not by less",
     "clock_spread": "the SM clock moved by more than 5 % while this was measured. A lead that the clocks of the two"
     " cases could explain is not called a win",
     "noisy": "the samples spread so far that their median is not well known: see its 95 % interval",
@@ -60,6 +61,8 @@ def _how_many(mark: str, workload: WorkloadFindings) -> str:
 def _meaning(mark: str, workload: WorkloadFindings) -> str:
     if mark == UNCHECKED and workload.tolerance:
         return f"{_MEANING[mark]}. Under a tolerance it is not called faster than anything"
+    if mark == "throttled":
+        return _MEANING[mark].format(clocks=_clocks(mark, workload))
     if mark == "host_bound":
         return _host_bound(workload)
     if mark == "too_few_samples" and workload.asked_samples:
@@ -67,6 +70,22 @@ def _meaning(mark: str, workload: WorkloadFindings) -> str:
         if counts:
             return _few(counts, workload.asked_samples)
     return _MEANING.get(mark, "set by the workload")
+
+
+def _clocks(mark: str, workload: WorkloadFindings) -> str:
+    """`` (at 1845 to 1980 of 1980 MHz in the median, 1695 at the lowest)``: SM clocks of the cases that carry it.
+
+    They are those of the timed calls, so that nothing is said of marks that cases carry from another profiler.
+    """
+    timed = workload.basis is not None and workload.basis.timed
+    marked = [point.values for point in workload.points if point.time and mark in point.marks and timed]
+    medians, lows = ([v[name] for v in marked if name in v] for name in ("sm_clock", "sm_clock_min"))
+    if not medians:
+        return ""
+    low, high, lowest = (f"{hz / 1e6:.0f}" for hz in (min(medians), max(medians), min(lows, default=0.0)))
+    of_most = f" of {workload.highest_clock / 1e6:.0f}" if workload.highest_clock else ""
+    least = f", {lowest} at the lowest" if lows and lowest != low else ""
+    return f" (at {low if low == high else f'{low} to {high}'}{of_most} MHz in the median{least})"
 
 
 def _host_bound(workload: WorkloadFindings) -> str:
