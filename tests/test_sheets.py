@@ -101,9 +101,7 @@ def test_that_power_lags_is_said_where_it_is_shown() -> None:
     with_power, without = (only(tables(metrics=rows), "a") for rows in
                            ([*time, metric_row("impl=a", "power", 300.0, "W")], time))  # fmt: skip
     said = sheets.said_of_cases([sheets.cases(with_power, with_power.points)])
-    assert said.startswith("W: on recent GPUs the driver averages") and said.endswith(
-        "carries the load of the case before."
-    )
+    assert said.startswith("W: what the driver tells lags by 100 ms")
     assert sheets.said_of_cases([sheets.cases(without, without.points)]) == ""
 
 

@@ -332,8 +332,8 @@ def said_of_cases(tables: Iterable[Sheet]) -> str:
     if not any(_POWER in sheet.head for sheet in tables):
         return ""
     return (
-        f"{_POWER}: on recent GPUs the driver averages over a second the power that NVML reads, so that of a short "
-        "case lags behind and carries the load of the case before."
+        f"{_POWER}: what the driver tells lags by 100 ms or more, so that of a short case carries the load of the case "
+        "before."
     )
 
 
