@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -25,15 +26,22 @@ CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""
 
 def recorded() -> tuple[Tables, dict[str, Any]]:
     """Seven implementations at two lengths under nsys on an H200, 5 iterations each: attn_h200.sqlite, by SQL."""
-    return _kept(DATA / "report-h200")
+    return _stored(DATA / "report-h200")
+
+
+@functools.cache
+def _example(name: str) -> tuple[Tables, str]:
+    data, run = _stored(DATA.parents[1] / "examples" / name)
+    return data, json.dumps(run)
 
 
 def example(name: str) -> tuple[Tables, dict[str, Any]]:
-    """A run that examples/ keeps."""
-    return _kept(DATA.parents[1] / "examples" / name)
+    """The tables of a real run, and its record, which a test may change."""
+    data, run = _example(name)
+    return data, json.loads(run)
 
 
-def _kept(folder: Path) -> tuple[Tables, dict[str, Any]]:
+def _stored(folder: Path) -> tuple[Tables, dict[str, Any]]:
     frames = {table.name: _read(folder / f"{table.name}.csv", table) for table in ALL}
     return Tables(**frames), json.loads((folder / "run.json").read_text(encoding="utf-8"))
 

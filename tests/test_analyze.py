@@ -15,6 +15,7 @@ from report_study import (
     COPY,
     FLUSH,
     case_row,
+    example,
     kernel_row,
     metric_row,
     range_row,
@@ -658,6 +659,65 @@ def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_col
     of_a_command = {**declared(command=["./a.out"]), "jobs": jobs}
     cold = (0.05, "cold cache: ncu empties the caches before each replay", False)
     assert figures(data, of_a_command)["ncu"] == figures(data, {"jobs": jobs[1:]})["ncu"] == cold
+
+
+def one_launch(ncu: list[float], nsys: tuple[float, float] = (9_120.0, 10_656.0), calls: int = 30, **other: Any) -> str:
+    """Why ncu's launches, in ns, are longer than those of nsys, 9.3 us in the mean and within ``nsys``."""
+    kernels = [kernel_row("impl=a", ATTENTION, calls, 9_300.0 * calls, min_ns=nsys[0], max_ns=nsys[1])]
+    ends = {"min_ns": min(ncu), "max_ns": max(ncu), "profiler": "ncu"}
+    kernels.append(kernel_row("impl=a", ATTENTION, len(ncu), sum(ncu), **ends))
+    for name, ns in other.items():
+        kernels.append(kernel_row("impl=a", name, calls, 10_000.0 * calls, min_ns=9_500.0, max_ns=11_000.0))
+        kernels.append(kernel_row("impl=a", name, 1, ns, profiler="ncu"))
+    argv = [["--clock-control=none", "--cache-control=none"]]
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": argv}]}
+    metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+    difference, because, flagged = figures(tables((), kernels, [range_row("impl=a", calls)], metrics), run)["ncu"]
+    assert difference is not None and difference > 0.03 and flagged is not bool(because)
+    return because
+
+
+def test_launches_of_ncu_that_may_be_some_of_the_others_are_too_few_to_differ() -> None:
+    assert one_launch([9_856.0]) == "one launch: 9.856 us under ncu, 9.12 to 10.66 us in the 30 under nsys"
+    assert one_launch([9_700.0, 9_956.0]) == (
+        "few launches: 9.7 to 9.956 us under ncu, 9.12 to 10.66 us in the 30 under nsys"
+    )
+    assert one_launch([10_700.0]) == "", "longer than any"
+    assert one_launch([9_500.0, 10_700.0]) == "", "one of the two is"
+    assert one_launch([9_856.0] * 4) == "", "four that are all longer are no chance"
+    assert one_launch([9_856.0], calls=1) == "", "as many"
+
+
+def test_each_kernel_that_makes_up_a_difference_must_be_within_the_others_launches() -> None:
+    assert one_launch([9_856.0], b=10_700.0) == (
+        "few launches: 9.856 us under ncu, 9.12 to 10.66 us in the 30 under nsys;"
+        " 10.7 us under ncu, 9.5 to 11 us in the 30 under nsys"
+    )
+    assert one_launch([9_856.0], b=11_200.0) == ""
+    assert one_launch([10_600.0], b=9_900.0).startswith("one launch: 10.6 us"), "the shorter one makes none of it"
+
+
+def test_of_launches_without_a_shortest_and_a_longest_nothing_is_said() -> None:
+    kernels = [
+        kernel_row("impl=a", ATTENTION, 30, 279_000.0),
+        kernel_row("impl=a", ATTENTION, 1, 9_856.0, profiler="ncu"),
+    ]
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["--clock-control=none", "--cache-control=none"]]}]}
+    metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+    assert figures(tables((), kernels, [range_row("impl=a", 30)], metrics), run)["ncu"] == (0.06, "", True)
+
+
+def test_one_launch_of_the_real_run_lies_where_its_table_has_it() -> None:
+    data, run = example("h200-attention")
+    (workload,) = analyze(data, run).workloads
+    found = {a.point.id: f.reason for a in workload.agreements for f in a.figures if f.reason.startswith("one launch")}
+    assert found, "calls of one short kernel"
+    for case, reason in found.items():
+        rows = data.kernels[(data.kernels["case"] == case) & (data.kernels["kind"] == "kernel")]
+        own, ncu = (rows[rows["profiler"] == name].iloc[0] for name in ("nsys", "ncu"))
+        assert own["min_ns"] <= ncu["total_ns"] <= own["max_ns"] and ncu["calls"] == 1
+        seen = f"{own['min_ns'] / 1e3:.4g} to {own['max_ns'] / 1e3:.4g} us in the {own['calls']} under nsys"
+        assert reason == f"one launch: {ncu['total_ns'] / 1e3:.4g} us under ncu, {seen}"
 
 
 def test_a_call_that_was_queued_ahead_is_not_longer_for_the_hosts_sake() -> None:

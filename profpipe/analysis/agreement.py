@@ -42,6 +42,9 @@ _COLD_NS = 20_000.0
 #: differ by less in 95 %. The launches within one capture differ by as much again, which excuses no mean of 30 of them.
 _JITTER_NS = 300.0
 
+#: No more launches than these are too few to tell a difference from chance, where each is like some of the others'.
+_FEW = 3
+
 #: Clocks at which ncu ran a kernel, newest spelling first.
 _NCU_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
 
@@ -520,9 +523,43 @@ def _ncu(
         reasons = [reason] if reason else []
     if abs(theirs - ours) <= launches * _JITTER_NS and not reasons:
         reasons = ["short kernels: less than 0.3 us a launch"]
+    reasons = reasons or [reason for reason in [_few(by_kernel, ncu, own, base.profiler)] if reason]
     apart = abs(difference) > CLOSE
     because = "; ".join(reasons) if apart else ""
     return Figure("ncu", theirs, difference, because, flagged=apart and not reasons, covered=covered)
+
+
+def _few(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) -> str:
+    """That ncu's figure stands on so few launches that each of them may be one of the reference's.
+
+    The kernels that make up the difference are those that ncu saw longer where it is longer in all, or shorter. Each of
+    their launches must lie within the reference's of the same kernel, and these be more: a kernel that is always slower
+    under ncu, or several that all happen to be, is no chance.
+    """
+    seen, known = _by_name(ncu), _by_name(own)
+    off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
+    total = sum(each * known[name][0] for name, each in off.items())
+    making = [name for name, each in off.items() if each * total > 0]
+    launches = sum(seen[name][0] for name in making)
+    if not making or launches > _FEW or not all(_may_be_one(name, ncu, own) for name in making):
+        return ""
+    told = "; ".join(
+        f"{_us(ncu.span(name))} under ncu, {_us(own.span(name))} in the {known[name][0]:.0f} under {reference}"
+        for name in making
+    )
+    return f"{'one launch' if launches == 1 else 'few launches'}: {told}"
+
+
+def _may_be_one(name: str, ncu: Tally, own: Tally) -> bool:
+    """Whether each of ncu's launches of a kernel lies within the reference's, which are more."""
+    theirs, ours = ncu.span(name), own.span(name)
+    fewer = _by_name(ncu)[name][0] < _by_name(own)[name][0]
+    return fewer and theirs is not None and ours is not None and ours[0] <= theirs[0] and theirs[1] <= ours[1]
+
+
+def _us(span: tuple[float, float] | None) -> str:
+    least, most = (f"{ns / 1e3:.4g}" for ns in span or (math.nan, math.nan))
+    return f"{least} us" if least == most else f"{least} to {most} us"
 
 
 def _slower_clock(by_kernel: Mapping[str, float], ours: float, counted: Mapping[str, float], setting: Setting) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ Key = tuple[str, str]
 
 #: From this standard deviation on, relative to the mean, launches of one kernel do unlike work: no one stands for all.
 _UNLIKE = 0.05
+
+_UNKNOWN = (-math.inf, math.inf)
 
 #: Kinds that are no kernels.
 _COPIES = ("memcpy", "memset")
@@ -41,6 +44,8 @@ class Tally:
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: By name of kernel the sum of the squares of its launches' times, in ns^2.
     squares: dict[str, float] = field(default_factory=dict)
+    #: By name of kernel its shortest and its longest launch, in ns; infinite where an export does not tell of all.
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def work(self) -> Mapping[Kernel, tuple[float, float]]:
@@ -64,12 +69,28 @@ class Tally:
         ns = sum(ns for kernel, (_, ns) in self.work.items() if kernel.name == name)
         return ns > 0 and self.squares.get(name, 0.0) * calls / ns**2 - 1 > _UNLIKE**2
 
-    def add(self, kernel: Kernel, phase: str, calls: float, ns: float, squares: float) -> None:
+    def span(self, name: str) -> tuple[float, float] | None:
+        """The shortest and the longest launch of a kernel, in ns; None where they are not known of all its launches."""
+        ends = self.ends.get(name, _UNKNOWN)
+        return ends if all(map(math.isfinite, ends)) else None
+
+    def add(
+        self,
+        kernel: Kernel,
+        phase: str,
+        calls: float,
+        ns: float,
+        squares: float,
+        least: float = -math.inf,
+        most: float = math.inf,
+    ) -> None:
         into = self.operators if kernel.kind == "cpu_op" else self.kernels
         before, in_phase = into.get(kernel, (0.0, 0.0)), self.phases.get(phase, (0.0, 0.0))
         into[kernel] = before[0] + calls, before[1] + ns
         self.phases[phase] = in_phase[0] + calls, in_phase[1] + ns
         self.squares[kernel.name] = self.squares.get(kernel.name, 0.0) + squares
+        ends = self.ends.get(kernel.name, (least, most))
+        self.ends[kernel.name] = min(ends[0], least), max(ends[1], most)
 
 
 @dataclass
@@ -99,11 +120,12 @@ def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
     """The rows of `kernels` by case and profiler; those without a time are no zeros, and are left out."""
     found: dict[Key, Tally] = {}
     timed = kernels[kernels["total_ns"].notna()]
-    timed = timed.assign(squares=_squares(timed))
+    timed = timed.assign(squares=_squares(timed), **_ends(timed))
     key = ["case", "profiler", "kernel", "kernel_class", "kernel_family", "kind", "phase"]
     # Summed over processes, devices and streams first: of a large capture that leaves a fraction of the rows.
-    sums = timed.groupby(key, sort=False, dropna=False)[["calls", "total_ns", "squares"]].sum().reset_index()
-    for case, profiler, name, cls, family, kind, phase, *numbers in rows(sums, *key, "calls", "total_ns", "squares"):
+    how = {"calls": "sum", "total_ns": "sum", "squares": "sum", "least": "min", "most": "max"}
+    sums = timed.groupby(key, sort=False, dropna=False).agg(how).reset_index()
+    for case, profiler, name, cls, family, kind, phase, *numbers in rows(sums, *key, *how):
         own = found.setdefault((case, profiler), Tally())
         if kind in _COPIES:
             own.copies_ns += numbers[1]
@@ -121,6 +143,13 @@ def _squares(timed: pd.DataFrame) -> pd.Series[Any]:
     """By row the sum of the squares of its launches' times; as if all were alike where an export has only sums."""
     calls = timed["calls"].clip(lower=1).astype("Float64")
     return timed["total_ns"] ** 2 / calls + (calls - 1) * timed["stddev_ns"].fillna(0.0) ** 2
+
+
+def _ends(timed: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+    """By row its shortest and its longest launch: a single one is both; infinite where an export does not tell."""
+    single = timed["total_ns"].where(timed["calls"] == 1)
+    least, most = (timed[name].fillna(single) for name in ("min_ns", "max_ns"))
+    return {"least": least.fillna(-math.inf), "most": most.fillna(math.inf)}
 
 
 def own_ranges(ranges: pd.DataFrame) -> dict[Key, OwnRange]:
