@@ -584,7 +584,10 @@ def test_ncu_is_shorter_where_the_others_clock_was_recorded_below_the_highest() 
     def under(hz: float, ncu_ns: float, **others: Any) -> tuple[float | None, str, bool]:
         return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
 
-    told = "clock: recorded 1860 MHz under nsys, at most 1980; under ncu the GPU rests between kernels"
+    told = (
+        "clock: recorded 1860 MHz under nsys, at most 1980;"
+        " under ncu the GPU rests between kernels, and its clock is inferred, not measured"
+    )
     assert under(1.86e9, 1_134_000.0) == (-0.055, told, False)
     assert under(1.86e9, 1_080_000.0) == (-0.1, "", True)  # the highest would not do
     assert under(1.95e9, 1_134_000.0) == (-0.055, "", True)

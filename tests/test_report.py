@@ -746,6 +746,22 @@ def test_a_legend_explains_nothing_that_is_not_in_its_tables() -> None:
     assert limit_sheets.explained(workload) == limit_sheets.explained(workload, [whole])
 
 
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("clock", ["GPC GHz", "SM GHz", ""])
+def test_the_clock_that_ncu_counts_is_said_to_be_another_where_it_is_shown(tmp_path: Path, clock: str) -> None:
+    ncu = {"profiler": "ncu", "subject": ATTENTION}
+    names = {"GPC GHz": "gpc__cycles_elapsed.avg.per_second", "SM GHz": "smsp__cycles_elapsed.avg.per_second"}
+    metrics = [
+        metric_row("impl=a", "iterations", 10, "1"),
+        metric_row("impl=a", "lts__t_sector_hit_rate.pct", 9, **ncu),
+    ]
+    metrics += [metric_row("impl=a", names[clock], 1.79e9, "Hz", **ncu)] if clock else []
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
+    text = page(tables((), kernels, [range_row("impl=a", 10)], metrics), {}, tmp_path)
+    _, _, section = text.partition("<summary>further figures of ncu</summary>\n\n")
+    assert section.startswith(f"{clock} is a clock that ncu counts itself: on an H200" if clock else "| case |")
+
+
 def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
     findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
     told = chapters.chapter(findings.workloads[0], findings, {}, without_gpu=False)

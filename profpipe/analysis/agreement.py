@@ -244,7 +244,8 @@ def _held_down(ratio: float, point: Point, reference: str, setting: Setting) -> 
     if ratio < base.median / highest * (1 - CLOSE) or (1 - base.median / highest) / (1 - ratio) < 0.5:
         return ""
     seen = f"recorded {base.median / 1e6:.0f} MHz under {reference}, at most {highest / 1e6:.0f}"
-    return f"clock: {seen}; under ncu the GPU rests between kernels"
+    # The clock that ncu counts is another, so that of its kernels is nowhere measured.
+    return f"clock: {seen}; under ncu the GPU rests between kernels, and its clock is inferred, not measured"
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,12 @@ _ABREAST = 6
 
 @dataclass(frozen=True)
 class Block:
-    """A table and where it goes: folded ones open at a click on their title."""
+    """A table and where it goes: folded ones open at a click on their title. ``said`` stands above it."""
 
     title: str
     sheet: Sheet
     folded: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -329,6 +330,6 @@ def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
     )
     further = kernel_sheets.counters(rows, largest, kernel_sheets.FURTHER_FIGURES)
     if len(further.head) > 3:
-        yield Block("further figures of ncu", further, folded=True)
+        yield Block("further figures of ncu", further, folded=True, said=kernel_sheets.clocks_said(further))
     if sheet := kernel_sheets.rules(rows, largest):
         yield Block("what ncu's own rules say", sheet, folded=True)

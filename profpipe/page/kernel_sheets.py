@@ -57,6 +57,9 @@ _STALL = re.compile(
     r"^smsp__average_warps?_(?:latency_)?issue_stalled_(?!selected)(\w+?)(?:_per_issue_active)?(?:\.ratio)?$"
 )
 
+#: The columns that hold a clock that ncu counts.
+_CLOCKS = ("GPC GHz", "SM GHz")
+
 Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -180,6 +183,18 @@ def counters(rows: Sequence[Counters], points: Sequence[Point], figures: Figures
     ]  # fmt: skip
     head = ["case", "kernel", f"{unit.name}", *(title for title, _ in figures)]
     return Sheet(head, written, labels=2).without_empty()
+
+
+def clocks_said(sheet: Sheet) -> str:
+    """Why the clock that ncu counts is none to hold against the page's others, where ``sheet`` shows it.
+
+    On an H200 it is 1.79 GHz where the SM clock is 1.98, and the kernels take as long: ``agreement``'s ``_Clocks``.
+    """
+    shown = " and ".join(name for name in _CLOCKS if name in sheet.head)
+    if not shown:
+        return ""
+    below = "on an H200 some 10 % below the SM clock that is told elsewhere, in kernels that take as long"
+    return f"{shown} is a clock that ncu counts itself: {below}, so the two are not to be compared."
 
 
 def rules(rows: Sequence[Counters], points: Sequence[Point]) -> Sheet:
