@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,24 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A rule of ncu that spoke of a kernel, and the speed-up in % that it estimates, where it does.
+
+    NvRules API, ``SpeedupType``: of the whole it is the proportional reduction in run time; ``local``, the proportional
+    increase in efficiency of the hardware's usage, the problem viewed in isolation.
+    """
+
+    name: str
+    speedup: float | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True)
 class Counters:
     """ncu's figures of one kernel of one case: metric name to (value, unit).
 
-    ``rules`` are the rules of ncu that spoke of it, each with the speed-up in % that it estimates, where it does;
-    ``missed`` are those of the pipeline's targets that it does not reach.
+    ``rules`` are the rules of ncu that spoke of it; ``missed`` are those of the pipeline's targets that it does not
+    reach.
     """
 
     case: str
@@ -45,5 +58,5 @@ class Counters:
     calls: int
     mean_ns: float | None
     values: Mapping[str, tuple[float, str]]
-    rules: Mapping[str, float | None] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
     missed: tuple[str, ...] = ()

@@ -13,9 +13,11 @@ from report_study import ADD, ATTENTION, case_row, example, kernel_row, metric_r
 from profpipe.analysis.tallies import OwnRange
 from profpipe.analyze import analyze
 from profpipe.findings import Limit, Win, WorkloadFindings
+from profpipe.kernel_findings import Rule
 from profpipe.measuring import facts
-from profpipe.page import agreement_sheets
+from profpipe.page import agreement_sheets, kernel_sheets
 from profpipe.page.limit_sheets import explained, in_words, limits
+from profpipe.page.markdown import Sheet
 from profpipe.tables import Tables
 
 
@@ -448,8 +450,35 @@ def test_a_kernel_below_a_target_misses_it_and_the_rules_are_named() -> None:
     rows += [metric_row("impl=a", "rule:SOLBottleneck", float("nan"), "%", **ncu)]
     run = {"pipeline": {"workloads": {"w": {"ncu": {"targets": {"memory": 80, "sm": 90}}}}}}
     (found,) = only(tables(metrics=rows), run).counters
-    assert found.missed == ("sm",) and found.rules == {"Occupancy": 12.5, "SOLBottleneck": None}
-    assert "rule:Occupancy" not in found.values
+    assert found.missed == ("sm",) and found.rules == (Rule("Occupancy", 12.5, local=True), Rule("SOLBottleneck"))
+    assert not [name for name in found.values if name.startswith("rule:")]
+
+
+def test_a_speed_up_that_ncu_estimates_of_a_part_is_not_told_as_one_of_the_kernel() -> None:
+    def sheet(*said: tuple[str, float, str]) -> Sheet:
+        ncu = {"profiler": "ncu", "subject": ATTENTION}
+        workload = only(tables(metrics=[metric_row("impl=a", f"rule:{name}", *rest, **ncu) for name, *rest in said]))
+        return kernel_sheets.rules(workload.counters, workload.points)
+
+    stall, nothing = ("CPIStall", 40.0, "% local"), float("nan")
+    both = sheet(stall, ("Imbalance", 5.0, "%"), ("Imbalance", 30.0, "% local"), ("SOLBottleneck", nothing, "%"))
+    assert (
+        both.rows[0][-1] == "`Imbalance` 5.00 %, `CPIStall` 40.0 % (local), `Imbalance` 30.0 % (local), `SOLBottleneck`"
+    )
+    assert "not how much faster the kernel would be" in kernel_sheets.rules_said(both)
+    assert sheet(("CPIStall", nothing, "%"), stall).rows[0][-1] == "`CPIStall` 40.0 % (local)", "it speaks twice"
+    whole = sheet(("Imbalance", 5.0, "%"))
+    assert whole.rows[0][-1] == "`Imbalance` 5.00 %" and not kernel_sheets.rules_said(whole)
+
+
+def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
+    data, run = example("h200-attention")
+    workload, rows = only(data, run), data.metrics[data.metrics["metric"].str.startswith("rule:")]
+    estimates = rows[rows["value"].notna()]
+    names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
+    told = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.local else "%")
+            for c in workload.counters for r in c.rules if r.speedup is not None]  # fmt: skip
+    assert set(told) == set(names) and {"%", "% local"} == {unit for *_, unit in told}
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------

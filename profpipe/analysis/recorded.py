@@ -14,6 +14,9 @@ from profpipe.concerns import status_told
 from profpipe.findings import Split
 from profpipe.tables import DEVICE_PREFIX, RANK_PREFIX, Tables
 
+#: What the name of a metric begins with that holds the estimate of one of ncu's rules, and the unit of a local one.
+RULE, LOCAL = "rule:", "% local"
+
 _APART = (RANK_PREFIX, DEVICE_PREFIX)
 
 
@@ -47,7 +50,7 @@ class Recorded:
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
         apart: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         # A rule of ncu speaks also where it estimates no speed-up.
-        told = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith("rule:")
+        told = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith(RULE)
         m = tables.metrics[told]
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
         for case, profiler, subject, metric, *row in rows(m, *names):
@@ -55,7 +58,9 @@ class Recorded:
                 own = apart.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
                 own = numbers.setdefault((case, profiler, subject), {})
-            own[metric] = Number(*row)
+            number = Number(*row)
+            # A rule may estimate both the whole and a part.
+            own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):

@@ -332,4 +332,4 @@ def _ncu(workload: WorkloadFindings) -> Iterator[Block]:
     if len(further.head) > 3:
         yield Block("further figures of ncu", further, folded=True, said=kernel_sheets.clocks_said(further))
     if sheet := kernel_sheets.rules(rows, largest):
-        yield Block("what ncu's own rules say", sheet, folded=True)
+        yield Block("what ncu's own rules say", sheet, folded=True, said=kernel_sheets.rules_said(sheet))

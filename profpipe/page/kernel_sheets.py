@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from profpipe.findings import Point, WorkloadFindings
-from profpipe.kernel_findings import Counters, Phase
+from profpipe.kernel_findings import Counters, Phase, Rule
 from profpipe.page.markdown import Sheet, code, escape, short_names
 from profpipe.page.quantities import MISSING, count, number, percent, time_unit
 from profpipe.page.wording import case_label
@@ -197,16 +197,36 @@ def clocks_said(sheet: Sheet) -> str:
     return f"{shown} is a clock that ncu counts itself: {below}, so the two are not to be compared."
 
 
+_LOCAL = "(local)"
+
+#: NVIDIA's NvRules API on the two types of estimates, in short.
+_LOCAL_SAID = (
+    f"{_LOCAL} marks an estimate of the problem that the rule looks at, taken by itself: how much better the hardware "
+    "would be used there, not how much faster the kernel would be; one without it is of the kernel's run time."
+)
+
+
 def rules(rows: Sequence[Counters], points: Sequence[Point]) -> Sheet:
     """What ncu's own rules say of each kernel: their names, and the speed-up that they estimate where they do."""
     short, labels = short_names(row.kernel for row in rows), {point.id: case_label(point) for point in points}
     written = []
     for row in rows:
-        said = sorted(row.rules.items(), key=lambda item: -(item[1] or 0.0))
-        told = ", ".join(code(name) + (f" {number(gain)} %" if gain is not None else "") for name, gain in said)
-        if told:
+        said = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.local, -(rule.speedup or 0.0)))
+        if said:
+            told = ", ".join(map(_rule, said))
             written.append([labels.get(row.case, code(row.case)), code(short[row.kernel]), told])
     return Sheet(["case", "kernel", "rules of ncu, and the speed-up that they estimate"], written, labels=3)
+
+
+def rules_said(sheet: Sheet) -> str:
+    """What its marks mean, where ``sheet`` has any."""
+    return _LOCAL_SAID if any(_LOCAL in row[-1] for row in sheet.rows) else ""
+
+
+def _rule(rule: Rule) -> str:
+    if rule.speedup is None:
+        return code(rule.name)
+    return f"{code(rule.name)} {number(rule.speedup)} %{f' {_LOCAL}' if rule.local else ''}"
 
 
 def _figure(row: Counters, title: str, names: Sequence[str]) -> str:
