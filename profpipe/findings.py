@@ -26,7 +26,7 @@ OVERHEAD = 0.10
 
 
 #: From this share of a call on a difference of one of its parts is told.
-_CHANGE = 0.02
+CHANGE = 0.02
 
 #: Shapes with as much work take as long from this share of the longest time on: clocks alone move it by less.
 _AS_LONG = 0.9
@@ -94,7 +94,7 @@ class Split:
         """From which difference on, in ns, a part of the two calls is told: what is little of a long one may be much of
         the short one that replaces it.
         """
-        return _CHANGE * min(self.total.ns, other.total.ns)
+        return CHANGE * min(self.total.ns, other.total.ns)
 
     @property
     def fused(self) -> bool:

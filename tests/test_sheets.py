@@ -11,6 +11,7 @@ from profpipe.analysis.tallies import Kernel, OwnRange, Tally
 from profpipe.analyze import analyze
 from profpipe.findings import Measure, Part, Split, WorkloadFindings
 from profpipe.page import marks, remainder, sheets
+from profpipe.page.markdown import Sheet
 from profpipe.page.quantities import Unit
 from profpipe.tables import Tables
 
@@ -198,3 +199,26 @@ def test_what_a_swap_changes_is_told_by_the_classes_of_the_table_of_shares() -> 
     assert sheets.swaps(shape).rows[0][-1] == (
         "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
     )
+
+
+def swapped(**own: float) -> Sheet:
+    """An attention kernel of 1000 us in place of the same and of kernels of some us, class -> us."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e7), kernel_row("impl=b", ATTENTION, 10, 1e7)]
+    kernels += [kernel_row("impl=b", name, 10, 1e4 * us, kernel_class=name) for name, us in own.items()]
+    data = tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"])
+    return sheets.swaps(only(data, "a").shapes[0])
+
+
+def test_what_a_swap_changes_beyond_the_three_largest_is_counted() -> None:
+    many = swapped(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
+    (row,) = many.rows
+    assert row[-1] == (
+        "gemm +300.0 us (1 more launch), softmax +200.0 us (1 more launch), add +100.0 us (1 more launch) and 2 smaller"
+    )
+    assert (
+        "differences of 2 % of the shorter call's kernel time and more, the 3 largest by name."
+        in sheets.changes_said([many])
+    )
+    assert swapped(add=100.0).rows[0][-1] == "add +100.0 us (1 more launch)"
+    nothing = swapped(add=19.0)
+    assert "what else changes, per call" not in nothing.head and not sheets.changes_said([nothing])

@@ -69,6 +69,7 @@ class Chapter:
     shares: list[Block]
     helpers_said: str
     swaps: list[Block]
+    swaps_said: str
     limits: list[Block]
     limits_said: str
     limited: str
@@ -109,6 +110,7 @@ def chapter(
     grid = answer_sheets.grid(workload) if workload.compare else Sheet([], [])
     lines = sheets.answers(workload) if workload.compare else Sheet([], [])
     limits, cases = list(_limits(part)), list(_cases(workload, part))
+    swaps = _by_shape(part, sheets.swaps)
     return Chapter(
         workload=workload,
         suffix="" if alone else f": {escape(workload.name)}",
@@ -120,7 +122,8 @@ def chapter(
         marks=marks.explained(workload),
         shares=list(_shares(part)),
         helpers_said=_SMOOTHED if any(map(_smooths, workload.points)) else "",
-        swaps=_by_shape(part, sheets.swaps),
+        swaps=swaps,
+        swaps_said=sheets.changes_said(block.sheet for block in swaps),
         limits=limits,
         limits_said=limit_sheets.explained(part, [block.sheet for block in limits]),
         limited=limit_sheets.in_words(workload) if workload.compare else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from profpipe.findings import Axes, Part, Point, Shape, Split, Swap, Win, WorkloadFindings
+from profpipe.findings import CHANGE, Axes, Part, Point, Shape, Split, Swap, Win, WorkloadFindings
 from profpipe.page import excerpt, remainder
 from profpipe.page.answers import level
 from profpipe.page.markdown import Sheet, code, escape, listed
@@ -28,6 +28,8 @@ from profpipe.points import running_axis, shown, without
 _COLUMNS = 10
 #: The column of the power in watts.
 _POWER = "W"
+#: Changes of a swap that are named; more are counted.
+_CHANGES = 3
 #: Names that share their marks in a cell; more are counted.
 _NAMED = 2
 
@@ -176,6 +178,9 @@ def classes(points: Sequence[Point]) -> Sheet:
     return Sheet(head, rows)
 
 
+_ELSE = "what else changes, per call"
+
+
 def swaps(shape: Shape) -> Sheet:
     """What each implementation gives as a kernel, with its helpers, and as a whole call."""
     base = shape.baseline
@@ -190,7 +195,7 @@ def swaps(shape: Shape) -> Sheet:
         f"all {noun}s of a call",
         "measured call",
         "if attention took no time",
-        "what else changes, per call",
+        _ELSE,
     ]
     rows = [
         [
@@ -226,14 +231,25 @@ def _told_apart(swap: Swap, base: Point | None, splits: Mapping[str, Split]) -> 
 
 
 def _changes(changes: Sequence[tuple[str, float, float]], cpu: bool) -> str:
-    """The three largest differences of its other parts, with the launches that they are made of."""
+    """The largest differences of its other parts, with the launches that they are made of; how many more there are."""
     unit = time_unit(ns for _, ns, _ in changes)
     told = []
-    for part, ns, calls in changes[:3]:
+    for part, ns, calls in changes[:_CHANGES]:
         noun = ("call" if cpu else "launch") + ("" if abs(calls) < 1.5 else "s" if cpu else "es")
         more = f" ({abs(calls):.0f} {'more' if calls > 0 else 'fewer'} {noun})" if abs(calls) >= 0.5 else ""
         told.append(f"{escape(part)} {'+' if ns > 0 else '-'}{unit.with_name(abs(ns))}{more}")
-    return ", ".join(told)
+    left = len(changes) - len(told)
+    return ", ".join(told) + (f" and {left} smaller" if left else "")
+
+
+def changes_said(tables: Iterable[Sheet]) -> str:
+    """By which rule ``tables`` of swaps name what else changes, where one does."""
+    if not any(_ELSE in sheet.head for sheet in tables):
+        return ""
+    return (
+        f"What else changes are differences of {100 * CHANGE:g} % of the shorter call's kernel time and more, "
+        f"the {_CHANGES} largest by name."
+    )
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
