@@ -86,6 +86,8 @@ class Split:
     rest: Mapping[str, Part] = field(default_factory=dict)
     #: Per call: from the first kernel's start to the last one's end; what lies between kernels is in it.
     span_ns: float | None = None
+    #: Copies and sets that are no kernels, and not in ``total``.
+    copies: Part = Part()
 
     def part(self, name: str) -> Part:
         return self.parts.get(name, Part())
@@ -213,7 +215,8 @@ class Swap:
 
     All but ``measured_call`` come from one profiler's kernels.
     ``limit`` is Amdahl's: the speed-up of the call if the attention kernel took no time at all.
-    ``changes`` are the parts that cost more or less than in the baseline: (part, difference in ns per call, in calls).
+    ``changes`` are the parts that cost more or less than in the baseline: (part, difference in ns per call, in calls);
+    ``copies`` among them are no kernels, and in no ratio of theirs.
     ``mark``: ``unchecked`` where the pipeline sets a tolerance and one of the two results was not held to it.
     """
 

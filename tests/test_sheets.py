@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from report_study import ATTENTION, FLUSH, case_row, example, kernel_row, metric_row, range_row, tables
 
 from profpipe.analysis import shares
@@ -222,3 +223,33 @@ def test_what_a_swap_changes_beyond_the_three_largest_is_counted() -> None:
     assert swapped(add=100.0).rows[0][-1] == "add +100.0 us (1 more launch)"
     nothing = swapped(add=19.0)
     assert "what else changes, per call" not in nothing.head and not sheets.changes_said([nothing])
+
+
+def set_before(us: float) -> WorkloadFindings:
+    """A kernel of 10 us in place of one of 15, and a memset before it."""
+    kernels = [kernel_row("impl=a", ATTENTION, 30, 450_000.0), kernel_row("impl=b", ATTENTION, 30, 300_000.0)]
+    kernels.append(kernel_row("impl=b", "[CUDA memset]", 30, 30_000.0 * us, kind="memset"))
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]), "a")
+
+
+def test_copies_and_sets_that_are_no_kernels_are_told_beside_them() -> None:
+    sheet = sheets.swaps(set_before(0.8).shapes[0])
+    assert sheet.rows[0][3] == "1.50x" and sheet.rows[0][-1] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
+    said = sheets.changes_said([sheet])
+    assert "Copies and sets (no kernels) are memcpy and memset, which are not among all kernels of a call." in said
+    assert "what else changes, per call" not in sheets.swaps(set_before(0.1).shapes[0]).head
+    assert "memset" not in sheets.changes_said([swapped(add=100.0)])
+
+
+def test_the_real_run_tells_the_set_of_cudnn() -> None:
+    data, run = example("h200-attention")
+    (workload,) = analyze(data, run).workloads
+    own = data.kernels[(data.kernels["profiler"] == "nsys") & (data.kernels["kind"] == "memset")]
+    for shape in workload.shapes:
+        (swap,) = (swap for swap in shape.swaps if swap.variant == "sdpa_cudnn")
+        case = next(point for point in shape.points if point.variant == "sdpa_cudnn")
+        rows = own[own["case"] == case.id]
+        assert case.split is not None and len(rows)
+        ns = rows["total_ns"].sum() / case.split.iterations
+        told = [change for part, change, _ in swap.changes if part == "copies"]
+        assert told == ([pytest.approx(ns)] if ns >= 0.02 * case.split.total.ns else [])

@@ -39,6 +39,7 @@ class Tally:
     kernels: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
     operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
     copies_ns: float = 0.0
+    copies: float = 0.0
     streams: set[int] = field(default_factory=set)
     #: (launches, ns) of kernels and operators by the phase that they were launched in, itself only.
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ def tally(kernels: pd.DataFrame) -> dict[Key, Tally]:
     for case, profiler, name, cls, family, kind, phase, *numbers in rows(sums, *key, *how):
         own = found.setdefault((case, profiler), Tally())
         if kind in _COPIES:
-            own.copies_ns += numbers[1]
+            own.copies, own.copies_ns = own.copies + numbers[0], own.copies_ns + numbers[1]
         else:
             own.add(Kernel(name, cls, family, kind), phase, *numbers)
     streams = timed[timed["stream"].notna() & ~timed["kind"].isin(_COPIES)]

@@ -244,12 +244,16 @@ def _changes(changes: Sequence[tuple[str, float, float]], cpu: bool) -> str:
 
 def changes_said(tables: Iterable[Sheet]) -> str:
     """By which rule ``tables`` of swaps name what else changes, where one does."""
-    if not any(_ELSE in sheet.head for sheet in tables):
+    cells = [row[-1] for sheet in tables if _ELSE in sheet.head for row in sheet.rows]
+    if not cells:
         return ""
-    return (
+    said = (
         f"What else changes are differences of {100 * CHANGE:g} % of the shorter call's kernel time and more, "
         f"the {_CHANGES} largest by name."
     )
+    outside = f"{PART_NAMES['copies']} are memcpy and memset, which are not among all kernels of a call."
+    copies = any(PART_NAMES["copies"] in cell for cell in cells)
+    return f"{said} {outside[0].upper()}{outside[1:]}" if copies else said
 
 
 # --- times -----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from profpipe.points import in_words
 PART_NAMES: Mapping[str, str] = {
     "attention": "Attn", "helpers": "Attn helpers", "direct_copy": "direct_copy", "add": "add", "gemm": "gemm",
     "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
+    "copies": "copies and sets (no kernels)",
 }  # fmt: skip
 
 #: The same parts inside a sentence.
 PARTS_SAID: Mapping[str, str] = {
     "helpers": "its helper kernels", "direct_copy": "copies", "add": "additions", "gemm": "gemm", "softmax": "softmax",
-    "rest": "other kernels", "graph": "graphs",
+    "rest": "other kernels", "graph": "graphs", "copies": "copies and sets that are no kernels",
 }  # fmt: skip
 
 SWAP_HEADING = "What a swap really costs"
