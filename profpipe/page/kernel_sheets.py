@@ -193,8 +193,8 @@ def clocks_said(sheet: Sheet) -> str:
     shown = " and ".join(name for name in _CLOCKS if name in sheet.head)
     if not shown:
         return ""
-    below = "on an H200 some 10 % below the SM clock that is told elsewhere, in kernels that take as long"
-    return f"{shown} is a clock that ncu counts itself: {below}, so the two are not to be compared."
+    below = "on an H200 it is 1.79 in attention kernels that take as long at an SM clock of 1.98"
+    return f"{shown} is a clock that ncu counts itself, not the SM clock: {below}, so the two are not to be compared."
 
 
 _LOCAL = "(local)"
