@@ -23,6 +23,7 @@ from profpipe.analysis import (
     memory,
     ncu_figures,
     phase_work,
+    same_launches,
     shares,
     studies,
     twice,
@@ -82,6 +83,7 @@ def analyze(tables: Tables, run: Run) -> Findings:
         coverage=doubts.coverage(tables, run),
         unattributed=doubts.unattributed(tables, run),
         unseen=unseen,
+        launches=tuple(found for m in materials for found in same_launches.counted(m)),
         twice=unlike,
     )
 

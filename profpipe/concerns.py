@@ -95,6 +95,28 @@ class Unseen:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """How many launches two profilers saw of the ``cases`` of a workload that both captured.
+
+    ``number`` is the first one's, over all iterations, or ``per_iteration`` where they did not see as many of these. In
+    ``by_kernel`` cases there are as many of each kernel. ``differing`` are those with more or fewer in all: the case,
+    and each one's per iteration.
+    """
+
+    workload: str
+    profilers: tuple[str, str]
+    number: float
+    per_iteration: bool
+    cases: int
+    by_kernel: int
+    differing: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def same(self) -> bool:
+        return self.by_kernel == self.cases
+
+
+@dataclass(frozen=True)
 class Visit:
     """A timed case of a workload: its parameters that vary there, and its median time."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profpipe.concerns import Coverage, Expectation, NotRun, Twice, Unattributed, Unseen
+from profpipe.concerns import Coverage, Expectation, Launches, NotRun, Twice, Unattributed, Unseen
 from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.phase_findings import HostPhase, Memory, PhaseWork
 from profpipe.rank_findings import OfRank
@@ -394,6 +394,7 @@ class Findings:
     coverage: tuple[Coverage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    launches: tuple[Launches, ...] = ()
     twice: tuple[Twice, ...] = ()
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()

@@ -17,7 +17,7 @@ import jinja2
 
 from profpipe.errors import ProfpipeError
 from profpipe.findings import Findings
-from profpipe.page import caveats, companions, files, plots, skips, study_plots, study_sheets
+from profpipe.page import caveats, companions, files, plots, same_launches, skips, study_plots, study_sheets
 from profpipe.page.chapters import chapter
 from profpipe.page.markdown import Sheet, code, escape, listed
 from profpipe.page.quantities import duration, percent, size_unit
@@ -59,6 +59,7 @@ def render(findings: Findings, tables: Tables, run: Mapping[str, Any], folder: P
             *(caveats.outside(u, alone) for u in findings.unattributed if caveats.is_remark(u)),
             *caveats.set_up(findings, alone),
             *files.remarks(run),
+            *same_launches.said(findings),
             *caveats.notes(findings, run),
         ],
         environment=list(_environment(run)),

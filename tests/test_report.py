@@ -759,7 +759,9 @@ def test_the_clock_that_ncu_counts_is_said_to_be_another_where_it_is_shown(tmp_p
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6), kernel_row("impl=a", ATTENTION, 1, 1e5, profiler="ncu")]
     text = page(tables((), kernels, [range_row("impl=a", 10)], metrics), {}, tmp_path)
     _, _, section = text.partition("<summary>further figures of ncu</summary>\n\n")
-    assert section.startswith(f"{clock} is a clock that ncu counts itself, not the SM clock: on an H200" if clock else "| case |")
+    assert section.startswith(
+        f"{clock} is a clock that ncu counts itself, not the SM clock: on an H200" if clock else "| case |"
+    )
 
 
 def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
