@@ -20,7 +20,7 @@ from profpipe.findings import Findings
 from profpipe.page import caveats, companions, files, plots, same_launches, skips, study_plots, study_sheets
 from profpipe.page.chapters import chapter
 from profpipe.page.markdown import Sheet, code, escape, listed
-from profpipe.page.quantities import duration, percent, size_unit
+from profpipe.page.quantities import duration, number, percent, size_unit
 from profpipe.page.study_sheets import Written
 from profpipe.page.wording import case_id
 from profpipe.points import shown
@@ -196,10 +196,12 @@ def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for i, gpu in enumerate(machine.get("gpus") or ()):
         yield f"GPU {i}", _gpu(gpu)
     for key, title in (("peaks", "peak rates"), ("ceilings", "measured rates")):
-        if source := (machine.get(key) or {}).get("source"):
-            yield title, str(source)
-    own = [(f"peak rates of {j['workload']}", str(j["peaks"]["source"])) for j in run.get("jobs") or () if "peaks" in j]
-    yield from dict.fromkeys(own)
+        if rates := _rates(machine.get(key) or {}):
+            yield title, rates
+    own = [
+        (f"peak rates of {job['workload']}", _rates(job["peaks"])) for job in run.get("jobs") or () if "peaks" in job
+    ]
+    yield from dict.fromkeys((title, rates) for title, rates in own if rates)
     if machine.get("cpu"):
         yield "CPU", f"{machine['cpu']}" + (f", {machine['cpu_count']} CPUs" if machine.get("cpu_count") else "")
     for key, title in (("os", "system"), ("python", "Python")):
@@ -212,6 +214,15 @@ def _environment(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("started", "ended"):
         if run.get(key):
             yield key, str(run[key])
+
+
+def _rates(stated: Mapping[str, Any]) -> str:
+    """``fp16 711.4, int8 939.1 TFLOP/s, memory 4249 GB/s; measured on such a GPU``: the rates, and what gave them."""
+    flops = ", ".join(f"{dtype} {number(rate / 1e12)}" for dtype, rate in (stated.get("flops") or {}).items() if rate)
+    moved = stated.get("bytes_per_s")
+    rates = [f"{flops} TFLOP/s" if flops else "", f"memory {number(moved / 1e9)} GB/s" if moved else ""]
+    told = [", ".join(rate for rate in rates if rate), str(stated.get("source") or "")]
+    return "; ".join(part for part in told if part)
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:

@@ -764,6 +764,26 @@ def test_the_clock_that_ncu_counts_is_said_to_be_another_where_it_is_shown(tmp_p
     )
 
 
+def test_the_rates_that_shares_are_of_stand_beside_what_gave_them() -> None:
+    rate = {"flops": {"fp16": 711.44e12, "fp64": 0}, "bytes_per_s": 4248.6e9, "source": "measured"}
+    told = dict(report._environment({"machine": {"peaks": {"source": "unknown"}, "ceilings": rate}}))
+    assert told == {"peak rates": "unknown", "measured rates": "fp16 711.4 TFLOP/s, memory 4249 GB/s; measured"}
+    of_jobs = {"jobs": [{"workload": "w", "peaks": {"flops": {"int8": 2e15, "fp8": 1e15}}}, {"workload": "v"}]}
+    assert dict(report._environment(of_jobs)) == {"peak rates of w": "int8 2000, fp8 1000 TFLOP/s"}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_share_of_a_ceiling_can_be_recomputed_from_the_page_of_a_real_run(tmp_path: Path) -> None:
+    text = page(*example("h200-attention"), tmp_path)
+    reached = re.search(r"reaches ([\d.]+) TFLOP/s, ([\d.]+) % of the measured ceiling", text)
+    ceiling = re.search(
+        r"^- measured rates: fp16 ([\d.]+), .* TFLOP/s, memory \d+ GB/s; measured on", text, re.MULTILINE
+    )
+    assert reached and ceiling
+    assert float(reached[1]) / float(ceiling[1]) == pytest.approx(float(reached[2]) / 100, abs=0.001)
+    assert f"fp16: {ceiling[1]} TFLOP/s" in (tmp_path / "gpu_info.txt").read_text(encoding="utf-8")
+
+
 def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
     findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
     told = chapters.chapter(findings.workloads[0], findings, {}, without_gpu=False)

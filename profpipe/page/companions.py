@@ -52,7 +52,7 @@ def _gpu_info(run: Run) -> str:
     if "gpus" in machine and not machine["gpus"]:
         lines.append("no NVIDIA GPU")
     jobs = [job for job in run.get("jobs") or () if "peaks" in job]
-    rates = {"peak rates": machine.get("peaks")}
+    rates = {"peak rates": machine.get("peaks"), "measured rates": machine.get("ceilings")}
     rates |= {f"peak rates of {job['workload']} under {job['profiler']}": job["peaks"] for job in jobs}
     for title, peaks in rates.items():
         if peaks:
