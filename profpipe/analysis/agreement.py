@@ -524,8 +524,9 @@ def _ncu(
         reasons = [reason] if reason else []
     if abs(theirs - ours) <= launches * _JITTER_NS and not reasons:
         reasons = ["short kernels: less than 0.3 us a launch"]
-    reasons = reasons or [reason for reason in [_few(by_kernel, ncu, own, base.profiler)] if reason]
     apart = abs(difference) > CLOSE
+    if apart and not reasons:
+        reasons = [reason for reason in [_few(by_kernel, ncu, own, base.profiler)] if reason]
     because = "; ".join(reasons) if apart else ""
     return Figure("ncu", theirs, difference, because, flagged=apart and not reasons, covered=covered)
 
