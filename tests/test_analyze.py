@@ -666,11 +666,13 @@ def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_col
 
 def one_launch(ncu: list[float], nsys: tuple[float, float] = (9_120.0, 10_656.0), calls: int = 30, **other: Any) -> str:
     """Why ncu's launches, in ns, are longer than those of nsys, 9.3 us in the mean and within ``nsys``."""
-    kernels = [kernel_row("impl=a", ATTENTION, calls, 9_300.0 * calls, min_ns=nsys[0], max_ns=nsys[1])]
+    of_nsys = {"min_ns": nsys[0], "max_ns": nsys[1], "stddev_ns": 350.0}
+    kernels = [kernel_row("impl=a", ATTENTION, calls, 9_300.0 * calls, **of_nsys)]
     ends = {"min_ns": min(ncu), "max_ns": max(ncu), "profiler": "ncu"}
     kernels.append(kernel_row("impl=a", ATTENTION, len(ncu), sum(ncu), **ends))
     for name, ns in other.items():
-        kernels.append(kernel_row("impl=a", name, calls, 10_000.0 * calls, min_ns=9_500.0, max_ns=11_000.0))
+        spread = {"min_ns": 9_500.0, "max_ns": 11_000.0, "stddev_ns": 400.0}
+        kernels.append(kernel_row("impl=a", name, calls, 10_000.0 * calls, **spread))
         kernels.append(kernel_row("impl=a", name, 1, ns, profiler="ncu"))
     argv = [["--clock-control=none", "--cache-control=none"]]
     run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": argv}]}
@@ -685,8 +687,9 @@ def test_launches_of_ncu_that_may_be_some_of_the_others_are_too_few_to_differ() 
     assert one_launch([9_700.0, 9_956.0]) == (
         "few launches: 9.7 to 9.956 us under ncu, 9.12 to 10.66 us in the 30 under nsys"
     )
-    assert one_launch([10_700.0]) == "", "longer than any"
-    assert one_launch([9_500.0, 10_700.0]) == "", "one of the two is"
+    assert one_launch([9_970.0], nsys=(9_120.0, 9_960.0)) == "", "longer than any"
+    assert one_launch([10_050.0]) == "", "more than two standard deviations from the mean"
+    assert one_launch([9_500.0, 10_050.0]) == "", "one of the two is"
     assert one_launch([9_856.0] * 4) == "", "four that are all longer are no chance"
     assert one_launch([9_856.0], calls=1) == "", "as many"
 
@@ -697,7 +700,7 @@ def test_each_kernel_that_makes_up_a_difference_must_be_within_the_others_launch
         " 10.7 us under ncu, 9.5 to 11 us in the 30 under nsys"
     )
     assert one_launch([9_856.0], b=11_200.0) == ""
-    assert one_launch([10_600.0], b=9_900.0).startswith("one launch: 10.6 us"), "the shorter one makes none of it"
+    assert one_launch([9_990.0], b=9_990.0).startswith("one launch: 9.99 us"), "the shorter one makes none of it"
 
 
 def test_of_launches_without_a_shortest_and_a_longest_nothing_is_said() -> None:

@@ -535,7 +535,7 @@ def _few(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) -> st
     """That ncu's figure stands on so few launches that each of them may be one of the reference's.
 
     The kernels that make up the difference are those that ncu saw longer where it is longer in all, or shorter. Each of
-    their launches must lie within the reference's of the same kernel, and these be more: a kernel that is always slower
+    their launches must lie among the reference's of the same kernel, and these be more: a kernel that is always slower
     under ncu, or several that all happen to be, is no chance.
     """
     seen, known = _by_name(ncu), _by_name(own)
@@ -553,10 +553,15 @@ def _few(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) -> st
 
 
 def _may_be_one(name: str, ncu: Tally, own: Tally) -> bool:
-    """Whether each of ncu's launches of a kernel lies within the reference's, which are more."""
+    """Whether each of ncu's launches of a kernel lies where the reference's do, which are more.
+
+    That is between the shortest and the longest, and for one odd launch makes that wide, not far from the mean.
+    """
     theirs, ours = ncu.span(name), own.span(name)
-    fewer = _by_name(ncu)[name][0] < _by_name(own)[name][0]
-    return fewer and theirs is not None and ours is not None and ours[0] <= theirs[0] and theirs[1] <= ours[1]
+    if theirs is None or ours is None or _by_name(ncu)[name][0] >= _by_name(own)[name][0]:
+        return False
+    within = [ours, own.usual(name)]
+    return max(low for low, _ in within) <= theirs[0] and theirs[1] <= min(high for _, high in within)
 
 
 def _us(span: tuple[float, float] | None) -> str:

@@ -75,6 +75,13 @@ class Tally:
         ends = self.ends.get(name, _UNKNOWN)
         return ends if all(map(math.isfinite, ends)) else None
 
+    def usual(self, name: str) -> tuple[float, float]:
+        """Two standard deviations to either side of the mean launch of a kernel, in ns."""
+        calls = sum(calls for kernel, (calls, _) in self.work.items() if kernel.name == name)
+        mean = sum(ns for kernel, (_, ns) in self.work.items() if kernel.name == name) / calls
+        around = 2 * math.sqrt(max(0.0, self.squares[name] - calls * mean**2) / max(1.0, calls - 1))
+        return mean - around, mean + around
+
     def add(
         self,
         kernel: Kernel,
