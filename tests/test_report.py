@@ -381,6 +381,14 @@ def test_a_result_that_is_wrong_does_not_win_in_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_lead_in_a_loop_that_the_hosts_time_is_not_known_to_is_none(tmp_path: Path) -> None:
+    text = first_screen(page(in_loops(1, a=(1e6, 6e6), b=(2e6, 5.8e6)), with_baseline("b"), tmp_path))
+    assert "In a loop another" not in text
+    assert "the fastest leads by less or not at all: 2.00x becomes 0.97x." in text
+    assert "In a loop another" in page(in_loops(1, a=(1e6, 6e6), b=(2e6, 5.6e6)), with_baseline("b"), tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_in_loops_of_the_h200_run_others_are_the_fastest_at_512_tokens(tmp_path: Path) -> None:
     text = first_screen(page(*example("h200-attention"), tmp_path))
     assert (

@@ -31,6 +31,9 @@ _FURTHER = 5
 #: A lead of which less than this share is left at the host's pace is told with what is left of it.
 _SHRUNK = 0.90
 
+#: The host's time to issue a call is stored without an interval; by 5 % it differs from one visit to the next.
+_LOST = 0.95
+
 #: Shapes in which another is the fastest in a loop that are told one by one; of more, the one where it is so by most.
 _PLACES = 3
 
@@ -402,7 +405,8 @@ def _in_a_row(shapes: Sequence[Shape]) -> Iterator[str]:
             + (f" ({axes(in_row.shape.axes)})" if len(shapes) > 1 else "")
             for in_row, lead in less
         ]
-        yield f"Where calls go at the host's pace the fastest leads by less: {listed(told, most=_NAMED)}."
+        by_less = "by less or not at all" if any(round(lead, 2) <= 1 for _, lead in less) else "by less"
+        yield f"Where calls go at the host's pace the fastest leads {by_less}: {listed(told, most=_NAMED)}."
 
 
 @dataclass(frozen=True)
@@ -435,8 +439,8 @@ class _Paced:
 
     @property
     def is_lost(self) -> bool:
-        """By as much as a ratio shows."""
-        return round(self.of_first, 2) < 1
+        """By more than the host's times are known to."""
+        return self.of_first < _LOST
 
 
 def _paced(shape: Shape) -> _Paced | None:
