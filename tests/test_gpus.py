@@ -252,7 +252,8 @@ def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and
         "first": device.peaks(L40S), "second": None,
     }  # fmt: skip
     summary, info = ((folder / name).read_text() for name in ("SUMMARY.md", "gpu_info.txt"))
-    assert unknown in summary and "- peak rates of first: dense FLOP/s = 142 SMs" in summary
+    (rates,) = (line for line in summary.splitlines() if line.startswith("- peak rates of first: fp16 "))
+    assert unknown in summary and "; dense FLOP/s = 142 SMs" in rates
     assert "peak rates of first under plain\n  fp16: " in info
     assert "NVIDIA H200 and NVIDIA L40S" in summary.splitlines()[0]
     assert "GPU-bbbb-2" not in (folder / "run.json").read_text() + summary + info

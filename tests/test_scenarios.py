@@ -27,13 +27,13 @@ def test_heads_times_head_dim_is_the_width_of_the_model(scenario: str, width: in
 
 def test_a_scenario_is_attention_in_its_shape() -> None:
     gpt3 = {"batch": 1, "seqlen": 2048, "heads": 96, "head_dim": 128, "causal": True, "dtype": "bf16"}
-    params = {"impl": "sdpa_math", "scenario": "gpt3", "mode": "fwd_bwd"}
+    params = {"impl": "sdpa_flash", "scenario": "gpt3", "mode": "fwd_bwd"}
     assert scenarios.flops(params) == attention.flops({**gpt3, "mode": "fwd_bwd"})
     assert scenarios.bytes_moved(params) == attention.bytes_moved({**gpt3, "mode": "fwd_bwd"})
 
 
 def test_decoding_is_one_query_of_each_request_over_its_whole_context() -> None:
-    params = {"impl": "sdpa_math", "scenario": "decode"}
+    params = {"impl": "sdpa_flash", "scenario": "decode"}
     assert scenarios.flops(params) == 4 * 64 * 32 * 8192 * 128
     # Keys and values of 8 heads in bf16; the queries are next to nothing.
     assert scenarios.bytes_moved(params) == pytest.approx(2 * 2 * 64 * 8192 * 8 * 128, rel=1e-3)
