@@ -125,7 +125,8 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
     peaks, rates = Rates.of_workload(name, run)
     points = _points_on(material, basis, run)
     points = {c: replace(p, limit=_limit(recorded, p, rates, counters[c])) for c, p in points.items()}
-    setting = agreement.Setting.of(run, name, counters, recorded)
+    highest_clock = _highest_clock(run, name)
+    setting = agreement.Setting.of(run, name, counters, recorded, highest_clock)
     phases = {case: _phases(recorded, point) for case, point in points.items()}
     return WorkloadFindings(
         name=name,
@@ -158,7 +159,7 @@ def _workload(material: Material, run: Run, doubted: Mapping[str, str]) -> Workl
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,
-        highest_clock=_highest_clock(run, name),
+        highest_clock=highest_clock,
         tolerance=declared.get("tolerance") or {},
     )
 

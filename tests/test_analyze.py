@@ -682,24 +682,16 @@ def one_launch(ncu: list[float], nsys: tuple[float, float] = (9_120.0, 10_656.0)
     return because
 
 
-def test_launches_of_ncu_that_may_be_some_of_the_others_are_too_few_to_differ() -> None:
+def test_a_launch_of_ncu_that_may_be_one_of_the_others_is_chance() -> None:
     assert one_launch([9_856.0]) == "one launch: 9.856 us under ncu, 9.12 to 10.66 us in the 30 under nsys"
-    assert one_launch([9_700.0, 9_956.0]) == (
-        "few launches: 9.7 to 9.956 us under ncu, 9.12 to 10.66 us in the 30 under nsys"
-    )
     assert one_launch([9_970.0], nsys=(9_120.0, 9_960.0)) == "", "longer than any"
     assert one_launch([10_050.0]) == "", "more than two standard deviations from the mean"
-    assert one_launch([9_500.0, 10_050.0]) == "", "one of the two is"
-    assert one_launch([9_856.0] * 4) == "", "four that are all longer are no chance"
+    assert one_launch([9_856.0] * 2) == "", "two that are both longer are no chance"
     assert one_launch([9_856.0], calls=1) == "", "as many"
 
 
-def test_each_kernel_that_makes_up_a_difference_must_be_within_the_others_launches() -> None:
-    assert one_launch([9_856.0], b=10_700.0) == (
-        "few launches: 9.856 us under ncu, 9.12 to 10.66 us in the 30 under nsys;"
-        " 10.7 us under ncu, 9.5 to 11 us in the 30 under nsys"
-    )
-    assert one_launch([9_856.0], b=11_200.0) == ""
+def test_that_two_kernels_both_happen_to_be_longer_is_no_chance() -> None:
+    assert one_launch([9_856.0], b=10_700.0) == ""
     assert one_launch([9_990.0], b=9_990.0).startswith("one launch: 9.99 us"), "the shorter one makes none of it"
 
 

@@ -42,18 +42,28 @@ def test_a_launch_that_one_of_them_lost_is_told_with_its_case() -> None:
     data, run = example("h200-attention")
     kernels = data.kernels.copy()
     row = kernels.index[(kernels["profiler"] == "torch") & (kernels["case"] != "") & (kernels["kind"] == "kernel")][0]
-    kernels.loc[row, "calls"] -= 30
+    kernels.loc[row, "calls"] -= 1
     every = kernels.loc[kernels["profiler"] == "nsys", "case"].nunique() - 1
     (found,) = (line for line in said(replace(data, kernels=kernels), run) if "unlike" in line)
-    assert found.startswith(f"`nsys` and `torch` saw unlike numbers of launches an iteration in 1 of {every} cases: ")
-    assert found.endswith(f" (1 and 0). In the other {every - 1} they saw as many, kernel by kernel.")
+    assert found.startswith(f"`nsys` and `torch` saw unlike numbers of launches in 1 of {every} cases: ")
+    assert found.endswith(f" (30 and 29). In the other {every - 1} they saw as many, kernel by kernel.")
+
+
+def test_a_lost_launch_shows_where_one_has_more_iterations_too() -> None:
+    kernels = [
+        kernel_row("impl=a", ATTENTION, calls, 1e4, profiler=p) for p, calls in (("nsys", 37019), ("torch", 12340))
+    ]
+    ranges = [range_row("impl=a", n, profiler) for profiler, n in (("nsys", 30), ("torch", 10))]
+    assert said(tables((), kernels, ranges)) == [
+        "`nsys` and `torch` saw unlike numbers of launches an iteration in 1 of 1 case: `a` (1233.966667 and 1234)."
+    ]
 
 
 def test_the_first_three_of_many_cases_are_named() -> None:
     torch = {"a": 20, "b": 15, "c": 20, "d": 20, "e": 10}
     assert said(captured({"nsys": dict.fromkeys("abcde", 10), "torch": torch})) == [
-        "`nsys` and `torch` saw unlike numbers of launches an iteration in 4 of 5 cases: `a` (1 and 2),"
-        " `b` (1 and 1.50), `c` (1 and 2) and 1 more. In the other they saw as many, kernel by kernel."
+        "`nsys` and `torch` saw unlike numbers of launches in 4 of 5 cases: `a` (10 and 20),"
+        " `b` (10 and 15), `c` (10 and 20) and 1 more. In the other they saw as many, kernel by kernel."
     ]
 
 

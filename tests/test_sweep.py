@@ -156,8 +156,8 @@ def test_a_case_that_kept_the_highest_clock_under_full_load_is_light_until_it_no
 
 
 def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypatch):
-    """A mock of the GPU's clocks: the counts of six visits in turn, and two of a process before."""
-    asked, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1860e6,)])
+    """A mock of the GPU's clocks: the counts of seven visits in turn, and two of a process before."""
+    asked, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1990e6,), (1860e6,)])
 
     def sample(fn, **given):
         asked.append(given["clock_hz"])
@@ -168,9 +168,9 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
     monkeypatch.setattr(sweep.conditions, "watching_on", lambda device: nullcontext(watched))
     light, heavy = (timed(plan(order="interleaved", rounds=4), []) for _ in range(2))
     heavy.visit_clocks_hz = light.visit_clocks_hz
-    for case in (heavy, light, heavy, light, heavy, light):
+    for case in (heavy, light, heavy, light, heavy, light, heavy):
         case.visit(lambda: None)
-    assert asked == [None, 1850e6, 1970e6, 1970e6, 1970e6, 1970e6], "of two the lower, and none that it cannot have"
+    assert asked == [None, 1850e6, 1970e6, 1970e6, 1970e6, 1970e6, 1980e6], "of two the lower, and none above its own"
     another = timed(plan(order="interleaved", rounds=4), [])
     another.inherit({"time": {1: Round([1.0], Conditions(counted_hz=(1900e6,))), 2: Round([1.0])}})
     assert another.visit_clocks_hz == [1900e6]

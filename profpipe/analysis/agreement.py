@@ -42,9 +42,6 @@ _COLD_NS = 20_000.0
 #: differ by less in 95 %. The launches within one capture differ by as much again, which excuses no mean of 30 of them.
 _JITTER_NS = 300.0
 
-#: No more launches than these are too few to tell a difference from chance, where each is like some of the others'.
-_FEW = 3
-
 #: Clocks at which ncu ran a kernel, newest spelling first.
 _NCU_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
 
@@ -90,13 +87,16 @@ class Setting:
 
     @classmethod
     def of(
-        cls, run: Mapping[str, Any], workload: str, counters: Mapping[str, Iterable[Counters]], recorded: Recorded
+        cls,
+        run: Mapping[str, Any],
+        workload: str,
+        counters: Mapping[str, Iterable[Counters]],
+        recorded: Recorded,
+        highest_hz: float | None,
     ) -> Setting:
         jobs = [job for job in run.get("jobs") or () if job.get("workload") == workload]
         of_ncu = [command for job in jobs if job.get("profiler") == "ncu" for command in job.get("argv") or ()]
-        clocks = [gpu.get("max_sm_clock_hz") for gpu in (run.get("machine") or {}).get("gpus") or ()]
         declared = ((run.get("pipeline") or {}).get("workloads") or {}).get(workload) or {}
-        highest = max((clock for clock in clocks if clock), default=None)
         ranks: dict[str, list[OfRank]] = {}
         for one in by_rank.found(recorded, counters):
             ranks.setdefault(one.case, []).append(one)
@@ -107,8 +107,8 @@ class Setting:
         }
         return cls(
             ncu_argv=tuple(str(word) for command in of_ncu for word in command),
-            highest_hz=highest,
-            longest=_longest(counters, recorded.tallies, seen, highest),
+            highest_hz=highest_hz,
+            longest=_longest(counters, recorded.tallies, seen, highest_hz),
             flushed=frozenset(() if declared.get("command") else (str(job.get("profiler")) for job in jobs)),
             clocks=seen,
             ranks=ranks,
@@ -526,47 +526,31 @@ def _ncu(
         reasons = ["short kernels: less than 0.3 us a launch"]
     apart = abs(difference) > CLOSE
     if apart and not reasons:
-        reasons = [reason for reason in [_few(by_kernel, ncu, own, base.profiler)] if reason]
+        reasons = [reason for reason in [_chance(by_kernel, ncu, own, base.profiler)] if reason]
     because = "; ".join(reasons) if apart else ""
     return Figure("ncu", theirs, difference, because, flagged=apart and not reasons, covered=covered)
 
 
-def _few(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) -> str:
-    """That ncu's figure stands on so few launches that each of them may be one of the reference's.
+def _chance(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) -> str:
+    """That ncu's figure stands on a single launch, which may as well be one of the reference's.
 
-    The kernels that make up the difference are those that ncu saw longer where it is longer in all, or shorter. Each of
-    their launches must lie among the reference's of the same kernel, and these be more: a kernel that is always slower
-    under ncu, or several that all happen to be, is no chance.
+    It is of the one kernel that makes up the difference, which is that or those that ncu saw longer where it is longer
+    in all, or shorter: several that all happen to be so are no chance. Its time must lie between the reference's
+    shortest and longest of the same kernel and, for one odd launch makes that wide, not far from the mean.
     """
     seen, known = _by_name(ncu), _by_name(own)
     off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
     total = sum(each * known[name][0] for name, each in off.items())
     making = [name for name, each in off.items() if each * total > 0]
-    launches = sum(seen[name][0] for name in making)
-    if not making or launches > _FEW or not all(_may_be_one(name, ncu, own) for name in making):
+    if len(making) != 1 or seen[making[0]][0] != 1 or known[making[0]][0] == 1:
         return ""
-    told = "; ".join(
-        f"{_us(ncu.span(name))} under ncu, {_us(own.span(name))} in the {known[name][0]:.0f} under {reference}"
-        for name in making
+    (name,), ns, ends = making, seen[making[0]][1], own.span(making[0])
+    if ends is None or not all(low <= ns <= high for low, high in (ends, own.usual(name))):
+        return ""
+    least, most = (f"{end / 1e3:.4g}" for end in ends)
+    return (
+        f"one launch: {ns / 1e3:.4g} us under ncu, {least} to {most} us in the {known[name][0]:.0f} under {reference}"
     )
-    return f"{'one launch' if launches == 1 else 'few launches'}: {told}"
-
-
-def _may_be_one(name: str, ncu: Tally, own: Tally) -> bool:
-    """Whether each of ncu's launches of a kernel lies where the reference's do, which are more.
-
-    That is between the shortest and the longest, and for one odd launch makes that wide, not far from the mean.
-    """
-    theirs, ours = ncu.span(name), own.span(name)
-    if theirs is None or ours is None or _by_name(ncu)[name][0] >= _by_name(own)[name][0]:
-        return False
-    within = [ours, own.usual(name)]
-    return max(low for low, _ in within) <= theirs[0] and theirs[1] <= min(high for _, high in within)
-
-
-def _us(span: tuple[float, float] | None) -> str:
-    least, most = (f"{ns / 1e3:.4g}" for ns in span or (math.nan, math.nan))
-    return f"{least} us" if least == most else f"{least} to {most} us"
 
 
 def _slower_clock(by_kernel: Mapping[str, float], ours: float, counted: Mapping[str, float], setting: Setting) -> str:

@@ -36,8 +36,13 @@ class _Case:
         return sum(ours.values()) == sum(theirs.values())
 
     @property
+    def in_all(self) -> tuple[int, int]:
+        ours, theirs = (sum(own.values()) for own in self.counts)
+        return ours, theirs
+
+    @property
     def per_iteration(self) -> tuple[float, float]:
-        ours, theirs = (sum(own.values()) / n for own, n in zip(self.counts, self.iterations, strict=True))
+        ours, theirs = (number / n for number, n in zip(self.in_all, self.iterations, strict=True))
         return ours, theirs
 
 
@@ -88,7 +93,7 @@ def _without(counts: _Counts, unwanted: str) -> _Counts:
 
 def _summed(pair: tuple[str, str], cases: list[_Case], workload: str) -> Launches:
     alike = all(case.iterations[0] == case.iterations[1] for case in cases)
-    ours = [sum(case.counts[0].values()) if alike else case.per_iteration[0] for case in cases]
+    numbers = [(case.id, *(case.in_all if alike else case.per_iteration)) for case in cases]
+    differing = tuple(number for case, number in zip(cases, numbers, strict=True) if not case.as_many)
     by_kernel = sum(case.whole[0] == case.whole[1] for case in cases)
-    differing = tuple((case.id, *case.per_iteration) for case in cases if not case.as_many)
-    return Launches(workload, pair, sum(ours), not alike, len(cases), by_kernel, differing)
+    return Launches(workload, pair, sum(ours for _, ours, _ in numbers), not alike, len(cases), by_kernel, differing)

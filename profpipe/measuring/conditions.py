@@ -121,8 +121,12 @@ class Conditions:
 
     @property
     def counted_clock_hz(self) -> float | None:
-        """The median of the clocks that the GPU counted, the lower one of two; None where it counted none."""
-        return _over(statistics.median_low, self._counted)
+        """The median of the clocks that the GPU counted, the lower one of two; None where it counted none.
+
+        No more than the highest that it has, though the counts are only so exact: the most of many would be too much.
+        """
+        highest = max(self._known("highest_hz"), default=math.inf)
+        return _over(lambda counted: min(statistics.median_low(counted), highest), self._counted)
 
     @property
     def power_w(self) -> float | None:

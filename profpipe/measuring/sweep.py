@@ -233,7 +233,7 @@ class Case:
 
 
 def _quicker(issue: Issue | None, before: Issue | None) -> Issue | None:
-    """``issue`` with what the host took at its best: of five calls after a rest it takes two to three times as long."""
+    """``issue`` with what the host took at its best: after a rest it takes longer (``Gpu.learned``)."""
     return replace(issue, ns=min(issue.ns, before.ns)) if issue and before else issue
 
 

@@ -141,7 +141,7 @@ class Watch(Protocol):
     def learn(self, fn: Callable[[], object], ranks: Ranks, known: Known, patience_s: float) -> Issue | None:
         """Calls ``fn`` to learn how the host issues it, and to load a GPU until its times settle; None on a CPU.
 
-        For times that do not settle nobody waits longer than ``patience_s``.
+        For times that do not settle, or a clock that does not rise again, nobody waits longer than ``patience_s``.
         """
 
     def learned(self) -> Issue | None:

@@ -35,7 +35,7 @@ _SHRUNK = 0.90
 _LOST = 0.95
 
 #: Shapes in which another is the fastest in a loop that are told one by one; of more, the one where it is so by most.
-_PLACES = 3
+_PLACES = 2
 
 #: A time with one of these marks is not the call's own, or wrong: it is not called the fastest in a loop.
 _NOT_ITS_OWN = frozenset({"other_process", "waited", "above_peak"})
@@ -537,7 +537,9 @@ def _paradoxes(workload: WorkloadFindings, shape: Shape, alone: bool) -> Iterato
 
 
 def _eaten(swap: Swap) -> str:
-    costs = [f"{PARTS_SAID[part]} ({duration(ns)} more)" for part, ns, _ in swap.changes if ns > 0]
+    costs = {part: f"{PARTS_SAID[part]} ({duration(ns)} more)" for part, ns, _ in swap.changes if ns > 0}
+    if swap.call > 1 and "copies" in costs:
+        return f"its kernels together are no slower, beside them it has {costs['copies']}"
     if swap.call > 1 or not costs:
         return "its kernels together are no slower, the time goes between them"
-    return f"{listed(costs)} cost what the kernel saves"
+    return f"{listed(costs.values())} cost what the kernel saves"

@@ -57,8 +57,8 @@ _STALL = re.compile(
     r"^smsp__average_warps?_(?:latency_)?issue_stalled_(?!selected)(\w+?)(?:_per_issue_active)?(?:\.ratio)?$"
 )
 
-#: The columns that hold a clock that ncu counts.
-_CLOCKS = ("GPC GHz", "SM GHz")
+#: The column of a clock that ncu counts and that is not the SM clock.
+_GPC = "GPC GHz"
 
 Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -190,11 +190,10 @@ def clocks_said(sheet: Sheet) -> str:
 
     On an H200 it is 1.79 GHz where the SM clock is 1.98, and the kernels take as long: ``agreement``'s ``_Clocks``.
     """
-    shown = " and ".join(name for name in _CLOCKS if name in sheet.head)
-    if not shown:
+    if _GPC not in sheet.head:
         return ""
     below = "on an H200 it is 1.79 in attention kernels that take as long at an SM clock of 1.98"
-    return f"{shown} is a clock that ncu counts itself, not the SM clock: {below}, so the two are not to be compared."
+    return f"{_GPC} is a clock that ncu counts itself, not the SM clock: {below}, so the two are not to be compared."
 
 
 _LOCAL = "(local)"

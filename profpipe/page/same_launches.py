@@ -48,13 +48,11 @@ def _each(seen: Launches) -> str:
 def _unlike(seen: Launches, findings: Findings, alone: bool) -> str:
     labels = {point.id: case_label(point) for w in findings.workloads if w.name == seen.workload for point in w.points}
     named = listed(
-        (
-            f"{labels.get(case, case_id(case))} ({count(ours)} and {count(theirs)})"
-            for case, ours, theirs in seen.differing
-        ),
+        (f"{labels.get(case, case_id(case))} ({ours:.10g} and {theirs:.10g})" for case, ours, theirs in seen.differing),
         most=3,
     )
     where = f"{len(seen.differing)} of {cases(seen.cases)}" + ("" if alone else f" of {code(seen.workload)}")
     others = seen.cases - len(seen.differing)
     rest = f" In the other{f' {others}' if others > 1 else ''} they saw as many, {_each(seen)}." if others else ""
-    return f"{_both(seen)} saw unlike numbers of launches an iteration in {where}: {named}.{rest}"
+    per = " an iteration" if seen.per_iteration else ""
+    return f"{_both(seen)} saw unlike numbers of launches{per} in {where}: {named}.{rest}"

@@ -248,8 +248,8 @@ def changes_said(tables: Iterable[Sheet]) -> str:
     if not cells:
         return ""
     said = (
-        f"What else changes are differences of {100 * CHANGE:g} % of the shorter call's kernel time and more, "
-        f"the {_CHANGES} largest by name."
+        f"What else changes are differences of {100 * CHANGE:g} % of the shorter of the two calls and more, the "
+        f"{_CHANGES} largest by name."
     )
     outside = f"{PART_NAMES['copies']} are memcpy and memset, which are not among all kernels of a call."
     copies = any(PART_NAMES["copies"] in cell for cell in cells)
@@ -363,7 +363,7 @@ def _clock(point: Point) -> str:
     if clock is None:
         return MISSING
     span = ""
-    if low and high and ("throttled" in point.marks or high - low > 0.05 * high):
+    if low and high and high > low and ("throttled" in point.marks or high - low > 0.05 * high):
         span = f" ({low / 1e6:.0f} to {high / 1e6:.0f})"
     return f"{clock / 1e6:.0f}{span}"
 
