@@ -185,7 +185,7 @@ def _limit(recorded: Recorded, point: Point, rates: Rates, counters: Iterable[Co
     split, moved = point.split, None
     if split is not None and split.iterations:
         own = recorded.tallies[point.id, split.profiler]
-        launches = {name: calls / split.iterations for name, calls in own.launches().items()}
+        launches = {name: calls / split.iterations for name, (calls, _) in own.by_name.items()}
         # ncu may have taken one launch of many, which tells nothing of others that do unlike work.
         told = [row for row in counters if row.calls >= launches.get(row.kernel, 0.0) or not own.unlike(row.kernel)]
         moved = limits.dram(point, told, launches)

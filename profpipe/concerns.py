@@ -99,8 +99,8 @@ class Launches:
     """How many launches two profilers saw of the ``cases`` of a workload that both captured.
 
     ``number`` is the first one's, over all iterations, or ``per_iteration`` where they did not see as many of these. In
-    ``by_kernel`` cases there are as many of each kernel. ``differing`` are those with more or fewer in all: the case,
-    and each one's per iteration.
+    ``by_kernel`` cases there are as many of each kernel. ``differing`` are those with more or fewer: the case, and the
+    number of each of the two, likewise.
     """
 
     workload: str

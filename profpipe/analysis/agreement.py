@@ -157,7 +157,7 @@ def _longest(
 
 def _mean(kernel: str, own: Tally) -> float | None:
     """Of its launches."""
-    calls, ns = _by_name(own).get(kernel, (0.0, 0.0))
+    calls, ns = own.by_name.get(kernel, (0.0, 0.0))
     return ns / calls if calls else None
 
 
@@ -283,7 +283,7 @@ class _Clocks:
         if not marks or not all(numbers) or point.limit.binds != "compute" or len(own.streams) > 1:
             return None
         ns, timed, low, high = (float(number or 0.0) for number in numbers)
-        around = base.total.calls * _GAP_NS + _EVENTS_NS + own.copies_ns / (base.iterations or 1)
+        around = base.total.calls * _GAP_NS + _EVENTS_NS + base.copies.ns
         if around > CLOSE * ns:
             return None
         reference = timed * (ns - around) / base.total.ns, timed * ns / base.total.ns
@@ -325,7 +325,7 @@ def _events(point: Point, ns: float, base: Split, own: Tally, setting: Setting, 
     if ns < base.total.ns:
         because, part = _why_shorter(point, ns, base, own, setting)
     else:
-        because = _why_longer(point, ns, base, own, ranks)
+        because = _why_longer(point, ns, base, ranks)
     because = because or _recorded("plain", ns / base.total.ns, point, base.profiler, setting)
     because = because or (clocks.explain("plain", ns / base.total.ns) if clocks else "")
     spread = _spread(point, base)
@@ -364,10 +364,10 @@ def _why_shorter(point: Point, ns: float, base: Split, own: Tally, setting: Sett
     at_once = base.total.ns - base.busy_ns if len(own.streams) > 1 and base.busy_ns else 0.0
     at_once = at_once if at_once > _ROUNDED * base.total.ns else 0.0
     overlap = f"overlap: {at_once / 1e3:.1f} us of kernels on {len(own.streams)} streams ran beside others"
-    if at_once and _is_left(ns, at_once, base, own):
+    if at_once and _is_left(ns, at_once, base):
         return overlap, ""
     waited, waiting = _waiting(setting.ranks.get(point.id, ()), base)
-    if waited and _is_left(ns, at_once + waited, base, own, _WAIT_VARIES):
+    if waited and _is_left(ns, at_once + waited, base, _WAIT_VARIES):
         reasons = sorted([(at_once, overlap), (waited, waiting)], reverse=True)
         return "; ".join(reason for share, reason in reasons if share), ""
     if not at_once:
@@ -394,13 +394,13 @@ def _operators(point: Point, ns: float, base: Split, setting: Setting) -> str:
     return f"overhead: the loop took {under / 1e6:.3g} ms an iteration under {base.profiler}, {alone / 1e6:.3g} without"
 
 
-def _is_left(ns: float, less: float, base: Split, own: Tally, varies: float = 0.0) -> bool:
+def _is_left(ns: float, less: float, base: Split, varies: float = 0.0) -> bool:
     """Whether a call of ``ns`` is what is left of the sum of its kernels, and ``less`` at least half of the difference.
 
     As everywhere it may be 3 % off, or longer by launch gaps; where ``less`` varies, by that share of the difference.
     """
     difference, gaps = base.total.ns - ns, base.total.calls * _GAP_NS + _EVENTS_NS
-    longer = max(CLOSE * ns, gaps + own.copies_ns / (base.iterations or 1), varies * difference)
+    longer = max(CLOSE * ns, gaps + base.copies.ns, varies * difference)
     return -CLOSE * ns <= less - difference <= longer and 2 * less >= difference
 
 
@@ -439,8 +439,8 @@ def _slowest(ns: float, base: Split, ranks: Sequence[OfRank]) -> str:
     return f"waiting: the call is that of its slowest process; {times}"
 
 
-def _why_longer(point: Point, ns: float, base: Split, own: Tally, ranks: Sequence[OfRank]) -> str:
-    extra, calls, copies = ns - base.total.ns, base.total.calls, own.copies_ns / (base.iterations or 1)
+def _why_longer(point: Point, ns: float, base: Split, ranks: Sequence[OfRank]) -> str:
+    extra, calls, copies = ns - base.total.ns, base.total.calls, base.copies.ns
     if base.kind == "cpu_op":
         return "between operators: time that no operator's self time holds"
     if copies and extra <= 1.1 * copies + _EVENTS_NS / 6:
@@ -496,10 +496,10 @@ def _ncu(
     unlike, it does not, and the kernel is left out; None where none is left. ``counted`` are the clocks that it saw, by
     kernel.
     """
-    seen, theirs, ours, launches = _by_name(ncu), 0.0, 0.0, 0.0
+    seen, theirs, ours, launches = ncu.by_name, 0.0, 0.0, 0.0
     by_kernel: dict[str, float] = {}
     unlike = False
-    for name, (calls, ns) in _by_name(own).items():
+    for name, (calls, ns) in own.by_name.items():
         if name not in seen or not calls or not seen[name][0]:
             continue
         if seen[name][0] / (split.iterations or 1) < calls / (base.iterations or 1) and own.unlike(name):
@@ -538,7 +538,7 @@ def _chance(by_kernel: Iterable[str], ncu: Tally, own: Tally, reference: str) ->
     in all, or shorter: several that all happen to be so are no chance. Its time must lie between the reference's
     shortest and longest of the same kernel and, for one odd launch makes that wide, not far from the mean.
     """
-    seen, known = _by_name(ncu), _by_name(own)
+    seen, known = ncu.by_name, own.by_name
     off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
     total = sum(each * known[name][0] for name, each in off.items())
     making = [name for name, each in off.items() if each * total > 0]
@@ -568,11 +568,3 @@ def _slower_clock(by_kernel: Mapping[str, float], ours: float, counted: Mapping[
         return ""
     longer = f"{full / of_known / 1e6:.0f} MHz in longer launches of the same, where both agree"
     return f"clock: {cycles / of_known / 1e6:.0f} MHz under ncu, {longer}; that makes {100 * lost / ours:.1f} %"
-
-
-def _by_name(own: Tally) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
-    for kernel, (calls, ns) in own.work.items():
-        before = found.get(kernel.name, (0.0, 0.0))
-        found[kernel.name] = before[0] + calls, before[1] + ns
-    return found

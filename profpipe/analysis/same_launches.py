@@ -66,7 +66,10 @@ def _ncu(material: Material) -> Mapping[str, Any]:
 
 
 def _counts(material: Material) -> dict[Key, dict[str, int]]:
-    """Launches by kernel; of no case with whole graphs, behind which any number of kernels may be."""
+    """Launches by kernel, also those without a time, which tallies leave out.
+
+    Of no case with whole graphs: behind one any number of kernels may be.
+    """
     key, table = ["case", "profiler", "kernel"], material.recorded.tables.kernels
     table = table[table["case"] != ""]
     sums = table[table["kind"] == "kernel"].groupby(key, sort=False)["calls"].sum().reset_index()

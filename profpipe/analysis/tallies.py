@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,17 +58,18 @@ class Tally:
     def total_ns(self) -> float:
         return sum(ns for _, ns in self.work.values())
 
-    def launches(self) -> dict[str, float]:
-        """By name of kernel, over all iterations."""
-        found: dict[str, float] = {}
-        for kernel, (calls, _) in self.work.items():
-            found[kernel.name] = found.get(kernel.name, 0.0) + calls
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, tuple[float, float]]:
+        """(launches, ns) by name of kernel, over all iterations; for when all has been added."""
+        found: dict[str, tuple[float, float]] = {}
+        for kernel, (calls, ns) in self.work.items():
+            before = found.get(kernel.name, (0.0, 0.0))
+            found[kernel.name] = before[0] + calls, before[1] + ns
         return found
 
     def unlike(self, name: str) -> bool:
         """Whether the launches of a kernel take times so different that a few of them do not stand for all."""
-        calls = sum(calls for kernel, (calls, _) in self.work.items() if kernel.name == name)
-        ns = sum(ns for kernel, (_, ns) in self.work.items() if kernel.name == name)
+        calls, ns = self.by_name.get(name, (0.0, 0.0))
         return ns > 0 and self.squares.get(name, 0.0) * calls / ns**2 - 1 > _UNLIKE**2
 
     def span(self, name: str) -> tuple[float, float] | None:
@@ -77,10 +79,9 @@ class Tally:
 
     def usual(self, name: str) -> tuple[float, float]:
         """Two standard deviations to either side of the mean launch of a kernel, in ns."""
-        calls = sum(calls for kernel, (calls, _) in self.work.items() if kernel.name == name)
-        mean = sum(ns for kernel, (_, ns) in self.work.items() if kernel.name == name) / calls
-        around = 2 * math.sqrt(max(0.0, self.squares[name] - calls * mean**2) / max(1.0, calls - 1))
-        return mean - around, mean + around
+        calls, ns = self.by_name[name]
+        around = 2 * math.sqrt(max(0.0, self.squares[name] - ns**2 / calls) / max(1.0, calls - 1))
+        return ns / calls - around, ns / calls + around
 
     def add(
         self,
