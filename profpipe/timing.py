@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from profpipe.intervals import of_median
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import GROUP_NS, WATCHES, Issue, Known, Watch, calls_that_synchronise, settled
+from profpipe.measuring.watches import GROUP_NS, UNSEEN, WATCHES, Issue, Known, Watch, calls_that_synchronise, settled
 
 #: By how much the budget may be exceeded for the least number of samples or warm-up calls.
 _PATIENCE: Final = 5
@@ -212,9 +212,7 @@ def sample(
     annotate: Annotate,
     ranks: Ranks = ALONE,
     begun: Callable[[], object] = lambda: None,
-    known: Issue | None = None,
-    light: bool = False,
-    clock_hz: float | None = None,
+    known: Known = UNSEEN,
 ) -> Samples:
     """Samples of ``fn``, each in the range ``range_name``, until there are enough by ``rule`` with ``earlier`` ones.
 
@@ -223,14 +221,13 @@ def sample(
 
     Before the first sample ``fn`` is called outside any range to learn how the host issues it: 7 times, or 11 where the
     host waits inside it, 3 times where a call takes over 0.2 s and once over 2 s, and up to 30 times more where a wait
-    of the host's has two explanations; not again where ``known`` tells it of a call of over 1 ms.
+    of the host's has two explanations; not again where it is ``known`` of a call of over 1 ms.
     Then it is called as for samples, so that clocks and power are those of the loop: for 30 ms, or 100 where the call
-    fills most of the loop and is not known to be ``light``, and on until the medians of groups of 10 ms have settled as
-    in ``settle``, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
+    fills most of the loop and is not known to be light, and on until the medians of groups of 10 ms have settled as in
+    ``settle``, for at most 0.5 s or half the budget. With ``earlier`` samples, to whose median they are held too, 10
     ms, groups of 5 ms and 0.1 s are enough. Calls of over 10 ms, and those of several processes, are made for 30 or 100
-    ms whatever their times do. ``clock_hz`` is the highest SM clock that the GPU was seen to have: until it has that
-    again, less 1 %, a single process goes on with a call that is not made for 100 ms, up to these 100 ms. Then
-    ``begun()``; what follows is measured.
+    ms whatever their times do. Until the GPU has the clock again that it is known to have, less 1 %, a single process
+    goes on with a call that is not made for 100 ms, up to these 100 ms. Then ``begun()``; what follows is measured.
 
     A batch in which more than one sample in ten was not wholly queued in time is not kept but taken again.
 
@@ -239,8 +236,8 @@ def sample(
     """
     values: list[float] = []
     with WATCHES[device]() as watch:
-        found = Known(known, light, statistics.median(earlier) if earlier else None, clock_hz)
-        issue = watch.learn(fn, ranks, found, rule.budget_s / 2)
+        known = replace(known, median_ns=statistics.median(earlier) if earlier else None)
+        issue = watch.learn(fn, ranks, known, rule.budget_s / 2)
         watch.forget_peaks()
         begun()
         begin = time.perf_counter()
@@ -272,7 +269,7 @@ def load(fn: Callable[[], object], *, device: str, ranks: Ranks = ALONE, clock_h
     """The iterations of ``loop`` for 30 or 100 ms, outside any range: a GPU then has the clock that it keeps.
 
     One that comes from rest is 5 % faster for its first 60 ms at its power limit, and one that comes from a heavier
-    case is slower: for ``clock_hz`` as in ``sample``. Nothing on a CPU.
+    case is slower: ``clock_hz`` is that of ``Known``. Nothing on a CPU.
     """
     with WATCHES[device](timed=False) as watch:
         watch.load(fn, ranks, clock_hz)

@@ -115,7 +115,7 @@ def test_each_visit_is_told_what_the_earlier_ones_took_and_learned(monkeypatch):
     asked, issue = [], Issue(5_000.0)
 
     def sample(fn, **given):
-        asked.append((given["rule"].own, given["known"]))
+        asked.append((given["rule"].own, given["known"].issue))
         return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], issue=issue)
 
     monkeypatch.setattr(sweep.timing, "sample", sample)
@@ -141,7 +141,7 @@ def test_a_case_that_kept_the_highest_clock_under_full_load_is_light_until_it_no
     asked, visits = [], iter(zip(fully_loaded, lowest_mhz, strict=True))
 
     def sample(fn, **given):
-        asked.append(given["light"])
+        asked.append(given["known"].light)
         loaded, lowest = next(visits)
         known = {"clocks_hz": (1980e6, lowest * 1e6), "fully_loaded": loaded}
         return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], **known)
@@ -160,7 +160,7 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
     asked, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1990e6,), (1860e6,)])
 
     def sample(fn, **given):
-        asked.append(given["clock_hz"])
+        asked.append(given["known"].clock_hz)
         return sweep.timing.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(counts))
 
     watched = FakeWatched(Conditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))

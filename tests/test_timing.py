@@ -23,7 +23,7 @@ from stand_in_gpu import MIB, StandInGpu, kernels
 from profpipe import timing
 from profpipe.measuring import watches
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import Issue
+from profpipe.measuring.watches import Issue, Known
 from profpipe.timing import Rule
 
 
@@ -320,7 +320,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
 
 
 def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20, known: Issue | None = None) -> timing.Samples:
-    return timing.sample(fn, device="cuda", rule=exactly(n), range_name="r", annotate=gpu.annotate, known=known)
+    named = {"rule": exactly(n), "range_name": "r", "annotate": gpu.annotate, "known": Known(known)}
+    return timing.sample(fn, device="cuda", **named)
 
 
 def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_ends_a_batch(gpu: StandInGpu) -> None:
@@ -360,7 +361,9 @@ def test_where_cycles_cannot_be_counted_no_clock_is_told(gpu: StandInGpu, lacks:
     assert on_gpu(gpu, gpu.call, n=3).clocks_hz == ()
 
 
-def loaded(gpu: StandInGpu, fn: Any, budget_s: float = 2.0, **known: Any) -> tuple[float, list[float]]:
+def loaded(
+    gpu: StandInGpu, fn: Any, budget_s: float = 2.0, earlier: Any = (), ranks: Any = ALONE, **known: Any
+) -> tuple[float, list[float]]:
     """For how many milliseconds the GPU was loaded, and when the calls of that time were issued (in nanoseconds)."""
     learned, issued = 0, list[float]()
     begun_ns = 0.0
@@ -374,8 +377,8 @@ def loaded(gpu: StandInGpu, fn: Any, budget_s: float = 2.0, **known: Any) -> tup
         begun_ns, learned = gpu.now_ns, len(issued)
 
     rule = Rule(least=3, most=3, target=math.inf, budget_s=budget_s)
-    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "begun": begun, **known}
-    samples = timing.sample(call, device="cuda", **named)
+    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "begun": begun}
+    samples = timing.sample(call, device="cuda", earlier=earlier, ranks=ranks, known=Known(**known), **named)
     assert len(issued) == learned + len(samples.values_ns), "what follows is measured"
     loading = issued[7:learned]  # the first 7 are issued to learn how: one, five by themselves, one behind a hold
     return (begun_ns - loading[0]) / 1e6, loading
@@ -408,7 +411,7 @@ def test_a_load_tells_whether_it_was_long_enough_to_bring_the_clock_down(gpu: St
     assert on_gpu(gpu, kernels(gpu, 1, 20_000_000)).fully_loaded
     assert not on_gpu(gpu, kernels(gpu, 1, 20_000)).fully_loaded
     named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate}
-    assert not timing.sample(gpu.call, device="cuda", light=True, **named).fully_loaded
+    assert not timing.sample(gpu.call, device="cuda", known=Known(light=True), **named).fully_loaded
     assert not timing.sample(lambda: None, device="cpu", **named).fully_loaded
 
 
@@ -498,7 +501,7 @@ def test_several_processes_wait_for_no_clock(gpu: StandInGpu) -> None:
 
 
 def test_the_clock_that_was_waited_for_is_not_one_of_those_under_the_samples(gpu: StandInGpu) -> None:
-    named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "clock_hz": 2e9}
+    named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "known": Known(clock_hz=2e9)}
     counted = timing.sample(under_a_clock_that_rises_after(gpu, 60), device="cuda", **named).clocks_hz
     assert counted == pytest.approx((2e9, 2e9))  # behind the first sample, and behind the two others
 

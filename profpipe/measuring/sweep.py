@@ -20,7 +20,7 @@ from profpipe import ranges, timing
 from profpipe.measuring import conditions
 from profpipe.measuring.conditions import Conditions
 from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import Issue
+from profpipe.measuring.watches import Issue, Known
 
 #: The times of this one of several processes. They call together, and the call is over when the last of them is done:
 #: the case's own times are those of the slowest.
@@ -161,6 +161,8 @@ class Case:
             timing.warm_up(fn, warmup, device=self.device)
         else:
             timing.settle(fn, device=self.device, least=warmup, budget_s=rule.budget_s / 2)
+        highest_hz = max(self.visit_clocks_hz, default=None)
+        known = Known(self.issues.get(metric), self.light.get(metric, False), clock_hz=highest_hz)
         with conditions.watching_on(self.device) as watched:
             samples = timing.sample(
                 fn,
@@ -171,9 +173,7 @@ class Case:
                 annotate=ranges.annotate,
                 ranks=self.ranks,
                 begun=watched.forget,
-                known=self.issues.get(metric),
-                light=self.light.get(metric, False),
-                clock_hz=max(self.visit_clocks_hz, default=None),
+                known=known,
             )
         self.issues[metric] = _quicker(samples.issue, self.issues.get(metric))
         under = replace(watched.summary(), counted_hz=samples.clocks_hz)

@@ -120,6 +120,10 @@ class Known:
     clock_hz: float | None = None
 
 
+#: Of a case at its first visit, before any other.
+UNSEEN: Final = Known()
+
+
 class _Issued(NamedTuple):
     """One call: the host's time to issue it, whether the GPU was idle then, and the time until it was."""
 
