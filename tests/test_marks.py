@@ -57,7 +57,7 @@ def test_throttled_says_to_which_clocks_and_what_they_mean_for_a_lead() -> None:
 @pytest.mark.parametrize(
     ("name", "clocks"),
     [
-        ("h200-attention", "(at 1845 to 1980 of 1980 MHz in the median, 1695 at the lowest)"),
+        ("h200-attention", "(at 1799 to 1964 of 1980 MHz in the median, 1770 at the lowest)"),
         ("cogvideox_step", "(at 1838 to 1951 of 1980 MHz in the median, 1799 at the lowest)"),
     ],
 )
