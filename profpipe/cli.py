@@ -155,10 +155,13 @@ def _out(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from profpipe import config, environment, workflow
+    from profpipe import config, environment
 
     path = Path(args.pipeline)
     pipeline = config.load_pipeline(path, args.set)
+    # Not before: importing pandas takes longer than all the rest, and a mistake in the pipeline need not wait for it.
+    from profpipe import workflow
+
     order = workflow.Order.of(pipeline, path, args.out, args.workload, args.profiler, args.reuse)
     if args.dry_run:
         workflow.show(order)

@@ -181,6 +181,12 @@ def test_the_harness_brings_no_pandas_into_the_process_of_the_workload() -> None
     assert not loaded_by("import profpipe.harness") & {"numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
 
 
+def test_a_mistake_in_a_pipeline_is_told_without_loading_pandas(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text("version: 1\nworkload: {}\n", encoding="utf-8")
+    told = f"from profpipe.cli import main\nassert main(['run', {str(tmp_path / 'pipeline.yaml')!r}]) == 2"
+    assert not loaded_by(told) & {"matplotlib", "pandas", "torch"}
+
+
 def test_help_is_shown_without_loading_torch_or_pandas() -> None:
     show_help = (
         "import contextlib\nfrom profpipe.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])"
