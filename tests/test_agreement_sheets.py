@@ -77,3 +77,21 @@ def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, becaus
 def test_a_call_that_takes_as_long_as_other_kernels_tells_nothing_of_them() -> None:
     rows = agreement_sheets.apart(workload(a=(100.0, 80.0, 81.0))).rows
     assert {row[1]: row[3] for row in rows} == dict.fromkeys(("CUDA events", "torch, kernels"), "**no known reason**")
+
+
+def test_the_least_that_a_profiler_added_is_told_beside_the_most() -> None:
+    """Less than nothing: the loop without it was held up, and shares of that case are of little use."""
+    walls = {"plain": (100.0, 200.0), "nsys": (130.0, 120.0), "torch": (104.0, None)}
+    rows = [
+        metric_row(f"impl={case}", "loop_wall", ns, profiler=profiler)
+        for profiler, each in walls.items()
+        for case, ns in zip("ab", each, strict=True)
+        if ns is not None
+    ]
+    (workload,) = analyze(tables(metrics=[*rows, *(metric_row(f"impl={i}", "time", 1e5) for i in "ab")]), {}).workloads
+    sheet = agreement_sheets.overheads(workload)
+    assert [sheet.head, *sheet.rows] == [
+        ["profiler", "median", "least", "most", "cases marked profiler_overhead"],
+        ["`nsys`", "-5.0 %", "-40.0 % (`b`)", "+30.0 % (`a`)", "1 of 2"],
+        ["`torch`", "+4.0 %", "–", "+4.0 % (`a`)", "0 of 1"],
+    ]

@@ -40,10 +40,10 @@ def test_throttled_says_to_which_clocks_and_what_they_mean_for_a_lead() -> None:
     ran = [{"workload": "w", "profiler": "plain", "devices": [{"device": "H200"}]}]
     said = throttled({"machine": {"gpus": [h200]}}, a=(1845, 1695), b=(1980, 1938), c=(1500, 1400))
     assert said == (
-        "**throttled** (2 of 3 cases): the GPU lowered its clock (power, heat) while this was measured (at 1845 to "
-        "1980 of 1980 MHz in the median, 1695 at the lowest). A lead that the clocks of the two cases could explain is "
-        "not called a win; a winner that ran at the lower clock would lead by as much or more at the other's, "
-        "not by less."
+        "**throttled** (2 of 3 cases): the GPU ran below its highest clock while this was measured (at 1845 to "
+        "1980 of 1980 MHz in the median, 1695 at the lowest): held down by power or heat, or not yet back from it. A "
+        "lead that the clocks of the two cases could explain is not called a win; a winner that ran at the lower clock "
+        "would lead by as much or more at the other's, not by less."
     )
     one = {"a": (1845, 1845), "b": (1980, 1980)}
     assert "(at 1845 of 1980 MHz in the median)" in throttled({"machine": {"gpus": [h200, l4]}, "jobs": ran}, **one)
@@ -51,7 +51,7 @@ def test_throttled_says_to_which_clocks_and_what_they_mean_for_a_lead() -> None:
         "which one is not known"
     )
     assert "(at 1845 MHz in the median)" in throttled({}, **one)
-    assert "while this was measured. A lead" in said_of("throttled")[0]
+    assert "while this was measured: held down by" in said_of("throttled")[0]
 
 
 @pytest.mark.parametrize(

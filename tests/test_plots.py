@@ -278,6 +278,24 @@ def test_names_stand_where_the_lines_end_though_nobody_asked_for_the_limits_befo
     assert time.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("columns", "b"),
+    [(["ab", "a"], "b (left only)"), (["a", "ab"], "b"), (["b", "ab", "a"], "b (left and middle only)")],
+)
+def test_a_name_beside_a_panel_without_its_line_says_where_that_is(
+    columns: list[str], b: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
+    dots, style = (lines.Dot(1, 1.0), lines.Dot(2, 2.0)), {"color": "black", "marker": "o"}
+    panels = [
+        lines.Panel((("n", n),), tuple(lines.Series(label, style, dots) for label in labels))
+        for n, labels in enumerate(columns)
+    ]
+    lines.draw(lines.Picture("t", "b", "x", str, decades=False), panels, tmp_path / "p.png")
+    assert {text.get_text() for text in seen[0].axes[len(columns) - 1].texts} == {"a", b}
+
+
 @given(st.lists(st.floats(0, 400), min_size=1, max_size=30))
 def test_labels_never_overlap_never_leave_and_never_change_their_order(wanted: list[float]) -> None:
     placed = spread(wanted, gap=14, low=0, high=400)

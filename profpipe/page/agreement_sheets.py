@@ -117,13 +117,15 @@ def overheads(workload: WorkloadFindings) -> Sheet:
     rows = []
     for profiler in dict.fromkeys(o.profiler for o in workload.overheads):
         own = [o for o in workload.overheads if o.profiler == profiler]
-        most = max(own, key=lambda o: o.share)
-        marked = sum(o.marked for o in own)
-        where = labels.get(most.case, code(most.case))
-        rows.append([code(profiler), _added(statistics.median(o.share for o in own)),
-                     f"{_added(most.share)} ({where})", f"{marked} of {len(own)}"])  # fmt: skip
-    head = ["profiler", "median", "most", "cases marked profiler_overhead"]
-    return Sheet(head, rows, words=frozenset({"most"}))
+        # The least may be negative: then the loop without a profiler was the one that something held up.
+        least, most = (
+            f"{_added(o.share)} ({labels.get(o.case, code(o.case))})"
+            for o in (end(own, key=lambda o: o.share) for end in (min, max))
+        )
+        median, marked = _added(statistics.median(o.share for o in own)), sum(o.marked for o in own)
+        rows.append([code(profiler), median, least if len(own) > 1 else MISSING, most, f"{marked} of {len(own)}"])
+    head = ["profiler", "median", "least", "most", "cases marked profiler_overhead"]
+    return Sheet(head, rows, words=frozenset({"least", "most"})).without_empty()
 
 
 def _added(share: float) -> str:

@@ -314,7 +314,7 @@ def _kernels(workload: WorkloadFindings) -> Iterator[Block]:
         yield Block("", opened)
     if rest:
         noun = "operators" if _of_operators(workload) else "kernels"
-        yield Block(f"the first {noun} of the other cases, from 10 % on", rest, folded=True)
+        yield Block(f"the first {_FOLDED_KERNELS} {noun} of each other case, from 10 % on", rest, folded=True)
     if names := kernel_sheets.full_names(workload, [opened, rest]):
         yield Block("full names", names, folded=True)
 

@@ -122,8 +122,13 @@ def _plain(markdown: str) -> str:
 
 
 def _nsys(findings: Findings, tables: Tables) -> str:
-    """Kernels by time over all cases, as `nsys stats` lists them; from nsys alone."""
-    rows = tables.kernels[tables.kernels["profiler"] == "nsys"]
+    """Kernels by time over all cases, as `nsys stats` lists them; from nsys alone.
+
+    Set-up, warm-up and the flush between samples are in no case. A workload without any, as a command may be, is one.
+    """
+    captured = tables.kernels[tables.kernels["profiler"] == "nsys"]
+    in_case = captured["case"] != ""
+    rows = captured[in_case | ~in_case.groupby(captured["workload"]).transform("any")]
     if rows.empty:
         return ""
     sums = rows.groupby(["kernel_class", "kind", "kernel"], sort=False)[["calls", "total_ns"]].sum().reset_index()

@@ -135,7 +135,7 @@ def draw(picture: Picture, panels: Sequence[Panel], path: Path) -> None:
 
     columns = _side_by_side(panels)
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
-    names = {line.label for panel in panels for line in panel.lines}
+    names = {name for row in rows for name in _names(row).values()}
     size = 8.5 if len(names) <= 14 else 7.5
     height = max(_HEIGHT * (1.25 if columns == 1 else 1), len(names) * _line_height(size))
     right = 0.075 * size / 8.5 * max((len(name) for name in names), default=0) + 0.5 if any(names) else 0.2
@@ -277,13 +277,26 @@ def _line_height(size: float) -> float:
     return size / 72 * 1.24
 
 
+def _names(row: Sequence[Panel]) -> dict[str, str]:
+    """What is written for each label of a row: beside a panel without its line, also in which panel that is."""
+    places = ("left", "middle", "right") if len(row) == 3 else ("left", "right")
+    found: dict[str, list[str]] = {}
+    for place, panel in zip(places, row, strict=False):
+        for label in dict.fromkeys(line.label for line in panel.lines):
+            found.setdefault(label, []).append(place)
+    return {
+        label: label if not label or places[len(row) - 1] in own or len(row) == 1 else f"{label} ({listed(own)} only)"
+        for label, own in found.items()
+    }
+
+
 def _label_lines(axes: Any, row: Sequence[Panel], size: float) -> None:
     """Names to the right of the last panel of a row, as its lines end, pushed apart where they would overlap.
 
     A thin line ties a name to its end, where that is at the right: from further left it would cross the others.
     """
     own = {line.label: line for panel in row for line in panel.lines if line.label}
-    tied = {line.label for line in row[-1].lines}
+    tied, names = {line.label for line in row[-1].lines}, _names(row)
     # The limits follow from the lines only when they are asked for; to draw all for it takes as long as the picture.
     axes.get_xlim()
     ends = {name: axes.transData.transform((line.dots[-1].x, line.dots[-1].y)) for name, line in own.items()}
@@ -301,5 +314,5 @@ def _label_lines(axes: Any, row: Sequence[Panel], size: float) -> None:
         # Colours repeat from nine lines on; the marker does not.
         axes.plot([1 + 0.22 / inches], [to[1]], transform=axes.transAxes, clip_on=False, marker=line.style["marker"],
                   color=colour, markeredgecolor="white", markeredgewidth=0.5, markersize=4)  # fmt: skip
-        axes.text(1 + 0.29 / inches, to[1], name, transform=axes.transAxes, va="center_baseline", color=colour,
+        axes.text(1 + 0.29 / inches, to[1], names[name], transform=axes.transAxes, va="center_baseline", color=colour,
                   fontsize=size)  # fmt: skip

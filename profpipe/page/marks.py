@@ -14,9 +14,9 @@ _FOR_INTERVAL = 6
 
 #: What each validity mark means; a mark that is not here was set by the workload, and is shown under its own name.
 _MEANING: Mapping[str, str] = {
-    "throttled": "the GPU lowered its clock (power, heat) while this was measured{clocks}. A lead that the clocks of"
-    " the two cases could explain is not called a win; a winner that ran at the lower clock would lead by as much or"
-    " more at the other's, not by less",
+    "throttled": "the GPU ran below its highest clock while this was measured{clocks}: held down by power or heat, or"
+    " not yet back from it. A lead that the clocks of the two cases could explain is not called a win; a winner that"
+    " ran at the lower clock would lead by as much or more at the other's, not by less",
     "clock_spread": "the SM clock moved by more than 5 % while this was measured. A lead that the clocks of the two"
     " cases could explain is not called a win",
     "noisy": "the samples spread so far that their median is not well known: see its 95 % interval",
@@ -36,8 +36,8 @@ _MEANING: Mapping[str, str] = {
     " anything",
 }
 _HOST_BOUND = {
-    True: "the host takes longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a loop"
-    " they go at the host's pace, and a faster kernel changes nothing. What is compared here are calls",
+    True: "the host takes over 5 % longer to issue a call than the GPU to run it. Times are of calls queued ahead; in a"
+    " loop they go at the host's pace, and a faster kernel changes nothing. What is compared here are calls",
     False: "the host takes longer to issue a call than the GPU to run it, so no kernel runs for more than half of the"
     " range. The sums of kernel times stand; a call takes longer than they say",
 }
