@@ -49,7 +49,7 @@ from profpipe.kernel_findings import Counters, KernelRow, Phase
 from profpipe.phase_findings import PhaseWork
 from profpipe.points import Layout, lay_out, order
 from profpipe.study_findings import Study
-from profpipe.tables import ALL, Tables
+from profpipe.tables import ALL, FAILED, Tables
 from profpipe.tolerance import INACCURATE, UNCHECKED, Verdict, judge, limit_of, worst
 
 #: Kernels listed for a case.
@@ -239,7 +239,9 @@ def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, 
     layout, recorded, splits, declared = material.layout, material.recorded, material.splits, material.declared
     for case, params in layout.params.items():
         numbers = recorded.numbers.get((case, basis.profiler if basis else "", ""), {})
-        time = _measure(numbers, splits.get(case, {}), basis)
+        became = recorded.statuses.get(case, {}).get(basis.profiler, "ok") if basis else "ok"
+        # Of one that was interrupted what there is is shown; that one is called skipped, and not failed.
+        time = None if became in FAILED else _measure(numbers, splits.get(case, {}), basis)
         point = Point(
             id=case,
             params=params,

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.job import readable
-from profpipe.tables import Tables
+from profpipe.tables import FAILED, Tables
 from profpipe.tolerance import INACCURATE
 
 _KEY = ["workload", "case"]
@@ -149,7 +149,9 @@ def lost(a: Tables, b: Tables) -> list[str]:
 def _times(data: Tables) -> pd.DataFrame:
     metrics = data.metrics
     plain = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
-    return plain[[*_KEY, "value", "ci_low", "ci_high"]].dropna(subset=["value"])
+    failed = set(_keys(data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]))
+    ended = pd.Series([case not in failed for case in _keys(plain)], index=plain.index, dtype=bool)
+    return plain.loc[ended, [*_KEY, "value", "ci_low", "ci_high"]].dropna(subset=["value"])
 
 
 def _distinct(row: pd.Series) -> bool | None:  # type: ignore[type-arg]

@@ -198,20 +198,22 @@ def _name(job: Job) -> str:
 
 def _run_part(job: Job, profiler: Profiler, desk: _Desk) -> Part:
     job.folder.mkdir(parents=True, exist_ok=True)
-    journal.write(job.folder, Entry(job.part, tuple(case.id for case in job.cases), {}, None))
+    seen = Events(_events(job), desk.watch)
+    entry = Entry(job.part, tuple(case.id for case in job.cases), {}, None, begins_at=seen.begins_at)
+    journal.write(job.folder, entry)
     if job.script:
         journal.write_whole(job.spec, json.dumps(_spec(job), indent=1))
-    return _run_commands(job, profiler, Events(_events(job), desk.watch), [], desk)
+    return _run_commands(job, profiler, seen, entry, desk)
 
 
-def _run_commands(job: Job, profiler: Profiler, seen: Events, ends: list[ProcessEnd], desk: _Desk) -> Part:
+def _run_commands(job: Job, profiler: Profiler, seen: Events, entry: Entry, desk: _Desk) -> Part:
     """Runs those of the part's commands that have no end yet, as long as each leaves the next one something."""
-    commands, cases = profiler.commands(job), tuple(case.id for case in job.cases)
+    commands, ends = profiler.commands(job), list(entry.ends)
     for command in commands[len(ends) :]:
         if ends and (desk.interrupts.count > 1 or not _end(job, commands[len(ends) - 1], ends[-1]).usable):
             break
         ends.append(_run_process(command, job, seen, desk))
-        journal.write(job.folder, Entry(job.part, cases, seen.ended, seen.inside, tuple(ends)))
+        journal.write(job.folder, replace(entry, ended=seen.ended, inside=seen.inside, ends=tuple(ends)))
     known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
     return verdict.judge(job, profiler, known, seen.ended, seen.inside)
 
@@ -227,7 +229,7 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
     entries, parts = journal.read(job.folder), []
     if entries:
         ending.end_leftovers(ending.MARK, str(job.folder), desk.patience.kill_s)
-    for entry in entries:
+    for entry, following in itertools.zip_longest(entries, entries[1:]):
         of_part = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
         commands = profiler.commands(of_part)
         removed = bool(entry.ends) and _is_removed(commands, entry, of_part, profiler)
@@ -235,10 +237,10 @@ def _taken_up(job: Job, profiler: Profiler, desk: _Desk) -> list[Part]:
             desk.watch.message(f"{_name(job)}: what its process had left was removed; its cases are run again")
         if entry.ends and not removed:
             seen = Events(_events(job), desk.watch, dict(entry.ended), entry.inside)
-            kept = _kept_ends(commands, entry, job)
+            kept = replace(entry, ends=tuple(_kept_ends(commands, entry, job)))
             parts.append(verdict.gone_on_with(_run_commands(of_part, profiler, seen, kept, desk)))
         else:
-            known = events.statuses(_events(job))
+            known = events.statuses(_events(job), entry.begins_at or 0, following.begins_at if following else None)
             statuses = {case.id: known[case.id] for case in of_part.cases if case.id in known}
             keeps = profiler.KEEPS_ENDED_CASES and not removed
             parts.append(verdict.cut_off(of_part, statuses, keeps_ended_cases=keeps))

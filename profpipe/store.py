@@ -382,23 +382,26 @@ def _replace(database: Any, table: tables.Table, run: str, frame: pd.DataFrame) 
 def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(the last runs, newest first; the times of each case in them, oldest first) from the history database.
 
-    A time is the median in ns without a profiler; runs without one are not among the times. Times of one case with
-    other parameters than its name holds are of as many cases, each named with what tells it from the others.
+    A time is the median in ns without a profiler, of a case that did not fail; runs without one are not among the
+    times. Times of one case with other parameters than its name holds are of as many cases, each named with what tells
+    it from the others.
     """
     path = out / DATABASE
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "It is made by the first `profpipe run`.")
     with _database(path) as database:
         runs = list(database.query("select * from runs order by started desc, run desc limit ?", [last]))
-        marks = ",".join("?" * len(runs))
+        marks, failed = (",".join("?" * len(each)) for each in (runs, tables.FAILED))
         times = list(
             database.query(
                 'select m.workload, m."case", r.run, r.started, m.value, (select max(c.params) from cases c where'
                 ' c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler) params'
                 " from metrics m join runs r using (run)"
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
+                " and not exists (select 1 from cases c where c.run = m.run and c.workload = m.workload"
+                f' and c."case" = m."case" and c.profiler = m.profiler and c.status in ({failed}))'
                 ' order by m.workload, m."case", r.started, r.run',
-                [row["run"] for row in runs],
+                [*(row["run"] for row in runs), *tables.FAILED],
             )
         )
         counted = database.query("select run, count(*) cases, sum(status = 'ok') ok from cases group by run")

@@ -31,6 +31,8 @@ DEVICE_PREFIX: Final = "device "
 PATH_SEPARATOR: Final = " > "
 
 STATUSES: Final = ("ok", "oom", "failed", "crashed", "timeout", "skipped")
+#: Of a case that did not come to its end: what was measured of it until then is no result.
+FAILED: Final = ("oom", "failed", "crashed", "timeout")
 KINDS: Final = ("kernel", "memcpy", "memset", "graph", "cpu_op")
 
 

@@ -413,7 +413,7 @@ def _rules(order: Order) -> Any:
 
 def _exit_code(data: Tables, begun: Mapping[str, Any], failed: bool) -> int:
     """``failed``: the report names a failed expectation, or too little classified."""
-    bad = data.cases["status"].isin(["oom", "failed", "crashed", "timeout"]).any()
+    bad = data.cases["status"].isin(tables.FAILED).any()
     return errors.SOME_FAILED if bad or failed or begun.get("refused") else errors.OK
 
 

@@ -705,6 +705,18 @@ def test_of_launches_without_a_shortest_and_a_longest_nothing_is_said() -> None:
     assert figures(tables((), kernels, [range_row("impl=a", 30)], metrics), run)["ncu"] == (0.06, "", True)
 
 
+@pytest.mark.parametrize("status", ["failed", "oom", "crashed", "timeout"])
+def test_what_was_measured_of_a_case_that_failed_then_wins_nothing(status: str) -> None:
+    """Of one that was interrupted it is shown: of that the run says that it was stopped."""
+    rows = [case_row("impl=a", status=status), case_row("impl=b"), case_row("impl=c", status="skipped")]
+    metrics = [metric_row(f"impl={i}", "time", ns) for i, ns in (("a", 1e6), ("b", 3e6), ("c", 2e6))]
+    (workload,) = analyze(tables(rows, metrics=metrics), declared(baseline={"impl": "b"})).workloads
+    times = {point.id: (point.time and point.time.ns, point.fate) for point in workload.points}
+    assert times == {"impl=a": (None, status), "impl=b": (3e6, ""), "impl=c": (2e6, "")}
+    (shape,) = workload.shapes
+    assert shape.win is not None and shape.win.best.id == "impl=c"
+
+
 def test_one_launch_of_the_real_run_that_is_longer_than_any_under_nsys_is_no_chance() -> None:
     data, run = example("h200-attention")
     (workload,) = analyze(data, run).workloads

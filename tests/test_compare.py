@@ -134,3 +134,12 @@ def test_a_gate_refuses_a_run_that_has_not_ended():
     found = compare.examined(BEFORE, BEFORE, ENDED, {**ENDED, "ended": None})
     assert "B has not ended" in compare.objection(found, 5) and "B has not ended" in compare.page(found)
     assert compare.objection(compare.examined(BEFORE, BEFORE, {**ENDED, "ended": None}, ENDED), 5) == ""
+
+
+def test_what_was_measured_of_a_case_that_failed_is_no_time_of_it():
+    died = Tables(
+        cases=tables.frame(CASES, [{"workload": "w", "case": "slow", "profiler": "plain", "status": "crashed"}]),
+        metrics=BEFORE.metrics,
+    )
+    assert {change.case for change in compare.compare(died, AFTER)} == {"same", "bare"}
+    assert compare.lost(BEFORE, died) == ["w/slow"]

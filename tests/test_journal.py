@@ -154,6 +154,24 @@ def test_what_the_user_interrupted_is_done_after_all_and_its_half_is_named(tmp_p
     assert outcome.attempted_again == {job.folder / "capture.out": {"case=2", "case=3"}}
 
 
+def test_what_an_interrupted_process_still_wrote_is_not_taken_for_what_the_next_one_ended(tmp_path: Path) -> None:
+    """It took no notice of the interrupt. The next one was in its first case when its runner was killed."""
+    job = job_of(tmp_path, OK, OK)
+    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), (), (0, 0))
+    unread = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
+    first = Entry(1, BEGUN.cases, {}, "case=1", (stopped,), begins_at=0)
+    left_behind(job, first, events=unread)
+    begins_at = (job.folder / "events.jsonl").stat().st_size
+    journal.write(job.folder, Entry(2, BEGUN.cases, {}, None, begins_at=begins_at))
+    with (job.folder / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": "case_started", "case": "case=1"}) + "\n")
+    outcome = take_up(job, fake_profiler(tmp_path))
+    assert (outcome.status, outcome.ended_by_runner) == ("ok", ())
+    assert started(outcome) == ["case=1", "case=2", "case=1", "case=1", "case=2"]
+    begun = [entry.begins_at for entry in journal.read(job.folder)]
+    assert begun == [0, begins_at, begins_at + len('{"event": "case_started", "case": "case=1"}\n')]
+
+
 def test_an_export_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), ("capture.export",), (0, 0))

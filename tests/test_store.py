@@ -290,6 +290,15 @@ def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
     assert "attention/n=1" in text and "+20.0% since the run before" in text and "1 of 1" in text
 
 
+@pytest.mark.parametrize("status", ["failed", "oom", "crashed", "timeout"])
+def test_what_was_measured_of_a_case_that_failed_is_no_time_of_its_history(tmp_path, status):
+    data = some_tables("run", 1500.0)
+    data = replace(data, cases=data.cases.assign(status=status))
+    store.remember(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    runs, times = store.history(tmp_path)
+    assert [(row["cases"], row["ok"]) for row in runs] == [(1, 0)] and times == []
+
+
 def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):
     for number, (head_dim, time_ns) in enumerate(((128, 1000.0), (64, 480.0), (128, 1100.0), (None, 1200.0))):
         data = some_tables(f"run{number}", time_ns)

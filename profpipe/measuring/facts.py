@@ -1,7 +1,8 @@
 """What is true of a case whoever measures it: its work, its own numbers, and how far its result is from a reference.
 
-Asked of the workload after the case was timed. Its times stand whatever becomes of these questions. Only where there is
-no room for the files that it keeps has the case failed, and is done again once there is.
+Asked of the workload after the case was timed. Its times stand whatever becomes of these questions, unless the process
+dies of one. Only where there is no room for the files that it keeps has the case failed, and is done again once there
+is.
 """
 
 from __future__ import annotations

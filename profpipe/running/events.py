@@ -31,7 +31,8 @@ class Events:
         self.started = False
         self.inside_since = 0.0
         self._path, self._watch = path, watch
-        self._unread = _close_last_line(path)
+        #: Where in the file its first line will stand, in bytes.
+        self.begins_at = self._unread = _close_last_line(path)
 
     def read(self) -> None:
         """Takes in what was appended, whole lines only; the rest of a line comes with the next call."""
@@ -61,11 +62,11 @@ class Events:
             self._watch.case_ended(case, event["status"], str(event.get("reason") or ""))
 
 
-def statuses(path: Path) -> dict[str, str]:
-    """What became of each case that has ended, by all processes that wrote into ``path``."""
+def statuses(path: Path, begin: int = 0, end: int | None = None) -> dict[str, str]:
+    """What became of each case that has ended, by the processes that wrote these bytes of ``path``."""
     if not path.is_file():
         return {}
-    told = (_event(line) for line in path.read_bytes().splitlines())
+    told = (_event(line) for line in path.read_bytes()[begin:end].splitlines())
     return {event["case"]: _status(event) for event in told if event and event.get("event") == "case_ended"}
 
 

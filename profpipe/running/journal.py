@@ -33,13 +33,18 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class Entry:
-    """A part: its cases, and from events.jsonl what they came to and the case that its process was in last."""
+    """A part: its cases, and from events.jsonl what they came to and the case that its process was in last.
+
+    ``begins_at``: how long events.jsonl was before it. A process that was interrupted may have gone on for a while and
+    written of cases that this part has once more. None in runs of before this was kept.
+    """
 
     part: int
     cases: tuple[str, ...]
     ended: Mapping[str, str]
     inside: str | None
     ends: tuple[ProcessEnd, ...] = ()
+    begins_at: int | None = None
 
 
 def read(folder: Path) -> list[Entry]:
