@@ -6,6 +6,7 @@ They stand below every stage, so that no stage needs to import another to speak 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Job:
     part: int = 1
     #: How many processes run the cases together.
     processes: int = 1
+    #: Words of commands that nobody else may see, and what stands in their place.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -100,6 +103,10 @@ class Job:
         """What the harness writes: the record of the job, and what its further processes measured, each of its own."""
         others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
         return [self.folder / name for name in ("events.jsonl", *others)]
+
+    def shown(self, command: Command) -> str:
+        """``command`` as it is typed, but for secrets."""
+        return shlex.join(self.secrets.get(word, word) for word in command.argv)
 
     def portable(self, argument: str) -> str:
         """``argument`` as it may stand in a report: the same command when typed in ``cwd``.

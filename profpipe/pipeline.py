@@ -35,6 +35,16 @@ def _regex(text: str) -> str:
 Regex = Annotated[str, AfterValidator(_regex)]
 
 
+def _free(name: str) -> str:
+    if name == "lock" or name.endswith(".json"):
+        raise ValueError("a run has a file of its own called so; choose another name")
+    return name
+
+
+#: Of the folder below ``raw/`` too.
+WorkloadName = Annotated[str, Field(pattern=_NAME), AfterValidator(_free)]
+
+
 def _can_be_met(limits: Mapping[Measure, float]) -> Mapping[Measure, float]:
     for measure, limit in limits.items():
         if measure.startswith("cosine") and limit > 1:
@@ -47,6 +57,10 @@ Limits = Annotated[Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=F
 
 #: No time is infinite: it would have no place in run.json, which is JSON.
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_TIMEOUT = "seconds after which a process that came to no other case and to no end is ended, with all its children"
+_CASE_TIMEOUT = "seconds after which a case is given up, or a round of it where it is measured in several"
 
 
 class _Model(BaseModel):
@@ -111,8 +125,8 @@ class Settings(_Model):
     )
     warmup: int = Field(10, ge=0, description="iterations before the measured ones")
     repeats: int = Field(30, ge=1, description="measured iterations of each case (ncu: one)")
-    timeout_s: Seconds = Field(900.0, description="seconds after which a process and all its children are ended")
-    case_timeout_s: Seconds | None = Field(None, description="seconds after which a case is given up")
+    timeout_s: Seconds = Field(900.0, description=_TIMEOUT)
+    case_timeout_s: Seconds | None = Field(None, description=_CASE_TIMEOUT)
     isolate: bool = Field(False, description="one process for each case instead of one for all")
     processes: int = Field(1, ge=1, description="that run each case together, one a GPU, started by torchrun")
     env: Mapping[str, str] = Field({}, description="environment variables for the workload's process")
@@ -184,7 +198,7 @@ class Pipeline(_Model):
     version: Literal[1] = Field(description="of this format")
     name: str = Field("profpipe", pattern=_NAME, description="part of the name of the results' folder")
     defaults: Settings = Settings()
-    workloads: Mapping[Annotated[str, Field(pattern=_NAME)], Workload] = Field(min_length=1)
+    workloads: Mapping[WorkloadName, Workload] = Field(min_length=1)
     coverage: Coverage = Coverage()
     kernel_classes: tuple[KernelRule, ...] = ()
     tables: tuple[Table, ...] = Field((), description="tables of the study's own, first in the report")

@@ -13,7 +13,6 @@ import functools
 import itertools
 import json
 import os
-import shlex
 import subprocess
 import tempfile
 import time
@@ -159,8 +158,11 @@ def _outcome(
     """``parts`` may be none: where every case is too large to be tried."""
     fates = {case: fate for part in parts for case, fate in part.fates.items()}
     if parts:
-        left = verdict.NOT_BEGUN if interrupted else parts[-1].trouble or verdict.OK
-        fates |= {case.id: left for case in parts[-1].rest}
+        rest, trouble = parts[-1].rest, parts[-1].trouble or verdict.OK
+        # In rounds a case is left and turned to again.
+        begun = events.begun(_events(job)) if interrupted else frozenset()
+        stopped = {case.id: verdict.NOT_ENDED if case.id in begun else verdict.NOT_BEGUN for case in rest}
+        fates |= stopped if interrupted else dict.fromkeys(stopped, trouble)
     fates |= too_large
     status, reason = next((part.trouble for part in parts if part.trouble), verdict.OK)
     made = {part.job.part: _files(part, profiler) for part in parts}
@@ -322,7 +324,7 @@ def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessE
     cause: Fate | None
     with (job.folder / "log.txt").open("ab") as log:
         # Not the environment: it is the one thing in a log that nobody means to share.
-        log.write(f"$ {shlex.join(command.argv)}\n".encode())
+        log.write(f"$ {job.shown(command)}\n".encode())
         log.flush()
         output_begin = log.tell()
         spared, began = ending.descendants(), time.monotonic()
@@ -414,14 +416,15 @@ def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:
     if case_timeout_s and job.script is None:
         limits.append((case_timeout_s, "case_timeout_s"))
     limit_s, of = min(limits)
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
     borne = 0 if command.runs_workload else desk.interrupts.count
 
     def look() -> Fate | None:
         seen.read()
         if desk.interrupts.count > borne:
             return verdict.INTERRUPTED
-        if time.monotonic() > deadline:
+        # However many cases there are: as long as one after the other ends, none of them is to blame.
+        if time.monotonic() > max(began, seen.came_on) + limit_s:
             return "timeout", f"not done after {limit_s:g} s ({of})"
         if case_timeout_s and seen.inside and time.monotonic() - seen.inside_since > case_timeout_s:
             return "timeout", f"case not done after {case_timeout_s:g} s (case_timeout_s)"

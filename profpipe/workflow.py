@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,7 +72,7 @@ def show(order: Order) -> None:
             print(f"# skipped: {job.tool}")
             continue
         for command in profilers.ALL[job.profiler].commands(guide.preview(job)):
-            print(shlex.join(command.argv))
+            print(job.shown(command))
 
 
 def start(order: Order, command: Sequence[str]) -> int:
@@ -139,7 +139,7 @@ def _check_same_gpus(folder: Path, begun: Mapping[str, Any], machine: Machine) -
 
 
 def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
-    return plan.plan(
+    jobs = plan.plan(
         order.pipeline,
         machine.tools,
         scripts=dict(_scripts(order)),
@@ -151,6 +151,7 @@ def _jobs(order: Order, machine: Machine, folder: Path) -> list[Job]:
         workloads=order.workloads,
         profilers=order.profilers,
     )
+    return [replace(job, secrets=order.secrets) for job in jobs]
 
 
 def _scripts(order: Order) -> Iterator[tuple[str, Path]]:

@@ -196,6 +196,8 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         ("a: [1", "pipeline.yaml:1: is not YAML"),
         ("", "pipeline.yaml: is empty or not a mapping."),
         ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
+        ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: a run has a file of its own called so"),
+        ("version: 1\nworkloads: {a.json: {command: [ls]}}\n", "workloads.a.json: a run has a file of its own"),
     ],
 )
 def test_a_mistake_is_named_with_file_place_and_remedy(tmp_path, monkeypatch, broken, expected):

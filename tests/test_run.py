@@ -330,6 +330,20 @@ def test_a_case_that_hangs_ends_at_the_time_limit_and_the_rest_goes_on(tmp_path:
     assert fates(outcome)["case=2"][1] == "not done after 3 s (timeout_s) (log: raw/attention/fake/log.txt)"
 
 
+def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *["time.sleep(0.8)"] * 5, timeout_s=2.4)
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
+
+
+def test_a_log_begins_with_the_command_but_for_its_secrets(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "pass", "--token=hunter2")
+    job = job_of(tmp_path, OK, script=None, command=command, secrets={"--token=hunter2": "--token=${TOKEN}"})
+    assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
+    log = (job.folder / "log.txt").read_text()
+    assert "hunter2" not in log and "'--token=${TOKEN}'" in log.splitlines()[0]
+
+
 def test_a_case_may_have_a_time_limit_of_its_own_which_does_not_end_the_export_too(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, HANG, OK, options={"case_timeout_s": 0.5})
     export = "import sys; open(sys.argv[1], 'w').write('exported')"
@@ -584,6 +598,12 @@ def test_an_interrupt_keeps_what_is_there_exports_it_and_starts_nothing_more(
         "Interrupted after 1 of 2 jobs.",
     ]
     assert not (tmp_path / "next").exists()
+
+
+def test_a_case_that_was_left_between_two_rounds_is_not_called_one_that_never_started(tmp_path: Path) -> None:
+    turned_to = (f"write('case_started', case='case={n}')" for n in (3, 2))
+    code, lines = interrupted(tmp_path, f"{'; '.join(turned_to)}; {HANG}", signal.SIGINT)
+    assert code == 130 and lines[1:3] == ["case=2 failed interrupted", "case=3 skipped interrupted"]
 
 
 def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class Events:
         #: Whether a process has said that it is there, with its torch imported.
         self.started = False
         self.inside_since = 0.0
+        #: When it last came any further: to a case, or to the end of one (``time.monotonic``).
+        self.came_on = time.monotonic()
         self._path, self._watch = path, watch
         #: Where in the file its first line will stand, in bytes.
         self.begins_at = self._unread = _close_last_line(path)
@@ -51,6 +53,8 @@ class Events:
 
     def _take(self, event: dict[str, Any]) -> None:
         case = event.get("case", "")
+        if event.get("event") in ("started", "case_started", "case_ended"):
+            self.came_on = time.monotonic()
         if event.get("event") == "started":
             self.started = True
         elif event.get("event") == "case_started" and case not in self.ended:
@@ -64,10 +68,17 @@ class Events:
 
 def statuses(path: Path, begin: int = 0, end: int | None = None) -> dict[str, str]:
     """What became of each case that has ended, by the processes that wrote these bytes of ``path``."""
-    if not path.is_file():
-        return {}
-    told = (_event(line) for line in path.read_bytes()[begin:end].splitlines())
-    return {event["case"]: _status(event) for event in told if event and event.get("event") == "case_ended"}
+    return {event["case"]: _status(event) for event in _written(path, begin, end) if event.get("event") == "case_ended"}
+
+
+def begun(path: Path) -> frozenset[str]:
+    """The cases that any process has turned to."""
+    return frozenset(event["case"] for event in _written(path) if event.get("event") == "case_started")
+
+
+def _written(path: Path, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+    lines = path.read_bytes()[begin:end].splitlines() if path.is_file() else []
+    return [event for line in lines if (event := _event(line))]
 
 
 def _status(event: Mapping[str, Any]) -> str:

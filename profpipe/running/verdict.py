@@ -17,6 +17,7 @@ Fate = tuple[str, str]
 OK: Fate = ("ok", "")
 INTERRUPTED: Fate = ("failed", "interrupted")
 NOT_BEGUN: Fate = ("skipped", "interrupted before it started")
+NOT_ENDED: Fate = ("skipped", "interrupted")
 
 
 @dataclass(frozen=True)
