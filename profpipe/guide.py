@@ -12,8 +12,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import pandas as pd
@@ -21,10 +23,13 @@ import pandas as pd
 from profpipe.formats import guided as guide_file
 from profpipe.formats.guided import Choice, Guide
 from profpipe.job import Case, Job, Missing
-from profpipe.tables import Tables
+from profpipe.tables import FAILED, Tables
 
 #: The single launches in a file that the tables name as a source (``launch_order.COLUMNS``); empty where it has none.
 Launches = Callable[[str], pd.DataFrame]
+
+#: What is chosen in each of some cases.
+_Group = dict[str, tuple[Choice, ...]]
 
 #: Whose capture names the kernels, the first that has the case.
 _GUIDES: Final = ("nsys", "torch")
@@ -49,11 +54,17 @@ def guided(job: Job) -> bool:
     return job.profiler == "ncu" and job.options.get("ncu", {}).get("kernels") == "guided"
 
 
-def jobs(waiting: Iterable[Job], data: Tables, launches: Launches) -> list[Job]:
+def jobs(
+    waiting: Iterable[Job],
+    data: Tables,
+    launches: Launches,
+    earlier: Mapping[Path, Sequence[Guide]] = MappingProxyType({}),
+) -> list[Job]:
     """The jobs in place of those that ``guided`` holds back, each with its kernels' names and the launches to take.
 
     ncu counts a kernel's launches over its whole process. So a case goes into one with others only where neither
-    launches a kernel that was chosen for the other.
+    launches a kernel that was chosen for the other. ``earlier`` is by job's folder what processes of this run were
+    asked for already: where the same is chosen for all cases of one, they stay together, and so its job is known again.
     """
     made = []
     read = functools.cache(launches)
@@ -63,25 +74,37 @@ def jobs(waiting: Iterable[Job], data: Tables, launches: Launches) -> list[Job]:
             continue
         seen = {case.id: _capture(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, seen[case.id], read) for case in job.cases if len(seen[case.id])}
-        groups = _groups(chosen, {case: set(rows["kernel"]) for case, rows in seen.items()})
+        kept = _asked_again(chosen, earlier.get(job.folder, ()))
+        others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
+        groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in seen.items()})
         made += [_narrowed(job, group) for group in groups]
         if left := tuple(case for case in job.cases if case.id not in chosen):
             made.append(replace(job, cases=left, folder=job.folder / "unguided", tool=_NO_GUIDE))
     return made
 
 
+def chosen(job: Job) -> tuple[Choice, ...]:
+    """What ncu is asked for in ``job``, one of those that ``jobs`` made."""
+    return tuple(Choice(**entry) for entry in job.options.get("ncu", {}).get("chosen", ()))
+
+
 def missed(done: Iterable[Job], data: Tables) -> list[Job]:
     """For each kernel that ncu was asked for with others and did not profile: a job that asks for it alone.
 
     2025.3.1 was seen to leave one of three of a training step out whenever it was asked for all three, and to find it
-    among two, or alone. A case of which ncu saw none of its kernels has another fault, which its reason tells.
+    among two, or alone. A case that failed, or of which ncu saw no kernel at all, has another fault, which its reason
+    tells.
     """
+    failed = data.cases[(data.cases["profiler"] == "ncu") & data.cases["status"].isin(FAILED)]
+    lost = set(zip(failed["workload"], failed["case"], strict=True))
     own = data.kernels[(data.kernels["profiler"] == "ncu") & (data.kernels["kind"] == "kernel")]
     seen = set(zip(own["workload"], own["case"], own["kernel"], strict=True))
     made = []
     for job in done:
-        choices = [Choice(**entry) for entry in job.options.get("ncu", {}).get("chosen", ())]
+        choices = chosen(job)
         for case in job.cases:
+            if (job.workload, case.id) in lost:
+                continue
             of_case = [choice for choice in choices if choice.case == case.id]
             absent = [
                 c for c in of_case if not {(job.workload, case.id, c.kernel), (job.workload, "", c.kernel)} & seen
@@ -119,8 +142,8 @@ _NO_GUIDE: Final = Missing(
 
 def note(job: Job) -> str:
     """The text of ``guide.json``, which says beside ``job``'s report what was chosen; empty for any other job."""
-    chosen = job.options.get("ncu", {}).get("chosen", ())
-    return guide_file.written(Guide(tuple(Choice(**choice) for choice in chosen))) if chosen else ""
+    choices = chosen(job)
+    return guide_file.written(Guide(choices)) if choices else ""
 
 
 def top_kernels(data: Tables, job: Job, case: Case) -> tuple[str, ...]:
@@ -188,11 +211,22 @@ def _most_time(launches: pd.DataFrame) -> pd.DataFrame:
     return ordered[sort == ordered.groupby(sort)["duration_ns"].sum().idxmax()].sort_index()
 
 
-def _groups(
-    chosen: Mapping[str, tuple[Choice, ...]], launched: Mapping[str, set[str]]
-) -> list[dict[str, tuple[Choice, ...]]]:
+def _asked_again(chosen: _Group, earlier: Iterable[Guide]) -> list[_Group]:
+    """The groups of ``earlier`` for all of whose cases the same is chosen now."""
+    kept: list[_Group] = []
+    for guide in earlier:
+        group: _Group = {}
+        for choice in guide.choices:
+            group[choice.case] = (*group.get(choice.case, ()), choice)
+        held = {case for other in kept for case in other}
+        if group and not held & group.keys() and all(chosen.get(case) == own for case, own in group.items()):
+            kept.append(group)
+    return kept
+
+
+def _groups(chosen: _Group, launched: Mapping[str, set[str]]) -> list[_Group]:
     """The cases in as few groups as a greedy choice finds, none with a kernel chosen for another of its group."""
-    groups: list[dict[str, tuple[Choice, ...]]] = []
+    groups: list[_Group] = []
     names = {case: {choice.kernel for choice in choices} for case, choices in chosen.items()}
     for case, choices in chosen.items():
         for group in groups:
@@ -204,7 +238,7 @@ def _groups(
     return groups
 
 
-def _narrowed(job: Job, group: Mapping[str, tuple[Choice, ...]]) -> Job:
+def _narrowed(job: Job, group: _Group) -> Job:
     """``job`` for the cases of ``group``, and of those only the launches that were chosen."""
     guide = Guide(tuple(choice for choices in group.values() for choice in choices))
     names = dict.fromkeys(choice.kernel for choice in guide.choices)

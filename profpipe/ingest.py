@@ -261,13 +261,15 @@ def added(stored: Tables, fresh: Tables) -> Tables:
 
 
 def without(stored: Tables, job: Job, run_folder: Path) -> Tables:
-    """``stored`` without what an earlier try at ``job`` left in it, whichever of its files that came from."""
+    """``stored`` without what an earlier try at ``job``, or at its cases, left in it, whichever file that came from."""
     folder, cases, parts = f"{job.folder.relative_to(run_folder)}/", {case.id for case in job.cases}, {}
     for table in tables.ALL:
         old = getattr(stored, table.name)
         if len(old):
             mine = (old["workload"] == job.workload) & (old["profiler"] == job.profiler)
-            of_job = old["source"].str.startswith(folder) if "source" in table.names else old["case"].isin(cases)
+            of_job = old["case"].isin(cases)
+            if "source" in table.names:
+                of_job |= old["source"].str.startswith(folder)
             old = _kept(old, mine & of_job)
         parts[table.name] = old
     return Tables(**parts, origin=stored.origin)

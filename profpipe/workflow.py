@@ -191,20 +191,21 @@ class _Run:
             raise Interrupted(f"{told} To go on, and to write it: {_resume_command(self.folder)}") from None
 
     def _carry_out_and_show(self, planned: Sequence[Job], machine: Machine) -> int:
-        interrupted = None
+        interrupted, extra = None, []
         with progress.Display() as watch:
             try:
                 self._carry_out([job for job in planned if not guide.guided(job)], machine, watch)
                 # Only now do the captures of the other profilers say which kernels matter.
-                guided = guide.jobs(filter(guide.guided, planned), self.data, self._launches)
+                guided = self._guided([job for job in planned if guide.guided(job)])
                 self._carry_out(guided, machine, watch)
-                self._carry_out(guide.missed(guided, self.data), machine, watch)
+                extra = guide.missed(guided, self.data)
+                self._carry_out(extra, machine, watch)
             except Interrupted as stop:
                 interrupted = stop
         if interrupted is not None:
             self._show(self.record)
             raise Interrupted(f"{interrupted} To go on: {_resume_command(self.folder)}")
-        if lacked := int(_lacked_room(self.data).sum()):
+        if lacked := int(_lacked_room(self.data).sum()) + sum(not self._is_done(job) for job in extra):
             self._show(self.record)
             told = "1 case" if lacked == 1 else f"{lacked} cases"
             way_on = f"Free some; to go on: {_resume_command(self.folder)}"
@@ -235,6 +236,23 @@ class _Run:
         except Interrupted:
             self._finish_keeping()
             raise
+
+    def _guided(self, waiting: Sequence[Job]) -> list[Job]:
+        """The jobs in place of ``waiting``; others that stood there in an earlier try are no longer on record."""
+        earlier = {job.folder: [*_guides(job.folder)] for job in waiting}
+        guided = guide.jobs(waiting, self.data, self._launches, earlier)
+        asked = {str(job.folder.relative_to(self.folder)) for job in guided}
+        chosen = {choice for job in guided for choice in guide.chosen(job)}
+        for entry in list(self.record["jobs"]):
+            folder = self.folder / entry["folder"]
+            if folder.parent not in earlier or entry["folder"] in asked:
+                continue
+            own = _guide_in(folder)
+            # One that was asked for a kernel alone still is, where that kernel is chosen.
+            if own is None or not chosen.issuperset(own.choices):
+                self.record["jobs"].remove(entry)
+                self._forget(entry["folder"])
+        return guided
 
     def _do_a_little(self) -> bool:
         """Takes the next step of what nobody needs to wait for; whether there was one."""
@@ -281,7 +299,10 @@ class _Run:
         own = (cases["workload"] == job.workload) & (cases["profiler"] == job.profiler)
         if (own & cases["case"].isin([case.id for case in job.cases]) & _lacked_room(self.data)).any():
             return False
-        return any(entry["folder"] == name and not entry.get("interrupted") for entry in self.record["jobs"])
+        entries = [entry for entry in self.record["jobs"] if entry["folder"] == name]
+        # Its cases are another job's, and have no row that would say that it lacked room.
+        lacked = guide.adds(job) and any(errors.lacks_room(entry["reason"]) for entry in entries)
+        return not lacked and any(not entry.get("interrupted") for entry in entries)
 
     def _take_over(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Puts the files of those jobs that an earlier run has done in their place, where ``run`` finds them done."""
@@ -299,7 +320,7 @@ class _Run:
         for path, is_done in privacy.scrubbed(outcome.files, self.order.beside):
             scrubbed[path] = is_done
             yield
-        self._forget(job)
+        self._forget(str(job.folder.relative_to(self.folder)))
         for result in ingest.ingest(ingest.sources_of(outcome, self.folder), self.order.beside, _rules(self.order)):
             if isinstance(result, ingest.Refusal):
                 record.put(self.record["refused"], reading.refused(result), "source")
@@ -324,9 +345,9 @@ class _Run:
         store.save(self.folder, self.data, self.record, stored)
         yield
 
-    def _forget(self, job: Job) -> None:
-        """What an earlier try at the job left in the record of its files."""
-        below = f"{job.folder.relative_to(self.folder)}/"
+    def _forget(self, folder: str) -> None:
+        """What an earlier try at the job in ``folder``, a path below the run's, left in the record of its files."""
+        below = f"{folder}/"
         for name in ("files", "refused"):
             self.record[name][:] = [entry for entry in self.record[name] if not entry["source"].startswith(below)]
 
@@ -335,6 +356,20 @@ class _Run:
         devices = ingest.devices(job.records)
         peaks = gpus.peaks_of_job(machine.gpus, {**environment.passed_on(os.environ), **job.env}, devices)
         return {"devices": devices, **({"peaks": peaks} if peaks != self.record["machine"].get("peaks") else {})}
+
+
+def _guides(folder: Path) -> Iterator[guide_file.Guide]:
+    """What processes of guided ncu were asked for in an earlier try at this run."""
+    found = (_guide_in(path.parent) for path in sorted(folder.glob(f"*/{guide_file.FILE}")))
+    return (one for one in found if one is not None)
+
+
+def _guide_in(folder: Path) -> guide_file.Guide | None:
+    """None for a damaged one too: then its kernels are asked for anew."""
+    try:
+        return guide_file.beside(folder / "report")
+    except Refused:
+        return None
 
 
 #: What ``next`` gives of steps that are all taken.

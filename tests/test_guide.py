@@ -333,6 +333,30 @@ def test_nothing_is_asked_again_where_ncu_has_all_or_none():
     assert guide.missed(made, profiled(data, "a", "b", case="")) == [], "a command of the user's opens no case's range"
 
 
+def test_of_a_case_that_failed_no_kernel_is_asked_for_alone():
+    data = captured(n_1={"nsys": {"a": 300, "b": 200}})
+    made = guide.jobs([JOB], data, untold)
+    assert [job.options["ncu"]["chosen"][0]["kernel"] for job in guide.missed(made, profiled(data, "a"))] == ["b"]
+    rows = [{"workload": "w", "case": "n=1", "profiler": "ncu", "status": "timeout"}]
+    failed = replace(profiled(data, "a"), cases=tables.frame(tables.CASES, rows))
+    assert guide.missed(made, failed) == []
+
+
+def test_what_was_asked_for_before_is_asked_for_again_so_that_it_is_known_to_be_done():
+    """A case that had no capture then has one now: it does not draw those that are done into another process."""
+    one, both = {"n_1": {"nsys": {"a": 300}}}, {"n_1": {"nsys": {"a": 300}}, "n_2": {"nsys": {"b": 300}}}
+    first = guide.jobs([JOB], captured(**one), untold)
+    assert [job.folder.name for job in first][1:] == ["unguided"]
+    earlier = {JOB.folder: [guide.Guide(guide.chosen(first[0]))]}
+    again = guide.jobs([JOB], captured(**both), untold, earlier)
+    assert [[case.id for case in job.cases] for job in again] == [["n=1"], ["n=2"], ["n=3"]]
+    assert again[0] == first[0]
+    together = guide.jobs([JOB], captured(**both), untold)
+    assert [[case.id for case in job.cases] for job in together] == [["n=1", "n=2"], ["n=3"]]
+    otherwise = captured(n_1={"nsys": {"c": 300}}, n_2={"nsys": {"b": 300}})
+    assert guide.jobs([JOB], otherwise, untold, earlier) == guide.jobs([JOB], otherwise, untold)
+
+
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 #: Stand-ins for the two tools, for both need a GPU: they run the workload, and their files were recorded on an H200.
@@ -451,3 +475,34 @@ def test_a_run_takes_the_launches_from_its_own_capture_and_leaves_the_others_of_
     summary = (folder / "SUMMARY.md").read_text()
     assert summary.count("launch 1 of 10 of") == 2 and summary.count("launch 2 of 10 of cudnn") == 1
     assert "launches left out: 3" in summary
+
+
+def test_a_job_that_stood_where_the_cases_have_another_now_is_no_longer_on_record(guided_run, tmp_path):
+    """As where a case had no capture for want of room, and a run that went on made it."""
+    folder, _, record, _ = guided_run()
+    (job,) = [job for job in record["jobs"] if job["profiler"] == "ncu"]
+    stood = {**job, "folder": f"{Path(job['folder']).parent}/unguided", "status": "skipped", "reason": "no capture"}
+    shutil.rmtree(folder / Path(job["folder"]))
+    left = [entry for entry in record["jobs"] if entry != job]
+    store.save_record(folder, {**record, "jobs": [*left, stood], "ended": None})
+    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
+    done = profpipe(tmp_path, "resume", str(folder), env=env)
+    assert done.returncode == 0, done.stderr
+    data, record = store.load(folder)
+    assert [entry["folder"] for entry in record["jobs"] if entry["profiler"] == "ncu"] == [job["folder"]]
+    assert (data.kernels["profiler"] == "ncu").sum() == 3
+    assert "no capture" not in (folder / "SUMMARY.md").read_text()
+
+
+def test_a_kernel_that_was_asked_for_alone_and_found_no_room_is_asked_for_again(guided_run, tmp_path):
+    folder, _, record, _ = guided_run("--set", "defaults.ncu.top=4")
+    alone = next(job for job in record["jobs"] if job["profiler"] == "ncu" and job["status"] == "failed")
+    alone["reason"] = "no space left: [Errno 28] No space left on device"
+    store.save_record(folder, {**record, "ended": None})
+    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    env = {"PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}"}
+    profpipe(tmp_path, "resume", str(folder), env=env)
+    again = store.read_record(folder)
+    (entry,) = [job for job in again["jobs"] if job["folder"] == alone["folder"]]
+    assert "No space left" not in entry["reason"] and again["ended"]

@@ -187,9 +187,14 @@ def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_
 
 def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_path):
     key = {"workload": "w", "profiler": "plain", "kernel": "k"}
-    sources = {"raw/w/plain/capture.sqlite": 0, "raw/w/plain-other/capture.sqlite": 1, "raw/v/plain/x.sqlite": 1}
+    sources = {
+        "raw/w/plain/capture.sqlite": 0,
+        "raw/w/plain-other/capture.sqlite": 1,
+        "raw/v/plain/x.sqlite": 1,
+        "raw/w/once/x.sqlite": 0,  # a job that had the same case
+    }
     rows = [{**key, "case": "n=1", "source": source} for source in sources]
-    rows[2]["workload"] = "v"
+    rows[1]["case"], rows[2]["workload"] = "n=9", "v"
     cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
     stored = Tables(cases=tables.frame(CASES, cases), kernels=tables.frame(KERNELS, rows))
     job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
