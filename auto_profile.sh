@@ -59,8 +59,8 @@ How it is installed, on first use:
              can be imported; empty: nothing
 
 Options: --help shows this, --setup only installs. All other arguments go to \`profpipe run\`, for instance --dry-run.
-Exit codes: 0 all well, 1 some case failed (the report says which), 2 wrong pipeline file or arguments, 3 a required
-tool is missing, 130 interrupted.
+Exit codes: 0 all well, 1 some case failed or is not what the pipeline asks for (the report says which), 2 wrong
+pipeline file or arguments, 3 a required tool is missing, 130 interrupted.
 
 Example: BATCH=4 SEQLEN=1024,4096 NHEADS=16 PROFILERS=plain,nsys ./auto_profile.sh
 TEXT

@@ -358,9 +358,14 @@ def _with_speedup(point: Point, base: Point | None) -> Point:
     # A table from elsewhere may hold a time of 0.
     if base.time and point.time and point.time.ns > 0:
         call = base.time.ns / point.time.ns
-    if base.split and point.split and point.split.total.ns > 0:
+    if _alike(base, point) and base.split and point.split and point.split.total.ns > 0:
         kernel = base.split.total.ns / point.split.total.ns
     return replace(point, speedup=call, kernel_speedup=kernel)
+
+
+def _alike(base: Point, point: Point) -> bool:
+    """Whether both are sums of the same: where a capture has lost a case's kernels, its CPU operators stand alone."""
+    return bool(base.split and point.split and base.split.kind == point.split.kind)
 
 
 def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Mapping[str, str]) -> Shape:
@@ -372,7 +377,7 @@ def _shape(axes: Axes, points: Mapping[str, Point], layout: Layout, doubted: Map
 def _swaps(own: Iterable[Point], points: Mapping[str, Point], layout: Layout) -> Iterator[Swap]:
     for point in own:
         base = _baseline(point, points, layout)
-        if base is None or point.is_baseline or not base.split or not point.split:
+        if base is None or point.is_baseline or not base.split or not point.split or not _alike(base, point):
             continue
         doubts = {one.accuracy.mark for one in (base, point) if one.accuracy}
         # Where nobody compared the results the kernels' times are all that there is, and say so.

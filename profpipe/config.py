@@ -60,7 +60,7 @@ def variables(path: Path) -> list[str]:
 
 
 def _merge_defaults(document: dict[str, Any]) -> None:
-    """Puts ``defaults`` under each workload; ``env`` and tool options are merged key by key."""
+    """Puts ``defaults`` under each workload; ``env`` and tool options are merged key by key, at every level."""
     defaults, workloads = document.get("defaults"), document.get("workloads")
     if not isinstance(defaults, dict) or not isinstance(workloads, dict):
         return
@@ -69,11 +69,16 @@ def _merge_defaults(document: dict[str, Any]) -> None:
     for name, workload in workloads.items():
         if not isinstance(workload, dict):
             continue
-        merged = {**shared, **workload}
-        for key, value in shared.items():
-            if isinstance(value, dict) and isinstance(workload.get(key), dict):
-                merged[key] = {**value, **workload[key]}
-        workloads[name] = merged
+        workloads[name] = _over(workload, shared)
+
+
+def _over(own: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """``shared`` with ``own`` in its place, mappings by their keys."""
+    merged = {**shared, **own}
+    for key, value in shared.items():
+        if isinstance(value, dict) and isinstance(own.get(key), dict):
+            merged[key] = _over(own[key], value)
+    return merged
 
 
 def _override(document: dict[str, Any], override: str, path: Path) -> None:
@@ -87,15 +92,20 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     except ValueError as error:
         remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
         raise ConfigError("--set", f"{key.strip()}: {error}.", remedy) from None
-    if len(keys) > 1 or keys[0] in Pipeline.model_fields:
+    workloads = document.get("workloads")
+    if keys[0] == "workloads" and len(keys) > 1 and isinstance(workloads, dict) and keys[1] not in workloads:
+        raise ConfigError("--set", f"unknown workload '{keys[1]}'.", did_you_mean(keys[1], workloads))
+    if keys[0] in Pipeline.model_fields:
         _assign(document, keys, value)
         return
-    workloads = document.get("workloads")
     known = {n: _known_names(w, path) for n, w in workloads.items()} if isinstance(workloads, dict) else {}
     if keys[0] in Settings.model_fields:
         for name in known:
-            _assign(document, ["workloads", name, keys[0]], value)
+            _assign(document, ["workloads", name, *keys], value)
         return
+    if len(keys) > 1:
+        remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Settings.model_fields])
+        raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)
     takers = [name for name, names in known.items() if keys[0] in names]
     if not takers:
         everything = {*Settings.model_fields, *(n for names in known.values() for n in names)}

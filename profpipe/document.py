@@ -102,7 +102,10 @@ def shown(path: Path) -> str:
 
 
 def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = ()) -> Any:
-    """``node`` with every ``${NAME:-default}`` replaced; a value that was one placeholder gets its YAML type back."""
+    """``node`` with every ``${NAME:-default}`` replaced; a value that was one placeholder gets its YAML type back.
+
+    But for those that are text by what they are for.
+    """
     if isinstance(node, dict):
         return {k: substituted(v, env, where, (*path, str(k))) for k, v in node.items()}
     if isinstance(node, list):
@@ -122,13 +125,18 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
         return given
 
     text = _PLACEHOLDER.sub(value, node)
-    if not (whole := _PLACEHOLDER.fullmatch(node)):
+    if not (whole := _PLACEHOLDER.fullmatch(node)) or _is_of_words(path):
         return text
     try:
         return scalar(text)
     except ValueError as error:
         remedy = f"Set {whole[1]} to a number or a word, or write the text into the file, in quotes."
         raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
+
+
+def _is_of_words(path: tuple[str, ...]) -> bool:
+    """Whether what stands there is text whatever it looks like: a word of a command, or an environment variable."""
+    return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
 
 
 def placeholders(node: Any) -> Iterator[str]:

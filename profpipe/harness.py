@@ -8,17 +8,19 @@ a crash is never lost.
 
 from __future__ import annotations
 
+import errno
 import functools
 import gc
 import json
 import os
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from profpipe import load, ranges, sizes, timing
 from profpipe.errors import UNWRITTEN, lacks_room, one_line
@@ -201,8 +203,15 @@ def _unwanted(desk: _Desk, name: str, params: Mapping[str, Any]) -> _End | None:
     return None
 
 
+#: As torch's allocators of the GPU and of the host, cuBLAS and cuDNN, and the C library say it.
+_NO_MEMORY: Final = re.compile(
+    r"out of memory|(can't|cannot) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE
+)
+
+
 def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+    lacks = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return lacks or isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 def _clean_up(desk: _Desk) -> bool:

@@ -173,6 +173,12 @@ def fates(outcome: Outcome, run: str, written: pd.DataFrame) -> Tables:
     """
     job, known = outcome.job, set(written["case"])
     ended = {case: (status, reason) for case, status, reason in outcome.ended_by_runner}
+    # With the defaults of its PARAMS, where it came so far as to say what they are.
+    begun = {
+        event["case"]: event["params"]
+        for event in _events(job.folder / "events.jsonl")
+        if event.get("event") == "case_started" and isinstance(event.get("params"), dict)
+    }
     rows = []
     for case in job.cases:
         if case.id in known and case.id not in ended:
@@ -182,7 +188,7 @@ def fates(outcome: Outcome, run: str, written: pd.DataFrame) -> Tables:
             status, reason = "failed", "the workload's process ended well without trying this case"
         seconds = outcome.last_s if job.script is None and status != "skipped" else None
         row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
-        rows.append({**row, "params": json.dumps(dict(case.params))})
+        rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
     return Tables(cases=tables.frame(CASES, rows), metrics=_wall_time(outcome)).with_columns(
         run=run, workload=job.workload, profiler=job.profiler
     )

@@ -31,6 +31,11 @@ class Case:
     params: Mapping[str, Scalar]
 
 
+def as_text(value: Scalar) -> str:
+    """A parameter's value in a case's name, and in the words of a command."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
 def readable(case: str) -> str:
     """A case's name with its letters as they are written. What would separate it, a comma in a value, stays encoded."""
     return _LETTERS.sub(lambda found: text if (text := unquote(found[0])).isprintable() else found[0], case)

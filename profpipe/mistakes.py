@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from profpipe import load, table_mistakes
 from profpipe.document import shown
 from profpipe.errors import ConfigError, did_you_mean
+from profpipe.job import Scalar, as_text
 from profpipe.pipeline import PROFILERS, Pipeline, Workload
 from profpipe.scripts import declared_params, script_path
 from profpipe.tolerance import MEASURES
@@ -129,6 +131,12 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
+        named: dict[str, Scalar] = {}
+        for value in (*workload.matrix[axis], *(point[axis] for point in workload.include if axis in point)):
+            other = named.setdefault(as_text(value), value)
+            if type(other) is not type(value):
+                what = f"{json.dumps(other)} and {json.dumps(value)} would be cases of one name."
+                yield f"{at}.matrix.{axis}", what, "Keep one of the two, or spell one otherwise."
     yield from _in_command(f"{at}.command", workload)
     axes = set(workload.matrix)
     baseline = (workload.baseline or {},)

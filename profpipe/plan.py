@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from profpipe.errors import ConfigError, did_you_mean
-from profpipe.job import Case, Job, Missing, Scalar, Tool
+from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
 from profpipe.pipeline import Pipeline, Workload
 
 #: The case of a workload without a matrix. It needs a name: an empty case means "outside every case range".
@@ -100,11 +100,7 @@ def cases(workload: Workload) -> list[Case]:
 
 def case_id(point: Mapping[str, Scalar]) -> str:
     """``impl=fa2,batch=2``. What separates names and ranges is percent-encoded, so that an id can be taken apart."""
-    return ",".join(f"{_encoded(name)}={_encoded(_text(value))}" for name, value in point.items()) or ONLY_CASE
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return ",".join(f"{_encoded(name)}={_encoded(as_text(value))}" for name, value in point.items()) or ONLY_CASE
 
 
 def _encoded(text: str) -> str:
@@ -140,7 +136,7 @@ def _filled(words: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ..
     filled = []
     for word in words:
         for name, value in params.items():
-            word = word.replace(f"{{{name}}}", _text(value))
+            word = word.replace(f"{{{name}}}", as_text(value))
         filled.append(word)
     return tuple(filled)
 

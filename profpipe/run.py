@@ -66,7 +66,8 @@ def run(
             watch.job_ended(outcome)
             yield outcome
             if interrupts.count:
-                raise Interrupted(f"Interrupted after {index} of {len(jobs)} jobs.")
+                when = "in" if outcome.interrupted else "after"
+                raise Interrupted(f"Interrupted {when} job {index} of {len(jobs)}.")
 
 
 def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:

@@ -448,8 +448,11 @@ def _rules(order: Order) -> Any:
 
 
 def _exit_code(data: Tables, begun: Mapping[str, Any], failed: bool) -> int:
-    """``failed``: the report names a failed expectation, or too little classified."""
+    """``failed``: the report names a failed expectation, or too little classified, which is said here as well."""
     bad = data.cases["status"].isin(tables.FAILED).any()
+    if failed:
+        what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
+        print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
     return errors.SOME_FAILED if bad or failed or begun.get("refused") else errors.OK
 
 

@@ -717,6 +717,36 @@ def test_what_was_measured_of_a_case_that_failed_then_wins_nothing(status: str) 
     assert shape.win is not None and shape.win.best.id == "impl=c"
 
 
+def test_of_cases_that_failed_alike_each_is_named_with_its_own_profilers() -> None:
+    rows = [case_row(f"n={n}", profiler) for n in (1, 2, 3) for profiler in ("plain", "torch")]
+    for n, profiler in ((1, "plain"), (2, "torch"), (3, "plain"), (3, "torch")):
+        rows = [
+            {**row, "status": "failed", "reason": "boom"}
+            if (row["case"], row["profiler"]) == (f"n={n}", profiler)
+            else row
+            for row in rows
+        ]
+    found = analyze(tables(rows), {}).not_run
+    assert {(group.profilers, group.cases, group.whole_job) for group in found} == {
+        (("plain",), ("n=1",), False), (("torch",), ("n=2",), False), (("plain", "torch"), ("n=3",), False),
+    }  # fmt: skip
+
+
+def test_kernels_are_not_held_against_cpu_operators() -> None:
+    """The trace of one case has lost its GPU events: what is left of it are its operators."""
+    operators = [kernel_row("impl=b", "aten::mm", 1, 2e5, kind="cpu_op", profiler="torch")]
+    kernels = [kernel_row("impl=a", ATTENTION, 1, 1e6, profiler="torch"), *operators]
+    cases = [case_row(f"impl={i}", "torch") for i in "ab"]
+    ranges = [range_row(f"impl={i}", 1, profiler="torch") for i in "ab"]
+    found = analyze(tables(cases, kernels, ranges), declared(baseline={"impl": "a"}))
+    (workload,) = found.workloads
+    (b,) = (point for point in workload.points if point.id == "impl=b")
+    assert b.split is not None and b.kernel_speedup is None and not workload.shapes[0].swaps
+    assert [(one.profiler, one.cases) for one in found.unseen] == [("torch", ("impl=b",))]
+    alone = analyze(tables(cases[1:], operators, ranges[1:]), {})
+    assert not alone.unseen, "without a GPU operators are all that there is"
+
+
 def test_one_launch_of_the_real_run_that_is_longer_than_any_under_nsys_is_no_chance() -> None:
     data, run = example("h200-attention")
     (workload,) = analyze(data, run).workloads

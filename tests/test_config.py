@@ -197,6 +197,10 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         ("", "pipeline.yaml: is empty or not a mapping."),
         ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
         ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: a run has a file of its own called so"),
+        (
+            "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: [none, null, 1, '1']}}}\n",
+            'workloads.w.matrix.a: "none" and null would be cases of one name. Keep one of the two',
+        ),
         ("version: 1\nworkloads: {a.json: {command: [ls]}}\n", "workloads.a.json: a run has a file of its own"),
     ],
 )
@@ -428,3 +432,32 @@ def test_variables_are_those_of_the_file_less_those_that_may_be_secret(tmp_path)
     path = tmp_path / "pipeline.yaml"
     path.write_text(MINIMAL.replace("[512]", "'${SEQLEN:-512}'") + "    env: {TOKEN: '${TOKEN}'}\n")
     assert config.variables(path) == ["SEQLEN"]
+
+
+def test_what_is_text_by_what_it_is_for_stays_text_whatever_a_variable_holds(tmp_path):
+    text = """
+version: 1
+defaults: {env: {ALL: "${ALL:-1}"}}
+workloads:
+  w: {command: [run, "${STEPS:-10}", "--n=${STEPS:-10}"], env: {GPU: "${GPU:-0}"}, matrix: {n: "${N:-4}"}}
+"""
+    workload = load(tmp_path, text, env={"STEPS": "1e3"}).workloads["w"]
+    assert list(workload.command) == ["run", "1e3", "--n=1e3"]
+    assert dict(workload.env) == {"ALL": "1", "GPU": "0"} and workload.matrix["n"] == [4]
+
+
+def test_defaults_are_merged_at_every_level(tmp_path):
+    defaults = "defaults: {ncu: {top: 5, targets: {memory: 70}}}\n"
+    own = MINIMAL + "    ncu: {targets: {sm: 50}}\n"
+    ncu = load(tmp_path, own.replace("workloads:", f"{defaults}workloads:", 1)).workloads["attention"].ncu
+    assert (ncu.top, ncu.targets.memory, ncu.targets.sm) == (5, 70, 50)
+
+
+def test_a_setting_below_another_is_set_for_every_workload(tmp_path):
+    assert load(tmp_path, MINIMAL, ["timing.mode=eager"]).workloads["attention"].timing.mode == "eager"
+    assert refusal(tmp_path, MINIMAL, ["timming.mode=eager"]) == (
+        "--set: unknown name 'timming'. Did you mean 'timing'?"
+    )
+    assert refusal(tmp_path, MINIMAL, ["workloads.atention.warmup=1"]) == (
+        "--set: unknown workload 'atention'. Did you mean 'attention'?"
+    )

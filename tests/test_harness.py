@@ -33,6 +33,10 @@ def build(params):
     def fn():
         if params["do"] == "oom":
             raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        if params["do"] == "host_oom":
+            return torch.ones(10**15)
+        if params["do"].startswith("raise "):
+            raise RuntimeError(params["do"])
         if params["do"] == "spoil":  # in place of a capture that fails, for want of a GPU
             raise timing.LeftCapturing("the call cannot be captured")
         with annotate("multiply"):
@@ -165,6 +169,17 @@ def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_itera
             event.get("name") for event in json.load(stream)["traceEvents"] if event.get("cat") == "user_annotation"
         ]
     assert names.count("profpipe:a") == 4 and names.count("multiply") == 4
+
+
+def test_want_of_the_hosts_memory_and_of_a_librarys_is_told_as_such(tmp_path):
+    cases = {
+        "host": {"do": "host_oom"},
+        "cublas": {"do": "raise CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"},
+        "other": {"do": "raise CUBLAS_STATUS_EXECUTION_FAILED"},
+    }
+    asked = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
+    ended = {event["case"]: event["status"] for event in of(carry_out(tmp_path, cases, **asked), "case_ended")}
+    assert ended == {"host": "oom", "cublas": "oom", "other": "failed"}
 
 
 def test_after_an_oom_larger_cases_are_not_tried_unless_asked_for(tmp_path):

@@ -126,6 +126,15 @@ def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
     assert "without trying this case" in fates.cases["reason"][0]
 
 
+def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_had_told(tmp_path):
+    begun = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
+    with (tmp_path / "events.jsonl").open("w") as stream:
+        stream.write(json.dumps(begun) + "\n")
+    fates = ingest.fates(outcome(tmp_path, "crashed", "killed"), "r", tables.empty(CASES))
+    told = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))
+    assert told == {"n=1": {"n": 1}, "n=2": {"n": 2, "dtype": "fp16"}, "n=3": {"n": 3}}
+
+
 def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
     fates = ingest.fates(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", tables.empty(CASES))
     assert statuses(fates) == {"n=1": "skipped", "n=2": "skipped", "n=3": "skipped"}

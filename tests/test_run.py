@@ -595,7 +595,7 @@ def test_an_interrupt_keeps_what_is_there_exports_it_and_starts_nothing_more(
         "case=2 failed interrupted",
         "case=3 skipped interrupted before it started",
         "capture.export events.jsonl",
-        "Interrupted after 1 of 2 jobs.",
+        "Interrupted in job 1 of 2.",
     ]
     assert not (tmp_path / "next").exists()
 
@@ -623,7 +623,7 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
     assert next(outcomes).status == "ok"
     os.kill(os.getpid(), signal.SIGINT)
     (tmp_path / "stored").write_text("what the caller was about to write")
-    with pytest.raises(Interrupted, match="Interrupted after 1 of 2 jobs"):
+    with pytest.raises(Interrupted, match="Interrupted after job 1 of 2"):
         next(outcomes)
     assert not jobs[1].folder.exists()
     assert signal.getsignal(signal.SIGINT) is before, "the caller's own handler is back"

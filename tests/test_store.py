@@ -306,11 +306,12 @@ def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):
         data = replace(data, cases=data.cases.assign(params=params))
         begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
         store.remember(tmp_path, tmp_path / f"run{number}", data, begun)
+    # A column stands for a run, also where that has no such case.
     lines = history.text(*store.history(tmp_path)).splitlines()
     assert [line.rstrip() for line in lines if line.startswith("attention/")] == [
-        "attention/n=1 (head_dim 128)  1.00  1.10  +10.0% since the run before",
-        "attention/n=1 (head_dim 64)   0.48",
-        "attention/n=1                 1.20",
+        "attention/n=1 (head_dim 128)  1.00     -  1.10     -",
+        "attention/n=1 (head_dim 64)      -  0.48     -     -",
+        "attention/n=1                    -     -     -  1.20",
     ]
 
 

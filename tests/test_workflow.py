@@ -687,7 +687,9 @@ def test_too_little_classified_time_is_a_failure(project):
     text = "version: 1\nworkloads: {w: {script: sums.py, profilers: [torch], repeats: 3, warmup: 1}}\n"
     with_torch = {"PYTHONPATH": str(ROOT)}
     (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.999999}\n")
-    assert profpipe(project, "run", env=with_torch).returncode == 1
+    done = profpipe(project, "run", env=with_torch)
+    assert done.returncode == 1
+    assert "too little of the kernels' time is classified. SUMMARY.md says which." in done.stderr
     summary = (project / "out" / "latest" / "SUMMARY.md").read_text()
     assert "asked for**; largest unclassified: `aten::" in summary.split("## ")[0]
     (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.01}\n")

@@ -37,9 +37,24 @@ def not_run(tables: Tables, run: Mapping[str, Any]) -> tuple[NotRun, ...]:
         status=[status_told(*pair) for pair in zip(bad["status"], bad["reason"], strict=True)],
         reason=[_FULL.sub(r"CUDA out of memory, of \1", _without_log(reason, logs)) for reason in bad["reason"]],
     )
-    groups = [_group(rows, tables, run) for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)]
+    groups = [
+        _group(own, tables, run)
+        for _, rows in bad.groupby(["workload", "status", "reason"], sort=False)
+        for own in _under_the_same(rows)
+    ]
     told, seen = (set(zip(rows["workload"], rows["profiler"], strict=True)) for rows in (bad, tables.cases))
     return tuple(groups + list(_jobs(run, told, seen)))
+
+
+def _under_the_same(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows of those cases that met it under the same profilers, together: of profilers and cases named side by side
+    each goes with each.
+    """
+    under: dict[str, tuple[str, ...]] = {}
+    for case, profiler in zip(rows["case"], rows["profiler"], strict=True):
+        under[case] = (*under.get(case, ()), profiler)
+    for profilers in dict.fromkeys(under.values()):
+        yield rows[[under[case] == profilers for case in rows["case"]]]
 
 
 def _group(rows: pd.DataFrame, tables: Tables, run: Mapping[str, Any]) -> NotRun:
@@ -142,8 +157,17 @@ def unseen(tables: Tables) -> tuple[Unseen, ...]:
     ncu is left out: it profiles what it was told to.
     """
     seen: dict[tuple[str, str], set[str]] = {}
-    names = ("workload", "profiler", "case")
-    for workload, profiler, case in zip(*(tables.kernels[name] for name in names), strict=True):
+    names, kernels = ("workload", "profiler", "case"), tables.kernels
+    # CPU operators are all that there is of a case without a GPU, and no kernels where others have these.
+    launched = kernels[kernels["kind"] != "cpu_op"]
+    on_gpu = set(zip(launched["workload"], launched["profiler"], strict=True))
+    of_cpu = kernels["kind"] == "cpu_op"
+    lost = of_cpu & pd.Series(
+        [pair in on_gpu for pair in zip(kernels["workload"], kernels["profiler"], strict=True)],
+        index=kernels.index,
+        dtype=bool,
+    )
+    for workload, profiler, case in zip(*(kernels.loc[~lost, name] for name in names), strict=True):
         seen.setdefault((workload, profiler), set()).add(case)
     found = []
     well = tables.cases[tables.cases["status"] == "ok"]
