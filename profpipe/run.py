@@ -339,7 +339,8 @@ def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessE
             returncode, seconds = process.returncode, ended - began
             if cause is None:
                 seen.read()
-                if seen.inside or job.script is None:
+                # An export that is killed says nothing of the case that the workload's process died in.
+                if command.runs_workload and (seen.inside or job.script is None):
                     cause = _want_of_memory(job, returncode, oom_kills, output_begin)
         output_end = log.seek(0, os.SEEK_END)
     return ProcessEnd(returncode, seconds, cause, made.missing(command, job, before), (output_begin, output_end))

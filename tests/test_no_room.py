@@ -73,10 +73,10 @@ def test_a_case_whose_process_died_of_it_is_repeated_and_the_others_are_not(tmp_
     assert carry_out(job, profiler).status == "ok" and len(started(job)) == 4, "nothing is left to do"
 
 
-def test_so_is_a_case_that_ended_well_and_lost_its_profile_with_the_process(tmp_path: Path) -> None:
+def test_a_case_that_ended_well_and_lost_its_profile_with_the_process_is_profiled_at_once(tmp_path: Path) -> None:
     job, profiler = job_of(tmp_path, OK, WRITE), fake_profiler(tmp_path, KEEPS_ENDED_CASES=False)
     large = full(job)
-    assert sorted(lacking(carry_out(job, profiler))) == ["case=1", "case=2"]
+    assert lacking(carry_out(job, profiler)) == ["case=2"] and started(job) == ["case=1", "case=2", "case=1"]
     large.unlink()
     again = carry_out(job, profiler)
     assert (again.status, again.ended_by_runner, started(job)[2:]) == ("ok", (), ["case=1", "case=2"])

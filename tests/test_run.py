@@ -186,10 +186,12 @@ def test_the_rest_of_a_crashed_job_is_part_two_with_files_of_its_own(tmp_path: P
     assert ([case["id"] for case in second["cases"]], second["part"], second["stem"]) == (["case=2"], 2, "capture-2")
 
 
-def test_a_case_that_ended_before_a_crash_lost_its_profile_where_the_report_is_missing(tmp_path: Path) -> None:
+def test_a_case_that_ended_before_a_crash_is_profiled_again_where_the_report_went_with_it(tmp_path: Path) -> None:
     outcome = carry_out(job_of(tmp_path, OK, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=True))
-    assert statuses(outcome) == ["failed", "crashed", "ok"]
-    assert fates(outcome)["case=1"][1].startswith("no profile: killed by SIGSEGV")
+    assert statuses(outcome) == ["ok", "crashed", "ok"]
+    second = json.loads((outcome.job.folder / "cases-2.json").read_text())
+    assert [case["id"] for case in second["cases"]] == ["case=1", "case=3"] and processes(outcome) == 2
+    assert [path.name for path in outcome.files] == ["capture-2.out", "events.jsonl"]
 
 
 def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path: Path) -> None:

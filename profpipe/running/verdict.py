@@ -44,9 +44,9 @@ class Part:
     """One process of a job, with the exports after it. ``rest`` are the cases it left undone and did not die in.
 
     ``statuses`` are those that the workload's process wrote down itself, ``fates`` what we know better. ``again`` are
-    cases of which files may hold an attempt that was not finished, because a kill or an interrupt came between: a
-    later part has them once more. ``has_files`` is false for a part whose report died with its process, ``hopeless``
-    says that another process for the rest would meet the same end.
+    cases of which files may hold an attempt that was not finished, or is lost, because a kill, an interrupt or another
+    case's crash came between: a later part has them once more. ``has_files`` is false for a part whose report died with
+    its process, ``hopeless`` says that another process for the rest would meet the same end.
     """
 
     job: Job
@@ -76,9 +76,16 @@ def judge(job: Job, profiler: Profiler, ends: Sequence[End], statuses: Mapping[s
         inside = job.cases[0].id
     trouble = _trouble(job, profiler, ends, unfinished=bool(undone), inside=inside)
     fates = {inside: trouble or OK} if inside else {}
+    lost = frozenset[str]()
     if trouble and not all(end.usable for end in ends):
-        status = "skipped" if trouble[0] == "skipped" else "failed"
-        fates |= {case: (status, f"no profile: {trouble[1]}") for case, was in statuses.items() if was == "ok"}
+        unprofiled = [case for case, was in statuses.items() if was == "ok"]
+        if inside and job.script is not None and trouble != INTERRUPTED and ends[0].returncode and ends[0].missing:
+            # The case that took the report with it is known, and they are profiled without it.
+            lost = frozenset(unprofiled)
+        else:
+            status = "skipped" if trouble[0] == "skipped" else "failed"
+            fates |= dict.fromkeys(unprofiled, (status, f"no profile: {trouble[1]}"))
+    undone = tuple(case for case in job.cases if case in undone or case.id in lost)
     began_a_case, returncode = bool(inside or statuses), ends[0].returncode
     status = trouble[0] if trouble else ""
     return Part(
@@ -86,11 +93,13 @@ def judge(job: Job, profiler: Profiler, ends: Sequence[End], statuses: Mapping[s
         trouble,
         fates,
         rest=tuple(case for case in undone if case.id != inside),
-        statuses=dict(statuses),
+        statuses={case: was for case, was in statuses.items() if case not in lost},
         began_a_case=began_a_case,
         seconds=sum(end.seconds for end in ends),
         returncode=returncode,
         hopeless=returncode is None or status == "skipped" or (status == "timeout" and not began_a_case),
+        again=lost,
+        has_files=not lost,
     )
 
 
