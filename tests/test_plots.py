@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,13 @@ def test_without_a_comparison_the_values_of_another_axis_are_the_lines() -> None
     assert [(panel.others, [line.label for line in panel.lines]) for panel in panels] == [
         ((("what", "fwd"),), ["small", "large", "xl"]), ((("what", "step"),), ["small", "large", "xl"]),
     ]  # fmt: skip
+
+
+def test_a_name_with_a_letter_that_no_font_here_has_is_drawn_without_a_word(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.draw(analyze(*made_up(["\U0001f680", "b"], [512, 2048])), tmp_path)
+    assert (tmp_path / "plots" / "w-time.png").is_file()
 
 
 def test_a_marked_case_is_drawn_hollow(tmp_path: Path) -> None:
