@@ -30,8 +30,8 @@ from profpipe.analysis import (
     wins,
 )
 from profpipe.analysis.limits import Rates
-from profpipe.analysis.recorded import Number, Recorded
-from profpipe.analysis.study_cases import OF_ITS_PROCESS, Material
+from profpipe.analysis.recorded import OF_ITS_PROCESS, Number, Recorded
+from profpipe.analysis.study_cases import Material
 from profpipe.findings import (
     Axes,
     Basis,
@@ -239,8 +239,8 @@ def _points(material: Material, basis: Basis | None, peaks: Rates) -> dict[str, 
     layout, recorded, splits, declared = material.layout, material.recorded, material.splits, material.declared
     for case, params in layout.params.items():
         numbers = recorded.numbers.get((case, basis.profiler if basis else "", ""), {})
+        # Of one that was interrupted what there is is shown: it has not failed.
         became = recorded.statuses.get(case, {}).get(basis.profiler, "ok") if basis else "ok"
-        # Of one that was interrupted what there is is shown; that one is called skipped, and not failed.
         time = None if became in FAILED else _measure(numbers, splits.get(case, {}), basis)
         point = Point(
             id=case,

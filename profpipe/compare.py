@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from profpipe.concerns import status_told
 from profpipe.job import readable
 from profpipe.tables import FAILED, Tables
 from profpipe.tolerance import INACCURATE
@@ -149,7 +150,9 @@ def lost(a: Tables, b: Tables) -> list[str]:
 def _times(data: Tables) -> pd.DataFrame:
     metrics = data.metrics
     plain = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
-    failed = set(_keys(data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]))
+    own = data.cases[data.cases["profiler"] == "plain"]
+    told = map(status_told, own["status"], own["reason"])
+    failed = {case for case, status in zip(_keys(own), told, strict=True) if status in FAILED}
     ended = pd.Series([case not in failed for case in _keys(plain)], index=plain.index, dtype=bool)
     return plain.loc[ended, [*_KEY, "value", "ci_low", "ci_high"]].dropna(subset=["value"])
 

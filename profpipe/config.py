@@ -88,7 +88,8 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     if not equals or not all(keys):
         raise ConfigError("--set", f"{override!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
     try:
-        value = scalar(text)
+        # An environment variable is text whatever it looks like.
+        value = text if "env" in keys[:-1] else scalar(text)
     except ValueError as error:
         remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
         raise ConfigError("--set", f"{key.strip()}: {error}.", remedy) from None

@@ -267,17 +267,25 @@ def added(stored: Tables, fresh: Tables) -> Tables:
 
 
 def without(stored: Tables, job: Job, run_folder: Path) -> Tables:
-    """``stored`` without what an earlier try at ``job``, or at its cases, left in it, whichever file that came from."""
+    """``stored`` without what an earlier try at ``job`` left in it, whichever of its files that came from."""
     folder, cases, parts = f"{job.folder.relative_to(run_folder)}/", {case.id for case in job.cases}, {}
     for table in tables.ALL:
         old = getattr(stored, table.name)
         if len(old):
             mine = (old["workload"] == job.workload) & (old["profiler"] == job.profiler)
-            of_job = old["case"].isin(cases)
-            if "source" in table.names:
-                of_job |= old["source"].str.startswith(folder)
+            of_job = old["source"].str.startswith(folder) if "source" in table.names else old["case"].isin(cases)
             old = _kept(old, mine & of_job)
         parts[table.name] = old
+    return Tables(**parts, origin=stored.origin)
+
+
+def without_folder(stored: Tables, folder: str) -> Tables:
+    """``stored`` without the rows of the files in ``folder``, a path below the run's."""
+    parts: dict[str, pd.DataFrame] = {}
+    for table in tables.ALL:
+        old = getattr(stored, table.name)
+        sourced = "source" in table.names and len(old)
+        parts[table.name] = _kept(old, old["source"].str.startswith(f"{folder}/")) if sourced else old
     return Tables(**parts, origin=stored.origin)
 
 

@@ -113,6 +113,12 @@ class Job:
         """``command`` as it is typed, but for secrets."""
         return shlex.join(self.secrets.get(word, word) for word in command.argv)
 
+    def masked(self, text: str) -> str:
+        """``text``, which may name words of a command, without secrets."""
+        for word, told in self.secrets.items():
+            text = text.replace(word, told)
+        return text
+
     def portable(self, argument: str) -> str:
         """``argument`` as it may stand in a report: the same command when typed in ``cwd``.
 

@@ -131,12 +131,7 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
-        named: dict[str, Scalar] = {}
-        for value in (*workload.matrix[axis], *(point[axis] for point in workload.include if axis in point)):
-            other = named.setdefault(as_text(value), value)
-            if type(other) is not type(value):
-                what = f"{json.dumps(other)} and {json.dumps(value)} would be cases of one name."
-                yield f"{at}.matrix.{axis}", what, "Keep one of the two, or spell one otherwise."
+    yield from _of_one_name(at, workload)
     yield from _in_command(f"{at}.command", workload)
     axes = set(workload.matrix)
     baseline = (workload.baseline or {},)
@@ -148,6 +143,18 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
         values = [*workload.matrix.get(axis, []), *(p[axis] for p in workload.include if axis in p)]
         if axis in axes and value not in values:
             yield f"{at}.baseline", f"{axis}={value} is not in the matrix.", did_you_mean(str(value), map(str, values))
+
+
+def _of_one_name(at: str, workload: Workload) -> Iterator[Mistake]:
+    """Values of an axis that a case's name does not tell apart, as 1 and "1": of their cases one would never run."""
+    for axis in dict.fromkeys((*workload.matrix, *(name for point in workload.include for name in point))):
+        named: dict[str, Scalar] = {}
+        for value in (*workload.matrix.get(axis, ()), *(point[axis] for point in workload.include if axis in point)):
+            other = named.setdefault(as_text(value), value)
+            if type(other) is not type(value):
+                what = f"{json.dumps(other)} and {json.dumps(value)} would be cases of one name."
+                part = "matrix" if axis in workload.matrix else "include"
+                yield f"{at}.{part}.{axis}", what, "Keep one of the two, or spell one otherwise."
 
 
 def _in_command(at: str, workload: Workload) -> Iterator[Mistake]:

@@ -121,4 +121,7 @@ def render(folder: Path, data: Tables, begun: Mapping[str, Any], beside: Path | 
     findings = analyze.analyze(data, begun)
     summary = reporting.render(findings, data, begun, folder, template)
     print(f"{summary.relative_to(Path.cwd()) if summary.is_relative_to(Path.cwd()) else summary}")
+    if findings.is_unmet:
+        what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
+        print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
     return findings.failed

@@ -332,7 +332,7 @@ def _run_once(command: Command, job: Job, seen: Events, desk: _Desk) -> ProcessE
         try:
             process = _start(command.argv, env, log, job.cwd)
         except OSError as error:
-            cause = "failed", f"could not be started: {error}"
+            cause = "failed", job.masked(f"could not be started: {error}")
         else:
             meanwhile = functools.partial(_use_start, job, seen, desk)
             cause, ended = _attend(process, _watchful(command, job, seen, desk), spared, desk, meanwhile)

@@ -399,7 +399,8 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
                 " from metrics m join runs r using (run)"
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
                 " and not exists (select 1 from cases c where c.run = m.run and c.workload = m.workload"
-                f' and c."case" = m."case" and c.profiler = m.profiler and c.status in ({failed}))'
+                f' and c."case" = m."case" and c.profiler = m.profiler and c.status in ({failed})'
+                " and c.reason <> 'interrupted')"
                 ' order by m.workload, m."case", r.started, r.run',
                 [*(row["run"] for row in runs), *tables.FAILED],
             )

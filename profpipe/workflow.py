@@ -54,7 +54,8 @@ from profpipe.formats import guided as guide_file
 from profpipe.formats import launch_order
 from profpipe.job import Case, Job, Missing, Outcome, Watch, readable
 from profpipe.order import ORDER, Machine, Order
-from profpipe.running import journal
+from profpipe.running import events, journal
+from profpipe.running.events import NO_ROOM
 from profpipe.scripts import script_path
 from profpipe.tables import Tables
 
@@ -205,9 +206,12 @@ class _Run:
         if interrupted is not None:
             self._show(self.record)
             raise Interrupted(f"{interrupted} To go on: {_resume_command(self.folder)}")
-        if lacked := int(_lacked_room(self.data).sum()) + sum(not self._is_done(job) for job in extra):
+        rows = self.data.cases[_lacked_room(self.data)]
+        lacked = set(zip(rows["workload"], rows["case"], strict=True))
+        lacked |= {(job.workload, case.id) for job in extra if not self._is_done(job) for case in job.cases}
+        if lacked:
             self._show(self.record)
-            told = "1 case" if lacked == 1 else f"{lacked} cases"
+            told = "1 case" if len(lacked) == 1 else f"{len(lacked)} cases"
             way_on = f"Free some; to go on: {_resume_command(self.folder)}"
             raise ProfpipeError(f"{told} failed for want of room on the disk. {way_on}")
         ended = {**self.record, "ended": record.utc_now().isoformat(timespec="seconds")}
@@ -239,7 +243,7 @@ class _Run:
 
     def _guided(self, waiting: Sequence[Job]) -> list[Job]:
         """The jobs in place of ``waiting``; others that stood there in an earlier try are no longer on record."""
-        earlier = {job.folder: [*_guides(job.folder)] for job in waiting}
+        earlier = {job.folder: [*_guides(job.folder)] for job in waiting if not isinstance(job.tool, Missing)}
         guided = guide.jobs(waiting, self.data, self._launches, earlier)
         asked = {str(job.folder.relative_to(self.folder)) for job in guided}
         chosen = {choice for job in guided for choice in guide.chosen(job)}
@@ -252,6 +256,7 @@ class _Run:
             if own is None or not chosen.issuperset(own.choices):
                 self.record["jobs"].remove(entry)
                 self._forget(entry["folder"])
+                self.data = ingest.without_folder(self.data, entry["folder"])
         return guided
 
     def _do_a_little(self) -> bool:
@@ -301,8 +306,11 @@ class _Run:
             return False
         entries = [entry for entry in self.record["jobs"] if entry["folder"] == name]
         # Its cases are another job's, and have no row that would say that it lacked room.
-        lacked = guide.adds(job) and any(errors.lacks_room(entry["reason"]) for entry in entries)
-        return not lacked and any(not entry.get("interrupted") for entry in entries)
+        if guide.adds(job) and any(errors.lacks_room(entry["reason"]) for entry in entries):
+            return False
+        if guide.adds(job) and NO_ROOM in events.statuses(job.folder / "events.jsonl").values():
+            return False
+        return any(not entry.get("interrupted") for entry in entries)
 
     def _take_over(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Puts the files of those jobs that an earlier run has done in their place, where ``run`` finds them done."""
@@ -448,11 +456,8 @@ def _rules(order: Order) -> Any:
 
 
 def _exit_code(data: Tables, begun: Mapping[str, Any], failed: bool) -> int:
-    """``failed``: the report names a failed expectation, or too little classified, which is said here as well."""
+    """``failed``: the report names a case that failed, a failed expectation, or too little classified."""
     bad = data.cases["status"].isin(tables.FAILED).any()
-    if failed:
-        what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
-        print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
     return errors.SOME_FAILED if bad or failed or begun.get("refused") else errors.OK
 
 

@@ -143,3 +143,9 @@ def test_what_was_measured_of_a_case_that_failed_is_no_time_of_it():
     )
     assert {change.case for change in compare.compare(died, AFTER)} == {"same", "bare"}
     assert compare.lost(BEFORE, died) == ["w/slow"]
+
+
+def test_of_a_case_that_was_interrupted_there_is_a_time():
+    rows = [{"workload": "w", "case": "slow", "profiler": "plain", "status": "failed", "reason": "interrupted"}]
+    stopped = Tables(cases=tables.frame(CASES, rows), metrics=BEFORE.metrics)
+    assert {change.case for change in compare.compare(stopped, AFTER)} == {"same", "slow", "bare"}

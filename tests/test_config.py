@@ -201,6 +201,11 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
             "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: [none, null, 1, '1']}}}\n",
             'workloads.w.matrix.a: "none" and null would be cases of one name. Keep one of the two',
         ),
+        (
+            "version: 1\nworkloads: {w: {command: [x, '{m}'], params: {m: q}, matrix: {n: [1]},"
+            " include: [{n: 2, m: '1'}, {n: 2, m: 1}]}}\n",
+            'workloads.w.include.m: "1" and 1 would be cases of one name.',
+        ),
         ("version: 1\nworkloads: {a.json: {command: [ls]}}\n", "workloads.a.json: a run has a file of its own"),
     ],
 )
@@ -455,6 +460,7 @@ def test_defaults_are_merged_at_every_level(tmp_path):
 
 def test_a_setting_below_another_is_set_for_every_workload(tmp_path):
     assert load(tmp_path, MINIMAL, ["timing.mode=eager"]).workloads["attention"].timing.mode == "eager"
+    assert load(tmp_path, MINIMAL, ["env.X=1"]).workloads["attention"].env["X"] == "1"
     assert refusal(tmp_path, MINIMAL, ["timming.mode=eager"]) == (
         "--set: unknown name 'timming'. Did you mean 'timing'?"
     )

@@ -196,14 +196,9 @@ def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_
 
 def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_path):
     key = {"workload": "w", "profiler": "plain", "kernel": "k"}
-    sources = {
-        "raw/w/plain/capture.sqlite": 0,
-        "raw/w/plain-other/capture.sqlite": 1,
-        "raw/v/plain/x.sqlite": 1,
-        "raw/w/once/x.sqlite": 0,  # a job that had the same case
-    }
+    sources = {"raw/w/plain/capture.sqlite": 0, "raw/w/plain-other/capture.sqlite": 1, "raw/v/plain/x.sqlite": 1}
     rows = [{**key, "case": "n=1", "source": source} for source in sources]
-    rows[1]["case"], rows[2]["workload"] = "n=9", "v"
+    rows[2]["workload"] = "v"
     cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
     stored = Tables(cases=tables.frame(CASES, cases), kernels=tables.frame(KERNELS, rows))
     job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
@@ -211,6 +206,14 @@ def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_p
     assert left.kernels["source"].tolist() == [source for source, stays in sources.items() if stays]
     assert left.cases["case"].tolist() == ["n=9"]
     assert left.metrics is stored.metrics
+
+
+def test_the_rows_of_a_folder_go_and_what_is_named_like_it_stays():
+    sources = ["raw/w/ncu/guided-1/x.csv", "raw/w/ncu/guided-12/x.csv", ""]
+    rows = [{"workload": "w", "profiler": "ncu", "kernel": "k", "case": "n=1", "source": source} for source in sources]
+    stored = Tables(kernels=tables.frame(KERNELS, rows))
+    left = ingest.without_folder(stored, "raw/w/ncu/guided-1")
+    assert left.kernels["source"].tolist() == sources[1:] and left.metrics is stored.metrics
 
 
 def test_kernels_that_a_further_job_adds_stand_beside_the_others_of_their_case():

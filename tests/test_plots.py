@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 import struct
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -344,6 +344,8 @@ def test_a_log_begins_with_the_command_but_for_its_secrets(tmp_path: Path) -> No
     assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
     log = (job.folder / "log.txt").read_text()
     assert "hunter2" not in log and "'--token=${TOKEN}'" in log.splitlines()[0]
+    nowhere = replace(job, command=("/no/hunter2",), secrets={"/no/hunter2": "/no/${TOKEN}"}, folder=tmp_path / "other")
+    assert "'/no/${TOKEN}'" in carry_out(nowhere, fake_profiler(tmp_path)).reason
 
 
 def test_a_case_may_have_a_time_limit_of_its_own_which_does_not_end_the_export_too(tmp_path: Path) -> None:

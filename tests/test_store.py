@@ -297,6 +297,9 @@ def test_what_was_measured_of_a_case_that_failed_is_no_time_of_its_history(tmp_p
     store.remember(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
     runs, times = store.history(tmp_path)
     assert [(row["cases"], row["ok"]) for row in runs] == [(1, 0)] and times == []
+    stopped = replace(data, cases=data.cases.assign(status="failed", reason="interrupted"))
+    store.remember(tmp_path, tmp_path / "run", stopped, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    assert [row["value"] for row in store.history(tmp_path)[1]] == [1500.0]
 
 
 def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):

@@ -50,9 +50,9 @@ def _under_the_same(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """The rows of those cases that met it under the same profilers, together: of profilers and cases named side by side
     each goes with each.
     """
-    under: dict[str, tuple[str, ...]] = {}
+    under: dict[str, frozenset[str]] = {}
     for case, profiler in zip(rows["case"], rows["profiler"], strict=True):
-        under[case] = (*under.get(case, ()), profiler)
+        under[case] = under.get(case, frozenset()) | {profiler}
     for profilers in dict.fromkeys(under.values()):
         yield rows[[under[case] == profilers for case in rows["case"]]]
 
@@ -157,17 +157,8 @@ def unseen(tables: Tables) -> tuple[Unseen, ...]:
     ncu is left out: it profiles what it was told to.
     """
     seen: dict[tuple[str, str], set[str]] = {}
-    names, kernels = ("workload", "profiler", "case"), tables.kernels
-    # CPU operators are all that there is of a case without a GPU, and no kernels where others have these.
-    launched = kernels[kernels["kind"] != "cpu_op"]
-    on_gpu = set(zip(launched["workload"], launched["profiler"], strict=True))
-    of_cpu = kernels["kind"] == "cpu_op"
-    lost = of_cpu & pd.Series(
-        [pair in on_gpu for pair in zip(kernels["workload"], kernels["profiler"], strict=True)],
-        index=kernels.index,
-        dtype=bool,
-    )
-    for workload, profiler, case in zip(*(kernels.loc[~lost, name] for name in names), strict=True):
+    names = ("workload", "profiler", "case")
+    for workload, profiler, case in zip(*(tables.kernels[name] for name in names), strict=True):
         seen.setdefault((workload, profiler), set()).add(case)
     found = []
     well = tables.cases[tables.cases["status"] == "ok"]

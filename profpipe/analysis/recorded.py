@@ -12,10 +12,13 @@ from profpipe.analysis.shares import split
 from profpipe.analysis.tallies import Key, OwnRange, Tally, own_ranges, rows, tally
 from profpipe.concerns import status_told
 from profpipe.findings import Split
-from profpipe.tables import DEVICE_PREFIX, RANK_PREFIX, Tables
+from profpipe.tables import DEVICE_PREFIX, FAILED, RANK_PREFIX, Tables
 
 #: What the name of a metric begins with that holds the estimate of one of ncu's rules, and the unit of a local one.
 RULE, LOCAL = "rule:", "% local"
+
+#: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
+OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
 
 _APART = (RANK_PREFIX, DEVICE_PREFIX)
 
@@ -33,7 +36,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the tables hold of one workload by case, looked up once: a sweep has hundreds of cases."""
+    """What the tables hold of one workload by case, looked up once: a sweep has hundreds of cases.
+
+    What was measured without a profiler of a case that then failed is no result of it, and is not among the numbers.
+    """
 
     tables: Tables
     tallies: Mapping[Key, Tally]
@@ -47,6 +53,12 @@ class Recorded:
 
     @classmethod
     def of(cls, tables: Tables) -> Recorded:
+        statuses: dict[str, dict[str, str]] = {}
+        flags: dict[Key, tuple[str, ...]] = {}
+        for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):
+            statuses.setdefault(case, {})[profiler] = status_told(status, reason)
+            # Runs of before 0.2 wrote host-bound, later ones host_bound.
+            flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
         apart: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         # A rule of ncu speaks also where it estimates no speed-up.
@@ -54,6 +66,9 @@ class Recorded:
         m = tables.metrics[told]
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
         for case, profiler, subject, metric, *row in rows(m, *names):
+            failed = profiler == "plain" and statuses.get(case, {}).get(profiler) in FAILED
+            if failed and metric.startswith((*OF_ITS_PROCESS, "peak_")):
+                continue
             if subject.startswith(_APART):
                 own = apart.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
@@ -61,12 +76,6 @@ class Recorded:
             number = Number(*row)
             # A rule may estimate both the whole and a part.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
-        statuses: dict[str, dict[str, str]] = {}
-        flags: dict[Key, tuple[str, ...]] = {}
-        for case, profiler, status, reason, text in rows(tables.cases, "case", "profiler", "status", "reason", "flags"):
-            statuses.setdefault(case, {})[profiler] = status_told(status, reason)
-            # Runs of before 0.2 wrote host-bound, later ones host_bound.
-            flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
         return cls(tables, tally(tables.kernels), own_ranges(tables.ranges), numbers, apart, statuses, flags)
 
     @functools.cached_property

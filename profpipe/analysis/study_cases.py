@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.analysis import by_rank, shares
-from profpipe.analysis.recorded import Number, Recorded
+from profpipe.analysis.recorded import OF_ITS_PROCESS, Number, Recorded
 from profpipe.analysis.tallies import Key, OwnRange, Tally, rows, tally
 from profpipe.asked import METRIC_OF, PARTS, Asked, asked
 from profpipe.findings import Basis, Point, Split
@@ -18,9 +18,6 @@ from profpipe.points import Layout, same, shown
 from profpipe.study_findings import BASELINE, Cell
 from profpipe.tables import PATH_SEPARATOR
 from profpipe.tolerance import UNCHECKED
-
-#: Metrics of a process of its own, whatever its profiler: taken from another one they would mix.
-OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
 
 #: What stands among axes and is none.
 VALUE, PHASE, WORKLOAD = "value", "phase", "workload"

@@ -13,7 +13,6 @@ from profpipe.analysis import by_rank
 from profpipe.analysis.recorded import Number
 from profpipe.analysis.study_cases import Material
 from profpipe.concerns import Twice, Visit
-from profpipe.tables import FAILED
 
 #: Times whose intervals do not overlap, and which are this much apart, are not of one thing: clocks alone explain less.
 _APART = 1.15
@@ -41,8 +40,7 @@ def _timed(material: Material) -> Iterator[tuple[str, Visit, Number]]:
         time = recorded.numbers.get((case, "plain", ""), {}).get("time")
         # What is known not to be a case's own time casts no doubt on another measurement.
         own = "other_process" not in recorded.flags.get((case, "plain"), ()) and not by_rank.waited(recorded, case)
-        failed = recorded.statuses.get(case, {}).get("plain") in FAILED
-        if script and own and not failed and time is not None and time.value > 0:
+        if script and own and time is not None and time.value > 0:
             axes = tuple((axis, params[axis]) for axis in layout.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)
             yield key, Visit(material.name, case, time.value, axes), time
