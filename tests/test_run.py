@@ -338,6 +338,16 @@ def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_pa
     assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
 
 
+def test_an_export_that_is_killed_for_want_of_memory_does_not_make_that_of_a_case_that_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for the kernel, which no test lets run out of memory: who is killed was killed for that."""
+    monkeypatch.setattr(run.oomkiller, "fate", lambda code, before: ("oom", "no memory") if code == -9 else None)
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, SEGFAULT), fake_profiler(tmp_path, makes_report=False, exports=(killed,)))
+    assert statuses(outcome) == ["crashed"]
+
+
 def test_a_log_begins_with_the_command_but_for_its_secrets(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "pass", "--token=hunter2")
     job = job_of(tmp_path, OK, script=None, command=command, secrets={"--token=hunter2": "--token=${TOKEN}"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import config, plan, record
+from profpipe import config, plan, record, workflow
 from profpipe.job import Command, Job, Outcome, Tool
 from profpipe.order import Order
 
@@ -62,6 +62,15 @@ def test_the_record_has_the_names_of_secret_variables_and_the_values_of_others(o
 
 def test_the_processes_get_the_values(order: Order) -> None:
     assert jobs_of(order)[1].command == ("python", "t.py", "--token", "hf_abcdef", "--db=hunter2:2", "--steps=300")
+
+
+def test_a_dry_run_shows_commands_without_the_values_of_secret_variables(
+    order: Order, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workflow.show(order)
+    shown = capsys.readouterr().out
+    assert "hf_abcdef" not in shown and "hunter2" not in shown
+    assert "python t.py --token '${HF_TOKEN}' '--db=${DB_PASS}:2' --steps=300" in shown
 
 
 def test_a_resumed_run_knows_its_secrets_whatever_the_environment_says_by_then(
