@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe.concerns import status_told
+from profpipe.concerns import has_failed
 from profpipe.job import readable
-from profpipe.tables import FAILED, Tables
+from profpipe.tables import Tables
 from profpipe.tolerance import INACCURATE
 
 _KEY = ["workload", "case"]
@@ -151,8 +152,7 @@ def _times(data: Tables) -> pd.DataFrame:
     metrics = data.metrics
     plain = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
     own = data.cases[data.cases["profiler"] == "plain"]
-    told = map(status_told, own["status"], own["reason"])
-    failed = {case for case, status in zip(_keys(own), told, strict=True) if status in FAILED}
+    failed = set(itertools.compress(_keys(own), map(has_failed, own["status"], own["reason"])))
     ended = pd.Series([case not in failed for case in _keys(plain)], index=plain.index, dtype=bool)
     return plain.loc[ended, [*_KEY, "value", "ci_low", "ci_high"]].dropna(subset=["value"])
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from profpipe.tables import FAILED
+
 #: What the runner writes of cases that a Ctrl-C stopped, or kept from beginning.
 _STOPPED = re.compile(r"(no profile: )?interrupted( before it started)?")
 
@@ -16,6 +18,11 @@ _STOPPED = re.compile(r"(no profile: )?interrupted( before it started)?")
 def status_told(status: str, reason: str) -> str:
     """The status of a case as the report has it: who is stopped by the user has neither failed nor been skipped."""
     return "interrupted" if status != "ok" and _STOPPED.fullmatch(reason) else status
+
+
+def has_failed(status: str, reason: str) -> bool:
+    """Whether what was measured of a case until it ended is no result of it."""
+    return status_told(status, reason) in FAILED
 
 
 @dataclass(frozen=True)

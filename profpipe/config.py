@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profpipe import mistakes
-from profpipe.document import placeholders, read, scalar, shown, substituted, written_list
+from profpipe.document import placeholders, read, scalar, shown, substituted, takes_text, written_list
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.pipeline import Pipeline, Settings
 from profpipe.scripts import declared_params, script_path
@@ -87,9 +87,9 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError("--set", f"{override!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
+    in_file = keys if keys[0] in Pipeline.model_fields else ["defaults", *keys]
     try:
-        # An environment variable is text whatever it looks like.
-        value = text if "env" in keys[:-1] else scalar(text)
+        value = text if takes_text(tuple(in_file)) else scalar(text)
     except ValueError as error:
         remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
         raise ConfigError("--set", f"{key.strip()}: {error}.", remedy) from None

@@ -125,7 +125,7 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
         return given
 
     text = _PLACEHOLDER.sub(value, node)
-    if not (whole := _PLACEHOLDER.fullmatch(node)) or _is_of_words(path):
+    if not (whole := _PLACEHOLDER.fullmatch(node)) or takes_text(path):
         return text
     try:
         return scalar(text)
@@ -134,8 +134,8 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
         raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
 
 
-def _is_of_words(path: tuple[str, ...]) -> bool:
-    """Whether what stands there is text whatever it looks like: a word of a command, or an environment variable."""
+def takes_text(path: tuple[str, ...]) -> bool:
+    """Whether what stands at ``path`` of a pipeline file is text whatever it looks like, as in commands and ``env``."""
     return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
 
 

@@ -97,9 +97,8 @@ def job(
     key: str,
     reused_from: str,
     rates: Mapping[str, Any],
-    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder, but for ``secrets``.
+    """What is kept of an outcome. ``argv`` is as it was started from the pipeline's folder, but for secrets.
 
     ``key`` is what a later run may recognise the job by (empty: never), ``reused_from`` the run that measured it where
     that is another. ``rates`` are ``devices``, what its processes ran on as far as they say, and ``peaks``, where those
@@ -118,7 +117,7 @@ def job(
         "reused_from": reused_from,
         "seconds": round(outcome.seconds, 3),
         "returncode": outcome.returncode,
-        "argv": [[secrets.get(word) or done.portable(word) for word in command.argv] for command in commands],
+        "argv": [[done.secrets.get(word) or done.portable(word) for word in command.argv] for command in commands],
         "folder": str(done.folder.relative_to(run_folder)),
         "log": str((done.folder / "log.txt").relative_to(run_folder)),
         "files": [

@@ -159,11 +159,13 @@ def _outcome(
     """``parts`` may be none: where every case is too large to be tried."""
     fates = {case: fate for part in parts for case, fate in part.fates.items()}
     if parts:
-        rest, trouble = parts[-1].rest, parts[-1].trouble or verdict.OK
         # In rounds a case is left and turned to again.
         begun = events.begun(_events(job)) if interrupted else frozenset()
-        stopped = {case.id: verdict.NOT_ENDED if case.id in begun else verdict.NOT_BEGUN for case in rest}
-        fates |= stopped if interrupted else dict.fromkeys(stopped, trouble)
+        for case in parts[-1].rest:
+            if interrupted:
+                fates[case.id] = verdict.NOT_ENDED if case.id in begun else verdict.NOT_BEGUN
+            else:
+                fates[case.id] = parts[-1].trouble or verdict.OK
     fates |= too_large
     status, reason = next((part.trouble for part in parts if part.trouble), verdict.OK)
     made = {part.job.part: _files(part, profiler) for part in parts}
@@ -426,7 +428,7 @@ def _watchful(command: Command, job: Job, seen: Events, desk: _Desk) -> _Look:
         if desk.interrupts.count > borne:
             return verdict.INTERRUPTED
         # However many cases there are: as long as one after the other ends, none of them is to blame.
-        if time.monotonic() > max(began, seen.came_on) + limit_s:
+        if time.monotonic() > max(began, seen.progressed_at) + limit_s:
             return "timeout", f"not done after {limit_s:g} s ({of})"
         if case_timeout_s and seen.inside and time.monotonic() - seen.inside_since > case_timeout_s:
             return "timeout", f"case not done after {case_timeout_s:g} s (case_timeout_s)"

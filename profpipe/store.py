@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import tables
+from profpipe.concerns import has_failed
 from profpipe.errors import ConfigError, lacks_room
 from profpipe.tables import Tables
 
@@ -391,24 +392,27 @@ def history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[dict[
         raise ConfigError(str(path), "does not exist yet.", "It is made by the first `profpipe run`.")
     with _database(path) as database:
         runs = list(database.query("select * from runs order by started desc, run desc limit ?", [last]))
-        marks, failed = (",".join("?" * len(each)) for each in (runs, tables.FAILED))
+        marks, names = ",".join("?" * len(runs)), [row["run"] for row in runs]
         times = list(
             database.query(
                 'select m.workload, m."case", r.run, r.started, m.value, (select max(c.params) from cases c where'
                 ' c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler) params'
                 " from metrics m join runs r using (run)"
                 f" where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({marks})"
-                " and not exists (select 1 from cases c where c.run = m.run and c.workload = m.workload"
-                f' and c."case" = m."case" and c.profiler = m.profiler and c.status in ({failed})'
-                " and c.reason <> 'interrupted')"
                 ' order by m.workload, m."case", r.started, r.run',
-                [*(row["run"] for row in runs), *tables.FAILED],
+                names,
             )
         )
+        ends = database.query(f"select * from cases where profiler = 'plain' and run in ({marks})", names)
+        failed = {tuple(row[k] for k in _OWN) for row in ends if has_failed(row["status"], row["reason"])}
         counted = database.query("select run, count(*) cases, sum(status = 'ok') ok from cases group by run")
         counts = {row["run"]: row for row in counted}
     counted_runs = [{**row, **{k: counts.get(row["run"], {}).get(k) for k in ("cases", "ok")}} for row in runs]
-    return counted_runs, _told_apart(times)
+    return counted_runs, _told_apart(row for row in times if tuple(row[k] for k in _OWN) not in failed)
+
+
+#: What names a case in the history.
+_OWN = ("run", "workload", "case")
 
 
 def _told_apart(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -306,9 +306,10 @@ class _Run:
             return False
         entries = [entry for entry in self.record["jobs"] if entry["folder"] == name]
         # Its cases are another job's, and have no row that would say that it lacked room.
-        if guide.adds(job) and any(errors.lacks_room(entry["reason"]) for entry in entries):
-            return False
-        if guide.adds(job) and NO_ROOM in events.statuses(job.folder / "events.jsonl").values():
+        if guide.adds(job) and (
+            any(errors.lacks_room(entry["reason"]) for entry in entries)
+            or NO_ROOM in events.statuses(job.folder / "events.jsonl").values()
+        ):
             return False
         return any(not entry.get("interrupted") for entry in entries)
 
@@ -346,7 +347,7 @@ class _Run:
         else:
             self.data = ingest.replaced(ingest.without(self.data, job, self.folder), fresh)
         known = key if _went_well(outcome, fresh) else "", reuse.origin(job.folder)
-        entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine), self.order.secrets)
+        entry = record.job(outcome, _commands(job), self.folder, *known, self._rates(job, machine))
         record.put(self.record["jobs"], entry, "folder")
         self.record["private_files"] = privacy.private_files(self.folder)
         self.record["expects"].setdefault(job.workload, {}).update(ingest.expectations(job.folder / "events.jsonl"))

@@ -194,6 +194,11 @@ def test_a_case_that_ended_before_a_crash_is_profiled_again_where_the_report_wen
     assert [path.name for path in outcome.files] == ["capture-2.out", "events.jsonl"]
 
 
+def test_so_is_one_before_a_case_that_left_with_exit_code_zero(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
+    assert statuses(outcome) == ["ok", "failed"]
+
+
 def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path: Path) -> None:
     outcome = carry_out(job_of(tmp_path, "os._exit(0)", OK), fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["crashed", "ok"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
 
 def jobs_of(order: Order) -> list[Job]:
     tools = {"plain": Tool("plain", "1")}
-    return plan.plan(order.pipeline, tools, scripts={}, cwd=order.beside, out=order.out, python="python")
+    jobs = plan.plan(order.pipeline, tools, scripts={}, cwd=order.beside, out=order.out, python="python")
+    return [replace(job, secrets=order.secrets) for job in jobs]
 
 
 def published(order: Order) -> str:
@@ -46,10 +48,7 @@ def published(order: Order) -> str:
         order.pipeline, now=record.utc_now(), machine={}, packages={}, tools={}, git={}, command=["profpipe", "run"],
         secrets=order.secrets,
     )  # fmt: skip
-    entries = [
-        record.job(Outcome(job, "ok"), [Command(job.command)], order.out, "", "", {}, order.secrets)
-        for job in jobs_of(order)
-    ]
+    entries = [record.job(Outcome(job, "ok"), [Command(job.command)], order.out, "", "", {}) for job in jobs_of(order)]
     return json.dumps([begun, entries])
 
 

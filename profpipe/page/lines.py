@@ -135,9 +135,10 @@ def draw(picture: Picture, panels: Sequence[Panel], path: Path) -> None:
 
     columns = _side_by_side(panels)
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+    labels = {line.label for panel in panels for line in panel.lines}
     names = {name for row in rows for name in _names(row).values()}
-    size = 8.5 if len(names) <= 14 else 7.5
-    height = max(_HEIGHT * (1.25 if columns == 1 else 1), len(names) * _line_height(size))
+    size = 8.5 if len(labels) <= 14 else 7.5
+    height = max(_HEIGHT * (1.25 if columns == 1 else 1), len(labels) * _line_height(size))
     right = 0.075 * size / 8.5 * max((len(name) for name in names), default=0) + 0.5 if any(names) else 0.2
     above = 0.95 if len(panels) > 1 else 0.68
     width = _LEFT + columns * _WIDTHS[columns] + (columns - 1) * _APART + right

@@ -31,7 +31,7 @@ class Events:
         self.started = False
         self.inside_since = 0.0
         #: When it last came any further: to a case, or to the end of one (``time.monotonic``).
-        self.came_on = time.monotonic()
+        self.progressed_at = time.monotonic()
         self._path, self._watch = path, watch
         #: Where in the file its first line will stand, in bytes.
         self.begins_at = self._unread = _close_last_line(path)
@@ -54,7 +54,7 @@ class Events:
     def _take(self, event: dict[str, Any]) -> None:
         case = event.get("case", "")
         if event.get("event") in ("started", "case_started", "case_ended"):
-            self.came_on = time.monotonic()
+            self.progressed_at = time.monotonic()
         if event.get("event") == "started":
             self.started = True
         elif event.get("event") == "case_started" and case not in self.ended:

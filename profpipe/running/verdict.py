@@ -79,20 +79,19 @@ def judge(job: Job, profiler: Profiler, ends: Sequence[End], statuses: Mapping[s
     lost = frozenset[str]()
     if trouble and not all(end.usable for end in ends):
         unprofiled = [case for case, was in statuses.items() if was == "ok"]
-        if inside and job.script is not None and trouble != INTERRUPTED and ends[0].returncode and ends[0].missing:
+        if inside and job.script is not None and trouble != INTERRUPTED and ends[0].missing:
             # The case that took the report with it is known, and they are profiled without it.
             lost = frozenset(unprofiled)
         else:
             status = "skipped" if trouble[0] == "skipped" else "failed"
             fates |= dict.fromkeys(unprofiled, (status, f"no profile: {trouble[1]}"))
-    undone = tuple(case for case in job.cases if case in undone or case.id in lost)
     began_a_case, returncode = bool(inside or statuses), ends[0].returncode
     status = trouble[0] if trouble else ""
     return Part(
         job,
         trouble,
         fates,
-        rest=tuple(case for case in undone if case.id != inside),
+        rest=tuple(case for case in job.cases if (case in undone or case.id in lost) and case.id != inside),
         statuses={case: was for case, was in statuses.items() if case not in lost},
         began_a_case=began_a_case,
         seconds=sum(end.seconds for end in ends),
