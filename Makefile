@@ -1,21 +1,21 @@
-# make setup | test | lint | check | wheel | nsys
+# make setup | test | test-all | lint | check | wheel | nsys
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
 # In the order of their names: those with few tests are not the shortest, and would be begun last.
-PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=10
 
 VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys
 
-.PHONY: check setup test lint wheel nsys clean
+.PHONY: check setup test test-all lint wheel nsys clean
 .DEFAULT_GOAL := check
 
 # One after the other, also under make -j: the tests' summary is the last line.
 check:
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-all
 
 setup: $(VENV)/.tested
 
@@ -24,7 +24,11 @@ $(VENV)/.tested: pyproject.toml constraints.txt auto_profile.sh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	@touch $@
 
+# For every change: all tests but those marked slow.
 test: setup
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m 'not slow'
+
+test-all: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: setup

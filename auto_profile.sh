@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Profiles the workloads of a pipeline file and says where its SUMMARY.md is. `./auto_profile.sh --help` lists the variables.
+# Installs profpipe on first use and runs a pipeline file. `./auto_profile.sh --help` lists the variables.
 set -euo pipefail
 
 here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
@@ -7,9 +7,8 @@ venv=$here/.venv
 python=${PYTHON:-python3}
 torch=${TORCH-torch==2.13.0}
 pipeline=${PIPELINE:-$here/pipeline.yaml}
-out=${OUT:-out}
 
-# These reach the pipeline file through its ${NAME:-default}; PROFILERS, WORKLOADS, OUT and PIPELINE are options of the program.
+# The pipeline file reads these as ${NAME:-default}. PROFILERS, WORKLOADS, OUT and PIPELINE become options of the program.
 placeholders=(BATCH SEQLEN NHEADS KVHEADS HEADDIM DTYPE CAUSAL MODE IMPLS WARMUP REPEATS)
 
 declare -A meaning=(
@@ -38,29 +37,29 @@ show_help() {
   cat <<TEXT
 Usage: [NAME=VALUE ...] ./auto_profile.sh [ARGUMENT ...]
 
-Runs the workloads of a pipeline file under every profiler that is here and says where SUMMARY.md is.
-The first use makes .venv beside this script, with the system's packages in reach, and installs profpipe there.
+Runs the workloads of a pipeline file under each profiler of this machine and prints the start of SUMMARY.md.
+The first use creates .venv beside this script, which also sees the system's packages, and installs profpipe there.
 
-What is run (a list is written 1024,4096); the defaults are those of $pipeline:
+Variables of the pipeline file (write a list as 1024,4096), with the defaults of $pipeline:
 TEXT
   for name in "${placeholders[@]}"; do
     printf '  %-10s %-34s %s\n' "$name" "${meaning[$name]}" "$(default_of "$name")"
   done
   cat <<TEXT
 
-  PROFILERS  which profilers                    those that the pipeline file names
-  WORKLOADS  which workloads                    all
+  PROFILERS  profilers, a list                  those of the pipeline file
+  WORKLOADS  workloads, a list                  all
   OUT        results folder                     out
   PIPELINE   pipeline file                      pipeline.yaml beside this script
 
-How it is installed, on first use:
+Installation, on first use:
   PYTHON     interpreter, 3.10 or later         python3
-  TORCH      what pip installs where no torch   torch==2.13.0
-             can be imported; empty: nothing
+  TORCH      what pip installs if torch cannot  torch==2.13.0
+             be imported; empty: nothing
 
 Options: --help shows this, --setup only installs. All other arguments go to \`profpipe run\`, for instance --dry-run.
-Exit codes: 0 all well, 1 some case failed or is not what the pipeline asks for (the report says which), 2 wrong
-pipeline file or arguments, 3 a required tool is missing, 130 interrupted.
+Exit codes: 0 success, 1 a case failed or an expectation of the pipeline file was not met (SUMMARY.md names it),
+2 wrong pipeline file or arguments, 3 a required tool is missing, 130 interrupted.
 
 Example: BATCH=4 SEQLEN=1024,4096 NHEADS=16 PROFILERS=plain,nsys ./auto_profile.sh
 TEXT
@@ -126,17 +125,15 @@ set_up() {
   say "ready; the next start is immediate"
 }
 
-# The pipeline file may be given as an argument too, as for `profpipe run`; OUT likewise as --out.
-read_arguments() {
-  local previous="" argument
+# The pipeline file may be given as an argument too, as for `profpipe run`.
+names_pipeline() {
+  local argument
   for argument in "$@"; do
     case $argument in
-      --out=*) out=${argument#--out=} ;;
-      *.yaml | *.yml) if [ -f "$argument" ]; then pipeline=""; fi ;;
+      *.yaml | *.yml) if [ -f "$argument" ]; then return 0; fi ;;
     esac
-    if [ "$previous" = --out ]; then out=$argument; fi
-    previous=$argument
   done
+  return 1
 }
 
 export_placeholders() {
@@ -148,25 +145,6 @@ export_placeholders() {
       say "$name=${!name} has no effect: $pipeline does not use \${$name}"
     fi
   done
-}
-
-# One option for each word of a list: `repeat -p nsys,ncu` gives -p nsys -p ncu.
-options=()
-repeat() {
-  local word words
-  IFS=, read -ra words <<<"$(as_list "$2")"
-  for word in "${words[@]}"; do options+=("$1" "$word"); done
-}
-
-# Which report is the latest, and of what moment: a dry run, or one that was refused, leaves that of an earlier run.
-stamp_summary() { stat -L -c '%i %y' "$out/latest/SUMMARY.md" 2>/dev/null || true; }
-
-show_summary() {
-  local summary=$out/latest/SUMMARY.md
-  [ -f "$summary" ] && [ "$(stamp_summary)" != "$1" ] || return 0
-  echo
-  grep -m 1 '^\*\*' "$summary" | sed 's/\*\*//g' || true
-  echo "Report: $(readlink -f "$summary")"
 }
 
 for argument in "$@"; do
@@ -183,17 +161,12 @@ for argument in "$@"; do
 done
 
 set_up
-read_arguments "$@"
+if names_pipeline "$@"; then pipeline=""; fi
 export_placeholders
+options=()
 if [ -n "$pipeline" ]; then options+=("$pipeline"); fi
-repeat -p "${PROFILERS:-}"
-repeat -w "${WORKLOADS:-}"
+if [ -n "${PROFILERS:-}" ]; then options+=(-p "$PROFILERS"); fi
+if [ -n "${WORKLOADS:-}" ]; then options+=(-w "$(as_list "$WORKLOADS")"); fi
 if [ -n "${OUT:-}" ]; then options+=(--out "$OUT"); fi
 
-# Ctrl-C is the program's to answer: it stops cleanly and still writes the report, which is then shown here.
-trap : INT
-earlier=$(stamp_summary)
-code=0
-"$venv/bin/profpipe" run "${options[@]}" "$@" || code=$?
-show_summary "$earlier"
-exit "$code"
+exec "$venv/bin/profpipe" run "${options[@]}" "$@"

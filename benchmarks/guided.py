@@ -25,10 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profpipe import load  # noqa: E402
-from profpipe.formats import counters, guided  # noqa: E402
-from profpipe.formats.counters import Launch  # noqa: E402
-from profpipe.formats.guided import Choice  # noqa: E402
+from profpipe import plugins  # noqa: E402
+from profpipe.ingest.ncu import (  # noqa: E402
+    counters,
+    guided,
+)
+from profpipe.ingest.ncu.counters import Launch  # noqa: E402
+from profpipe.ingest.ncu.guided import Choice  # noqa: E402
 
 PIPELINE = """
 version: 1
@@ -92,13 +95,13 @@ def ncu_seconds(run: Path) -> float:
 
 def launches(run: Path) -> list[Launch]:
     """Each launch that ncu's reports of ``run`` give figures of, in order."""
-    parser = load.module(load.own_folder("parsers") / "ncu_report.py")
+    parser = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_report.py")
     return [launch for report in reports(run) for launch in parser.single_launches(report)]
 
 
 def choices(run: Path) -> list[Choice]:
     """Each once: what ncu left out is asked for again, alone."""
-    guides = [guided.beside(report) for report in reports(run)]
+    guides = [guided.read_beside(report) for report in reports(run)]
     return list(dict.fromkeys(choice for guide in guides if guide for choice in guide.choices))
 
 

@@ -1,11 +1,15 @@
-"""How fast an nsys export becomes tables, and in how much memory, beside `nsys stats` on the same file.
+"""Measure time and memory of `profpipe ingest` beside `nsys stats` on the same nsys export.
 
     python benchmarks/ingest.py [--kernels 10000 100000 1000000 10000000] [--nsys PATH] [--repeats 3] [--folder DIR]
 
-The exports are grown from the recorded one in tests/data: four processes that count the same correlation ids, 360
-kernel names, ranges `profpipe:impl=N` > step > layer_N > attention | mlp | norm of 40 kernels each. Every time is a
-whole process's, start-up included, and the best of the repeats; memory is its peak. The tables' sums are checked
-against SQL. `nsys stats` makes its table of kernels by range, the report nearest to ours.
+Each row measures three processes, start-up included: the parser alone, `profpipe ingest FILE --out DIR` as a user
+types it (CSV and Parquet tables, analysis and SUMMARY.md), and `nsys stats` with its report of kernels by range
+(nvtx_kern_sum), which is the closest to ours. A cell has the wall time, the CPU time and the peak memory of the fastest
+repeat. The sums of the tables are checked against SQL.
+
+The exports are grown from the recorded one in tests/data: four processes that use the same correlation ids, 360 kernel
+names, ranges `profpipe:impl=N` > step > layer_N > attention | mlp | norm of 40 kernels each. `--cases` adds the ranges
+of cases, which give SUMMARY.md a chapter for each and a plot; without it the export is that of any program.
 """
 
 from __future__ import annotations
@@ -39,21 +43,22 @@ NSYS_UP_TO = 1_000_000
 #: ns from one call to the next, and how long a call lasts.
 STRIDE, CALL = 6000, 4000
 
-#: Reads one export the way `profpipe ingest` does and prints what was found.
+#: Reads one export with the parser alone and prints its sums.
 READ = """
 import sys
 from pathlib import Path
-from profpipe import load
-parsed = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(Path(sys.argv[1]))
+from profpipe import plugins
+parsed = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py").parse(Path(sys.argv[1]))
 print(parsed.origin.launches, int(parsed.origin.total_ns), int(parsed.origin.attributed_ns), len(parsed.kernels))
 """
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process: wall time and peak resident memory."""
+    """Wall time, CPU time and peak resident memory of one process."""
 
     seconds: float
+    cpu_seconds: float
     megabytes: float
     output: str
 
@@ -61,8 +66,8 @@ class Cost:
 # --- exports of any size ---------------------------------------------------------------------------------------------
 
 
-def grow(out: Path, kernels: int) -> int:
-    """Writes an export of about ``kernels`` kernels (whole per process) and returns the number of its ranges."""
+def grow(out: Path, kernels: int, has_cases: bool) -> int:
+    """Write an export of about ``kernels`` kernels and return the number of its ranges."""
     shutil.copyfile(TEMPLATE, out)
     each = kernels // PROCESSES
     with closing(sqlite3.connect(out)) as database:
@@ -73,19 +78,19 @@ def grow(out: Path, kernels: int) -> int:
         database.execute("DELETE FROM NVTX_EVENTS")
         first_name = _write_names(database)
         for process in range(PROCESSES):
-            _write_process(database, process, each, first_name)
+            _write_process(database, process, each, first_name, LEVELS if has_cases else LEVELS[1:])
         ranges = int(database.execute("SELECT count(*) FROM NVTX_EVENTS").fetchone()[0])
         database.commit()
     return ranges
 
 
 def _columns(database: sqlite3.Connection, table: str) -> list[tuple[str, bool]]:
-    """(name, whether it must not be NULL) of each column."""
+    """Return (name, whether it must not be NULL) of each column."""
     return [(row[1], bool(row[3])) for row in database.execute(f'PRAGMA table_info("{table}")')]
 
 
 def _write_names(database: sqlite3.Connection) -> int:
-    """Adds the names of the kernels, real ones and variants of them, and returns the first one's id."""
+    """Add the names of the kernels, real ones and variants of them, and return the id of the first."""
     real = [row[0] for row in database.execute("SELECT value FROM StringIds WHERE value LIKE '%(%' ORDER BY id")]
     first = int(database.execute("SELECT max(id) + 1 FROM StringIds").fetchone()[0])
     names = [real[i % len(real)] + (f"#v{i // len(real)}" if i >= len(real) else "") for i in range(NAMES)]
@@ -94,10 +99,12 @@ def _write_names(database: sqlite3.Connection) -> int:
     return first
 
 
-def _write_process(database: sqlite3.Connection, process: int, kernels: int, first_name: int) -> None:
+def _write_process(
+    database: sqlite3.Connection, process: int, kernels: int, first_name: int, levels: tuple[tuple[int, str], ...]
+) -> None:
     pid = 1 << 48 | (1000 + process) << 24
     call = f"1000000000 + i * {STRIDE}"
-    # As in a real program each layer launches the same kernels every time, and no two launches last alike.
+    # As in a real program each layer launches the same kernels every time, with other durations.
     name = f"{first_name} + i % {NAMES}"
     work = {
         "start": f"{call} + 10000", "end": f"{call} + 12000 + i * 2654435761 % 9000", "deviceId": str(process),
@@ -108,9 +115,9 @@ def _write_process(database: sqlite3.Connection, process: int, kernels: int, fir
     thread = str(pid | (1000 + process))
     calls = {"start": call, "end": f"{call} + {CALL}", "globalTid": thread, "correlationId": "i + 1"}
     _insert(database, "CUPTI_ACTIVITY_KIND_RUNTIME", {**calls, "nameId": str(first_name + NAMES)}, kernels)
-    for depth, (size, text) in enumerate(LEVELS):
-        # Each level begins a little before, and ends a little behind, what is nested in it.
-        slack = 100 * (len(LEVELS) - depth)
+    for depth, (size, text) in enumerate(levels):
+        # Each level begins before, and ends after, the ranges inside it.
+        slack = 100 * (len(levels) - depth)
         last = f"min(i * {size} + {size}, {kernels}) - 1"
         ranges = {
             "start": f"1000000000 + i * {size * STRIDE} - {slack}", "text": text, "eventType": "59", "domainId": "0",
@@ -120,7 +127,7 @@ def _write_process(database: sqlite3.Connection, process: int, kernels: int, fir
 
 
 def _insert(database: sqlite3.Connection, table: str, values: dict[str, str], rows: int) -> None:
-    """Rows 0 to ``rows`` of SQL expressions in ``i``; 0 where a column needs a value and none is given."""
+    """Insert ``rows`` rows of SQL expressions in ``i``; 0 where a column needs a value and has none."""
     columns = _columns(database, table)
     chosen = ", ".join(values.get(name, "0" if needed else "NULL") for name, needed in columns)
     database.execute(
@@ -129,25 +136,29 @@ def _insert(database: sqlite3.Connection, table: str, values: dict[str, str], ro
     )
 
 
-def truth(export: Path) -> str:
-    """Launches and total time, as SQL counts them."""
+def truth(export: Path, has_cases: bool) -> str:
+    """Return launches, total time and time in cases, as SQL counts them."""
     with closing(sqlite3.connect(export)) as database:
         row = database.execute('SELECT count(*), sum("end" - start) FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchone()
-    return f"{row[0]} {row[1]} {row[1]}"
+    return f"{row[0]} {row[1]} {row[1] if has_cases else 0} "
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(command: list[str], repeats: int) -> Cost:
-    """The best of ``repeats`` runs; raises CalledProcessError where one fails."""
-    return min((_run_once(command) for _ in range(repeats)), key=lambda cost: cost.seconds)
+def measure(command: list[str], repeats: int, out: Path | None = None) -> Cost:
+    """Return the fastest of ``repeats`` runs, each without the folder ``out``. Raises CalledProcessError."""
+    return min((_run_once(command, out) for _ in range(repeats)), key=lambda cost: cost.seconds)
 
 
-def _run_once(command: list[str]) -> Cost:
+def _run_once(command: list[str], out: Path | None) -> Cost:
+    if out is not None:
+        shutil.rmtree(out, ignore_errors=True)
+    # Users have the compiled modules in __pycache__; a development shell may forbid them.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile("w+") as output:
         begin = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - begin
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -157,46 +168,52 @@ def _run_once(command: list[str]) -> Cost:
         raise subprocess.CalledProcessError(process.returncode, command, text)
     # Linux counts in KiB, macOS in bytes.
     per_megabyte = 1e6 if sys.platform == "darwin" else 1e6 / 1024
-    return Cost(seconds, usage.ru_maxrss / per_megabyte, text)
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / per_megabyte, text)
 
 
 def nsys_report(nsys: str) -> str:
-    """The name that this nsys has for its table of kernels by range."""
+    """Return this nsys's name of its report of kernels by range."""
     version = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
     return "nvtxkernsum" if " version 2022" in version or " version 2021" in version else "nvtx_kern_sum"
 
 
-def row(kernels: int, folder: Path, nsys: str | None, repeats: int) -> str:
-    export = folder / f"{kernels}.sqlite"
-    ranges = grow(export, kernels)
-    own = measure([sys.executable, "-c", READ, str(export)], repeats)
-    if not own.output.startswith(truth(export)):
-        raise SystemExit(f"{export}: read {own.output.strip()}, but SQL counts {truth(export)}")
-    cells = [f"{kernels:,}", f"{ranges:,}", f"{export.stat().st_size / 1e6:,.0f} MB", _cost(own)]
+def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
+    export, nsys, repeats = folder / f"{kernels}.sqlite", options.nsys, options.repeats
+    ranges = grow(export, kernels, options.cases)
+    parser = measure([sys.executable, "-c", READ, str(export)], repeats)
+    if not parser.output.startswith(expected := truth(export, options.cases)):
+        raise SystemExit(f"{export}: read {parser.output.strip()}, but SQL counts {expected}")
+    out = folder / f"{kernels}-tables"
+    command = measure([sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(out)], repeats, out)
+    size = f"{export.stat().st_size / 1e6:,.0f} MB"
+    cells = [f"{kernels:,}", f"{ranges:,}", size, _cost(parser), _cost(command)]
     if nsys and kernels <= NSYS_UP_TO:
         theirs = measure([nsys, "stats", "-q", "-r", nsys_report(nsys), "-f", "csv", "-o", "-", str(export)], 1)
-        faster, smaller = theirs.seconds / own.seconds, theirs.megabytes / own.megabytes
-        cells += [_cost(theirs), f"{faster:.1f}x as fast, {smaller:.1f}x less memory"]
+        wall, cpu = theirs.seconds / command.seconds, theirs.cpu_seconds / command.cpu_seconds
+        memory = command.megabytes / theirs.megabytes
+        cells += [_cost(theirs), f"{wall:.1f}x as fast ({cpu:.1f}x by CPU time), {memory:.2f} of the memory"]
     export.unlink()
     return "| " + " | ".join(cells) + " |"
 
 
 def _cost(cost: Cost) -> str:
-    return f"{cost.seconds:.2f} s, {cost.megabytes:,.0f} MB"
+    return f"{cost.seconds:.2f} s (CPU {cost.cpu_seconds:.2f} s), {cost.megabytes:,.0f} MB"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Times of reading nsys exports of growing size.")
+    parser = argparse.ArgumentParser(description="Measure `profpipe ingest` on nsys exports of growing size.")
     parser.add_argument("--kernels", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000])
     parser.add_argument("--nsys", default=shutil.which("nsys"), help="nsys to compare with (default: the one in PATH)")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", action="store_true", help="put the kernels into ranges of cases")
     parser.add_argument("--folder", type=Path, help="where the exports are made (default: a temporary folder)")
     options = parser.parse_args()
-    head = ["kernels", "ranges", "export", "profpipe"] + (["nsys stats", "profpipe is"] if options.nsys else [])
+    head = ["kernels", "ranges", "export", "parser", "profpipe ingest --out"]
+    head += ["nsys stats", "the command is"] if options.nsys else []
     print("| " + " | ".join(head) + " |\n|" + " --- |" * len(head))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for kernels in options.kernels:
-            print(row(kernels, Path(folder), options.nsys, options.repeats), flush=True)
+            print(row(kernels, Path(folder), options), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What profpipe itself costs: a sweep by `profpipe run`, beside the bare commands that it starts, in turns.
+"""Measure the overhead of profpipe: `profpipe run` of a sweep, and the bare commands that it starts, in turns.
 
     python benchmarks/orchestration.py [PIPELINE] [-p PROFILER]... [--set KEY=VALUE]... [--rounds 4]
 
 The bare commands are those of run.json, one after the other, in the same environment: the profilers with their
-harness and nsys's export, and nothing before, between and after them. What profpipe adds is its own start, planning,
-reading, storing and reporting. It is to stay below 3 s and 2 % of the bare time. `added` is the difference of the two;
-`own` is what profpipe took outside its processes, which does not waver with their times; what it does while one of
-them imports torch is in neither. A first run is shown and not counted: it loads everything from disk, also for the bare
-commands after it. From then on each of the two comes first in every other round. Without PIPELINE the sweep is made up:
-matrix products on a CPU or GPU under plain, torch and, where it is on PATH, nsys.
+harness and nsys's export. profpipe adds its start, planning, reading, storing and reporting. The limit is 3 s and 2 %
+of the bare time. `added` is the difference of the two times. `own` is the time of profpipe outside its processes, which
+does not vary with their times. The first run is shown and not counted, because it loads all files from disk. After it,
+the two take turns in being first. Without PIPELINE the sweep is matrix products on a CPU or GPU under plain, torch and,
+where it is on PATH, nsys.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def main() -> None:
 
 
 def timed_round(number: int, pipeline: Path, options: Sequence[str], out: Path) -> tuple[float, float]:
-    """(seconds that profpipe added to the bare commands, seconds that it took outside its processes)."""
+    """Return the seconds that profpipe added to the bare commands, and its seconds outside its processes."""
     if number % 2:
         whole, own = timed_profpipe(pipeline, options, out)
         bare, commands = timed_bare(pipeline, out)
@@ -103,29 +102,29 @@ def made_up(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What lets a bare command find the harness, as profpipe lets its own."""
+    """Return the environment in which a bare command finds the harness."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def timed_profpipe(pipeline: Path, options: Sequence[str], out: Path) -> tuple[float, float]:
-    """(wall seconds of a whole run, those of them outside the processes that it started)."""
+    """Return the wall seconds of a whole run, and those outside the processes that it started."""
     command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out), *options]
     began = time.monotonic()
     done = subprocess.run(command, cwd=pipeline.resolve().parent, env=environment(), capture_output=True, check=False)
     seconds = time.monotonic() - began
-    if done.returncode not in (0, 1):  # 1: some case failed, which costs its time in both
+    if done.returncode not in (0, 1):  # 1: a case failed, in both
         sys.exit(done.stderr.decode(errors="replace"))
     return seconds, seconds - sum(job["seconds"] for job in jobs_of(out))
 
 
 def jobs_of(out: Path) -> list[dict[str, Any]]:
-    """What the latest run's record says of its jobs."""
+    """Return the jobs in the record of the latest run."""
     return list(json.loads((out / "latest" / "run.json").read_text(encoding="utf-8"))["jobs"])
 
 
 def timed_bare(pipeline: Path, out: Path) -> tuple[float, int]:
-    """Seconds and number of the latest run's commands, with what they write in folders of their own beside it."""
+    """Run the commands of the latest run in a copy of its folders; return their seconds and number."""
     run, here, jobs = (out / "latest").resolve(), pipeline.resolve().parent, jobs_of(out)
     bare = Path(tempfile.mkdtemp(prefix=f"{run.name}.bare-", dir=run.parent))
     for job in jobs:

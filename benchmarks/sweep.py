@@ -1,12 +1,12 @@
-"""What one process for a whole sweep saves: the same cases with and without `isolate: true`, in one command.
+"""Measures what one process for a whole sweep saves: the same cases with and without `isolate: true`.
 
     python benchmarks/sweep.py [-p PROFILER]... [--impls A,B,...] [--seqlens N,N,...] [--batches N,N]
 
-By default sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain and,
-where it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. In
-one process the sweep runs twice, and the second is compared: whoever comes first on a machine just started reads its
-libraries from the disk and compiles its kernels, seconds that do not come from how the cases are run. The times that
-the two ways measured are compared as well: a sweep is of no use if its cases disturb each other.
+The default is sixty cases on a GPU, six implementations of attention at ten shapes, and fewer on a CPU, under plain
+and, if it is on PATH, nsys. Wall times are those of the whole command `profpipe run`, from its start to SUMMARY.md. In
+one process the sweep runs twice, and the second run counts: the first run on a new machine reads libraries from disk
+and compiles kernels, which takes seconds. The measured times of both ways are compared as well, to show whether the
+cases of a sweep disturb each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
             swept_s, swept = timed_run(Path(scratch, "swept"), profiler, chosen, [])
             isolated_s, isolated = timed_run(Path(scratch, "isolated"), profiler, chosen, ["--set", "isolate=true"])
         if swept.keys() != isolated.keys():
-            sys.exit(f"not the same cases ended well: {sorted(swept.keys() ^ isolated.keys())}")
+            sys.exit(f"the two ways have different successful cases: {sorted(swept.keys() ^ isolated.keys())}")
         ratios = [isolated[case] / swept[case] for case in swept]
         farthest = max(ratios, key=lambda ratio: abs(ratio - 1))
         apart = f"{statistics.median(ratios):.3f}, {farthest:.3f}"
@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
 def timed_run(
     out: Path, profiler: str, chosen: dict[str, str], options: Sequence[str]
 ) -> tuple[float, dict[str, float]]:
-    """(wall seconds of the whole command, ns per call of each case that ended well)."""
+    """Return (wall seconds of the whole command, ns per call of each successful case)."""
     sets = [word for name, values in chosen.items() for word in ("--set", f"{name}={values}")]
     command = [sys.executable, "-m", "profpipe", "run", str(ROOT / "pipeline.yaml"), "-p", profiler, "--out", str(out)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -70,13 +70,13 @@ def timed_run(
         [*command, *sets, *options], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
     )
     seconds = time.monotonic() - began
-    if done.returncode not in (0, 1):  # 1: some case failed, and its name is missed below
+    if done.returncode not in (0, 1):  # 1: some case failed, and is missing below
         sys.exit(done.stderr.decode(errors="replace"))
     return seconds, times(out / "latest")
 
 
 def times(run: Path) -> dict[str, float]:
-    """Of plain the median of the calls, of a profiler the kernels' time per call."""
+    """Return the median of the calls for plain, and the kernel time per call for a profiler."""
     with (run / "cases.csv").open(encoding="utf-8") as rows:
         well = {row["case"] for row in csv.DictReader(rows) if row["status"] == "ok"}
     with (run / "metrics.csv").open(encoding="utf-8") as rows:

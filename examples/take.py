@@ -1,28 +1,31 @@
-"""Takes a run into the examples: its record, tables and page, without what the profilers wrote.
+"""Copy a run into the examples: its record, its tables as Parquet, and its pages, without the profilers' files.
 
     python examples/take.py out/latest NAME [--below FOLDER]
 
-``NAME/pipeline.yaml`` stays, and must be there: it is the pipeline with the values of this run as its defaults, so that
-``profpipe run`` in that folder is the same study. The folders of the machine are cut from the commands in ``run.json``,
-and from the paths of logs that reasons name; where one is left in any text that would be taken, nothing is.
+``NAME/pipeline.yaml`` must exist and stays: it is the pipeline with the values of this run as its defaults, so that
+``profpipe run`` in that folder is the same study. The script cuts the folders of the machine from the commands in
+``run.json`` and from the paths in reasons. It copies nothing if a folder of the machine is left in any text.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from profpipe.results import schema, store
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
 
 HERE = Path(__file__).resolve().parent
-#: Large, or said in another file.
-LEFT_BEHIND = ("raw", ".*", "*.parquet", "SUMMARY.md", "plots", "run.json", "pipeline.yaml")
-#: A path below a folder of somebody's machine, from where its word begins; in JSON a line may begin with ``\\n``.
+#: Raw files, files that are written below in another form, and pages that are rendered again.
+IGNORED = ("raw", ".*", "*.parquet", "*.csv", "SUMMARY.md", "details.md", "plots", "run.json", "pipeline.yaml")
+#: A path below a folder of somebody's machine, from where its word begins. In JSON a line may begin with ``\\n``.
 FOLDER = re.compile(
     r"""(?:^ | (?<=[\s"'`(,;]) | (?<=\\[nt]))
     (?:[^\s"'`(,;/]* [=:<\[{|])? /(?!dev/|proc/|sys/) [^/\s"'`]+ / [^\s"'`)]*""",
@@ -32,21 +35,24 @@ FOLDER = re.compile(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's folder")
-    parser.add_argument("name", help="of the example")
-    parser.add_argument("--below", type=Path, default=HERE, help="the folder that holds the examples")
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("name", help="name of the example")
+    parser.add_argument("--below", type=Path, default=HERE, help="folder that holds the examples")
     args = parser.parse_args()
     run, target = args.run.resolve(), args.below / args.name
     if not (target / "pipeline.yaml").is_file():
         sys.exit(f"{target / 'pipeline.yaml'} is missing: put the study there, with this run's values as its defaults.")
+    data, manifest = store.load(run)
+    data.cases["reason"] = [relative_to_run(reason, run) for reason in data.cases["reason"]]
     with tempfile.TemporaryDirectory() as folder:
-        taken = Path(folder) / args.name
-        shutil.copytree(run, taken, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
-        write_without_folders(run, taken)
-        refuse_folders(run, taken)
+        copy = Path(folder) / args.name
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns(*IGNORED))
+        without_folders(manifest, run).save(copy)
+        refuse_folders(run, copy, data)
+        store.save_parquet(copy, data)
         clear(target)
-        shutil.copytree(taken, target, dirs_exist_ok=True)
-    # 1: some case of the run failed, which its page says.
+        shutil.copytree(copy, target, dirs_exist_ok=True)
+    # Exit code 1: some case of the run failed, which its page says.
     if subprocess.run([sys.executable, "-m", "profpipe", "report", str(target)]).returncode not in (0, 1):
         sys.exit(f"{target}: the report could not be written.")
 
@@ -59,41 +65,38 @@ def clear(target: Path) -> None:
             path.unlink()
 
 
-def write_without_folders(run: Path, taken: Path) -> None:
-    """Writes the record of ``run``, and the table with its reasons, which is else the same to the byte."""
-    record = without_folders(json.loads((run / "run.json").read_text(encoding="utf-8")), run)
-    (taken / "run.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    cases = (run / "cases.csv").read_bytes().decode("utf-8")
-    (taken / "cases.csv").write_bytes(below_run(cases, run).encode("utf-8"))
+def without_folders(manifest: Manifest, run: Path) -> Manifest:
+    """Return the manifest with commands as typed beside the pipeline, and with programs and logs by their names."""
+    results = re.compile(rf"[^\s=]*/(?={re.escape(f'{run.parent.name}/{run.name}')}/)")
+    jobs = []
+    for job in manifest.jobs:
+        argv = tuple(tuple(_base_name(results.sub("", word)) for word in command) for command in job.argv)
+        jobs.append(replace(job, argv=argv, reason=relative_to_run(job.reason, run)))
+    return replace(manifest, command=tuple(map(_base_name, manifest.command)), jobs=tuple(jobs))
 
 
-def without_folders(record: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``record`` with commands as they are typed beside the pipeline, programs by their names, and logs by theirs."""
-    own = re.compile(rf"[^\s=]*/(?={re.escape(f'{run.parent.name}/{run.name}')}/)")
-    record["command"] = [_named(word) for word in record["command"]]
-    for job in record["jobs"]:
-        job["argv"] = [[_named(own.sub("", word)) for word in argv] for argv in job["argv"]]
-        job["reason"] = below_run(job.get("reason", ""), run)
-    return record
-
-
-def below_run(text: str, run: Path) -> str:
-    """``text`` with paths below the run's folder, wherever that was, relative to it."""
+def relative_to_run(text: str, run: Path) -> str:
+    """Return ``text`` with each path below the run's folder relative to that folder."""
     return re.sub(rf"[^\s=(:,;\"']*\b{re.escape(run.name)}/", "", text)
 
 
-def refuse_folders(run: Path, taken: Path) -> None:
-    for path in sorted(path for path in taken.rglob("*") if path.is_file()):
+def refuse_folders(run: Path, copy: Path, data: Tables) -> None:
+    """Exit if a text file of the copy or a table holds a folder of the machine."""
+    texts = {}
+    for path in sorted(path for path in copy.rglob("*") if path.is_file()):
         try:
-            found = FOLDER.search(path.read_text(encoding="utf-8"))
+            texts[str(path.relative_to(copy))] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # no text
-        if found:
-            sys.exit(f"{run}: {path.relative_to(taken)} names a folder of this machine: {found[0]}")
+            continue  # not a text
+    texts.update(
+        {f"{name}.parquet": getattr(data, name).to_csv(index=False) for name in (table.name for table in schema.ALL)}
+    )
+    for name, text in texts.items():
+        if found := FOLDER.search(text):
+            sys.exit(f"{run}: {name} names a folder of this machine: {found[0]}")
 
 
-def _named(word: str) -> str:
-    """A program, or a file, by its name alone."""
+def _base_name(word: str) -> str:
     return Path(word).name if word.startswith("/") else word
 
 

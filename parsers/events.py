@@ -1,10 +1,10 @@
-"""``events.jsonl``, which the harness appends to as it goes: the cases and their numbers.
+"""Read ``events.jsonl``, which the harness appends to during a job: the cases and their numbers.
 
-One JSON object a line. Each process of a job begins with ``started``, so one file may hold several: a job whose process
-died goes on in the next one. What a case did in the last process that began it is what counts.
+One JSON object a line. Each process begins with ``started``; a job whose process died goes on in another one, in the
+same file. The last process that began a case counts.
 
-Where several processes run the cases together, each has a file of its own (``events.rank1.jsonl``). The first one's is
-the job's; of the others' only the numbers are taken, with the subject ``rank 1``, of cases that ended well.
+Of several ranks each has a file (``events.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases
+that ended well, with the subject ``rank 1``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from profpipe import intervals, tables
-from profpipe.errors import Refused
+from profpipe.errors import UnreadableFile
+from profpipe.measure import statistics
+from profpipe.results import schema
 
 FORMATS = ("profpipe events.jsonl",)
 
@@ -30,7 +31,7 @@ _CRASHED = "the process ended inside this case; see log.txt beside events.jsonl 
 
 @dataclass
 class Attempt:
-    """What one process wrote of one case; ``status`` stays ``crashed`` until ``case_ended`` says otherwise."""
+    """One process's events of one case; ``status`` is ``crashed`` until ``case_ended``."""
 
     profiler: str
     case: str
@@ -46,7 +47,7 @@ class Attempt:
 
 @dataclass
 class Record:
-    """A whole file: the last attempt of each case, and what the processes said of themselves."""
+    """A whole file: the last attempt of each case, and the last process."""
 
     attempts: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     process: int = 0
@@ -55,13 +56,13 @@ class Record:
     torch: str = ""
     device: str = ""
     notes: list[str] = field(default_factory=list)
-    #: By what the workload was asked for and why it could not say: the cases.
-    unanswered: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    #: (function of the workload that failed, reason) -> cases.
+    failed_functions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def attempt(self, event: dict[str, Any]) -> Attempt:
-        """This process's attempt at the event's case; what an earlier process wrote of the case is forgotten.
+        """Return this process's attempt at the event's case, in place of an earlier process's.
 
-        A process may turn to a case several times, so ``case_started`` alone begins no new attempt.
+        A process may start a case several times, so ``case_started`` begins no new attempt.
         """
         fresh = Attempt(self.profiler, str(event["case"]), self.process)
         known = self.attempts.get((fresh.profiler, fresh.case))
@@ -71,7 +72,7 @@ class Record:
 
 
 def sniff(path: Path) -> bool:
-    """True for a file whose first line is an event of the harness."""
+    """Return True for a file whose first line is an event of the harness."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -79,10 +80,10 @@ def sniff(path: Path) -> bool:
     return head.replace(b" ", b"").startswith(b'{"event":')
 
 
-def parse(path: Path) -> tables.Tables:
-    """Cases (one row each), and metrics: the samples summarised, the others as they were given.
+def parse(path: Path) -> schema.Tables:
+    """Read cases (one row each) and metrics; samples are summarised.
 
-    Raises ``Refused`` for a line that is not an event, except where a kill cut it: the last line of a process.
+    Raises ``UnreadableFile`` for a line that is no event. A kill may cut the last line of a process, which is dropped.
     """
     record = Record()
     for number, event in _events(path, record):
@@ -92,9 +93,13 @@ def parse(path: Path) -> tables.Tables:
         try:
             handler(record, event)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise Refused(path, f"line {number}: a malformed '{event['event']}' event ({error!r})", _RERUN) from error
+            raise UnreadableFile(
+                path, f"line {number}: a malformed '{event['event']}' event ({error!r})", _RERUN
+            ) from error
     if not record.attempts:
-        raise Refused(path, "holds no case: the process ended before its first one", "See log.txt beside it for why.")
+        raise UnreadableFile(
+            path, "holds no case: the process ended before its first one", "See log.txt beside it for why."
+        )
     return _tables(record)
 
 
@@ -102,10 +107,10 @@ _RERUN = "Run the workload again; the file was changed or damaged after it was w
 
 
 def _events(path: Path, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each event with its line number.
+    """Yield each event with its line number.
 
-    A process that is killed leaves its last line cut and without a line end, so that the next process's ``started``
-    stands behind it in the same line.
+    A killed process leaves its last line cut, without a line end: the ``started`` of the next process is in the same
+    line.
     """
     lines = path.read_bytes().replace(b'{"event": "started"', _STARTED).splitlines()
     for number, line in enumerate(lines, start=1):
@@ -116,7 +121,7 @@ def _events(path: Path, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
             event = _decode(line[at:])
             record.notes.append(f"line {number} was cut by the end of its process and dropped")
         if event is None and not _is_last_of_process(lines[number:]):
-            raise Refused(path, f"line {number} is not a JSON object", _RERUN)
+            raise UnreadableFile(path, f"line {number} is not a JSON object", _RERUN)
         if event is None:
             record.notes.append(f"line {number} was cut by the end of its process and dropped")
         else:
@@ -127,7 +132,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
         if b"\\ud" in line:
-            # A path that is no UTF-8 comes as halves of surrogate pairs, which no table can be written with.
+            # A path that is no UTF-8 has halves of surrogate pairs, which Arrow cannot store.
             event = json.loads(json.dumps(event, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
@@ -162,7 +167,7 @@ def _on_metric(record: Record, event: dict[str, Any]) -> None:
     try:
         row: dict[str, Any] = {k: float(event[k]) for k in ("value", "ci_low", "ci_high") if event.get(k) is not None}
     except (TypeError, ValueError, OverflowError):  # the last: a whole number beyond any float
-        # A workload's check() may return anything; its other numbers are still good.
+        # A workload's check() may return anything; its other numbers are valid.
         record.notes.append(f"{attempt.case}: metric {name} is no number and was dropped")
         return
     row |= {"unit": str(event["unit"]), "n": int(event.get("n") or 1)}
@@ -170,15 +175,15 @@ def _on_metric(record: Record, event: dict[str, Any]) -> None:
 
 
 def _on_error(record: Record, event: dict[str, Any]) -> None:
-    """Of a case that failed, ``case_ended`` tells the reason; here is what else the workload could not say."""
+    """Note a function of the workload that failed. The reason of a failed case is in ``case_ended``."""
     if during := event.get("during"):
-        cases = record.unanswered.setdefault((str(during), str(event.get("reason") or "")), [])
+        cases = record.failed_functions.setdefault((str(during), str(event.get("reason") or "")), [])
         cases.append(str(event["case"]))
 
 
 def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
     attempt = record.attempt(event)
-    if event["status"] not in tables.STATUSES:
+    if event["status"] not in schema.STATUSES:
         raise ValueError(f"unknown status {event['status']!r}")
     attempt.status, attempt.reason = event["status"], str(event.get("reason") or "")
     attempt.seconds = None if event.get("seconds") is None else float(event["seconds"])
@@ -197,10 +202,9 @@ _HANDLERS = {
 }
 
 
-def _tables(record: Record) -> tables.Tables:
+def _tables(record: Record) -> schema.Tables:
     cases: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
-    notes = list(record.notes)
     for attempt in record.attempts.values():
         key = {"case": attempt.case, "profiler": attempt.profiler}
         texts = {"params": json.dumps(attempt.params), "flags": json.dumps(attempt.flags)}
@@ -209,38 +213,38 @@ def _tables(record: Record) -> tables.Tables:
         for name, samples_ns in attempt.samples_ns.items():
             finite = np.array([value for value in samples_ns if math.isfinite(value)])
             if dropped := len(samples_ns) - len(finite):
-                notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
+                record.notes.append(f"{attempt.case}: {dropped} samples that are no number dropped")
             own += [{**key, "subject": "", **row} for row in _summary(name, finite)]
         own += [{**key, "subject": s, "metric": m, **row} for (s, m), row in attempt.metrics.items()]
         metrics += own if not record.rank else _of_rank(record.rank, attempt, own)
-    for (during, reason), named in record.unanswered.items():
+    for (during, reason), named in record.failed_functions.items():
         also = f" and {len(named) - 1} more cases" if len(named) > 2 else f" and {named[-1]}" if named[1:] else ""
-        notes.append(f"{named[0]}{also}: the workload's {during} failed: {reason}")
-    origin = tables.Origin(
+        record.notes.append(f"{named[0]}{also}: the workload's {during} failed: {reason}")
+    origin = schema.Origin(
         format=FORMATS[0], tool=record.profiler, tool_version=record.torch and f"torch {record.torch}",
-        device=record.device, notes=tuple(notes),
+        device=record.device, notes=tuple(record.notes),
     )  # fmt: skip
-    # What became of the cases is told by the record of the first process.
-    return tables.Tables(
-        cases=tables.frame(tables.CASES, [] if record.rank else cases),
-        metrics=tables.frame(tables.METRICS, metrics),
+    # The record of rank 0 has the cases.
+    return schema.Tables(
+        cases=schema.frame(schema.CASES, [] if record.rank else cases),
+        metrics=schema.frame(schema.METRICS, metrics),
         origin=origin,
     )
 
 
 def _of_rank(rank: int, attempt: Attempt, own: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The numbers of a further process. Those of a phase, or of a place in the code, have no subject left for it."""
+    """Yield the numbers of another rank that have no subject yet: phases and places in the code keep theirs."""
     if attempt.status == "ok":
-        yield from ({**row, "subject": f"{tables.RANK_PREFIX}{rank}"} for row in own if not row["subject"])
+        yield from ({**row, "subject": f"{schema.RANK_PREFIX}{rank}"} for row in own if not row["subject"])
 
 
 def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Rows of ``metrics`` for samples called ``name``: the median with its interval, the spread, how many there are."""
+    """Yield rows of ``metrics`` for samples: the median with its interval, the spread and their number."""
     n = len(samples_ns)
     if not n:
         return
     ordered = np.sort(samples_ns)
-    low, high = intervals.of_median(ordered.tolist()) or (None, None)
+    low, high = statistics.median_interval(ordered.tolist()) or (None, None)
     time = {"unit": "ns", "n": n}
     yield {"metric": name, "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
     yield {"metric": f"{name}_p10", "value": float(np.percentile(ordered, 10)), **time}

@@ -1,8 +1,8 @@
-"""Reports of Nsight Compute (``.ncu-rep``), read with NVIDIA's own ``ncu_report`` package.
+"""Read reports of Nsight Compute (``.ncu-rep``) with NVIDIA's package ``ncu_report``.
 
-That package gives what it can make of any file: nothing of junk, and of a report that was cut while it was written the
-kernels that are whole. The container itself says how long it is and how many results it holds (``NVR``, a header, then
-blocks of a header and its payload; Nsight Compute, Customization Guide, "Report File Format"), so both are compared.
+The package reads nothing from junk, and the whole kernels of a report that was cut, without an error. So the parser
+compares its results with the container, which states its length and its number of results: ``NVR``, a header, then
+blocks of a header and its payload (Nsight Compute 2025.3, Customization Guide, "Report File Format").
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from profpipe import kernels, tables
-from profpipe.errors import Refused
-from profpipe.formats import counters, guided, launch_order
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import kernel_classes, launch_order
+from profpipe.ingest.ncu import counters, guided
+from profpipe.results import schema
 
 FORMATS = ("Nsight Compute report (.ncu-rep)",)
 
 _MAGIC = b"NVR\0"
 _VERSION = re.compile(rb"(20\d\d\.\d+\.\d+)\.\d+ \(build \d+\)")
 _PROFILE_AGAIN = "Profile again and let ncu end by itself; a report is complete only then."
-#: What the package's generated bindings raise when a damaged report gives them something of the wrong kind.
+#: The errors of the package's generated bindings for a damaged report.
 _BINDING_ERRORS = (
     AttributeError,
     IndexError,
@@ -37,7 +37,7 @@ _BINDING_ERRORS = (
     TypeError,
     ValueError,
 )
-#: Rules speak also where all is well (OK); advice are these two (``IRuleResult``, NvRules MsgType).
+#: The messages of rules that give advice (``IRuleResult``, NvRules MsgType).
 _OPTIMIZATION, _WARNING = 2, 3
 #: Fields of a block's header.
 _RESULTS, _PAYLOAD_SIZE = 2, 5
@@ -46,48 +46,30 @@ _WORKLOAD_KERNEL = 0
 
 
 def sniff(path: Path) -> bool:
-    """True for a file with the magic number of a report."""
+    """Return True for a file with the magic number of a report."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels, the ranges around them, and the chosen metrics.
+def parse(path: Path) -> schema.Tables:
+    """Read kernels, the ranges around them, and the chosen metrics.
 
-    Raises ``Refused`` for a report that is cut or damaged, holds no kernel, or is newer than the installed package.
+    Raises ``UnreadableFile`` for a report that is damaged, holds no kernel, or is newer than the installed package.
     """
     launches, written_by, device = _read(path)
-    launches, notes = _meant(path, launches)
-    parsed = counters.tables_of(
-        launches,
-        tables.Origin(
-            format=FORMATS[0],
-            tool="ncu",
-            tool_version=written_by,
-            device=device,
-            attribution=counters.attribution(launches, "NVTX ranges open at the launch"),
-            notes=tuple(notes),
-        ),
-    )
-    return replace(parsed, kernels=kernels.annotate(parsed.kernels))
+    origin = schema.Origin(format=FORMATS[0], tool="ncu", tool_version=written_by, device=device)
+    return guided.tables_of(path, launches, origin, schema.Placement.NVTX_STATE)
 
 
 def single_launches(path: Path) -> list[counters.Launch]:
-    """Each launch that ``parse`` adds up, in the order in which they were profiled. Raises as ``parse`` does."""
-    launches, *_ = _read(path)
-    return _meant(path, launches)[0]
-
-
-def _meant(path: Path, launches: list[counters.Launch]) -> tuple[list[counters.Launch], list[str]]:
-    """Those of ``launches`` that the run asked for where it was guided, else all; with the notes about them."""
-    guide = guided.beside(path)
-    return guided.kept(launches, guide) if guide else (launches, [])
+    """Return each launch that ``parse`` adds up, in the order in which ncu profiled them. Raises as ``parse`` does."""
+    return guided.select(path, _read(path)[0]).launches
 
 
 def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
-    """(every launch in the report, the ncu that wrote it, the GPU's name)."""
+    """Return (every launch in the report, the version of ncu that wrote it, the GPU's name)."""
     results, written_by = _count_results(path), _written_by(path)
     context = _open(path, written_by)
     try:
@@ -95,14 +77,14 @@ def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
         launches = [_launch(action) for action in actions]
         device = _text(actions[0], "device__attribute_display_name") if actions else ""
     except _BINDING_ERRORS as error:
-        raise Refused(path, f"an ncu report that is damaged ({error})", _PROFILE_AGAIN) from error
+        raise UnreadableFile(path, f"an ncu report that is damaged ({error})", _PROFILE_AGAIN) from error
     if not results:
-        raise Refused(
+        raise UnreadableFile(
             path, "an ncu report without a kernel", "Check ncu's filters: perhaps none that ran matches them."
         )
     if len(launches) != results:
         what = f"an ncu report that is damaged: of its {results} results {len(launches)} can be read"
-        raise Refused(path, what, _PROFILE_AGAIN)
+        raise UnreadableFile(path, what, _PROFILE_AGAIN)
     return launches, written_by, device
 
 
@@ -110,7 +92,7 @@ def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
 
 
 def _count_results(path: Path) -> int:
-    """The results that the blocks of the file announce. Raises ``Refused`` where they do not end with the file."""
+    """Count the results that the file's blocks announce. Raises ``UnreadableFile`` where the file is cut."""
     results = 0
     with path.open("rb") as file:
         end = file.seek(0, 2)
@@ -125,12 +107,12 @@ def _count_results(path: Path) -> int:
         except (IndexError, ValueError, OverflowError, struct.error):
             complete = False
     if not complete:
-        raise Refused(path, f"an ncu report that is cut or damaged ({end:,} bytes)", _PROFILE_AGAIN)
+        raise UnreadableFile(path, f"an ncu report that is cut or damaged ({end:,} bytes)", _PROFILE_AGAIN)
     return results
 
 
 def _message(file: BinaryIO) -> bytes:
-    """The protobuf message at this place, behind its length."""
+    """Read a length and the protobuf message of that length."""
     (length,) = struct.unpack("<I", file.read(4))
     message = file.read(length)
     if len(message) < length:
@@ -139,7 +121,7 @@ def _message(file: BinaryIO) -> bytes:
 
 
 def _numbers(message: bytes) -> Iterator[tuple[int, int]]:
-    """(field number, value) of the integers in a protobuf message; texts and messages inside it are stepped over."""
+    """Yield (field number, value) of the integers in a protobuf message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -167,7 +149,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _written_by(path: Path) -> str:
-    """Version of the ncu that wrote the report; empty where no text in it says so."""
+    """Return the version of ncu that wrote the report, empty where it is not stated."""
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         match = _VERSION.search(content)
         return match[1].decode() if match else ""
@@ -177,21 +159,25 @@ def _written_by(path: Path) -> str:
 
 
 def _open(path: Path, written_by: str) -> Any:
-    """The report as the package sees it. Raises ``Refused`` where the package is missing or older than the report."""
+    """Load the report. Raises ``UnreadableFile`` where the package is missing or older than the report."""
     newest = f">={'.'.join(written_by.split('.')[:2])}" if written_by else ""
     remedy = f"pip install -U 'ncu-report{newest}', or export the report: ncu --import FILE --page raw --csv."
     try:
         package: Any = importlib.import_module("ncu_report")
     except ImportError as error:
-        raise Refused(path, f"an ncu report, and the package ncu-report is missing ({error})", remedy) from error
+        raise UnreadableFile(path, f"an ncu report, and the package ncu-report is missing ({error})", remedy) from error
     try:
         context = package.load_report(str(path))
         library = str(context.get_version())
     except (*_BINDING_ERRORS, OSError) as error:
-        raise Refused(path, f"an ncu report that the package ncu-report cannot open ({error})", remedy) from error
+        raise UnreadableFile(
+            path, f"an ncu report that the package ncu-report cannot open ({error})", remedy
+        ) from error
     if written_by and _release(library) < _release(written_by):
-        # An older library skips what it does not know and says nothing of it.
-        raise Refused(path, f"an ncu report of {written_by}, newer than the package ncu-report {library}", remedy)
+        # An older library skips unknown data without an error.
+        raise UnreadableFile(
+            path, f"an ncu report of {written_by}, newer than the package ncu-report {library}", remedy
+        )
     return context
 
 
@@ -210,7 +196,7 @@ def _launch(action: Any) -> counters.Launch:
     names = action.metric_names()
     found = {name: _value(action, name) for name in counters.chosen(names)}
     return counters.Launch(
-        name=kernels.normalise(_clean(action.name(action.NameBase_DEMANGLED) or action.name())),
+        name=kernel_classes.normalise(_clean(action.name(action.NameBase_DEMANGLED) or action.name())),
         device=_integer(action, "launch__device_id"),
         stream=_integer(action, "launch__stream_id"),
         path=_path(action.nvtx_state()),
@@ -223,7 +209,7 @@ def _launch(action: Any) -> counters.Launch:
 
 
 def _clean(text: str) -> str:
-    # The bindings hide bytes that are no UTF-8 in surrogates, which no table can be written with.
+    # The bindings decode bytes that are no UTF-8 as surrogates, which Arrow cannot store.
     return text.encode("utf-8", "replace").decode()
 
 
@@ -249,10 +235,9 @@ def _text(action: Any, name: str) -> str:
 
 
 def _path(state: Any) -> tuple[str, ...]:
-    """Ranges around the launch, outermost first: start/end ranges, then push/pop ranges, domain by domain.
+    """Return the ranges around the launch, outermost first: start/end ranges, then push/pop ranges, by domain.
 
-    Ranges of two domains have no order among them in the report; the default domain, where the harness puts the case,
-    comes first.
+    The report has no order between domains. The default domain, which has the range of the case, comes first.
     """
     if state is None:
         return ()

@@ -1,30 +1,23 @@
-"""What `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of every version since 2020.
+"""Read what `nsys stats` prints: CSV, TSV, and its two kinds of text tables, of every version since 2020.
 
-A file may hold several reports, and the same kernels in several of them. Layouts: nsys 2022.4 and 2023.4 as run, 2020
-and 2024 as recorded. Numbers may carry thousands separators and decimal commas, for the text tables follow the locale.
+A file may hold several reports, and the same kernels in several of them. Text tables have the thousands separators and
+decimal commas of the locale. Sources: nsys 2022.4 and 2023.4 as run, 2020 and 2024 as recorded by others.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from profpipe import errors, kernels, load, tables
-
-if TYPE_CHECKING:
-    import _nsys_kernel_rows
-    import _nsys_printed
-    import _nsys_range_rows
-else:
-    _nsys_kernel_rows = load.module(Path(__file__).with_name("_nsys_kernel_rows.py"))
-    _nsys_printed = load.module(Path(__file__).with_name("_nsys_printed.py"))
-    _nsys_range_rows = load.module(Path(__file__).with_name("_nsys_range_rows.py"))
+from profpipe import errors
+from profpipe.ingest import kernel_classes
+from profpipe.ingest.nsys import kernel_rows, range_rows, stats_output
+from profpipe.results import schema
 
 FORMATS = (
     "nsys stats reports: CSV, TSV and text tables (gpukernsum, cuda_gpu_kern_sum, cuda_gpu_trace, nvtx_sum, ...)",
@@ -40,7 +33,7 @@ _SNIFFED_LINES: Final = 10_000
 _VERSION = re.compile(r"nsight[-_ ]?systems?[^\]\n]*?[/\\-](\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE)
 _CUT: Final = ("…", "...", "\u00e2\u20ac\u00a6", "\ufffd")
 
-#: Where kernels are read from, the finest first: single launches, by launch shape, by name.
+#: Tables with kernels, the finest first.
 _KERNEL_TABLES: Final = {
     "trace": "cuda_gpu_trace (single launches)",
     "exec_trace": "cuda_kern_exec_trace (single launches)",
@@ -49,45 +42,46 @@ _KERNEL_TABLES: Final = {
     "gpu_sum": "cuda_gpu_sum",
     "exec_sum": "cuda_kern_exec_sum (means only)",
 }
-#: Times rounded more coarsely than this do not tell short kernels apart.
+#: Coarser times do not distinguish short kernels.
 _COARSE_NS: Final = 1000.0
 
 
 def sniff(path: Path) -> bool:
+    """Return True for text with a banner or a table of `nsys stats`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
         content = file.read(_SNIFFED_BYTES)
-    text = _nsys_printed.decode(content)
-    return "\0" not in text[:4096] and _nsys_printed.holds_tables(text.split("\n"))
+    text = stats_output.decode(content)
+    return "\0" not in text[:4096] and stats_output.holds_tables(text.split("\n"))
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels, copies and ranges. Raises ``Refused`` where there are none, and where a table is cut or damaged."""
+def parse(path: Path) -> schema.Tables:
+    """Read kernels, copies and ranges. Raises ``UnreadableFile`` where a file has none, or a table is damaged."""
     try:
-        return _parse(_nsys_printed.decode(path.read_bytes()).split("\n"))
-    except _nsys_printed.Damaged as damage:
-        raise errors.Refused(path, str(damage), _REMEDY) from damage
+        return _parse(stats_output.decode(path.read_bytes()).split("\n"))
+    except stats_output.Damaged as damage:
+        raise errors.UnreadableFile(path, str(damage), _REMEDY) from damage
 
 
-def _parse(lines: list[str]) -> tables.Tables:
-    found, remarks = _nsys_printed.tables_in(lines)
+def _parse(lines: list[str]) -> schema.Tables:
+    found, remarks = stats_output.tables_in(lines)
     version = next((m for line in lines[:_SNIFFED_LINES] if (m := _VERSION.search(line))), None)
     lines.clear()
     notes: list[str] = []
     chosen = []
     for capture in dict.fromkeys(table.made_from for table in found):
         chosen += _choose([table for table in found if table.made_from == capture], notes)
-    ranges = _nsys_range_rows.read(found)
+    ranges = range_rows.read(found)
     if not chosen and ranges.empty:
-        raise _nsys_printed.Damaged(_why_empty(found, remarks))
-    frame = _nsys_kernel_rows.merge(chosen)
+        raise stats_output.Damaged(_why_empty(found, remarks))
+    frame = kernel_rows.merge(chosen)
     own = frame[frame["kind"] == "kernel"]
     total = float(own["total_ns"].sum()) if len(own) else None
-    return tables.Tables(
-        kernels=kernels.annotate(frame).assign(profiler="nsys"),
+    return schema.Tables(
+        kernels=kernel_classes.annotate(frame).assign(profiler="nsys"),
         ranges=ranges.assign(profiler="nsys"),
-        origin=tables.Origin(
+        origin=schema.Origin(
             format="nsys stats reports",
             tool="nsys",
             tool_version=version[1] if version else "",
@@ -95,64 +89,41 @@ def _parse(lines: list[str]) -> tables.Tables:
             total_ns=total,
             attributed_ns=None if total is None else 0.0,
             unattributed_ns=total,
-            attribution="none: these reports do not say in which range a kernel was launched",
+            attribution={schema.Placement.NOT_SHOWN: None} if len(own) else {},
             device=_device(found),
             notes=(*notes, *_notes(frame, found)),
+            without_kernels="" if (frame["kind"] == "kernel").any() else "no kernels in this file",
         ),
     )
 
 
-def _why_empty(found: Sequence[_nsys_printed.Table], remarks: list[str]) -> str:
+def _why_empty(found: Sequence[stats_output.Table], remarks: list[str]) -> str:
     if remarks:
-        return f"holds no kernels, only nsys' own words ({_nsys_printed.printable(remarks[0])})"
+        return f"holds no kernels, only nsys' own words ({stats_output.printable(remarks[0])})"
     return "holds no kernels" if found else "holds only banners, no table"
 
 
 # --- which of the tables is believed ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """Rows of ``kernels`` from one kind of table of one capture, and how finely their times are printed."""
-
-    kind: str
-    frame: pd.DataFrame
-    resolution_ns: float
-
-    @property
-    def own(self) -> pd.DataFrame:
-        return self.frame[self.frame["kind"] == "kernel"]
-
-    @property
-    def total_ns(self) -> float:
-        return float(self.own["total_ns"].sum())
-
-    @property
-    def launches(self) -> int:
-        return int(self.own["calls"].sum())
-
-
-def _choose(found: Sequence[_nsys_printed.Table], notes: list[str]) -> list[pd.DataFrame]:
-    """Of the tables that one capture's kernels are told in, those of one kind, so that none counts twice."""
-    offers = [offer for kind in _KERNEL_TABLES if (offer := _offer(kind, found))]
+def _choose(found: Sequence[stats_output.Table], notes: list[str]) -> list[pd.DataFrame]:
+    """Choose the tables of one kind, so that no kernel of the capture counts twice."""
+    read = (kernel_rows.read(kind, found) for kind in _KERNEL_TABLES)
+    offers = [rows for rows in read if len(rows.kernels)]
+    copies = kernel_rows.read("memory_sum", found).frame
     if not offers:
-        return _copies(found)
+        return [copies] if len(copies) else []
     best = _best(offers, notes)
-    if best.launches and not best.total_ns:
-        raise _nsys_printed.Damaged("all times are rounded to zero")
+    if best.launches and not best.kernels["total_ns"].sum():
+        raise stats_output.Damaged("all times are rounded to zero")
     if best.resolution_ns > _COARSE_NS:
         notes.append(f"times are rounded to {best.resolution_ns / 1000:g} us in the file")
-    # A trace and a cuda_gpu_sum hold the copies themselves.
-    return [best.frame] if best.kind in ("trace", "gpu_sum") else [best.frame, *_copies(found)]
+    # A trace and a cuda_gpu_sum include the copies.
+    return [best.frame] if best.kind in ("trace", "gpu_sum") or not len(copies) else [best.frame, copies]
 
 
-def _copies(found: Sequence[_nsys_printed.Table]) -> list[pd.DataFrame]:
-    copies = _nsys_kernel_rows.read(table for table in found if table.kind == "memory_sum").frame
-    return [copies] if len(copies) else []
-
-
-def _best(offers: list[_Offer], notes: list[str]) -> _Offer:
-    # A trace in seconds shows 0.0000 for most kernels; a summary in the same file shows more.
+def _best(offers: list[kernel_rows.Rows], notes: list[str]) -> kernel_rows.Rows:
+    # A trace in seconds shows 0.0000 for most kernels; a summary in the same file has more digits.
     offers.sort(key=lambda offer: offer.resolution_ns > _COARSE_NS)
     best = offers[0]
     for other in offers[1:]:
@@ -166,26 +137,18 @@ def _best(offers: list[_Offer], notes: list[str]) -> _Offer:
     return best
 
 
-def _offer(kind: str, found: Sequence[_nsys_printed.Table]) -> _Offer | None:
-    """The kernels as tables of ``kind`` tell them."""
-    rows = _nsys_kernel_rows.read(table for table in found if table.kind == kind)
-    if not (rows.frame["kind"] == "kernel").any():
-        return None
-    return _Offer(kind, rows.frame, rows.resolution_ns)
+# --- notes -----------------------------------------------------------------------------------------------------------
 
 
-# --- what a reader must know -----------------------------------------------------------------------------------------
-
-
-def _device(found: Sequence[_nsys_printed.Table]) -> str:
+def _device(found: Sequence[stats_output.Table]) -> str:
     named = {
         cell for table in found if table.kind == "trace" and table.has("device") for cell in table.column("device")
     }
     return ", ".join(sorted({re.sub(r"\s*\(\d+\)$", "", name) for name in named} - {""}))
 
 
-def _notes(frame: pd.DataFrame, found: Sequence[_nsys_printed.Table]) -> list[str]:
-    notes = [] if (frame["kind"] == "kernel").any() else ["no kernels in this file"]
+def _notes(frame: pd.DataFrame, found: Sequence[stats_output.Table]) -> list[str]:
+    notes = []
     cut = frame["kernel"].astype(str).str.endswith(_CUT)
     if cut.any():
         notes.append(

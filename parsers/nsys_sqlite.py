@@ -1,24 +1,27 @@
-"""Nsight Systems exports: SQLite of every schema since 2020, and directories of Parquet files with the same tables.
+"""Read exports of Nsight Systems: SQLite of every schema since 2020, and folders of Parquet files.
 
-Tables and columns are found by name and may be absent: the exporter leaves out tables without rows, and columns came
-and went with the versions. Times are ns since the start of the capture. Ids of threads and processes carry the pid in
-bits 24 to 47 and the thread in the lowest 24.
+Both hold the same tables. The exporter leaves out tables without rows, and columns changed with the versions. Times are
+ns since the start of the capture. Ids of threads carry the thread in bits 0 to 23 and the pid in bits 24 to 47. Source:
+exports of nsys 2020 to 2026, and the "SQLite Schema Reference" in the documentation of Nsight Systems.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe import errors, kernels, load, tables
-from profpipe.formats import attribution, launch_order, overlap, range_sums
-from profpipe.formats.columns import (
+from profpipe import errors
+from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
+from profpipe.ingest.groupby import combine
+from profpipe.ingest.nsys import activities, diagnostics, nvtx
+from profpipe.ingest.nsys.columns import (
     FAILURES,
     SQLITE_HEAD,
     Database,
@@ -28,16 +31,7 @@ from profpipe.formats.columns import (
     read_lookup,
     read_rows,
 )
-from profpipe.formats.grouping import combine
-
-if TYPE_CHECKING:
-    import _nsys_activities
-    import _nsys_nvtx
-    import _nsys_remarks
-else:
-    _nsys_activities = load.module(Path(__file__).with_name("_nsys_activities.py"))
-    _nsys_nvtx = load.module(Path(__file__).with_name("_nsys_nvtx.py"))
-    _nsys_remarks = load.module(Path(__file__).with_name("_nsys_remarks.py"))
+from profpipe.results import schema
 
 FORMATS = ("nsys SQLite export (schemas of 2020 to 2026)", "nsys Parquet export (directory of TABLE.parquet)")
 
@@ -59,105 +53,113 @@ def sniff(path: Path) -> bool:
     try:
         return any(_is_ours(table) for table in Database(path).tables())
     except FAILURES:
-        # Truncated or damaged, but the first page still holds the schema's text; `parse` says what is wrong.
-        return any(mark.encode() in head for mark in (*_MARKS, _nsys_activities.PREFIX))
+        # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
+        return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
 
 
 def _lacks_first_page(path: Path) -> bool:
-    """Whether the exporter was killed: nsys 2022.4 writes the first page last, over zeros."""
+    """Return True where the exporter was killed: nsys 2022.4 writes the first page last, over zeros."""
     with path.open("rb") as file:
         if any(file.read(512)):
             return False
         begin = file.read(1 << 22)
-    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, _nsys_activities.PREFIX))
+    return b"CREATE TABLE" in begin and any(mark.encode() in begin for mark in (*_MARKS, activities.PREFIX))
 
 
 def _is_ours(table: str) -> bool:
-    return table in _MARKS or table.startswith(_nsys_activities.PREFIX)
+    return table in _MARKS or table.startswith(activities.PREFIX)
 
 
 _Found = TypeVar("_Found")
 
 
-def parse(path: Path) -> tables.Tables:
+def parse(path: Path) -> schema.Tables:
     return _or_refused(_parse, path)
 
 
 def launches(path: Path) -> pd.DataFrame:
-    """Each kernel's launch, as ``launch_order.COLUMNS``; none of an export without grids. Raises ``Refused``."""
+    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     return _or_refused(_launches, path)
 
 
 def _or_refused(read: Callable[[Path], _Found], path: Path) -> _Found:
     try:
         return read(path)
-    except _nsys_activities.Damaged as damage:
-        raise errors.Refused(path, str(damage), _EXPORT_AGAIN) from damage
+    except activities.Damaged as damage:
+        raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
     except FAILURES as failure:
         reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
-        raise errors.Refused(path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN) from failure
+        raise errors.UnreadableFile(
+            path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN
+        ) from failure
 
 
 def _opened(path: Path) -> Source:
     for leftover in ("-journal", "-wal"):
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
-            raise _nsys_activities.Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
+            raise activities.Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
     if path.is_file() and _lacks_first_page(path):
-        raise _nsys_activities.Damaged("its export was interrupted: the first page, which is written last, is empty")
+        raise activities.Damaged("its export was interrupted: the first page, which is written last, is empty")
     export: Source = ParquetFolder(path) if path.is_dir() else Database(path)
     if not export.columns("StringIds"):
-        raise _nsys_activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
+        raise activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
     return export
 
 
-def _parse(path: Path) -> tables.Tables:
+def _parse(path: Path) -> schema.Tables:
     export = _opened(path)
     strings = Strings(export, "StringIds", "id", "value")
-    work, calls = _nsys_activities.read(export, strings)
-    ranges, notes = _nsys_nvtx.read(export, strings, _latest(work, calls))
-    launches = _nsys_activities.launches(work, calls)
-    notes += _nsys_remarks.of(export, work, calls, launches)
-    # With ten million kernels a gigabyte that nothing needs any more, here and behind the placing.
+    work, calls = activities.read(export, strings)
+    ranges, notes = nvtx.read(export, strings, _latest(work, calls))
+    launches = activities.launches(work, calls)
+    warnings, details = diagnostics.messages(export, work)
+    notes += [*diagnostics.notes(work, calls, launches), *warnings]
+    # A gigabyte of ten million kernels, which nothing needs any more.
     del calls
-    placed = attribution.attribute(ranges, launches)
-    launches = replace(launches, end=_NOTHING, thread=_NOTHING)
-    range_rows = range_sums.summarise(ranges, launches, placed, work.start, work.end)
-    range_rows["process"] = pd.array(_known(_nsys_activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
-    metrics = overlap.metrics(_kernels(work, placed), overlap.iterations(range_rows))
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        # Kernels are classified while numpy works without the interpreter's lock. The thread takes little memory: what
+        # a thread frees, glibc does not give to the others.
+        classes = executor.submit(kernel_classes.classes, work.names)
+        placed = attribution.attribute(ranges, launches)
+        launches = replace(launches, end=_NOTHING, thread=_NOTHING)
+        range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
+        launched = _kernels(work, placed, classes.result())
+    range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
+    metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     frame = _launch_frame(work, placed)
-    return tables.Tables(
-        kernels=kernels.annotate(tables.summarise(frame)).assign(profiler="nsys"),
-        ranges=tables.frame(tables.RANGES, range_rows).assign(profiler="nsys"),
-        metrics=tables.frame(tables.METRICS, metrics).assign(profiler="nsys"),
-        origin=_origin(export, work, frame, placed, tuple(notes)),
+    return schema.Tables(
+        kernels=kernel_classes.annotate(schema.summarise(frame)).assign(profiler="nsys"),
+        ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
+        metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
+        origin=replace(_origin(export, work, frame, placed), notes=tuple(notes), details=tuple(details)),
     )
 
 
 def _launches(path: Path) -> pd.DataFrame:
     export = _opened(path)
     strings = Strings(export, "StringIds", "id", "value")
-    if (shapes := _nsys_activities.read_shapes(export)) is None:
+    if (shapes := activities.read_shapes(export)) is None:
         return launch_order.empty()
-    work, calls = _nsys_activities.read(export, strings)
-    ranges, _ = _nsys_nvtx.read(export, strings, _latest(work, calls))
-    called = _nsys_activities.launches(work, calls)
+    work, calls = activities.read(export, strings)
+    ranges, _ = nvtx.read(export, strings, _latest(work, calls))
+    called = activities.launches(work, calls)
     placed = attribution.attribute(ranges, called)
     rows = np.flatnonzero(work.is_kind("kernel"))
-    names = np.array([kernels.normalise(name) for name in work.names], dtype=object)
+    names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
     return launch_order.table(ranges, called, placed, rows, seen, work.start[rows])
 
 
-def _latest(work: _nsys_activities.Work, calls: _nsys_activities.Calls) -> int:
-    return max(int(work.end.max(initial=_nsys_activities.NULL)), int(calls.end.max(initial=_nsys_activities.NULL)))
+def _latest(work: activities.Work, calls: activities.Calls) -> int:
+    return max(int(work.end.max(initial=activities.NULL)), int(calls.end.max(initial=activities.NULL)))
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-def _launch_frame(work: _nsys_activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
-    """One row a launch, as ``tables.summarise`` takes it."""
+def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
+    """Return one row a launch, as ``schema.summarise`` takes it."""
     path, paths = pd.factorize(placed.path)
     cases, phases = placed.cases_and_phases(paths)
     process, processes = pd.factorize(work.process)
@@ -166,11 +168,11 @@ def _launch_frame(work: _nsys_activities.Work, placed: attribution.Attribution) 
     return pd.DataFrame(
         {
             "case": _labelled(path, cases),
-            "process": _labelled(process, _known(_nsys_activities.pids(processes))),
+            "process": _labelled(process, _known(activities.pids(processes))),
             "device": _labelled(device, _known(devices)),
             "stream": _labelled(stream, _known(streams)),
             "phase": _labelled(path, phases),
-            "kind": _labelled(work.kind, tables.KINDS),
+            "kind": _labelled(work.kind, schema.KINDS),
             "kernel": _labelled(work.name, work.names),
             "duration_ns": work.end - work.start,
         },
@@ -178,47 +180,44 @@ def _launch_frame(work: _nsys_activities.Work, placed: attribution.Attribution) 
     )
 
 
-def _kernels(work: _nsys_activities.Work, placed: attribution.Attribution) -> overlap.Kernels:
-    communicates = overlap.communicate(kernels.classify(name)[0] for name in work.names)
-    # Most files have no communication, and with ten million kernels each column is 80 MB.
+def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Sequence[str]) -> comm_overlap.Kernels:
+    communicates = comm_overlap.are_communication(classes)
+    # Most files have no communication, and a column of ten million kernels is 80 MB.
     rows = np.flatnonzero(work.is_kind("kernel", "graph")) if communicates.any() else _NOTHING
     path, paths = pd.factorize(placed.path[rows])
     cases, _ = placed.cases_and_phases(paths)
-    return overlap.Kernels(
-        *overlap.numbered(path, cases),
-        _nsys_activities.pids(work.process[rows]),
+    return comm_overlap.Kernels(
+        *comm_overlap.renumber(path, cases),
+        activities.pids(work.process[rows]),
         work.device[rows],
         work.start[rows],
         work.end[rows],
-        communicates[work.name[rows]] & (work.kind[rows] == tables.KINDS.index("kernel")),
+        communicates[work.name[rows]] & (work.kind[rows] == schema.KINDS.index("kernel")),
     )
 
 
 def _labelled(codes: npt.NDArray[Any], labels: Sequence[Any]) -> pd.Categorical[Any]:
-    """A categorical from codes whose labels may repeat or be missing."""
+    """Make a categorical from codes whose labels may repeat or be missing."""
     code, categories = pd.factorize(np.array(labels, dtype=object))
     return pd.Categorical.from_codes(code.astype(np.int32)[codes], pd.Index(categories))
 
 
 def _known(numbers: Any) -> list[int | None]:
-    """Pids and ordinals, None in place of the negative ones that stand for NULL."""
+    """Replace the negative pids and ordinals, which stand for NULL, by None."""
     return [int(number) if number >= 0 else None for number in numbers]
 
 
 def _origin(
-    export: Source,
-    work: _nsys_activities.Work,
-    frame: pd.DataFrame,
-    placed: attribution.Attribution,
-    notes: tuple[str, ...],
-) -> tables.Origin:
+    export: Source, work: activities.Work, frame: pd.DataFrame, placed: attribution.Attribution
+) -> schema.Origin:
     is_kernel = work.is_kind("kernel")
     duration = frame["duration_ns"].to_numpy()
-    in_case = is_kernel & (frame["case"].to_numpy() != "")
+    case = frame["case"].cat
+    in_case = is_kernel & (case.categories.to_numpy() != "")[case.codes]
     total, attributed = int(duration[is_kernel].sum()), int(duration[in_case].sum())
     meta = read_lookup(export, "META_DATA_EXPORT", "name", "value")
     meta |= read_lookup(export, "EXPORT_META_DATA", "name", "value")
-    return tables.Origin(
+    return schema.Origin(
         format=f"nsys export, schema {meta.get('EXPORT_SCHEMA_VERSION') or 'without a version (before 2022)'}",
         tool="nsys",
         tool_version=meta.get("EXPORT_PRODUCT_VERSION", ""),
@@ -226,30 +225,32 @@ def _origin(
         total_ns=float(total),
         attributed_ns=float(attributed),
         unattributed_ns=float(duration[is_kernel & ~in_case].sum()),
-        attribution=_attribution_in_words(placed, is_kernel),
+        attribution=_count_placements(placed, is_kernel),
         device=_device(export, work),
-        notes=notes,
+        without_kernels="" if is_kernel.any() else "no kernels in this file",
     )
 
 
-def _attribution_in_words(placed: attribution.Attribution, is_kernel: npt.NDArray[np.bool_]) -> str:
-    """How launches were placed: of kernels alone, which are what the file's launches are counted by."""
+def _count_placements(placed: attribution.Attribution, is_kernel: npt.NDArray[np.bool_]) -> dict[schema.Placement, int]:
     if not len(placed.range_path):
-        return "none: the file holds no ranges"
-    words = "by the thread that launched (NVTX ranges)"
-    if by_time := int((placed.by_time & is_kernel).sum()):
-        words += f"; {by_time} of {is_kernel.sum()} launches by time, inside a range of another thread"
-    return words
+        return {schema.Placement.NO_RANGES: int(is_kernel.sum())}
+    found, by_time = placed.path[is_kernel] != 0, placed.by_time[is_kernel]
+    counts = {
+        schema.Placement.THREAD: int((found & ~by_time).sum()),
+        schema.Placement.OTHER_THREAD: int(by_time.sum()),
+        schema.Placement.NO_RANGE: int((~found).sum()),
+    }
+    return {how: count for how, count in counts.items() if count}
 
 
-def _device(export: Source, work: _nsys_activities.Work) -> str:
-    """Names of the GPUs that ran something; empty where the file does not say."""
+def _device(export: Source, work: activities.Work) -> str:
+    """Return the names of the GPUs that ran something, empty where the file does not say."""
     _, firsts = combine(work.process, work.device)
-    pids = _nsys_activities.pids(work.process[firsts])
+    pids = activities.pids(work.process[firsts])
     ran = {(str(pid), str(device)) for pid, device in zip(pids, work.device[firsts], strict=True)}
     by_id = read_lookup(export, "TARGET_INFO_GPU", "id", "name")
-    # `id` numbers the GPUs by bus, the kernels' deviceId is CUDA's ordinal: on a four-GPU node they may run in opposite
-    # order, and each process may see another choice of them.
+    # `id` numbers the GPUs by bus, a kernel's deviceId is CUDA's ordinal. On a four-GPU node the two may count in
+    # opposite order, and each process may see other GPUs.
     mapped = read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
     names = {by_id.get(gpu, "") for pid, ordinal, gpu in mapped if (pid, ordinal) in ran}
     by_ordinal = read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")

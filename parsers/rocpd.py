@@ -1,11 +1,11 @@
-"""Databases of rocprof: rocpd (rocprofv3, from ROCm 7 on its default) and results.db of rocprof v1.
+"""Read databases of rocprof: rocpd (the default of rocprofv3 from ROCm 7 on) and results.db of rocprof v1.
 
-rocpd: each table's name carries the GUID of its process, and one file may hold several; rows are joined by GUID and id.
-The views of the same names use inner joins and can lose rows, so the tables themselves are read. A dispatch and the API
-call that made it share their event's ``stack_id`` (``correlation_id`` is the user's own). A marker's text stands in its
-event's ``extdata``. Processes of different GUIDs may have one pid, as in two containers.
+rocpd: the name of each table has the GUID of its process, and rows are joined by GUID and id. The views of the same
+names can lose rows by inner joins, so the tables are read. A dispatch and its API call share the ``stack_id`` of their
+events (``correlation_id`` is the user's). The text of a marker is in its event's ``extdata``. Processes of different
+GUIDs may have the same pid, as in two containers.
 
-v1: ``OPS`` (with --hip-trace) and ``KERN`` list the same kernels, the former with the call's id in ``Index``.
+v1: ``OPS`` (with --hip-trace) and ``KERN`` list the same kernels. ``Index`` of ``OPS`` is the id of the call.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import kernels, tables
-from profpipe.errors import Refused
-from profpipe.formats import recording
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import kernel_classes
+from profpipe.ingest.rocprof import trace
+from profpipe.results import schema
 
 FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
 
@@ -35,6 +36,7 @@ _UNNAMED = "[kernel without a name]"
 
 
 def sniff(path: Path) -> bool:
+    """Return True for an SQLite file with the tables of rocpd or rocprof v1."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -45,37 +47,35 @@ def sniff(path: Path) -> bool:
         with closing(_connect(path)) as database:
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     except (sqlite3.Error, UnicodeDecodeError):
-        # Damaged (SQLite's error quotes names that need not be UTF-8 any more), but the first page may still hold the
-        # schema's text; `parse` says what is wrong.
+        # The first page of a damaged file may still hold the schema's text; `parse` says what is wrong. SQLite's error
+        # can quote bytes that are no UTF-8.
         return b"rocpd_kernel_dispatch" in head or b"CREATE TABLE KERN" in head
     return any(name.startswith("rocpd_kernel_dispatch") for name in names) or bool(_V1_TABLES & names)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """``immutable``: nothing is written beside the file, which may lie on read-only media."""
+    """Open the file as ``immutable``: nothing is written beside it, and its folder may be read-only."""
     connection = sqlite3.connect(path.resolve().as_uri() + "?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels, copies, ranges and counters. Raises ``Refused`` where the database is damaged or holds none of them."""
+def parse(path: Path) -> schema.Tables:
+    """Read kernels, copies, ranges and counters. Raises ``UnreadableFile`` where a database is damaged or has none."""
     try:
         with closing(_connect(path)) as connection:
             database = _Database(connection)
             read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
             found = read(database)
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
-        raise Refused(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
+        raise UnreadableFile(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
     except (ValueError, TypeError) as error:
-        raise Refused(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error
-    if not len(found.kernels) and not len(found.ranges):
-        raise Refused(path, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
-    return replace(found, kernels=kernels.annotate(found.kernels)).with_columns(profiler="rocprof")
+        raise UnreadableFile(path, f"holds values that are no times or ids ({error})", _RECORD_AGAIN) from error
+    return trace.finish(found, path)
 
 
 class _Database:
-    """Tables by the name that they have without the GUID of a process."""
+    """Tables by their name without the GUID of a process."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -87,13 +87,8 @@ class _Database:
     def names(self, base: str) -> list[str]:
         return self._names.get(base, [])
 
-    def columns(self, base: str) -> list[str]:
-        return [
-            row[1] for name in self.names(base)[:1] for row in self._connection.execute(f'PRAGMA table_info("{name}")')
-        ]
-
     def read(self, base: str, *columns: str) -> pd.DataFrame:
-        """All rows of the tables ``base``; a column that one lacks is None there (``guid``: what its name ends in)."""
+        """Return all rows of the tables ``base``; a missing column is None, a missing ``guid`` the end of the name."""
         rows: list[tuple[Any, ...]] = []
         for name in self.names(base):
             present = {row[1] for row in self._connection.execute(f'PRAGMA table_info("{name}")')}
@@ -106,13 +101,13 @@ class _Database:
 # --- rocpd -----------------------------------------------------------------------------------------------------------
 
 
-def _rocpd(database: _Database) -> tables.Tables:
+def _rocpd(database: _Database) -> schema.Tables:
     lookup = _Lookup(database)
     dispatches = database.read(
         "rocpd_kernel_dispatch", "guid", "pid", "tid", "agent_id", "kernel_id", "stream_id", "start", "end", "event_id"
     )
     launches = _launches(dispatches, lookup, kind="kernel", name=lookup.kernel_names(dispatches), agent="agent_id")
-    # The event tells a dispatch's counters.
+    # Counters refer to the event of their dispatch.
     launches[["guid", "event_id"]] = dispatches[["guid", "event_id"]]
     copies = database.read(
         "rocpd_memory_copy",
@@ -123,21 +118,21 @@ def _rocpd(database: _Database) -> tables.Tables:
     )
     regions = _regions(database, lookup)
     is_marker = regions["category"].str.contains(_MARKER)
-    everything = recording.Recording(
+    everything = trace.Recording(
         pd.concat([launches, copied], ignore_index=True),
         _ranges(regions[is_marker]),
-        regions[~is_marker][[*recording.CALL]],
+        regions[~is_marker][[*trace.CALL]],
     )
-    origin = tables.Origin(
+    origin = schema.Origin(
         format=f"rocpd database{lookup.schema()}", tool="rocprof", tool_version="v3", device=lookup.device(launches)
     )
-    placed = recording.place(everything, origin)
+    placed = trace.place(everything, origin)
     metrics = _counters(database, lookup, placed.launches)
     return replace(placed.tables, metrics=metrics)
 
 
 class _Lookup:
-    """What the ids of a process stand for, by (GUID, id)."""
+    """The values of a process's ids, by (GUID, id)."""
 
     def __init__(self, database: _Database) -> None:
         self._database = database
@@ -156,19 +151,20 @@ class _Lookup:
     def _find(self, known: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
         return [known.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
 
-    def spaces(self, frame: pd.DataFrame) -> list[int]:
-        """A number for each GUID."""
+    def _number_guids(self, frame: pd.DataFrame) -> list[int]:
         return [self._spaces.setdefault(guid, len(self._spaces)) for guid in frame["guid"]]
 
-    def processes(self, frame: pd.DataFrame) -> list[Any]:
-        return self._find(self._processes, frame, "pid")
-
-    def threads(self, frame: pd.DataFrame) -> list[Any]:
-        return self._find(self._threads, frame, "tid")
-
-    def stacks(self, frame: pd.DataFrame) -> list[Any]:
-        """0 stands for a record that nothing called."""
-        return [stack or None for stack in self._find(self._stacks, frame, "event_id")]
+    def places(self, frame: pd.DataFrame) -> dict[str, Any]:
+        """Return the times of each record, and its ``space``, ``process``, ``thread`` and ``correlation``."""
+        return {
+            "start": frame["start"],
+            "end": frame["end"],
+            "space": self._number_guids(frame),
+            "process": self._find(self._processes, frame, "pid"),
+            "thread": self._find(self._threads, frame, "tid"),
+            # 0 stands for a record without a call.
+            "correlation": [stack or None for stack in self._find(self._stacks, frame, "event_id")],
+        }
 
     def texts(self, frame: pd.DataFrame, column: str) -> list[str]:
         return [text or "" for text in self._find(self._strings, frame, column)]
@@ -179,7 +175,7 @@ class _Lookup:
         return [next((name for name in pair if name), _UNNAMED) for pair in found]
 
     def gpu_of_copy(self, copies: pd.DataFrame) -> str:
-        """Names a new column of ``copies``: the GPU that takes part in each, between GPUs the one that receives."""
+        """Add a column to ``copies`` and return its name: the GPU of each copy, between GPUs the one that receives."""
         target = self._find(self._agents, copies, "dst_agent_id")
         to_gpu = [bool(agent) and agent[1] == "GPU" for agent in target]
         copies["gpu"] = copies["dst_agent_id"].where(pd.Series(to_gpu, dtype=bool), copies["src_agent_id"])
@@ -200,40 +196,25 @@ class _Lookup:
 
 
 def _launches(frame: pd.DataFrame, lookup: _Lookup, *, kind: str, name: list[str], agent: str) -> pd.DataFrame:
-    return recording.records(
-        recording.LAUNCH,
+    return trace.records(
+        trace.LAUNCH,
         {
             "name": name,
             "kind": kind,
-            "start": frame["start"],
-            "end": frame["end"],
-            "space": lookup.spaces(frame),
-            "process": lookup.processes(frame),
-            "thread": lookup.threads(frame),
             "device": lookup.ordinals(frame, agent),
             "stream": frame["stream_id"],
-            "correlation": lookup.stacks(frame),
+            **lookup.places(frame),
         },
     )
 
 
 def _regions(database: _Database, lookup: _Lookup) -> pd.DataFrame:
-    """API calls and markers, as ``recording.RANGE`` and ``recording.CALL`` have them, with ``category``."""
+    """Return API calls and markers with the columns of ``trace.RANGE`` and ``trace.CALL``, and ``category``."""
     regions = database.read("rocpd_region", "guid", "pid", "tid", "start", "end", "name_id", "event_id")
     events = database.read("rocpd_event", "guid", "id", "category_id", "extdata")
     joined = regions.merge(events, left_on=["guid", "event_id"], right_on=["guid", "id"], how="left")
-    frame = recording.records(
-        (*recording.RANGE, "correlation"),
-        {
-            "name": lookup.texts(joined, "name_id"),
-            "start": joined["start"],
-            "end": joined["end"],
-            "space": lookup.spaces(joined),
-            "process": lookup.processes(joined),
-            "thread": lookup.threads(joined),
-            "correlation": lookup.stacks(joined),
-        },
-    )
+    named = {"name": lookup.texts(joined, "name_id"), **lookup.places(joined)}
+    frame = trace.records((*trace.RANGE, "correlation"), named)
     frame["category"] = pd.Series(lookup.texts(joined, "category_id"), dtype=object).astype(str)
     return frame.assign(message=joined["extdata"].map(_message))
 
@@ -248,29 +229,29 @@ def _message(extdata: Any) -> str:
 
 def _ranges(markers: pd.DataFrame) -> pd.DataFrame:
     text = markers["message"].where(markers["message"] != "", markers["name"])
-    return recording.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
+    return trace.marker_ranges(markers.assign(operation=markers["name"], name=text, domain=markers["category"]))
 
 
 def _counters(database: _Database, lookup: _Lookup, launches: pd.DataFrame) -> pd.DataFrame:
     values = database.read("rocpd_pmc_event", "guid", "event_id", "pmc_id", "value")
     known = database.read("rocpd_info_pmc", "guid", "id", "name", "symbol", "units")
     if values.empty or known.empty:
-        return tables.empty(tables.METRICS)
+        return schema.empty(schema.METRICS)
     named = values.merge(known, left_on=["guid", "pmc_id"], right_on=["guid", "id"])
-    # One launch has a value for each of the GPU's units that counted.
+    # One launch has a value for each unit of the GPU.
     named = named.assign(value=pd.to_numeric(named["value"], errors="coerce"), units=named["units"].fillna(""))
     summed = named.groupby(["guid", "event_id", "name", "units"], sort=False, as_index=False)["value"].sum()
     dispatched = launches.loc[launches["event_id"].notna(), ["guid", "event_id", "name", "case"]]
     joined = summed.merge(dispatched.rename(columns={"name": "kernel"}), on=["guid", "event_id"])
     renamed = joined.rename(columns={"name": "metric", "units": "unit"})
-    return recording.counters(renamed.assign(subject=renamed["kernel"].map(kernels.normalise)))
+    return trace.counters(renamed.assign(subject=renamed["kernel"].map(kernel_classes.normalise)))
 
 
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
-def _v1(database: _Database) -> tables.Tables:
-    origin = tables.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
+def _v1(database: _Database) -> schema.Tables:
+    origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
     operations = database.read("OPS", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
     barriers = operations["Name"].astype(str).str.contains("<barrier packet>", regex=False)
     if barriers.any():
@@ -278,16 +259,16 @@ def _v1(database: _Database) -> tables.Tables:
     operations = operations[~barriers].reset_index(drop=True)
     launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
     copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
-    copied = _v1_launches(copies, lambda name: "memset" if name.startswith(("Fill", "Memset")) else "memcpy")
+    copied = _v1_launches(copies, trace.kind_of_copy)
     calls = database.read("HIP", "BeginNs", "EndNs", "pid", "tid", "Index")
     if len(launches) and launches["start"].isna().all():
-        return recording.count_only(launches, origin)
-    everything = recording.Recording(
+        return trace.count_only(launches, origin)
+    everything = trace.Recording(
         pd.concat([launches, copied], ignore_index=True),
         _v1_ranges(database),
-        recording.records(recording.CALL, _renamed(calls, correlation="Index")),
+        trace.records(trace.CALL, _renamed(calls, correlation="Index")),
     )
-    return recording.place(everything, origin).tables
+    return trace.place(everything, origin).tables
 
 
 def _renamed(frame: pd.DataFrame, **more: str) -> dict[str, pd.Series[Any]]:
@@ -302,18 +283,18 @@ def _unquoted(names: pd.Series[Any]) -> list[str]:
 def _v1_launches(frame: pd.DataFrame, kind: Callable[[str], str]) -> pd.DataFrame:
     names = _unquoted(frame["Name"])
     columns = _renamed(frame, device="dev-id", stream="stream-id", correlation="Index")
-    return recording.records(recording.LAUNCH, {"name": names, "kind": [kind(name) for name in names], **columns})
+    return trace.records(trace.LAUNCH, {"name": names, "kind": [kind(name) for name in names], **columns})
 
 
 def _v1_kernels(database: _Database) -> pd.DataFrame:
     frame = database.read("KERN", "KernelName", "BeginNs", "EndNs", "pid", "tid", "gpu-id", "DispatchNs")
     columns = _renamed(frame, device="gpu-id", dispatched="DispatchNs")
-    return recording.records(recording.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})
+    return trace.records(trace.LAUNCH, {"name": _unquoted(frame["KernelName"]), "kind": "kernel", **columns})
 
 
 def _v1_ranges(database: _Database) -> pd.DataFrame:
     frame = database.read("rocTX", "Name", "BeginNs", "EndNs", "pid", "tid", "__lane")
-    ranges = recording.records(recording.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
-    # Lane 0 is where start/stop ranges are drawn, which belong to no thread; a mark is 1 ns long.
-    ranges.loc[frame["__lane"] == 0, "thread"] = recording.WHOLE_PROCESS
+    ranges = trace.records(trace.RANGE, {"name": _unquoted(frame["Name"]), **_renamed(frame)})
+    # Start/stop ranges, which belong to no thread, have lane 0. A mark is 1 ns long.
+    ranges.loc[frame["__lane"] == 0, "thread"] = trace.WHOLE_PROCESS
     return ranges[(ranges["end"] - ranges["start"]).fillna(0) > 1].reset_index(drop=True)

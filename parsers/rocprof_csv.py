@@ -1,27 +1,18 @@
-"""CSV files of rocprof (v1), rocprofv2 and rocprofv3, every generation: columns are found by name.
+"""Read CSV files of rocprof (v1), rocprofv2 and rocprofv3; columns are found by name.
 
-The files of one recording that lie beside a file of launches are read with it; each other file stands for itself.
+A file of launches is read together with the other files of its recording beside it. Each other file stands for itself.
+Sources: the CSV writers of ROCm/rocprofiler (v1, v2) and ROCm/rocprofiler-sdk (v3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from profpipe import load, tables
-from profpipe.errors import Refused
-from profpipe.formats import recording
-from profpipe.formats.csvfile import Sheet, opening, read
-
-if TYPE_CHECKING:
-    import _rocprof_launches
-    import _rocprofv2_csv
-    import _rocprofv3_csv
-else:
-    _rocprof_launches = load.module(Path(__file__).with_name("_rocprof_launches.py"))
-    _rocprofv2_csv = load.module(Path(__file__).with_name("_rocprofv2_csv.py"))
-    _rocprofv3_csv = load.module(Path(__file__).with_name("_rocprofv3_csv.py"))
+from profpipe.errors import UnreadableFile
+from profpipe.ingest.rocprof import csv_launches, trace, v2_csv, v3_csv
+from profpipe.ingest.rocprof.csv_file import CsvTable, read, read_header
+from profpipe.results import schema
 
 FORMATS = (
     "rocprof v1 results.csv",
@@ -40,64 +31,60 @@ _V1_COLUMNS = {
 
 
 def sniff(path: Path) -> bool:
+    """Return True for a CSV file with the columns of a layout of rocprof, or the first two of them."""
     if not path.is_file():
         return False
-    names = opening(path)
+    names = read_header(path)
     return _layout(set(names)) is not None or tuple(n for n in names if n != "Guid")[:2] in _OPENINGS
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels, ranges and counters of the file. Raises ``Refused`` where it holds none of them."""
-    sheet = read(path, _rocprof_launches.UNUSED)
-    layout = _layout(set(sheet.columns))
+def parse(path: Path) -> schema.Tables:
+    """Read kernels, ranges and counters. Raises ``UnreadableFile`` where the file holds none of them."""
+    table = read(path, csv_launches.UNUSED)
+    layout = _layout(set(table.columns))
     if layout is None:
-        raise Refused(path, "a rocprof CSV that is cut in its first line", _rocprof_launches.TRACE_AGAIN)
-    found = layout(sheet)
-    return found.with_columns(profiler="rocprof")
+        raise UnreadableFile(path, "a rocprof CSV that is cut in its first line", csv_launches.TRACE_AGAIN)
+    return layout(table).with_columns(profiler="rocprof")
 
 
-def _layout(names: set[str]) -> Callable[[Sheet], tables.Tables] | None:
-    for needed, reader in _LAYOUTS:
-        if needed <= names:
-            return reader
-    return None
+def _layout(names: set[str]) -> Callable[[CsvTable], schema.Tables] | None:
+    return next((reader for needed, reader in _LAYOUTS if needed <= names), None)
 
 
-def _only_other(sheet: Sheet) -> tables.Tables:
+def _refuse(table: CsvTable) -> schema.Tables:
     what = "a rocprofv3 CSV without kernels, ranges or counters"
-    raise _rocprof_launches.refused(sheet, what, "Give the kernel_trace.csv beside it.")
+    raise table.unreadable(what, "Give the kernel_trace.csv beside it.")
 
 
-def _dispatches_v1(sheet: Sheet) -> tables.Tables:
-    if not len(sheet):
-        raise _rocprof_launches.refused(sheet, "no kernels were recorded", _V1_AGAIN)
-    names = [name.strip('"') for name in sheet.columns["KernelName"]]
+def _read_v1(table: CsvTable) -> schema.Tables:
+    if not len(table):
+        raise table.unreadable("no kernels were recorded", _V1_AGAIN)
+    names = [name.strip('"') for name in table.columns["KernelName"]]
     columns = {
         "start": "BeginNs", "end": "EndNs", "process": "pid", "thread": "tid", "device": "gpu-id",
         "dispatched": "DispatchNs",
     }  # fmt: skip
-    numbers = {ours: sheet.numbers(theirs) for ours, theirs in columns.items()}
-    launches = recording.records(recording.LAUNCH, {"name": names, "kind": "kernel", **numbers})
-    launches = _rocprof_launches.numbered(launches)
-    values = _rocprof_launches.counters(sheet, launches, _V1_COLUMNS)
-    origin = tables.Origin(format="rocprof v1 results CSV", tool="rocprof", tool_version="v1", notes=sheet.notes)
-    return _rocprof_launches.with_counters(sheet, recording.Recording(launches), values, origin)
+    named = {"name": names, "kind": "kernel", **table.all_numbers(columns)}
+    launches = csv_launches.numbered(trace.records(trace.LAUNCH, named))
+    values = csv_launches.read_counters(table, launches, _V1_COLUMNS)
+    origin = schema.Origin(format="rocprof v1 results CSV", tool="rocprof", tool_version="v1", notes=table.notes)
+    return csv_launches.place_with_counters(trace.Recording(launches), values, origin, table)
 
 
-_LAYOUTS: tuple[tuple[set[str], Callable[[Sheet], tables.Tables]], ...] = (
-    ({"Kernel_Name", "Counter_Name", "Counter_Value"}, _rocprofv3_csv.counters),
-    ({"Kind", "Kernel_Name", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.dispatches),
-    ({"Kernel_Name", "Dispatch_ID", "GPU_ID"}, _rocprofv2_csv.dispatches),
-    ({"Index", "KernelName"}, _dispatches_v1),
-    ({"Domain", "ROCTX_ID", "Message", "Timestamp"}, _rocprofv2_csv.roctx),
-    ({"Domain", "Operation", "Kernel_Name", "Start_Timestamp", "Stop_Timestamp"}, _rocprofv2_csv.operations),
-    ({"Domain", "Function", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.calls),
-    ({"Kind", "Direction", "Start_Timestamp", "End_Timestamp"}, _rocprofv3_csv.copies),
-    ({"Node_Id", "Agent_Type"}, _only_other),
-    ({"Kind", "Operation", "Agent_Id"}, _only_other),
+_LAYOUTS: tuple[tuple[set[str], Callable[[CsvTable], schema.Tables]], ...] = (
+    ({"Kernel_Name", "Counter_Name", "Counter_Value"}, v3_csv.read_counters),
+    ({"Kind", "Kernel_Name", "Start_Timestamp", "End_Timestamp"}, v3_csv.read_dispatches),
+    ({"Kernel_Name", "Dispatch_ID", "GPU_ID"}, v2_csv.read_dispatches),
+    ({"Index", "KernelName"}, _read_v1),
+    ({"Domain", "ROCTX_ID", "Message", "Timestamp"}, v2_csv.read_roctx),
+    ({"Domain", "Operation", "Kernel_Name", "Start_Timestamp", "Stop_Timestamp"}, v2_csv.read_operations),
+    ({"Domain", "Function", "Start_Timestamp", "End_Timestamp"}, v3_csv.read_calls),
+    ({"Kind", "Direction", "Start_Timestamp", "End_Timestamp"}, v3_csv.read_copies),
+    ({"Node_Id", "Agent_Type"}, _refuse),
+    ({"Kind", "Operation", "Agent_Id"}, _refuse),
 )
 
-#: The first two columns of each, by which a file that is cut in its first line is still known.
+#: The first two columns of each layout, by which a file that is cut in its first line is known.
 _OPENINGS = {
     ("Kind", "Agent_Id"), ("Kind", "Direction"), ("Domain", "Function"), ("Correlation_Id", "Dispatch_Id"),
     ("Dispatch_ID", "GPU_ID"), ("Domain", "ROCTX_ID"), ("Domain", "Operation"), ("Index", "KernelName"),

@@ -1,9 +1,8 @@
-"""JSON of rocprof, plain or gzipped: results.json of v1 (a Chrome trace) and _results.json of rocprofv3.
+"""Read JSON of rocprof, plain or gzipped: results.json of v1 (a Chrome trace) and _results.json of rocprofv3.
 
-v1 draws sections as processes (``GPU0``, ``COPY``, ``Markers and Ranges``), writes all numbers as text, and leaves the
-ids of calls out: its kernels are placed by the time of their dispatch where it is given, else by the time at which they
-ran.
-rocprofv3 has one object a process, whose records say everything by id; two of them may have one pid, as in containers.
+v1 has sections in place of processes (``GPU0``, ``COPY``, ``Markers and Ranges``), numbers as text, no ids of calls:
+kernels are placed by the time of their dispatch, else by the time at which they ran. rocprofv3 has an object for each
+process, whose records refer to ids; two processes may have the same pid, as in two containers.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import kernels, tables
-from profpipe.errors import Refused
-from profpipe.formats import jsonstream, recording
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import json_stream, kernel_classes
+from profpipe.ingest.rocprof import trace
+from profpipe.results import schema
 
 FORMATS = ("results.json of rocprof v1", "_results.json of rocprofv3")
 
@@ -29,76 +29,75 @@ _RECORD_AGAIN = "Record again, and let the program end by itself: rocprof writes
 _TOP = "rocprofiler-sdk-tool"
 _UNNAMED = "[kernel without a name]"
 _GPU = re.compile(r"^GPU\d+$")
-#: How v1 begins. A trace of torch has its `sort_index` among the arguments of an event of its own.
+#: The beginning of v1. A trace of torch has `sort_index` in the arguments of another event.
 _LABEL = re.compile(rb'"process_name",\s*"sort_index"')
 
 Record = Mapping[str, Any]
 
 
 def sniff(path: Path) -> bool:
+    """Return True for JSON that begins as a trace of rocprof v1 or v3."""
     if not path.is_file():
         return False
-    head = jsonstream.head(path)
+    head = json_stream.read_head(path)
     if head.startswith(b"{") and f'"{_TOP}"'.encode() in head[:4096]:
         return True
     is_trace = head.startswith(b"{") and b'"traceEvents"' in head[:4096]
-    # A v1 file whose writing was interrupted can begin in the middle.
+    # A v1 file of an interrupted writer can begin in the middle.
     is_v1 = _LABEL.search(head) is not None or b'"BeginNs"' in head
     return is_v1 and (is_trace or head.startswith(b',{"'))
 
 
-def parse(path: Path) -> tables.Tables:
-    """Kernels, copies, ranges and counters. Raises ``Refused`` where the text is cut or holds none of them."""
+def parse(path: Path) -> schema.Tables:
+    """Read kernels, copies, ranges and counters. Raises ``UnreadableFile`` where the text is cut or has none."""
     try:
-        with jsonstream.opened(path) as file:
+        with json_stream.open_text(path) as file:
             given = json.load(file)
     except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         size = f"{path.stat().st_size:,} bytes"
-        raise Refused(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
+        raise UnreadableFile(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     try:
         found = _v3(given[_TOP]) if _TOP in given else _v1(given["traceEvents"])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise Refused(path, f"a rocprof JSON with a malformed record ({error!r})", _RECORD_AGAIN) from error
-    if not len(found.kernels) and not len(found.ranges):
-        raise Refused(path, "no kernels were recorded", "Pass --kernel-trace, and see that the program used the GPU.")
-    return replace(found, kernels=kernels.annotate(found.kernels)).with_columns(profiler="rocprof")
+        raise UnreadableFile(path, f"a rocprof JSON with a malformed record ({error!r})", _RECORD_AGAIN) from error
+    return trace.finish(found, path)
 
 
 def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
-    """``rows`` as a frame of ``columns``; what a row lacks is missing."""
+    """Make a frame of ``columns``; values that a row lacks are NA."""
     given = list(rows)
-    return recording.records(columns, {name: [row.get(name) for row in given] for name in columns})
+    return trace.records(columns, {name: [row.get(name) for row in given] for name in columns})
 
 
 # --- rocprofv3 -------------------------------------------------------------------------------------------------------
 
 
-def _v3(processes: Any) -> tables.Tables:
+def _v3(processes: Any) -> schema.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
-    launches = _rows((*recording.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
-    markers = _rows(recording.RANGE, rows := [row for part in parts for row in part.markers()])
+    launches = _rows((*trace.LAUNCH, "dispatch"), (row for part in parts for row in part.launches()))
+    markers = _rows(trace.RANGE, rows := [row for part in parts for row in part.markers()])
     for name in ("domain", "operation"):
         markers[name] = pd.Series([row[name] for row in rows], index=markers.index, dtype=object)
-    ranges = recording.marker_ranges(markers)
-    calls = _rows(recording.CALL, (row for part in parts for row in part.calls()))
+    ranges = trace.marker_ranges(markers)
+    calls = _rows(trace.CALL, (row for part in parts for row in part.calls()))
     devices = dict.fromkeys(name for part in parts for name in part.devices())
-    origin = tables.Origin(
+    origin = schema.Origin(
         format="rocprofv3 JSON",
         tool="rocprof",
         tool_version=next((part.version() for part in parts if part.version()), "v3"),
         device=", ".join(devices),
     )
-    placed = recording.place(recording.Recording(launches, ranges, calls), origin)
+    placed = trace.place(trace.Recording(launches, ranges, calls), origin)
     case_of = placed.launches.set_index(["space", "dispatch"])["case"].to_dict()
     values = [{**row, "case": case_of.get(row.pop("key"), "")} for part in parts for row in part.counters()]
-    metrics = recording.counters(pd.DataFrame(values)) if values else tables.empty(tables.METRICS)
+    metrics = trace.counters(pd.DataFrame(values)) if values else schema.empty(schema.METRICS)
     return replace(placed.tables, metrics=metrics)
 
 
 class _Process:
-    """One process's object: its records with the ids in them resolved."""
+    """One process: its records with resolved ids."""
 
     def __init__(self, number: int, given: Record) -> None:
         self._given, self._number = given, number
@@ -119,7 +118,7 @@ class _Process:
         return "rocprofiler-sdk " + ".".join(str(n) for n in numbers if n is not None) if numbers[0] is not None else ""
 
     def devices(self) -> Iterator[str]:
-        """Names of the GPUs that ran something; asked after ``launches``."""
+        """Yield the names of the GPUs that ran something. Call it after ``launches``."""
         for handle, agent in self._agents.items():
             if handle in self._used and (name := agent.get("product_name") or agent.get("name")):
                 yield str(name)
@@ -177,7 +176,7 @@ class _Process:
         return operations[operation] if isinstance(operation, int) and operation < len(operations) else ""
 
     def calls(self) -> Iterator[Record]:
-        # HIP first: a HIP call makes HSA calls, and the launch is the user's.
+        # HIP first: a HIP call makes HSA calls, and the user's launch is the HIP call.
         for record in (*self._records("hip_api"), *self._records("hsa_api")):
             yield self._common(record)
 
@@ -194,7 +193,7 @@ class _Process:
         return self._given.get("callback_records", {}).get("counter_collection", [])
 
     def counters(self) -> Iterator[dict[str, Any]]:
-        """One row for each dispatch and counter, summed over the units of the GPU that counted."""
+        """Yield a row for each dispatch and counter, summed over the units of the GPU."""
         names = {counter["id"]["handle"]: counter["name"] for counter in self._given.get("counters", [])}
         for record in self._counter_records():
             info = record["dispatch_data"]["dispatch_info"]
@@ -203,51 +202,54 @@ class _Process:
                 name = names.get(value["counter_id"]["handle"], "")
                 sums[name] = sums.get(name, 0.0) + value["value"]
             for name, total in sums.items():
-                subject = kernels.normalise(self._name(info["kernel_id"]))
+                subject = kernel_classes.normalise(self._name(info["kernel_id"]))
                 yield {"key": (self._number, info["dispatch_id"]), "subject": subject, "metric": name, "value": total}
 
 
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
-def _v1(events: list[Record]) -> tables.Tables:
+def _v1(events: list[Record]) -> schema.Tables:
     sections = {str(e.get("pid")): e["args"]["name"] for e in events if e.get("name") == "process_name"}
     done = [event for event in events if event.get("ph") == "X" and "BeginNs" in event.get("args", {})]
     named: dict[str, list[Record]] = {}
     for event in done:
         named.setdefault(sections.get(str(event.get("pid")), ""), []).append(event)
     on_gpu = [event for section, part in named.items() if _GPU.match(section) for event in part]
-    # With --hip-trace the activities (dev-id) repeat the dispatches (gpu-id).
+    # With --hip-trace activities (dev-id) and dispatches (gpu-id) are the same launches.
     activities = [event for event in on_gpu if "dev-id" in event["args"]]
     kernels_there = [_v1_launch(event, "kernel") for event in activities or on_gpu]
-    copies = [_v1_launch(event, _v1_kind(event["name"])) for event in named.get("COPY", [])]
+    copies = [_v1_launch(event, trace.kind_of_copy(event["name"])) for event in named.get("COPY", [])]
     marked = [_v1_range(event) for event in named.get("Markers and Ranges", [])]
-    launches = _rows(recording.LAUNCH, [*kernels_there, *copies])
+    launches = _rows(trace.LAUNCH, [*kernels_there, *copies])
     # A mark is 1 ns long.
-    ranges = _rows(recording.RANGE, [row for row in marked if row["end"] - row["start"] > 1])
+    ranges = _rows(trace.RANGE, [row for row in marked if row["end"] - row["start"] > 1])
     lost = sum(event.get("ph") == "X" for event in events) - len(done)
     notes = (f"{lost} events without times left out",) if lost else ()
-    origin = tables.Origin(format="rocprof v1 JSON", tool="rocprof", tool_version="v1", notes=notes)
-    return recording.place(recording.Recording(launches, ranges), origin).tables
-
-
-def _v1_kind(name: str) -> str:
-    return "memset" if name.startswith(("Fill", "Memset")) else "memcpy"
+    origin = schema.Origin(format="rocprof v1 JSON", tool="rocprof", tool_version="v1", notes=notes)
+    return trace.place(trace.Recording(launches, ranges), origin).tables
 
 
 def _v1_numbers(args: Record, *names: str) -> int | None:
     return next((int(args[name]) for name in names if str(args.get(name, "")).isdigit()), None)
 
 
-def _v1_launch(event: Record, kind: str) -> Record:
+def _v1_record(event: Record) -> dict[str, Any]:
     args = event["args"]
     return {
         "name": event["name"].strip('"'),
-        "kind": kind,
         "start": int(args["BeginNs"]),
         "end": int(args["EndNs"]),
         "process": _v1_numbers(args, "pid"),
         "thread": _v1_numbers(args, "tid"),
+    }
+
+
+def _v1_launch(event: Record, kind: str) -> Record:
+    args = event["args"]
+    return {
+        **_v1_record(event),
+        "kind": kind,
         "device": _v1_numbers(args, "dev-id", "gpu-id"),
         "stream": _v1_numbers(args, "stream-id"),
         "dispatched": _v1_numbers(args, "DispatchNs"),
@@ -255,13 +257,6 @@ def _v1_launch(event: Record, kind: str) -> Record:
 
 
 def _v1_range(event: Record) -> dict[str, Any]:
-    """Start/stop ranges are drawn in lane 0 and belong to no thread."""
-    args = event["args"]
-    lane_0 = str(event.get("tid")) == "0"
-    return {
-        "name": event["name"].strip('"'),
-        "start": int(args["BeginNs"]),
-        "end": int(args["EndNs"]),
-        "process": _v1_numbers(args, "pid"),
-        "thread": recording.WHOLE_PROCESS if lane_0 else _v1_numbers(args, "tid"),
-    }
+    """Return a range. Start/stop ranges have lane 0 and belong to no thread."""
+    record = _v1_record(event)
+    return {**record, "thread": trace.WHOLE_PROCESS} if str(event.get("tid")) == "0" else record

@@ -1,6 +1,6 @@
-"""Every error a user can meet, with the exit code that it ends the program with.
+"""The errors that a user can meet, and their exit codes.
 
-An error says where, what, and what to do next; ``cli.py`` is the only place that turns one into an exit code.
+An error says where, what, and what to do next. Only ``cli.py`` turns an error into an exit code.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TOOL_MISSING = 3
 GATE_FAILED = 4
 INTERRUPTED = 130
 
-#: Exit code of a workload's process that could not write down what it measured (EX_IOERR of sysexits.h).
+#: Exit code of a workload's process that could not write its results (EX_IOERR of sysexits.h).
 UNWRITTEN = 74
 
-#: A full disk, a used up quota, and a file that would be longer than `ulimit -f`; and SQLite's words for the first.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_TELLS_NO_ROOM = re.compile("|".join(map(re.escape, [*map(os.strerror, _NO_ROOM), "database or disk is full"])))
+#: A full disk, an exhausted quota, and a file longer than `ulimit -f`. SQLite has its own text for the first.
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_TEXT = re.compile("|".join(map(re.escape, [*map(os.strerror, _DISK_FULL), "database or disk is full"])))
 
 
 class ProfpipeError(Exception):
@@ -51,7 +51,7 @@ class ToolMissing(ProfpipeError):
     exit_code = TOOL_MISSING
 
 
-class Refused(ProfpipeError):
+class UnreadableFile(ProfpipeError):
     """A file that holds no profile we can read: which file, what is wrong with it, what to do.
 
     Parsers raise it; the other files are still read.
@@ -63,54 +63,55 @@ class Refused(ProfpipeError):
 
 
 class GateFailed(ProfpipeError):
-    """A bound that the user set (``compare --gate``) was crossed."""
+    """A limit of the user (``compare --gate``) was exceeded."""
 
     exit_code = GATE_FAILED
 
 
 class Interrupted(ProfpipeError):
-    """The user stopped the run. What was done until then is stored, and the report is still written."""
+    """The user stopped the run. The finished jobs are stored, and the report is still written."""
 
     exit_code = INTERRUPTED
 
 
-def of_the_system(error: OSError) -> str:
-    """What the operating system refused, where, and what to do about it."""
-    # A library's own words for a full disk have no strerror.
+def describe_os_error(error: OSError) -> str:
+    """Return what the operating system refused, where, and what to do about it."""
+    # An error that a library raises may have a text and no number.
     what = (os.strerror(error.errno) if error.errno else "") or str(error) or type(error).__name__
+    resume, out = "`profpipe resume` then continues the run.", "--out DIR."
     remedies = {
-        errno.ENOSPC: "Free some space; `profpipe resume` then goes on with a run that had begun.",
-        errno.EDQUOT: "Free some space; `profpipe resume` then goes on with a run that had begun.",
-        errno.EFBIG: "Raise the limit (ulimit -f); `profpipe resume` then goes on with a run that had begun.",
-        errno.EACCES: "Choose a folder that you may write to: --out DIR.",
-        errno.EROFS: "Choose a folder that you may write to: --out DIR.",
-        errno.EEXIST: "Choose another name: --out DIR.",
-        errno.ENOTDIR: "Choose a folder: --out DIR.",
+        errno.ENOSPC: f"Free some space; {resume}",
+        errno.EDQUOT: f"Free some space; {resume}",
+        errno.EFBIG: f"Raise the limit (ulimit -f); {resume}",
+        errno.EACCES: f"Choose a folder that you may write to: {out}",
+        errno.EROFS: f"Choose a folder that you may write to: {out}",
+        errno.EEXIST: f"Choose another name: {out}",
+        errno.ENOTDIR: f"Choose a folder: {out}",
     }
     where = f"{os.fspath(error.filename)!s}: " if isinstance(error.filename, (str, os.PathLike)) else ""
     return f"{where}{what}. {remedies.get(error.errno or 0, '--debug shows where.')}"
 
 
-def lacks_room(text: str) -> bool:
-    """Whether ``text`` says that something could not be written for want of room: done again, it may well succeed."""
-    return bool(_TELLS_NO_ROOM.search(text))
+def is_disk_full(text: str) -> bool:
+    """Return True if ``text`` contains the message of a full disk. Another try may succeed."""
+    return bool(_DISK_FULL_TEXT.search(text))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``Did you mean 'seqlen'?``, or the list of what is known where nothing is close."""
+    """Return ``Did you mean 'seqlen'?``, or the list of known words if none is close."""
     known = sorted(set(known))
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
         return f"Did you mean '{close[0]}'?"
-    # Short words ("b") are below any cutoff, so the whole choice is shown.
+    # Short words ("b") are below any cutoff, so all words are shown.
     return f"Known: {', '.join(known)}." if known else ""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's kind and what it says, in a line of a report."""
+    """Return the kind and the message of an exception in one line."""
     kind, text = type(error).__name__, words(error)
     return kind if text == kind else f"{kind}: {text}"
 
 
 def words(error: BaseException) -> str:
-    """What an exception says, in a line; its kind where it says nothing."""
+    """Return the message of an exception in one line, at most 300 characters; its kind if it has no message."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,7 +1,4 @@
-"""The plain values that the stages hand to each other: Case, Tool, Job, Command, Outcome.
-
-They stand below every stage, so that no stage needs to import another to speak of the same thing.
-"""
+"""The plain values that the stages pass to each other: Case, Tool, Job, Command, JobOutcome."""
 
 from __future__ import annotations
 
@@ -10,16 +7,39 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 Scalar = str | int | float | bool | None
 
-#: In a job's folder since a runner began it; ``running/journal.py`` says what it holds.
+
+class Status(str, Enum):
+    """What became of a case, or of a job. The tables store the value."""
+
+    OK = "ok"
+    OOM = "oom"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    SKIPPED = "skipped"
+    #: The user stopped the run before the case ended, or before it began.
+    INTERRUPTED = "interrupted"
+
+    # From Python 3.12 on the text of a mixed-in member would be `Status.OK`.
+    __str__ = str.__str__
+
+    @property
+    def is_failure(self) -> bool:
+        """Return True if nothing that was measured of the case counts."""
+        return self in (Status.OOM, Status.FAILED, Status.CRASHED, Status.TIMEOUT)
+
+
+#: In the folder of each job that was started; ``runner/journal.py`` describes its content.
 JOURNAL = "parts.json"
 
-#: What is encoded in a case's name for the sake of torch's traces: all that is no ASCII, backslashes and quotes.
+#: Encoded characters in a case's name that torch's traces would change: non-ASCII, backslashes and quotes.
 _LETTERS = re.compile(r"(?:%[89A-F][0-9A-F])+|%5C|%22")
 
 
@@ -32,18 +52,22 @@ class Case:
 
 
 def as_text(value: Scalar) -> str:
-    """A parameter's value in a case's name, and in the words of a command."""
+    """Return a parameter's value as it appears in the name of a case and in a command."""
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def readable(case: str) -> str:
-    """A case's name with its letters as they are written. What would separate it, a comma in a value, stays encoded."""
+    """Return a case's name with decoded letters. A comma in a value stays encoded, for it would separate the name."""
     return _LETTERS.sub(lambda found: text if (text := unquote(found[0])).isprintable() else found[0], case)
+
+
+def count_cases(number: int) -> str:
+    return "1 case" if number == 1 else f"{number} cases"
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A profiler that is here. ``path`` is its executable (empty: a Python library), ``variant`` which generation."""
+    """A profiler on this machine. ``path`` is its executable (empty: a Python library), ``variant`` its generation."""
 
     name: str
     version: str
@@ -53,7 +77,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Missing:
-    """A profiler or a package that cannot be used here: why, and how to mend it."""
+    """A profiler or a package that cannot be used here: why, and how to fix it."""
 
     name: str
     reason: str
@@ -65,11 +89,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Job:
-    """One workload under one profiler, with all its cases unless it asks for ``isolate: true``: a process, or several.
+    """One workload under one profiler, with all its cases, or one case where the workload has ``isolate: true``.
 
-    ``folder`` receives everything the job leaves. Exactly one of ``script`` (a module with ``build``, run by the
-    harness) and ``command`` (any argv, one case) is set. ``part`` counts the processes that this job needed so far:
-    what a crash left undone continues as part 2, and its files carry the number.
+    ``folder`` receives all files of the job. Exactly one of ``script`` (a module with ``build``, run by the harness)
+    and ``command`` (any argv, one case) is set. ``part`` is the number of the job's attempt: after a crash the pending
+    cases continue as part 2, and the files of that attempt carry the number.
     """
 
     workload: str
@@ -88,42 +112,39 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     on_gpu: bool = False
     part: int = 1
-    #: How many processes run the cases together.
+    #: The number of processes that run each case together.
     processes: int = 1
-    #: Words of commands that nobody else may see, and what stands in their place.
+    #: Secret words of commands, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
-        """The name of this part's files: ``capture``, then ``capture-2``."""
+        """The stem of this attempt's files: ``capture``, then ``capture-2``."""
         return "capture" if self.part == 1 else f"capture-{self.part}"
 
     @property
     def spec(self) -> Path:
-        """The specification that this part's harness reads: ``cases.json``, then ``cases-2.json``."""
+        """The specification for the harness: ``cases.json``, then ``cases-2.json``."""
         return self.folder / ("cases.json" if self.part == 1 else f"cases-{self.part}.json")
 
     @property
     def records(self) -> list[Path]:
-        """What the harness writes: the record of the job, and what its further processes measured, each of its own."""
+        """The files that the harness writes: the events of the job, and those of its further processes."""
         others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
         return [self.folder / name for name in ("events.jsonl", *others)]
 
     def shown(self, command: Command) -> str:
-        """``command`` as it is typed, but for secrets."""
+        """Return ``command`` as a shell line, without secrets."""
         return shlex.join(self.secrets.get(word, word) for word in command.argv)
 
     def masked(self, text: str) -> str:
-        """``text``, which may name words of a command, without secrets."""
-        for word, told in self.secrets.items():
-            text = text.replace(word, told)
+        """Return ``text`` without the secret words."""
+        for word, public in self.secrets.items():
+            text = text.replace(word, public)
         return text
 
     def portable(self, argument: str) -> str:
-        """``argument`` as it may stand in a report: the same command when typed in ``cwd``.
-
-        Paths below ``cwd`` are relative to it, and a program that PATH finds by its name has no folder.
-        """
+        """Return ``argument`` for a report: paths relative to ``cwd``, and no folder of a program that is on PATH."""
         if Path(argument).is_absolute() and shutil.which(Path(argument).name) == argument:
             return Path(argument).name
         return argument.replace(f"{self.cwd}/", "")
@@ -131,12 +152,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start: ``argv`` (never a shell string), the environment added to the filtered one, what it makes.
+    """One process to start. ``argv`` is never a shell string; ``env`` is added to the filtered environment.
 
-    ``makes`` are the files without which the command failed, whatever its exit code says. Where the tool chooses their
-    names, ``makes_like`` is a glob that finds one at least, anywhere below the job's folder. ``runs_workload`` is false
-    for an export after the process that runs the workload. ``false_start`` is what the tool prints where, by chance, it
-    failed before it let the workload run: starting it again is then all there is to do.
+    ``makes`` are the files without which the command failed, whatever its exit code. Where the tool chooses their
+    names, ``makes_like`` is a glob that must find one below the job's folder. ``runs_workload`` is false for an export
+    after the process of the workload. ``false_starts`` are texts that a tool prints when it fails by chance before the
+    workload runs: the command is then started again.
     """
 
     argv: tuple[str, ...]
@@ -144,34 +165,83 @@ class Command:
     makes_like: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
-    false_start: str = ""
+    false_starts: tuple[str, ...] = ()
+
+
+class Cause(str, Enum):
+    """Why a case or a job did not end well. Stages decide by it, never by the reason that people read."""
+
+    NONE = ""
+    #: The user stopped the run while this was running, or before it was started.
+    INTERRUPTED = "interrupted"
+    NOT_STARTED = "not_started"
+    JOB_TIMEOUT = "job_timeout"
+    CASE_TIMEOUT = "case_timeout"
+    DISK_FULL = "disk_full"
+    #: The kernel killed the process for want of host memory, or something killed it with SIGKILL.
+    HOST_MEMORY = "host_memory"
+    SIGKILL = "sigkill"
+    #: A smaller case ran out of memory.
+    LARGER_THAN_OOM = "larger_than_oom"
+    TOOL_MISSING = "tool_missing"
+    NOT_STARTABLE = "not_startable"
+    #: The profiler explains the failure, or the workload does.
+    PROFILER = "profiler"
+    WORKLOAD = "workload"
+    FILE_MISSING = "file_missing"
+    #: An exit code or a signal that nothing else explains.
+    EXIT = "exit"
+
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a job. ``status`` and ``reason`` are the job's: ``ok``, or the first trouble that it met.
+class CaseOutcome:
+    """What became of a case, or of a whole job. ``details`` is text for people, ``log`` the path of the output."""
 
-    Every case has its own fate in ``events.jsonl`` or in ``ended_by_runner``; where it has both, the latter counts.
-    """
+    status: Status
+    cause: Cause = Cause.NONE
+    details: str = ""
+    log: str = ""
+    #: Whether the case itself ended well and only its profile is lost.
+    is_unprofiled: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The sentence that the tables store."""
+        return f"no profile: {self.details}" if self.is_unprofiled else self.details
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What became of a job. ``end`` is ``ok``, or the first problem that the job met."""
 
     job: Job
-    status: str
-    reason: str = ""
+    end: CaseOutcome
     seconds: float = 0.0
-    #: Of ``seconds`` those of the last part: a try before it that was interrupted is no time of a command.
+    #: The seconds of the last process. ``seconds`` includes earlier processes that were interrupted.
     last_s: float = 0.0
     returncode: int | None = None
     files: tuple[Path, ...] = ()
     #: Whether the user stopped the job before it was done.
     interrupted: bool = False
-    #: By file: the cases of which it holds an attempt that was cut off, and that a later part made again.
+    #: By file: the cases of which the file holds an unfinished attempt that a later process repeated.
     attempted_again: Mapping[Path, frozenset[str]] = field(default_factory=dict)
-    #: (case id, status, reason) of cases whose end the workload's process could not write itself, or whose profile
-    #: was lost after they had ended well.
-    ended_by_runner: tuple[tuple[str, str, str], ...] = ()
+    #: By case: what the runner knows better than ``events.jsonl``, such as a crash, a timeout or a lost profile.
+    case_outcomes: Mapping[str, CaseOutcome] = field(default_factory=dict)
+    #: By case: why it did not end well, whether the runner or the workload's process reported that.
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Status:
+        return self.end.status
+
+    @property
+    def reason(self) -> str:
+        return self.end.reason
 
 
-#: Runs an argv for a moment and gives its output (stdout and stderr), or None where it cannot be started.
+#: Runs a short command and returns its output (stdout and stderr), or None if it cannot be started.
 Ask = Callable[[Sequence[str]], str | None]
 
 
@@ -179,48 +249,57 @@ class Profiler(Protocol):
     """A module of ``profpipe/profilers``. It builds commands and never runs them."""
 
     NAME: str
-    #: Whether a case that ended is on disk even if the process dies later. A report is written only at the end.
+    #: Whether the files of a case are complete when the case ends. A report is written only when the process ends.
     KEEPS_ENDED_CASES: bool
 
     def find(self, ask: Ask) -> Tool | Missing:
-        """The tool and its version, or why it is not here and how to mend that."""
+        """Return the tool and its version, or why it is missing and the remedy."""
 
     def commands(self, job: Job) -> list[Command]:
-        """What to start, in order, to carry out ``job``."""
+        """Return the commands of ``job`` in the order of their start."""
 
     def artifacts(self, job: Job) -> list[Path]:
-        """The files to read afterwards; only those that exist hold something."""
+        """Return the files to read afterwards. Some may not exist."""
 
     def diagnose(self, log: str) -> tuple[str, str] | None:
-        """(status, reason with remedy) for a failure that the tool's output explains; else None."""
+        """Return (status, reason with remedy) for a failure that the tool's output explains; else None."""
 
 
 def workload_argv(job: Job) -> tuple[str, ...]:
-    """The argv of the workload's own process, which a profiler's command line ends with."""
+    """Return the argv of the workload's process, with which a profiler's command line ends."""
     if job.script is None:
         return job.command
-    harness = ("-m", "profpipe.harness", str(job.spec))
+    harness = ("-m", "profpipe.measure.harness", str(job.spec))
     if job.processes == 1:
         return (job.python, *harness)
-    # --local-addr: else torchrun looks up this machine's own name, which in a container may lead nowhere.
+    # Without --local-addr, torchrun looks up the name of this machine, which may fail in a container.
     torchrun = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
     return (job.python, "-m", *torchrun, "--nproc-per-node", str(job.processes), *harness)
 
 
-class Watch(Protocol):
-    """Is told what happens while a run goes on. ``progress.Display`` shows it to the user."""
+@dataclass(frozen=True)
+class Visit:
+    """Where a job is: the ``number``-th case of its round. All numbers count from 1."""
+
+    number: int = 1
+    round: int = 1
+    rounds: int = 1
+
+
+class ProgressListener(Protocol):
+    """Receives the events of a run. ``progress.Display`` shows them to the user."""
 
     def job_started(self, job: Job, index: int, total: int) -> None:
         """``index`` counts from 1 to ``total``."""
 
-    def case_started(self, case: str) -> None:
-        """A case of the current job began."""
+    def case_started(self, case: str, visit: Visit) -> None:
+        """The harness turned to a case of the current job, once in each round."""
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
-        """The workload's process wrote down what became of a case, and why."""
+        """The harness recorded the end of a case."""
 
-    def job_ended(self, outcome: Outcome) -> None:
-        """The current job is over, well or not."""
+    def job_ended(self, outcome: JobOutcome) -> None:
+        """The current job ended, well or not."""
 
     def message(self, text: str) -> None:
-        """Something the user should know now."""
+        """Show ``text`` to the user now."""

@@ -1,11 +1,11 @@
-"""``annotate("forward")``: one range that whichever profiler is watching records.
+"""``annotate("forward")``: a range that the running profiler records.
 
-NVTX on CUDA, ROCTX on ROCm, ``record_function`` under torch.profiler, nothing otherwise. Which of them is decided once,
-by the harness, with ``use``; a workload only says ``with annotate("forward"):``.
+The range is NVTX on CUDA, ROCTX on ROCm, ``record_function`` under torch.profiler, and nothing otherwise. The harness
+chooses once with ``use``; a workload only writes ``with annotate("forward"):``.
 
-NVTX goes through ``torch.cuda.nvtx`` where torch has CUDA: every nsys records it, while the ranges of PyPI's ``nvtx``
-from 0.2.12 on are lost under nsys 2022 and 2023, which tell it that the domain is off. A CPU build of torch has no
-NVTX, so there PyPI's package is used, pinned below 0.2.12.
+NVTX goes through ``torch.cuda.nvtx`` where torch has CUDA, which every nsys records. nsys 2022 and 2023 disable the
+domain of PyPI's ``nvtx`` from 0.2.12 on, and lose its ranges. A CPU build of torch has no NVTX, so there PyPI's
+package is used, pinned below 0.2.12.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-#: As tables.ENCODED_PREFIX, which this process does not import: it would bring pandas.
+#: As results.schema.ENCODED_PREFIX, which this process does not import, because the schema needs pandas.
 ENCODED_PREFIX = "profpipe%"
 
 Push = Callable[[str], object]
@@ -30,7 +30,7 @@ def _nothing(*_: Any) -> None:
 
 
 class _Backend:
-    """The pair in use in this process. One object, so that ``annotate`` imported early sees a later ``use``."""
+    """The pair of functions of this process; attributes, so that ``annotate`` sees a later ``use``."""
 
     push: Push = staticmethod(_nothing)
     pop: Pop = staticmethod(_nothing)
@@ -38,7 +38,7 @@ class _Backend:
 
 @contextmanager
 def annotate(name: str) -> Iterator[None]:
-    """A range around the block, nested in those around it on this thread."""
+    """Put a range around the block, nested in the ranges around it on this thread."""
     push, pop = _Backend.push, _Backend.pop
     push(name)
     try:
@@ -48,9 +48,9 @@ def annotate(name: str) -> Iterator[None]:
 
 
 def use(profiler: str) -> str:
-    """Chooses what ``annotate`` emits for ``profiler``; returns its name for the record.
+    """Choose the ranges for ``profiler``; return their name for the record.
 
-    ``plain`` emits nothing: a range costs about a microsecond, which is not the workload's.
+    ``plain`` has none: a range costs about a microsecond, which would be charged to the workload.
     """
     choose = {"torch": _record_function, "nsys": _nvtx, "ncu": _nvtx, "rocprof": _roctx}.get(profiler)
     name, _Backend.push, _Backend.pop = choose() if choose else ("none", _nothing, _nothing)
@@ -64,16 +64,16 @@ def _nvtx() -> tuple[str, Push, Pop]:
         if torch.version.cuda is not None:
             return "torch.cuda.nvtx", torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
     except ImportError:
-        pass  # a workload need not use torch
+        pass  # a workload may do without torch
     import nvtx
 
     return f"nvtx {nvtx.__version__}" if hasattr(nvtx, "__version__") else "nvtx", nvtx.push_range, nvtx.pop_range
 
 
 def _roctx() -> tuple[str, Push, Pop]:
-    """ROCTX by its C interface: the library of rocprofv3 first, then the older one.
+    """Load ROCTX through its C interface: the library of rocprofv3 first, then the older one.
 
-    The generations before see ``libroctx64`` only; where they run, ``PROFPIPE_ROCTX`` says so.
+    Profilers before rocprofv3 record ``libroctx64`` only; the runner sets ``PROFPIPE_ROCTX`` for them.
     """
     new, old = ("librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so"), ("libroctx64.so.4", "libroctx64.so")
     for soname in old if os.environ.get("PROFPIPE_ROCTX") == "libroctx64" else (*new, *old):
@@ -96,7 +96,7 @@ def _record_function() -> tuple[str, Push, Pop]:
     stack: list[Any] = []
 
     def push(name: str) -> None:
-        stack.append(record_function(_spelled(name)))
+        stack.append(record_function(encode_name(name)))
         stack[-1].__enter__()
 
     def pop() -> None:
@@ -106,11 +106,11 @@ def _record_function() -> tuple[str, Push, Pop]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _spelled(name: str) -> str:
-    """``name`` as a trace of torch keeps it; its parser takes the encoding off again.
+def encode_name(name: str) -> str:
+    """Encode ``name`` so that a torch trace keeps it; the parser of the trace decodes it.
 
-    torch writes ``unknown`` in place of any name that is not printable ASCII and ``/`` for a backslash, drops newlines,
-    and a quote ends its JSON.
+    torch writes ``unknown`` for a name that is not printable ASCII and ``/`` for a backslash, and drops newlines; a
+    quote breaks its JSON.
     """
     if name.isascii() and name.isprintable() and not {'"', "\\"} & set(name):
         return name

@@ -101,3 +101,13 @@ def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
         width = max(len(row[0]) for row in rows)
         for name, *figures in sorted(rows):
             terminalreporter.write_line(f"{name:{width}}  " + "  ".join(f"{figure:>18}" for figure in figures))
+
+
+#: Fixtures that start several processes, or a real nsys. The tests that use them are slow.
+SLOW_FIXTURES = {"nsys", "run_of_two", "told", "study"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

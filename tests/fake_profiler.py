@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profpipe.job import Ask, Case, Command, Job, Missing, Outcome, Tool
+from profpipe.job import Ask, Case, Command, Job, JobOutcome, Missing, Tool, Visit
 
 WORKLOAD = '''
 import json, os, pathlib, signal, subprocess, sys, time
@@ -57,7 +57,7 @@ class FakeProfiler:
     exports: tuple[str, ...] = ()
     makes_report: bool = True
     explains: tuple[str, str] | None = None
-    false_start: str = ""
+    false_starts: tuple[str, ...] = ()
     NAME: str = "fake"
     KEEPS_ENDED_CASES: bool = True
 
@@ -66,10 +66,10 @@ class FakeProfiler:
 
     def commands(self, job: Job) -> list[Command]:
         if job.script is None:
-            return [Command(job.command, false_start=self.false_start)]
+            return [Command(job.command, false_starts=self.false_starts)]
         report, export = job.folder / f"{job.stem}.out", job.folder / f"{job.stem}.export"
         argv = (sys.executable, str(self.script), str(job.spec))
-        workload = Command(argv, (report,) if self.makes_report else (), false_start=self.false_start)
+        workload = Command(argv, (report,) if self.makes_report else (), false_starts=self.false_starts)
         after = [
             Command((sys.executable, "-c", text, str(export)), (export,), runs_workload=False) for text in self.exports
         ]
@@ -84,21 +84,23 @@ class FakeProfiler:
 
 @dataclass
 class Notes:
-    """A Watch that keeps what it was told."""
+    """A ProgressListener that keeps the events."""
 
     told: list[tuple[object, ...]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    visits: list[tuple[str, Visit]] = field(default_factory=list)
 
     def job_started(self, job: Job, index: int, total: int) -> None:
         self.told.append(("job_started", index, total))
 
-    def case_started(self, case: str) -> None:
+    def case_started(self, case: str, visit: Visit) -> None:
+        self.visits.append((case, visit))
         self.told.append(("case_started", case))
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
         self.told.append(("case_ended", case, status))
 
-    def job_ended(self, outcome: Outcome) -> None:
+    def job_ended(self, outcome: JobOutcome) -> None:
         self.told.append(("job_ended", outcome.status))
 
     def message(self, text: str) -> None:

@@ -6,6 +6,7 @@ a hundred runs would take minutes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -16,16 +17,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from profpipe import config, load, order, profilers, store, workflow
+from profpipe import plugins, profilers
+from profpipe.commands import execution
+from profpipe.commands import resume as resume_command
+from profpipe.config import loader
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.results import folders
+from profpipe.runner.request import RunRequest
 
 TESTS = Path(__file__).resolve().parent
 
 #: What a run loads on its way; forked before any of it has started a thread.
 LOADED_LATER = (
     "matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet", "sqlite_utils", "jinja2",
-    "profpipe.page.plots",
+    "profpipe.report.plots.matplotlib_charts",
 )  # fmt: skip
+
+#: Print as without options.
+OUTPUT = argparse.Namespace(quiet=False, json=False)
 
 #: What the runner does to the world. Reading is not among it: to be killed before or after makes no difference.
 STEPS = {"os.rename", "os.mkdir", "os.link", "os.remove", "subprocess.Popen", "sqlite3.connect", "os.chmod"}
@@ -57,8 +66,8 @@ def main() -> None:
     profilers.ALL["nsys"] = FakeNsys()  # type: ignore[index]
     for name in LOADED_LATER:
         import_module(name)
-    for path in load.files("parsers", "*.py"):
-        load.module(path)
+    for path in plugins.files("parsers", "*.py"):
+        plugins.load_module(path)
     for line in sys.stdin:
         print(json.dumps(serve(**json.loads(line))), flush=True)
 
@@ -120,11 +129,12 @@ def run_in_child(project: Path, do: str, kill_at_step: int | None, writer: int) 
 
 def start() -> int:
     path = Path("pipeline.yaml")
-    return workflow.start(order.Order.of(config.load_pipeline(path), path, Path("out"), (), ()), ["profpipe", "run"])
+    request = RunRequest.create(loader.load_pipeline(path), path, Path("out"))
+    return execution.start(request, ["profpipe", "run"], OUTPUT)
 
 
 def resume() -> int:
-    return workflow.resume(store.unfinished(Path("out")))
+    return resume_command.finish(folders.find_unfinished(Path("out")), OUTPUT)
 
 
 ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}

@@ -5,13 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from profpipe.tables import ALL, CASES, KERNELS, METRICS, RANGES, Table, Tables, empty, frame
+from profpipe.analysis import analyze as analysis
+from profpipe.analysis.findings.workloads import Findings
+from profpipe.report import render as report
+from profpipe.report.document import Block, Bullets, Paragraph, Section
+from profpipe.report.document import Table as TableBlock
+from profpipe.report.markdown import Markdown
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import ALL, CASES, KERNELS, METRICS, RANGES, Table, Tables, empty, frame
 
 DATA = Path(__file__).parent / "data"
 
@@ -22,6 +30,23 @@ COPY = (
 ADD = "at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::CUDAFunctor_add<c10::Half>>::{lambda(int)#1}>"
 FLUSH = "at::vectorized_elementwise_kernel<4, at::FillFunctor<int>, std::array<char*, 1>>"
 CLASS_OF = {ATTENTION: ("attention", "fa2"), COPY: ("copy", ""), ADD: ("add", ""), FLUSH: ("elementwise", "")}
+
+
+def analyze(data: Tables, run: Mapping[str, Any]) -> Findings:
+    """Return the findings of a run whose record is a JSON document, of which any key may be absent."""
+    return analysis.analyze(data, Manifest.parse(run))
+
+
+def write_page(findings: Findings, data: Tables, run: Mapping[str, Any], folder: Path, template: Path) -> Path:
+    """Write the pages of a run whose record is a JSON document; return the path of SUMMARY.md."""
+    report.render(findings, data, Manifest.parse(run), folder, template)
+    return folder / "SUMMARY.md"
+
+
+def read_pages(folder: Path) -> str:
+    """Return SUMMARY.md and details.md of a run's folder, one after the other."""
+    pages = (folder / name for name in ("SUMMARY.md", "details.md"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages if page.is_file())
 
 
 def recorded() -> tuple[Tables, dict[str, Any]]:
@@ -42,12 +67,14 @@ def example(name: str) -> tuple[Tables, dict[str, Any]]:
 
 
 def _stored(folder: Path) -> tuple[Tables, dict[str, Any]]:
-    frames = {table.name: _read(folder / f"{table.name}.csv", table) for table in ALL}
+    frames = {table.name: _read(folder, table) for table in ALL}
     return Tables(**frames), json.loads((folder / "run.json").read_text(encoding="utf-8"))
 
 
-def _read(path: Path, table: Table) -> pd.DataFrame:
-    if not path.exists():
+def _read(folder: Path, table: Table) -> pd.DataFrame:
+    if (path := folder / f"{table.name}.parquet").exists():
+        return frame(table, pd.read_parquet(path))
+    if not (path := folder / f"{table.name}.csv").exists():
         return empty(table)
     types = {column.name: str if column.dtype == "str" else column.dtype for column in table.columns}
     return frame(table, pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""]))
@@ -158,3 +185,36 @@ def _metrics(case: str, kernel_ns: float, length: int) -> list[dict[str, Any]]:
     rows.append(metric_row(case, "sm__throughput.avg.pct_of_peak_sustained_elapsed", 61.5, "%", **ncu))
     rows.append(metric_row(case, "dram__bytes.sum.per_second", 1.25e12, "byte/s", **ncu))
     return rows
+
+
+def texts(section: Section) -> list[str]:
+    """Return the paragraphs and the items of lists of a section as Markdown."""
+    found: list[str] = []
+    for block in section.blocks:
+        if isinstance(block, Paragraph):
+            found.append(Markdown().text(block.content))
+        elif isinstance(block, Bullets):
+            found += map(Markdown().text, block.items)
+    return found
+
+
+def grid(table: Block | None) -> list[list[str]]:
+    """Return the head and the rows of a table as the page writes them."""
+    assert isinstance(table, TableBlock)
+    lines = [line for line in Markdown().table(table).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [cells[0], *cells[2:]] if cells else []
+
+
+def records(table: Block | None) -> list[dict[str, str]]:
+    """Return the rows of a table as the page writes them, by the titles of the columns."""
+    head, *rows = grid(table) or [[]]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def check_golden(name: str, text: str, regenerate: bool) -> None:
+    """Compare ``text`` with the golden file ``name``; with --regenerate, write it."""
+    path = Path(__file__).parent / "golden" / name
+    if regenerate:
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --regenerate writes it anew"

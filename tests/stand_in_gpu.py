@@ -1,7 +1,7 @@
-"""Stands in for torch and a GPU where there is none: a mock, whose two clocks do exactly what they are told.
+"""A simulated torch with a GPU, for machines without one: its two clocks are exact.
 
-The host's clock is what ``time.perf_counter`` reads. A launch costs the host time and gives the GPU work, which begins
-when the work before it is done. The launch queue holds so many launches; then the host waits, as CUDA's does.
+``time.perf_counter`` reads the host's clock. A launch takes host time and adds work to the GPU, which starts after the
+work before it. The launch queue has a limited size; when it is full the host waits, as with CUDA.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from profpipe.measuring.watches import PROBES
+from profpipe.measure.cuda_timer import CLOCK_CYCLES
 
 MIB = 2**20
 
@@ -89,7 +89,7 @@ class StandInGpu:
 
     def sleep(self, cycles: int) -> None:
         ns = round(cycles / self.hz * 1e9)
-        if cycles not in PROBES:
+        if cycles not in CLOCK_CYCLES:
             self.held_ns.append(ns)
         self.launch(ns)
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import yaml
 from program import profpipe, rows
+from report_study import read_pages
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "accuracy.yaml"
-attention = load.module(ROOT / "workloads" / "attention.py")
-setting = load.module(ROOT / "workloads" / "_setting.py")
-reference = load.module(ROOT / "workloads" / "_reference.py")
-implementations = load.module(ROOT / "workloads" / "_implementations.py")
+attention = plugins.load_module(ROOT / "workloads" / "attention.py")
+from profpipe.workload_lib import attention as attention_lib  # noqa: E402
+from profpipe.workload_lib import attention_config, implementations, reference  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "kv_heads": 2, "head_dim": 16, "mode": "fwd_bwd", "reference": "fp64"}
 #: Operations of one key/value head of SMALL, forward and backward.
@@ -33,7 +33,7 @@ OF_ONE_HEAD = 12 * 2 * 40 * 40 * 16
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_fp64_is_exact_where_fp32_is_not(causal: bool, queries: int) -> None:
 
 
 def test_all_of_a_short_sequence_is_compared() -> None:
-    assert reference.checked(attention._case(SMALL), "fp64", backward=True) == [
+    assert reference.checked_heads(attention_lib.case_from({**attention.PARAMS, **SMALL}), "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (1, slice(0, 2), slice(0, 1)),
         (0, slice(2, 4), slice(1, 2)), (0, slice(0, 2), slice(0, 1)),
     ]  # fmt: skip
@@ -66,14 +66,14 @@ def test_all_of_a_short_sequence_is_compared() -> None:
 
 
 def test_of_a_long_one_whole_heads_are_compared_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = attention._case(SMALL)
+    case = attention_lib.case_from({**attention.PARAMS, **SMALL})
     monkeypatch.setitem(reference.FLOPS, "fp64", 2 * OF_ONE_HEAD)
-    assert reference.checked(case, "fp64", backward=True) == [
+    assert reference.checked_heads(case, "fp64", backward=True) == [
         (1, slice(2, 4), slice(1, 2)), (0, slice(2, 4), slice(1, 2)),
     ]  # fmt: skip
     assert attention.facts(SMALL) == {"checked": (50, "%")}
     monkeypatch.setitem(reference.FLOPS, "fp64", 1.0)
-    assert reference.checked(case, "fp64", backward=True) == [(1, slice(2, 4), slice(1, 2))]
+    assert reference.checked_heads(case, "fp64", backward=True) == [(1, slice(2, 4), slice(1, 2))]
     assert attention.facts({**SMALL, "reference": "fp32"}) == {}
 
 
@@ -150,6 +150,7 @@ def test_the_first_table_says_what_its_workloads_allow() -> None:
         assert [float(limit) for limit in limits] == [w["tolerance"][measure] for w in pipeline["workloads"].values()]
 
 
+@pytest.mark.slow
 def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path) -> None:
     small = {"SEQLEN": "72", "NHEADS": "2", "HEADDIM": "16", "CAUSAL": "true", "REPEATS": "1", "BUDGET_S": "0.05"}
     impls = {"IMPLS": "sdpa_math,sdpa_flash,plain,tiled,fa2", "QUANTISED": "sdpa_math,sage1", "INPUTS": "local"}
@@ -160,7 +161,7 @@ def test_what_runs_on_a_cpu_is_within_the_tolerance_of_its_dtype(tmp_path: Path)
     measured = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["workload"] == "bf16"}
     names = {f"{m}{t}" for m in ("error_max", "error_rmse", "cosine") for t in ("", "_dq", "_dk", "_dv")}
     assert names <= measured
-    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    summary = read_pages(tmp_path / "latest")
     for gradient in "qkv":
         assert f"### The gradient of {gradient}" in summary
     assert "| bf16 | `tiled` | pass |" in summary and "| quantised | `sage1` |" not in summary
@@ -198,6 +199,7 @@ workloads:
 """
 
 
+@pytest.mark.slow
 def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
@@ -209,9 +211,7 @@ def test_a_run_names_the_fastest_accurate_one_and_marks_what_is_faster_and_wrong
     events = map(json.loads, (run / "raw" / "w" / "plain" / "events.jsonl").read_text().splitlines())
     notes = [event["text"] for event in events if event["event"] == "note" and event["case"] == "impl=c"]
     assert "inaccurate: error_rel_l1 is 0.08, at most 0.05" in notes
-    summary = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    summary = read_pages(run)
     assert summary.partition("**")[2].startswith("`b` is the fastest accurate one: ")
-    assert "not called faster: its result is **inaccurate** (error_rel_l1 is 0.08, at most 0.05)." in summary
-    assert (
-        "not called faster: its result is **unchecked** (nothing was compared for error_rel_l1 and cosine)." in summary
-    )
+    assert "is **inaccurate** (`c`: error_rel_l1 is 0.08, at most 0.05)." in summary
+    assert "is **unchecked** (`d`: nothing was compared for error_rel_l1 and cosine)." in summary

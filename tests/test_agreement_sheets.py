@@ -1,13 +1,16 @@
-"""How the page words the differences between profilers, from made-up ones."""
+"""The section that compares the profilers, from made-up times."""
 
 from __future__ import annotations
 
-import pytest
-from report_study import ATTENTION, kernel_row, metric_row, range_row, tables
+from pathlib import Path
 
-from profpipe.analyze import analyze
-from profpipe.findings import WorkloadFindings
-from profpipe.page import agreement_sheets
+import pytest
+from report_study import ATTENTION, analyze, kernel_row, metric_row, range_row, tables
+
+from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.report.document import Cell, Code, Missing, plain
+from profpipe.report.sections import agreement
+from profpipe.report.text import write_section, write_table
 
 
 def workload(**cases: tuple[float, ...]) -> WorkloadFindings:
@@ -23,63 +26,59 @@ def workload(**cases: tuple[float, ...]) -> WorkloadFindings:
     return found
 
 
-@pytest.mark.parametrize(
-    ("cases", "said"),
-    [
-        ({"a": (20.0, 20.0, 25.0)}, ""),
-        (
-            {"a": (100.0, 101.0, 102.0), "short": (20.0, 30.0, 25.0)},
-            "Of calls with 50 us of kernels and more, within 3 % of nsys: CUDA events in 1 of 1 and torch in 1 of 1.",
-        ),
-        (
-            {"a": (100.0, 101.0, 105.0), "b": (100.0, 90.0, 101.0)},
-            "Of calls with 50 us of kernels and more, within 3 % of nsys: CUDA events in 1 of 2 and torch in 1 of 2."
-            " The larger differences among them are 2, **1 without a known reason**:"
-            " launch gaps 1 and **no known reason** 1.",
-        ),
-        (
-            {"a": (100.0, 101.0, 105.0)},
-            "Of calls with 50 us of kernels and more, within 3 % of nsys: CUDA events in 0 of 1 and torch in 1 of 1."
-            " There is 1 larger difference among them, with a known reason: launch gaps 1.",
-        ),
-    ],
-)
-def test_the_section_begins_with_how_many_long_calls_agree(
-    cases: dict[str, tuple[float, float, float]], said: str
-) -> None:
-    assert agreement_sheets.said(workload(**cases)) == said
+EVERYTHING = {"a": (100.0, 101.0, 105.0, 130.0), "b": (100.0, 90.0, 101.0), "short": (20.0, 30.0, 25.0)}
 
 
-def test_where_the_others_agree_with_each_other_the_reference_is_called_the_odd_one() -> None:
-    rows = agreement_sheets.apart(workload(a=(100.0, 80.0, 100.0, 81.0))).rows
-    assert {row[1]: row[3] for row in rows} == {
-        "torch, kernels": "**no known reason**; ncu within 3 % of it, so nsys is the odd one",
-        "ncu, kernels": "**no known reason**; torch within 3 % of it, so nsys is the odd one",
+def test_the_section_reads_as_in_the_golden_file(regenerate: bool) -> None:
+    golden = Path(__file__).parent / "golden" / "agreement.txt"
+    text = write_section(agreement.agreement(workload(**EVERYTHING))) + "\n"
+    if regenerate:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def test_one_profiler_alone_makes_no_section() -> None:
+    (found,) = analyze(tables((), [kernel_row("impl=a", ATTENTION, 1, 5.0)], [range_row("impl=a", 1)]), {}).workloads
+    assert not agreement.agreement(found)
+
+
+def test_short_calls_are_counted_apart() -> None:
+    within = {row[0].text: [plain(cell.text) for cell in row[1::2]] for row in by_profiler().rows}
+    assert within["torch, kernels"] == ["1 of 3", "1 of 2", "no known reason 2"]
+
+
+def by_profiler() -> agreement.Table:
+    return agreement.by_profiler(workload(**EVERYTHING))
+
+
+def reasons(found: WorkloadFindings) -> dict[str, str]:
+    return {plain(row[1].text): plain(row[3].text) for row in agreement.differences(found).rows}
+
+
+def test_where_the_others_agree_with_each_other_the_reference_is_called_the_outlier() -> None:
+    assert reasons(workload(a=(100.0, 80.0, 100.0, 81.0))) == {
+        "torch, kernels": "no known reason; ncu within 3 % of it: nsys is the outlier",
+        "ncu, kernels": "no known reason; torch within 3 % of it: nsys is the outlier",
     }
 
 
-@pytest.mark.parametrize(
-    ("busy_us", "because"),
-    [
-        (130, "**no known reason** beyond this: overlap makes 70.0 of 90.0 us"),
-        (60, "**no known reason** beyond this: overlap alone would make the call 50.0 us shorter than it is"),
-    ],
-)
-def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, because: str) -> None:
+def test_a_call_that_takes_as_long_as_other_kernels_makes_no_outlier() -> None:
+    found = reasons(workload(a=(100.0, 80.0, 81.0)))
+    assert found == dict.fromkeys(("CUDA events", "torch, kernels"), "no known reason")
+
+
+@pytest.mark.parametrize(("busy_us", "part"), [(130, "70 us of the 90 us"), (60, "50 us shorter than it is")])
+def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, part: str) -> None:
     """Of a call of 110 us, two streams with 100 us of kernels each."""
     kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, stream=stream) for stream in (7, 8)]
     ranges = [range_row("impl=a", 10, wall_ns=3e6, busy_ns=1e4 * busy_us)]
     metrics = [metric_row("impl=a", "time", 110_000.0)]
     (found,) = analyze(tables((), kernels, ranges, metrics), {}).workloads
-    assert [row[3] for row in agreement_sheets.apart(found).rows] == [because]
+    (reason,) = reasons(found).values()
+    assert reason.startswith("no known reason beyond this: overlap: ") and reason.endswith(part)
 
 
-def test_a_call_that_takes_as_long_as_other_kernels_tells_nothing_of_them() -> None:
-    rows = agreement_sheets.apart(workload(a=(100.0, 80.0, 81.0))).rows
-    assert {row[1]: row[3] for row in rows} == dict.fromkeys(("CUDA events", "torch, kernels"), "**no known reason**")
-
-
-def test_the_least_that_a_profiler_added_is_told_beside_the_most() -> None:
+def test_the_least_that_a_profiler_added_stands_beside_the_most() -> None:
     """Less than nothing: the loop without it was held up, and shares of that case are of little use."""
     walls = {"plain": (100.0, 200.0), "nsys": (130.0, 120.0), "torch": (104.0, None)}
     rows = [
@@ -88,10 +87,15 @@ def test_the_least_that_a_profiler_added_is_told_beside_the_most() -> None:
         for case, ns in zip("ab", each, strict=True)
         if ns is not None
     ]
-    (workload,) = analyze(tables(metrics=[*rows, *(metric_row(f"impl={i}", "time", 1e5) for i in "ab")]), {}).workloads
-    sheet = agreement_sheets.overheads(workload)
-    assert [sheet.head, *sheet.rows] == [
-        ["profiler", "median", "least", "most", "cases marked profiler_overhead"],
-        ["`nsys`", "-5.0 %", "-40.0 % (`b`)", "+30.0 % (`a`)", "1 of 2"],
-        ["`torch`", "+4.0 %", "–", "+4.0 % (`a`)", "0 of 1"],
-    ]
+    times = [metric_row(f"impl={i}", "time", 1e5) for i in "ab"]
+    (found,) = analyze(tables(metrics=[*rows, *times]), {}).workloads
+    nsys, torch = agreement.overheads(found).rows
+    assert [cell.value for cell in nsys[1:4]] == pytest.approx([-0.05, -0.4, 0.3])
+    assert (nsys[0].text, nsys[2].note, nsys[4].text) == (Code("nsys"), ("(", Code("b"), ")"), "1 of 2")
+    assert torch[2] == Cell(missing=Missing.NOT_MEASURED) and torch[4].text == "0 of 1"
+
+
+def test_a_profiler_that_makes_the_loop_many_times_as_long_is_shown_as_a_factor() -> None:
+    rows = [metric_row("impl=a", "loop_wall", ns, profiler=p) for p, ns in (("plain", 1e5), ("torch", 12e5))]
+    (found,) = analyze(tables(metrics=[*rows, metric_row("impl=a", "time", 1e5)]), {}).workloads
+    assert "12.0x the time" in write_table(agreement.overheads(found))

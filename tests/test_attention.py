@@ -15,21 +15,18 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, reuse
+from profpipe import plugins
+from profpipe.runner import job_cache
 
 torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-SCRIPT = Path(__file__).parents[1] / "workloads" / "attention.py"
-attention = load.module(SCRIPT)
-implementations = load.module(SCRIPT.with_name("_implementations.py"))
-inputs = load.module(SCRIPT.with_name("_inputs.py"))
-obstacles = load.module(SCRIPT.with_name("_obstacles.py"))
-packages = load.module(SCRIPT.with_name("_packages.py"))
-reference = load.module(SCRIPT.with_name("_reference.py"))
-sdpa = load.module(SCRIPT.with_name("_sdpa.py"))
-setting = load.module(SCRIPT.with_name("_setting.py"))
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "workloads" / "attention.py"
+attention = plugins.load_module(SCRIPT)
+from profpipe.workload_lib import attention as attention_lib  # noqa: E402
+from profpipe.workload_lib import attention_config, implementations, packages, reference, requirements, sdpa  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has tests of its own: each case is compiled
@@ -39,7 +36,7 @@ NEED_A_GPU = tuple(name for name, row in implementations.IMPLEMENTATIONS.items()
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
 
 
 def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **changes: Any) -> None:
@@ -50,7 +47,7 @@ def _replace_implementation(monkeypatch: pytest.MonkeyPatch, prepare: Any, **cha
 
 def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
     """A mock of the device alone: no kernel can run behind it."""
-    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
@@ -174,11 +171,20 @@ def test_sage_computes_in_the_types_of_the_generation_that_is_installed(
     assert set(attention.flops({"impl": "sage"})) == {"int8", values}
 
 
-def test_the_parts_count_as_the_workloads_source_where_a_run_is_reused() -> None:
-    own = ("_implementations", "_obstacles", "_packages", "_sdpa", "_flex", "_sparge", "_inputs", "_setting")
-    parts = {*own, "_reference", "_errors"}
-    found = {path.stem for path in reuse.imported(SCRIPT, [SCRIPT.parent])}
-    assert parts | {"attention"} <= found
+def test_the_shared_modules_are_part_of_the_workloads_fingerprint() -> None:
+    names = {
+        "attention_config",
+        "flex",
+        "implementations",
+        "inputs",
+        "packages",
+        "reference",
+        "requirements",
+        "sdpa",
+        "sparge",
+    }
+    found = {path.stem for path in job_cache.trace_imports([SCRIPT], [ROOT])}
+    assert names | {"attention", "error_metrics"} <= found
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -200,9 +206,11 @@ def _plain_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
 def test_the_reference_in_blocks_equals_autograd_in_fp64(
     monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int, queries: int
 ) -> None:
-    case = attention._case({**SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"})
+    case = attention_lib.case_from(
+        {**attention.PARAMS, **SMALL, "kv_heads": kv_heads, "queries": queries, "causal": causal, "mode": "fwd_bwd"}
+    )
     monkeypatch.setattr(reference, "SCORES_BYTES", 4 * case.heads * case.seqlen * 7)  # 7 rows: 6 blocks of 40
-    q, k, v, g = (tensor.double().requires_grad_() for tensor in attention._drawn(case))
+    q, k, v, g = (tensor.double().requires_grad_() for tensor in case.draw())
     out = _plain_attention(q, k, v, causal)
     expected = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, (q, k, v), g)), strict=True))
     rows_seen = dict.fromkeys(expected, 0)
@@ -386,7 +394,7 @@ def test_what_a_cpu_takes_and_no_gpu_does_is_refused_there_as_others_refuse_it(m
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(obstacles.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
     assert attention.available({"impl": "fa2"}) == (
         "flash_attn is not installed. pip install flash-attn --no-build-isolation."
     )
@@ -408,7 +416,7 @@ def test_an_older_gpu_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPat
     assert reason.startswith("sdpa_flash needs sm_80 or later; this GPU is sm_75.")
 
 
-def test_what_the_implementation_says_to_a_small_call_becomes_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_small_call_becomes_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(setting: Any) -> Any:
         assert setting.batch == 1
         assert setting.seqlen == 128 + 1000 % 128
@@ -416,7 +424,7 @@ def test_what_the_implementation_says_to_a_small_call_becomes_the_reason(monkeyp
 
     _replace_implementation(monkeypatch, prepare, package="json")
     reason = attention.available({"impl": "mine", "seqlen": 1000, "batch": 4, "head_dim": 96})
-    assert reason.startswith("mine refuses this case: This flash attention build does not support headdim 96. Change")
+    assert reason.startswith("mine rejects this case: This flash attention build does not support headdim 96. Change")
     assert reason.endswith("another build of json.")
 
 
@@ -436,7 +444,7 @@ def test_reasons_that_sdpa_gives_as_warnings_are_kept(monkeypatch: pytest.Monkey
 
     _replace_implementation(monkeypatch, prepare)
     reason = attention.available({**SMALL, "impl": "mine"})
-    assert reason.startswith("mine refuses this case: cuDNN SDPA does not support head_dim 512. Change head_dim")
+    assert reason.startswith("mine rejects this case: cuDNN SDPA does not support head_dim 512. Change head_dim")
 
 
 def test_a_lost_cuda_context_is_a_failure_and_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +516,7 @@ def test_xformers_is_asked_which_operators_it_takes(
         f"_dispatch_bw = lambda inputs, packed: SimpleNamespace(NAME={operators[1]!r})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    case = attention._case({**SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
+    case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "xformers", "mode": mode, "kv_heads": 2})
     try:
         assert packages.xformers_family(case) == family
     finally:
@@ -521,7 +529,7 @@ def test_xformers_without_an_answer_expects_any_of_its_operators(monkeypatch: py
         raise ImportError(name)
 
     monkeypatch.setattr(packages.importlib, "import_module", missing)
-    assert packages.xformers_family(attention._case(SMALL)) == "cutlass_fmha|fa2|fa3"
+    assert packages.xformers_family(attention_lib.case_from({**attention.PARAMS, **SMALL})) == "cutlass_fmha|fa2|fa3"
 
 
 # --- parameters that are wrong everywhere ----------------------------------------------------------------------------

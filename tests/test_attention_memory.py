@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 from program import profpipe, rows
+from report_study import read_pages
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "attention_memory.yaml"
-attention = load.module(ROOT / "workloads" / "attention.py")
-setting = load.module(ROOT / "workloads" / "_setting.py")
-implementations = load.module(ROOT / "workloads" / "_implementations.py")
+attention = plugins.load_module(ROOT / "workloads" / "attention.py")
+from profpipe.workload_lib import attention as attention_lib  # noqa: E402
+from profpipe.workload_lib import attention_config, implementations  # noqa: E402
 
 SMALL = {"impl": "plain", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 GIB = 2**30
@@ -28,7 +29,7 @@ GIB = 2**30
 # --- between the passes ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_in_use_before_the_backward_pass_is_what_the_forward_pass_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_before_the_backward_pass_is_what_the_forward_pass_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator is a counter; what is asked is when it is read."""
     seen: list[str] = []
 
@@ -42,18 +43,18 @@ def test_what_is_in_use_before_the_backward_pass_is_what_the_forward_pass_left(m
 
     row = implementations.Implementation(prepare, lambda case: "", on_cpu=True)
     monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", row)
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
-    monkeypatch.setattr(attention.torch, "bmm", lambda *_: seen.append("cuBLAS has its workspace"))
-    case = attention._case({**SMALL, "impl": "mine", "mode": "bwd"})
-    assert attention._in_use_before_backward(case, allocated) == 300
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_lib.torch, "bmm", lambda *_: seen.append("cuBLAS has its workspace"))
+    case = attention_lib.case_from({**attention.PARAMS, **SMALL, "impl": "mine", "mode": "bwd"})
+    assert attention_lib.memory_before_backward(case, allocated) == 300
     assert seen == ["cuBLAS has its workspace", "read", "prepared", "called with gradients: True", "read"]
 
 
 def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_in_use_before_backward", lambda case, allocated: 5)
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_lib, "memory_before_backward", lambda case, allocated: 5)
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     assert attention.facts({**SMALL, "mode": "bwd"}) == {}
-    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
     assert attention.facts({**SMALL, "mode": "fwd"}) == {}
     assert attention.facts({**SMALL, "mode": "bwd"}) == {"memory_before_backward": (5.0, "byte")}
 
@@ -65,10 +66,10 @@ def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.Mo
 def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What torch is told to take of a GPU of 80 GiB; a mock of the device, without any kernel."""
     told: list[float] = []
-    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
-    monkeypatch.setattr(attention, "_iteration", lambda case, phase: lambda: ())
+    monkeypatch.setattr(attention_lib, "iteration", lambda case, phase: lambda: ())
     return told
 
 
@@ -80,22 +81,22 @@ def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]
 
 def test_the_reference_has_all_the_memory(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     produced, told = {"out": torch.zeros(2, 40, 4, 16)}, []
-    monkeypatch.setattr(attention, "_produced", lambda case: told.append(list(fractions)) or produced)
-    monkeypatch.setattr(attention, "_drawn", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
+    monkeypatch.setattr(attention_lib, "results", lambda case: told.append(list(fractions)) or produced)
+    monkeypatch.setattr(attention_lib.Case, "draw", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
     attention.build({**SMALL, "memory_cap_gib": 24})
     attention.check({**SMALL, "memory_cap_gib": 24})
     assert told == [[24 / 80]] and fractions == [24 / 80, 1.0]
 
 
-def test_a_limit_that_means_nothing_here_is_the_reason_why_a_case_does_not_run(
+def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(
     fractions: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(implementations, "unavailable", lambda case: None)
+    monkeypatch.setattr(implementations, "unavailable_reason", lambda case: None)
     assert attention.available({**SMALL, "memory_cap_gib": 79.5}) is None
     assert attention.available({**SMALL, "memory_cap_gib": 81}) == (
         "memory_cap_gib 81 is more than this GPU has. Use 0, or less than 80.0."
     )
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     assert attention.available({**SMALL, "memory_cap_gib": 24}) == (
         "memory_cap_gib limits torch's memory on a GPU, and torch sees none. Use memory_cap_gib: 0."
     )
@@ -110,6 +111,7 @@ def test_the_study_dry_runs_with_its_168_cases(tmp_path: Path) -> None:
     assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in said
 
 
+@pytest.mark.slow
 def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Path) -> None:
     small = {
         "HEADDIM": "16",
@@ -123,7 +125,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 8
     passes = {row["n"] for row in rows(tmp_path / "latest" / "metrics.csv") if row["metric"] == "time"}
     assert passes == {"7"}
-    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    summary = read_pages(tmp_path / "latest")
     assert "### Time of a pass" in summary and "In every case: " in summary
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from program import profpipe, rows
+from report_study import read_pages
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "attention_scaling.yaml"
@@ -35,13 +36,14 @@ def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_p
     assert "batches: attention, 88 cases under plain, torch" in said
 
 
+@pytest.mark.slow
 def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)
     cases = rows(tmp_path / "latest" / "cases.csv")
     assert len(cases) == 2 * 2 * 2 + 2 * 2
     assert {case["status"] for case in cases} == {"ok"}
-    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    summary = read_pages(tmp_path / "latest")
     for title in ("TFLOP/s of forward and backward over the length", "The batch, peak memory"):
         assert f"### {title}" in summary
     # Whatever the environment narrows the study to, this table has every case: 2 masks x 2 lengths, and its head.

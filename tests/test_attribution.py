@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nsys_exports import Export, thread_id
 
-from profpipe import load, tables
-from profpipe.formats import attribution, grouping, range_sums
+from profpipe import plugins
+from profpipe.ingest import attribution, groupby, range_stats
+from profpipe.results import schema
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,13 @@ def range_rows(ranges: Sequence[Range], launches: Sequence[Launch]) -> dict[tupl
         lambda: {"instances": 0, "wall_ns": 0, "kernels": 0, "kernel_ns": 0, "intervals": []}
     )
     for r in ranges:
-        row = rows[(r.pid, *tables.split_path(path_of_range(r, ranges, launches)))]
+        row = rows[(r.pid, *schema.split_path(path_of_range(r, ranges, launches)))]
         row["instances"] += 1
         row["wall_ns"] += r.end - r.start
     for launch in launches:
         path, _ = path_of(launch, ranges, launches)
         if launch.is_kernel:
-            for key in {(launch.pid, *tables.split_path(path[: i + 1])) for i in range(len(path))}:
+            for key in {(launch.pid, *schema.split_path(path[: i + 1])) for i in range(len(path))}:
                 rows[key]["kernels"] += 1
                 rows[key]["kernel_ns"] += launch.kernel_end - launch.kernel_start
                 rows[key]["intervals"].append((launch.kernel_start, launch.kernel_end))
@@ -198,7 +199,7 @@ def test_launches_and_ranges_are_as_the_reference_says(
     assert [(placed.paths.names_of(p), bool(t)) for p, t in zip(placed.path, placed.by_time, strict=True)] == expected
     start = np.array([k.kernel_start for k in launches], dtype=np.int64) + offset
     end = np.array([k.kernel_end for k in launches], dtype=np.int64) + offset
-    frame = range_sums.summarise(given_ranges, given_launches, placed, start, end)
+    frame = range_stats.summarise(given_ranges, given_launches, placed, start, end)
     assert as_rows(frame) == range_rows(ranges, launches)
 
 
@@ -208,7 +209,7 @@ def test_a_whole_export_is_read_as_the_reference_says(
     ranges: list[Range], launches: list[Launch], per_graph: int, shuffled: Any
 ) -> None:
     """Through the file: ids shared by processes, graphs with several kernels a launch, rows in any order."""
-    parser = load.module(load.own_folder("parsers") / "nsys_sqlite.py")
+    parser = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
     launches = [k for k in launches if k.is_kernel]
     export, expected = Export(), {}
     export.string("nothing")
@@ -223,7 +224,7 @@ def test_a_whole_export_is_read_as_the_reference_says(
         for node in range(per_graph):
             name = f"kernel{number}node{node}"
             export.kernel(k.kernel_start, k.kernel_end, correlation, name, pid=k.pid)
-            expected[name] = tables.split_path(path_of(k, ranges, launches)[0])
+            expected[name] = schema.split_path(path_of(k, ranges, launches)[0])
     for table, rows in export.rows.items():
         # Of two ranges with one begin and one end the file's order says which is the outer one.
         if table != "NVTX_EVENTS":
@@ -283,7 +284,7 @@ def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_be
     given_ranges, given_launches = arrays(ranges, launches)
     placed = attribution.attribute(given_ranges, given_launches)
     ran = np.array([30], dtype=np.int64), np.array([50], dtype=np.int64)
-    rows = as_rows(range_sums.summarise(given_ranges, given_launches, placed, *ran))
+    rows = as_rows(range_stats.summarise(given_ranges, given_launches, placed, *ran))
     hook = {"instances": 1, "wall_ns": 85, "kernels": 1, "kernel_ns": 20, "busy_ns": 20}
     assert rows[1, "c=1", "thread > hook"] == hook
     # That of another process, and what is open before the case, are not the case's.
@@ -297,4 +298,4 @@ def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_be
 def test_unions_of_times_too_far_apart_to_be_shifted_are_still_right() -> None:
     group = np.repeat(np.arange(600), 2)
     start = np.tile([0, 2**52], 600).astype(np.int64)
-    assert grouping.union(group, start, start + 10, 600).tolist() == [20.0] * 600
+    assert groupby.union(group, start, start + 10, 600).tolist() == [20.0] * 600

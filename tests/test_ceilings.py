@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from profpipe import ceilings, cli, errors, order
-from profpipe.pipeline import Pipeline
-from profpipe.timing import Rule
+from profpipe import cli, errors
+from profpipe.config.models import Pipeline
+from profpipe.measure import measured_peaks
+from profpipe.measure.sampling import StoppingRule
+from profpipe.runner import request
 
 H200 = {"name": "NVIDIA H200"}
 
@@ -18,7 +20,9 @@ H200 = {"name": "NVIDIA H200"}
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
     pytest.importorskip("torch")
-    return ceilings.measure("cpu", sizes=(16, 64), most_copied=2**20, rule=Rule(least=3, budget_s=2.0, most=10))
+    return measured_peaks.measure(
+        "cpu", sizes=(16, 64), max_copy_bytes=2**20, rule=StoppingRule(min_samples=3, budget_s=2.0, max_samples=10)
+    )
 
 
 def test_each_rate_follows_from_its_size_and_time(measured: dict[str, Any]) -> None:
@@ -39,13 +43,15 @@ def test_a_data_type_that_the_device_does_not_take_is_absent_with_its_reason(
     def refuse(torch: Any, kind: str, size: int) -> Any:
         raise RuntimeError("torch._scaled_mm is only supported on\n  CUDA devices with compute capability >= 9.0")
 
-    monkeypatch.setitem(ceilings._PRODUCTS, "fp8", refuse)
-    found = ceilings.measure("cpu", sizes=(16,), most_copied=2**20, rule=Rule(least=1, budget_s=0.01, most=1))
+    monkeypatch.setitem(measured_peaks.PRODUCTS, "fp8", refuse)
+    found = measured_peaks.measure(
+        "cpu", sizes=(16,), max_copy_bytes=2**20, rule=StoppingRule(min_samples=1, budget_s=0.01, max_samples=1)
+    )
     assert found["absent"]["fp8"].endswith("supported on CUDA devices with compute capability >= 9.0")
     assert "fp8" not in found["matmul"]
 
 
-def test_what_is_written_names_the_gpu_and_no_machine(measured: dict[str, Any]) -> None:
+def test_the_file_names_the_gpu_and_not_the_machine(measured: dict[str, Any]) -> None:
     text = json.dumps(measured)
     assert "uuid" not in text.lower()
     assert set(measured) == {"device", "driver", "torch", "copy", "matmul", "absent", "conditions", "notes"}
@@ -54,11 +60,11 @@ def test_what_is_written_names_the_gpu_and_no_machine(measured: dict[str, Any]) 
 def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps({**measured, "device": "NVIDIA H200", "driver": "580.1"}), encoding="utf-8")
-    found = ceilings.load(path, [{"name": "NVIDIA A2"}, H200])
+    found = measured_peaks.load(path, [{"name": "NVIDIA A2"}, H200])
     assert found is not None and set(found) == {"device", "flops", "bytes_per_s", "source"}
     assert found["flops"]["fp32"] == measured["matmul"]["fp32"]["flops"]
     assert "measured" in found["source"] and "driver 580.1" in found["source"] and "copy of 1 MiB" in found["source"]
-    assert ceilings.load(path, [{"name": "NVIDIA B200"}]) is None
+    assert measured_peaks.load(path, [{"name": "NVIDIA B200"}]) is None
 
 
 @pytest.mark.parametrize(
@@ -66,9 +72,9 @@ def test_ceilings_of_this_kind_of_gpu_have_the_form_of_peaks(measured: dict[str,
 )
 def test_a_file_without_ceilings_gives_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "ceilings.json"
-    assert ceilings.load(path, [H200]) is None
+    assert measured_peaks.load(path, [H200]) is None
     path.write_text(text, encoding="utf-8")
-    assert ceilings.load(path, [H200]) is None
+    assert measured_peaks.load(path, [H200]) is None
 
 
 def test_without_a_gpu_the_program_says_so_and_writes_nothing(
@@ -76,17 +82,17 @@ def test_without_a_gpu_the_program_says_so_and_writes_nothing(
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ceilings.main([str(tmp_path / "out.json")]) == errors.TOOL_MISSING
-    assert "there is none here" in capsys.readouterr().err
+    assert measured_peaks.main([str(tmp_path / "out.json")]) == errors.TOOL_MISSING
+    assert "needs torch and a GPU" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(ceilings, "measure", lambda: measured)
+    monkeypatch.setattr(measured_peaks, "measure", lambda: measured)
     out = tmp_path / "out.json"
-    assert ceilings.main([str(out)]) == errors.OK
+    assert measured_peaks.main([str(out)]) == errors.OK
     assert json.loads(out.read_text(encoding="utf-8")) == measured
     assert list(tmp_path.iterdir()) == [out]
 
@@ -96,23 +102,24 @@ def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, m
         Path(argv[-1]).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
         return ""
 
-    found = ceilings.renew(tmp_path / "out", measuring)
-    loaded = ceilings.load(tmp_path / "out" / ceilings.FILE, [H200])
+    found = measured_peaks.renew(tmp_path / "out", measuring)
+    loaded = measured_peaks.load(tmp_path / "out" / measured_peaks.FILE, [H200])
     assert loaded is not None and loaded["flops"]["fp16"] == found["matmul"]["fp16"]["flops"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [ceilings.FILE]
-    assert f"fp16    {found['matmul']['fp16']['flops'] / 1e12:8.1f} TFLOP/s" in ceilings.text(found)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [measured_peaks.FILE]
+    assert f"fp16    {found['matmul']['fp16']['flops'] / 1e12:8.1f} TFLOP/s" in measured_peaks.text(found)
 
 
-@pytest.mark.parametrize(("said", "told"), [("boom\nno GPU here\n", "no GPU here"), (None, "nothing came back")])
+@pytest.mark.parametrize(("said", "told"), [("boom\nno GPU here\n", "no GPU here"), (None, "no output within")])
 def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(
     tmp_path: Path, said: str | None, told: str
 ) -> None:
-    (tmp_path / ceilings.FILE).write_text("{}")
+    (tmp_path / measured_peaks.FILE).write_text("{}")
     with pytest.raises(errors.ToolMissing, match=told):
-        ceilings.renew(tmp_path, lambda argv: said)
-    assert [path.name for path in tmp_path.iterdir()] == [ceilings.FILE]
+        measured_peaks.renew(tmp_path, lambda argv: said)
+    assert [path.name for path in tmp_path.iterdir()] == [measured_peaks.FILE]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,15 +127,15 @@ def test_without_a_gpu_doctor_says_that_there_is_nothing_to_measure(
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here, and measuring takes half a minute")
     assert cli.main(["doctor", "--measure-peaks", "--out", str(tmp_path)]) == errors.TOOL_MISSING
-    assert "there is none here" in capsys.readouterr().err
+    assert "needs torch and a GPU" in capsys.readouterr().err
 
 
 def test_a_run_takes_the_ceilings_of_its_results_folder(
     tmp_path: Path, measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU is made up: there is none where these tests run."""
-    monkeypatch.setattr(order.device, "nvidia_gpus", lambda: [H200])
-    (tmp_path / ceilings.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
+    monkeypatch.setattr(request.machine, "nvidia_gpus", lambda: [H200])
+    (tmp_path / measured_peaks.FILE).write_text(json.dumps({**measured, "device": "NVIDIA H200"}))
     pipeline = Pipeline.model_validate({"version": 1, "workloads": {"a": {"command": ["true"], "profilers": "plain"}}})
-    machine = order.Machine.examine(order.Order.of(pipeline, tmp_path / "p.yaml", tmp_path, [], []))
+    machine = request.Machine.examine(request.RunRequest.create(pipeline, tmp_path / "p.yaml", tmp_path))
     assert machine.described["ceilings"]["bytes_per_s"] == measured["copy"]["bytes_per_s"]

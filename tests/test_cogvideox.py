@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers", reason="the package diffusers is not installed")
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "cogvideox.py"
-cog = load.module(SCRIPT)
-model = cog._cogvideox_model
+cog = plugins.load_module(SCRIPT)
+model = cog.cogvideox_model
 
 #: 3 x 2 x 3 tokens of the video and 16 of the prompt.
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
@@ -31,7 +31,7 @@ TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32",
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(cog._setting, "device", lambda: "cpu")
+    monkeypatch.setattr(cog.attention_config, "device", lambda: "cpu")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _model(params: dict[str, Any]) -> Any:
-    setting = cog._case(params)
+    setting = cog.parse_params(params)
     return cog._Model(setting, model.transformer(setting), nullcontext)
 
 
@@ -71,8 +71,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append(tensors)
         return _heads_last(*tensors)
 
-    row = replace(cog._implementations.IMPLEMENTATIONS["fa2"], prepare=lambda setting: call)
-    monkeypatch.setitem(cog._implementations.IMPLEMENTATIONS, "fa2", row)
+    row = replace(cog.implementations.IMPLEMENTATIONS["fa2"], prepare=lambda setting: call)
+    monkeypatch.setitem(cog.implementations.IMPLEMENTATIONS, "fa2", row)
     return calls
 
 
@@ -83,7 +83,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_with_the_swapped_attention_the_model_predicts_what_it_did(impl: str, package: list[Any]) -> None:
     """fa2 is the stand-in."""
     swapped = _model({**TINY, "impl": impl})
-    stock = model.transformer(cog._case(TINY))
+    stock = model.transformer(cog.parse_params(TINY))
     assert {type(one).__name__ for one in stock.attn_processors.values()} == {"CogVideoXAttnProcessor2_0"}
     assert {type(one).__name__ for one in swapped._transformer.attn_processors.values()} == {"SwappedAttention"}
     predicted = swapped.step()
@@ -114,14 +114,14 @@ def test_the_2b_model_is_the_published_one() -> None:
     """1.7 billion parameters; 17776 tokens; 30 layers in 50 steps."""
     facts = cog.facts({"what": "end_to_end"})
     assert facts == {"parameters": (1_693_783_872.0, "1"), "tokens": (17_776.0, "1"), "attention_calls": (1_500.0, "1")}
-    setting = cog._case({})
+    setting = cog.parse_params({})
     assert setting.latent == (1, 13, 16, 60, 90)
     assert (setting.attention.batch, setting.attention.heads, setting.attention.head_dim) == (2, 30, 64)
 
 
 def test_diffusers_takes_the_same_for_its_defaults() -> None:
     with torch.device("meta"):
-        made = diffusers.CogVideoXTransformer3DModel(**model.architecture(cog._case({})))
+        made = diffusers.CogVideoXTransformer3DModel(**model.architecture(cog.parse_params({})))
         stock = diffusers.CogVideoXTransformer3DModel()
     names = [name for name in stock.config if not name.startswith("_")]
     assert {name: made.config[name] for name in names} == {name: stock.config[name] for name in names}
@@ -129,7 +129,7 @@ def test_diffusers_takes_the_same_for_its_defaults() -> None:
 
 
 def test_the_scheduler_is_set_to_the_steps_of_the_case() -> None:
-    scheduler = model.scheduler(cog._case({**TINY, "what": "denoise", "steps": 4}))
+    scheduler = model.scheduler(cog.parse_params({**TINY, "what": "denoise", "steps": 4}))
     assert scheduler.timesteps.tolist() == [999, 749, 499, 249]
     assert scheduler.config.prediction_type == "v_prediction"
 
@@ -137,7 +137,7 @@ def test_the_scheduler_is_set_to_the_steps_of_the_case() -> None:
 def test_the_loop_is_the_one_of_diffusers() -> None:
     """Its pipeline imports transformers, which nothing else here needs."""
     pytest.importorskip("transformers", reason="diffusers' pipeline needs the package transformers")
-    setting = cog._case({**TINY, "what": "end_to_end", "steps": 3})
+    setting = cog.parse_params({**TINY, "what": "end_to_end", "steps": 3})
     ours = _model({**TINY, "what": "end_to_end", "steps": 3})
     parts = {
         "transformer": model.transformer(setting),
@@ -239,7 +239,7 @@ def test_steps_multiply_the_work_of_one() -> None:
 
 def test_the_fewer_bits_the_further_from_the_reference() -> None:
     fp32, fp16, bf16 = (cog.check({**TINY, "dtype": dtype}) for dtype in ("fp32", "fp16", "bf16"))
-    assert list(fp32) == [*cog._errors.MEASURES, "prediction_rel_l1", "prediction_cosine"]
+    assert list(fp32) == [*cog.error_metrics.MEASURES, "prediction_rel_l1", "prediction_cosine"]
     for name in ("error_rel_l1", "prediction_rel_l1"):
         assert 0 < fp32[name] < 1e-5 < fp16[name] < bf16[name] < 0.05
     assert 0.999 < bf16["cosine"] < fp16["cosine"] <= 1
@@ -254,9 +254,9 @@ def test_a_wrong_attention_shows_in_its_own_error_more_than_in_the_prediction(
     def half(setting: Any) -> Any:
         return lambda q, k, v: _heads_last(q, k[:, ::2], v[:, ::2])
 
-    row = replace(cog._implementations.IMPLEMENTATIONS["fa2"], prepare=half)
-    monkeypatch.setitem(cog._implementations.IMPLEMENTATIONS, "fa2", row)
-    monkeypatch.setattr(cog, "_CHECKED_ROWS", checked_rows)
+    row = replace(cog.implementations.IMPLEMENTATIONS["fa2"], prepare=half)
+    monkeypatch.setitem(cog.implementations.IMPLEMENTATIONS, "fa2", row)
+    monkeypatch.setattr(cog, "CHECKED_ROWS", checked_rows)
     found = cog.check({**TINY, "impl": "fa2"})
     assert found["error_rel_l1"] > 0.2 > 0.1 > found["prediction_rel_l1"] > 1e-4
     assert found["cosine"] < 0.97
@@ -272,8 +272,8 @@ def test_what_writes_into_its_inputs_is_compared_with_what_it_was_given(monkeypa
 
         return call
 
-    row = replace(cog._implementations.IMPLEMENTATIONS["fa2"], prepare=centring)
-    monkeypatch.setitem(cog._implementations.IMPLEMENTATIONS, "fa2", row)
+    row = replace(cog.implementations.IMPLEMENTATIONS["fa2"], prepare=centring)
+    monkeypatch.setitem(cog.implementations.IMPLEMENTATIONS, "fa2", row)
     assert cog.check({**TINY, "impl": "fa2"})["error_rel_l1"] < 1e-5
 
 

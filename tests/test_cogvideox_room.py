@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 pytest.importorskip("torch")
 pytest.importorskip("diffusers", reason="the package diffusers is not installed")
 
 SCRIPT = Path(__file__).parents[1] / "workloads" / "cogvideox.py"
-cog = load.module(SCRIPT)
-model, room = cog._cogvideox_model, cog._cogvideox_room
+cog = plugins.load_module(SCRIPT)
+model, room = cog.cogvideox_model, cog.cogvideox_requirements
 
 TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32", "impl": "sdpa_math"}
 
@@ -26,7 +26,7 @@ TINY = {"size": "tiny", "frames": 9, "height": 32, "width": 48, "dtype": "fp32",
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(cog._setting, "device", lambda: "cpu")
+    monkeypatch.setattr(cog.attention_config, "device", lambda: "cpu")
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as Hugging Face stores a model, of the tiny size."""
     folder = tmp_path_factory.mktemp("weights")
-    setting = replace(cog._case({**TINY, "what": "end_to_end", "seed": 5}), vae_tiling=False)
+    setting = replace(cog.parse_params({**TINY, "what": "end_to_end", "seed": 5}), vae_tiling=False)
     for part in (model.transformer, model.vae, model.scheduler):
         part(setting).save_pretrained(folder / part.__name__)
     return folder
@@ -59,7 +59,7 @@ def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stor
         (tmp_path / part).symlink_to(stored / part)
     assert cog.available({**TINY, "weights": str(tmp_path)}) is None
     assert "vae/config.json" in cog.available({**TINY, "weights": str(tmp_path), "what": "end_to_end"})
-    other = room._mismatch(cog._case({"weights": str(tmp_path)}))
+    other = room.mismatch(cog.parse_params({"weights": str(tmp_path)}))
     assert other == "its transformer is not 2b: num_layers is 2"
 
 
@@ -78,7 +78,7 @@ def test_the_2b_model_asks_for_a_gpu() -> None:
 
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room._compile.shutil, "which", lambda name: None)
+    monkeypatch.setattr(room.compilation.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
     said = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
     assert cog.available({**TINY, "compile": True}) == said
@@ -92,10 +92,10 @@ def test_what_attention_says_is_passed_on() -> None:
 
 
 def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room._room, "memory_bytes", lambda device: 24 * 2**30)
-    assert room._no_room(cog._case({})) is None
+    monkeypatch.setattr(room.free_memory, "memory_bytes", lambda device: 24 * 2**30)
+    assert room.missing_memory(cog.parse_params({})) is None
     # Scores of 60 heads over 17776 tokens, twice, in 2 bytes
-    assert room._no_room(cog._case({"impl": "sdpa_math"})).startswith(
+    assert room.missing_memory(cog.parse_params({"impl": "sdpa_math"})).startswith(
         "2b with 17776 tokens and sdpa_math needs at least 74 GiB, and this machine has 24 GiB."
     )
 

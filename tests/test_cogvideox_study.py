@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from program import profpipe, rows
+from report_study import read_pages
 
 pytest.importorskip("torch")
 pytest.importorskip("diffusers", reason="the package diffusers is not installed")
@@ -28,6 +29,7 @@ def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
     profpipe(ROOT, "run", PIPELINE, "--dry-run")
 
 
+@pytest.mark.slow
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     only = ("-w", "video", "-p", "plain", "-p", "torch", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *only, "--out", tmp_path, **_REDUCED, PROFILERS="plain,torch")
@@ -44,7 +46,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
             ("denoising > scheduler", "2"), ("decode", "1")} <= entered  # fmt: skip
     metrics = {row["metric"] for row in rows(tmp_path / "latest" / "metrics.csv")}
     assert {"time", "flops", "parameters", "tokens", "attention_calls", "error_rel_l1", "cosine"} <= metrics
-    summary = (tmp_path / "latest" / "SUMMARY.md").read_text()
+    summary = read_pages(tmp_path / "latest")
     assert "weights random" in summary
     for title in ("Kernels of one video", "Where a video's time goes", "direct_copy calls", "add calls"):
         assert title in summary

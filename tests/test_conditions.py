@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from profpipe.measuring import conditions
-from profpipe.measuring.conditions import Conditions, Reading
+from profpipe.measure import conditions, gpu_monitor
+from profpipe.measure.conditions import Conditions, Reading
 
 MHZ = 1e6
 
@@ -28,13 +28,13 @@ def running(clocks_mhz: list[float], reasons: int = 0, others: int | None = None
 
 
 def test_an_undisturbed_gpu_has_no_mark() -> None:
-    assert conditions.marks(running([1980, 1965, 1980], others=0)) == []
-    assert conditions.notes(running([1980, 1965, 1980], others=0)) == []
+    assert running([1980, 1965, 1980], others=0).flags == []
+    assert running([1980, 1965, 1980], others=0).notes == []
 
 
-def test_nothing_known_is_no_mark_and_no_metric() -> None:
-    assert conditions.marks(Conditions()) == []
-    assert conditions.as_metrics(Conditions()) == {}
+def test_unknown_conditions_have_no_flag_and_no_metric() -> None:
+    assert Conditions().flags == []
+    assert Conditions().metrics() == {}
 
 
 @pytest.mark.parametrize(
@@ -47,59 +47,59 @@ def test_nothing_known_is_no_mark_and_no_metric() -> None:
         (0x80, "hardware power brake"),
     ],
 )
-def test_what_slows_the_gpu_down_is_marked_and_named(bit: int, name: str) -> None:
+def test_throttling_is_flagged_with_its_reason(bit: int, name: str) -> None:
     seen = running([1980] * 4, reasons=bit)
-    assert conditions.marks(seen) == ["throttled"]
-    assert conditions.notes(seen) == [f"throttled: {name} in 100 % of 4 readings"]
+    assert seen.flags == ["throttled"]
+    assert seen.notes == [f"throttled: {name} in 100 % of 4 readings"]
 
 
-def test_a_power_cap_that_takes_hardly_anything_from_the_clock_is_no_mark() -> None:
+def test_a_power_cap_close_to_the_highest_clock_sets_no_flag() -> None:
     near = Reading(1965 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
     capped = Reading(1860 * MHZ, reasons=0x4, highest_hz=1980 * MHZ)
-    assert conditions.marks(Conditions((near,) * 20)) == []
+    assert Conditions((near,) * 20).flags == []
     assert Conditions((near,) * 20).reasons == {"software power cap": 1.0}, "it is still known"
-    assert conditions.notes(Conditions((near,) * 9 + (capped,))) == [
+    assert Conditions((near,) * 9 + (capped,)).notes == [
         "throttled: software power cap in 10 % of 10 readings",
         "SM clock between 1860 and 1965 MHz, median 1965 MHz",
     ]
 
 
 @pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
-def test_clocks_that_someone_set_are_no_throttling(bit: int) -> None:
+def test_clocks_set_by_a_user_are_no_throttling(bit: int) -> None:
     seen = running([1200] * 4, reasons=bit)
-    assert conditions.marks(seen) == []
+    assert seen.flags == []
     assert len(seen.reasons) == 1
 
 
-def test_a_reason_seen_once_in_a_hundred_readings_is_no_mark() -> None:
-    once = conditions.combined([running([1980] * 99), running([1980], reasons=0x4)])
-    often = conditions.combined([running([1980] * 90), running([1980] * 10, reasons=0x4)])
-    assert conditions.marks(once) == []
-    assert conditions.notes(often) == ["throttled: software power cap in 10 % of 100 readings"]
+def test_a_reason_in_one_of_a_hundred_readings_sets_no_flag() -> None:
+    once = conditions.combine([running([1980] * 99), running([1980], reasons=0x4)])
+    often = conditions.combine([running([1980] * 90), running([1980] * 10, reasons=0x4)])
+    assert once.flags == []
+    assert often.notes == ["throttled: software power cap in 10 % of 100 readings"]
 
 
 def test_clocks_more_than_five_percent_apart_are_marked() -> None:
-    assert conditions.marks(running([1980, 1890])) == []
-    assert conditions.marks(running([1980, 1870])) == ["clock_spread"]
-    assert conditions.notes(running([1980, 1500, 1980])) == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
+    assert running([1980, 1890]).flags == []
+    assert running([1980, 1870]).flags == ["clock_spread"]
+    assert running([1980, 1500, 1980]).notes == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
 
 
 def test_a_clock_that_few_readings_saw_is_none_that_the_times_were_measured_at() -> None:
     capped = running([1980, 1980, *[1400] * 38])  # the first 40 ms, until power runs into its cap
-    assert conditions.marks(capped) == []
+    assert capped.flags == []
     assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
-    assert conditions.marks(running([1980] * 3 + [1400] * 37)) == ["clock_spread"]
-    assert conditions.marks(running([1980] + [1400] * 18)) == ["clock_spread"], "too few to leave one out"
+    assert running([1980] * 3 + [1400] * 37).flags == ["clock_spread"]
+    assert running([1980] + [1400] * 18).flags == ["clock_spread"], "too few to leave one out"
 
 
 def test_other_processes_are_marked_and_counted() -> None:
-    assert conditions.marks(running([1980], others=2)) == ["other_process"]
-    assert conditions.notes(running([1980], others=2)) == ["other processes on the GPU: 2"]
+    assert running([1980], others=2).flags == ["other_process"]
+    assert running([1980], others=2).notes == ["other processes on the GPU: 2"]
 
 
 def test_metrics_carry_their_units() -> None:
     seen = Conditions((Reading(1e9, 300.0, 50.0, 0), Reading(2e9, 500.0, 70.0, 0), Reading(1.8e9, None, None, 0)))
-    assert conditions.as_metrics(seen) == {
+    assert seen.metrics() == {
         "sm_clock": (1.8e9, "Hz"),
         "sm_clock_min": (1e9, "Hz"),
         "sm_clock_max": (2e9, "Hz"),
@@ -109,31 +109,31 @@ def test_metrics_carry_their_units() -> None:
     }
 
 
-def test_visits_of_a_case_are_taken_together() -> None:
+def test_conditions_of_all_visits_are_combined() -> None:
     visits = [running([1980], others=None), running([1500], others=1), running([], others=0)]
-    together = conditions.combined(visits)
+    together = conditions.combine(visits)
     assert (together.sm_clock_min_hz, together.sm_clock_max_hz) == (1500 * MHZ, 1980 * MHZ)
     assert together.other_processes == 1
-    assert conditions.combined([]) == Conditions()
+    assert conditions.combine([]) == Conditions()
 
 
-def test_idle_readings_and_those_beside_them_do_not_count() -> None:
-    watched = conditions.Watched(None)
+def test_idle_readings_and_their_neighbours_do_not_count() -> None:
+    watched = gpu_monitor.GpuMonitor(None)
     clocks = [(345, 1), (345, 1), (900, 0), (1500, 0), *[(1980, 0)] * 5, (1980, 0), (1700, 0), (345, 1)]
     watched.readings = [Reading(mhz * MHZ, reasons=bits) for mhz, bits in clocks]
-    seen = watched.summary()
+    seen = watched.conditions()
     assert len(seen.readings) == 5
     assert seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1980 * MHZ
     watched.readings = watched.readings[:1]
-    assert watched.summary() == Conditions(), "of a GPU that did nothing there is nothing to say"
+    assert watched.conditions() == Conditions(), "of a GPU that did nothing there is nothing to say"
 
 
-def test_what_was_read_before_the_measurement_is_forgotten() -> None:
-    watched = conditions.Watched(None)
+def test_readings_before_the_measurement_are_dropped() -> None:
+    watched = gpu_monitor.GpuMonitor(None)
     watched.readings = [Reading(345 * MHZ)]
-    watched.forget()
+    watched.clear()
     watched.readings += [Reading(1980 * MHZ)]
-    assert watched.summary().sm_clock_min_hz == 1980 * MHZ
+    assert watched.conditions().sm_clock_min_hz == 1980 * MHZ
 
 
 # --- reading NVML, a mock --------------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    conditions._open.cache_clear()
+    gpu_monitor.open_gpu.cache_clear()
     yield library
-    conditions._open.cache_clear()
+    gpu_monitor.open_gpu.cache_clear()
 
 
 def torch_that_sees(uuid: str, initialised: bool = True) -> Any:
@@ -211,18 +211,18 @@ def torch_that_sees(uuid: str, initialised: bool = True) -> Any:
 
 
 def clock_of(device: int | str | None = None) -> float | None:
-    with conditions.watching(device) as watched:
+    with gpu_monitor.monitor_gpu(device) as watched:
         pass
-    return watched.summary().sm_clock_hz
+    return watched.conditions().sm_clock_hz
 
 
 def test_the_gpu_is_read_until_the_block_ends_and_once_more(nvml: Nvml) -> None:
-    with conditions.watching() as watched:
+    with gpu_monitor.monitor_gpu() as watched:
         deadline = time.monotonic() + 10
         while len(watched.readings) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
     count = len(watched.readings)
-    seen = watched.summary()
+    seen = watched.conditions()
     assert count >= 4 and len(seen.readings) == count
     assert (seen.sm_clock_hz, seen.power_w, seen.temperature_c) == (1000 * MHZ, 650.0, None)
     assert {reading.highest_hz for reading in seen.readings} == {1980 * MHZ}
@@ -248,12 +248,12 @@ def test_the_highest_clock_was_kept_where_the_gpu_counted_it_in_the_median(
     assert Conditions((reading,), counted_hz=tuple(mhz * MHZ for mhz in counted_mhz)).kept_highest_clock is kept
 
 
-def test_what_is_measured_on_a_cpu_is_told_nothing_of_a_gpu(nvml: Nvml) -> None:
+def test_a_measurement_on_a_cpu_has_no_gpu_readings(nvml: Nvml) -> None:
     for device, readings in (("cpu", 0), ("cuda", 1)):
-        with conditions.watching_on(device) as watched:
+        with gpu_monitor.monitor_device(device) as watched:
             pass
         assert len(watched.readings) == readings
-        assert (watched.summary().other_processes is None) is (device == "cpu")
+        assert (watched.conditions().other_processes is None) is (device == "cpu")
 
 
 def test_a_block_that_is_over_at_once_has_one_reading(nvml: Nvml) -> None:
@@ -286,32 +286,32 @@ def test_the_device_of_this_process_is_found_by_its_uuid(nvml: Nvml, monkeypatch
         ("7", 0, None),
     ],
 )
-def test_without_torch_the_environment_tells_which_device_is_meant(
+def test_without_torch_the_environment_selects_the_device(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, device: int | None, clock: float | None
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert clock_of(device) == clock
 
 
-def test_old_drivers_and_bindings_are_asked_by_their_old_names(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drivers_and_bindings_are_called_by_the_old_names(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons")
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x40, raising=False)
     monkeypatch.delattr(Nvml, "NVML_FI_DEV_POWER_INSTANT")
-    with conditions.watching() as watched:
+    with gpu_monitor.monitor_gpu() as watched:
         pass
-    assert watched.summary().reasons == {"hardware thermal slowdown": 1.0}
-    assert watched.summary().power_w == 600.0
+    assert watched.conditions().reasons == {"hardware thermal slowdown": 1.0}
+    assert watched.conditions().power_w == 600.0
 
 
-def test_a_driver_older_than_the_binding_is_asked_by_the_old_name(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_older_than_the_binding_is_called_by_the_old_name(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def function_not_found(*_: object) -> int:
         raise Nvml.NVMLError("Function Not Found")
 
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons", function_not_found)
     monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda *_: 0x20, raising=False)
-    with conditions.watching() as watched:
+    with gpu_monitor.monitor_gpu() as watched:
         pass
-    assert watched.summary().reasons == {"software thermal slowdown": 1.0}
+    assert watched.conditions().reasons == {"software thermal slowdown": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -326,41 +326,41 @@ def test_a_driver_older_than_the_binding_is_asked_by_the_old_name(nvml: Nvml, mo
         ([], False, 0),
     ],
 )
-def test_processes_besides_this_one_are_counted_as_far_as_they_can_be_seen(
+def test_other_processes_are_counted_where_nvml_lists_them(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch, pids: list[Any], has_context: bool, others: int | None
 ) -> None:
     nvml.pids = [os.getpid() if pid == "own" else pid for pid in pids]
     monkeypatch.setitem(sys.modules, "torch", torch_that_sees("aaaa1111-0000", has_context))
-    with conditions.watching() as watched:
+    with gpu_monitor.monitor_gpu() as watched:
         pass
-    assert watched.summary().other_processes == others
+    assert watched.conditions().other_processes == others
 
 
 def test_without_nvml_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    conditions._open.cache_clear()
-    with conditions.watching() as watched:
+    gpu_monitor.open_gpu.cache_clear()
+    with gpu_monitor.monitor_gpu() as watched:
         pass
-    assert watched.summary() == Conditions()
-    conditions._open.cache_clear()
+    assert watched.conditions() == Conditions()
+    gpu_monitor.open_gpu.cache_clear()
 
 
 def test_an_error_in_the_block_goes_on_and_ends_the_reading(nvml: Nvml) -> None:
-    with pytest.raises(KeyError), conditions.watching() as watched:
+    with pytest.raises(KeyError), gpu_monitor.monitor_gpu() as watched:
         raise KeyError
     count = len(watched.readings)
     time.sleep(0.05)
     assert len(watched.readings) == count
 
 
-def test_a_clock_that_the_gpu_counted_stands_before_one_that_nvml_told() -> None:
+def test_a_counted_clock_replaces_the_clock_of_nvml() -> None:
     seen = Conditions(tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,))
     assert seen.sm_clock_hz == seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1.8e9
-    assert conditions.marks(seen) == ["throttled"], "NVML tells an older clock"
+    assert seen.flags == ["throttled"], "NVML tells an older clock"
     late = Conditions(tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,))
-    assert conditions.marks(late) == []
-    both = conditions.combined([seen, late])
-    assert both.counted_hz == (1.8e9, 1.97e9) and conditions.marks(both) == ["throttled", "clock_spread"]
+    assert late.flags == []
+    both = conditions.combine([seen, late])
+    assert both.counted_hz == (1.8e9, 1.97e9) and both.flags == ["throttled", "clock_spread"]
 
 
 @pytest.mark.parametrize(
@@ -370,16 +370,16 @@ def test_a_clock_that_is_a_little_lower_most_of_the_time_is_throttling(median: f
     """2 % below is too little where it is a twentieth of the counts; half of them move the median time."""
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
     counts = (*[1.945e9] * 2, *[median] * 16, *[1.98e9] * 12)
-    assert conditions.marks(Conditions(capped, counted_hz=counts)) == found
+    assert Conditions(capped, counted_hz=counts).flags == found
 
 
-def test_one_count_of_many_below_the_highest_is_no_throttling() -> None:
+def test_one_low_count_of_many_is_no_throttling() -> None:
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
-    assert conditions.marks(Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29))) == []
-    assert conditions.marks(Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28))) == ["throttled"]
+    assert Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).flags == []
+    assert Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).flags == ["throttled"]
 
 
-def test_a_count_that_is_above_what_the_gpu_can_reach_is_none() -> None:
+def test_a_count_above_the_highest_clock_is_dropped() -> None:
     seen = Conditions((Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ),), counted_hz=(2.1e9, 1.8e9, 1.99e9))
     assert (seen.sm_clock_min_hz, seen.sm_clock_max_hz) == (1.8e9, 1.99e9)
     assert Conditions(counted_hz=(2.1e9,)).sm_clock_hz == 2.1e9, "no highest is known"

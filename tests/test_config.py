@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 import yaml
 
-from profpipe import config
+from profpipe.config import loader
+from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
-from profpipe.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,7 @@ workloads:
 def load(tmp_path, text, overrides=(), env=None):
     path = tmp_path / "pipeline.yaml"
     path.write_text(text)
-    return config.load_pipeline(path, overrides, env or {})
+    return loader.load_pipeline(path, overrides, env or {})
 
 
 def refusal(tmp_path, text, overrides=(), env=None):
@@ -37,13 +37,13 @@ def refusal(tmp_path, text, overrides=(), env=None):
 def test_the_shipped_pipeline_loads_and_names_its_schema():
     text = (ROOT / "pipeline.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=./pipeline.schema.json")
-    pipeline = config.load_pipeline(ROOT / "pipeline.yaml", env={})
+    pipeline = loader.load_pipeline(ROOT / "pipeline.yaml", env={})
     assert pipeline.workloads["attention"].matrix["seqlen"] == [512, 1024, 2048]
 
 
-def test_the_schema_file_is_what_the_models_say_and_accepts_the_shipped_pipeline():
+def test_the_schema_file_agrees_with_the_models_and_accepts_the_shipped_pipeline():
     stored = json.loads((ROOT / "pipeline.schema.json").read_text())
-    assert stored == config.schema(), "regenerate it: profpipe schema > pipeline.schema.json"
+    assert stored == loader.schema(), "regenerate it: profpipe schema > pipeline.schema.json"
     jsonschema.Draft202012Validator.check_schema(stored)
     plain = {"version": 1, "workloads": {"a": {"script": "attention", "matrix": {"impl": ["fa2"]}}}}
     jsonschema.validate(plain, stored)
@@ -51,7 +51,7 @@ def test_the_schema_file_is_what_the_models_say_and_accepts_the_shipped_pipeline
 
 def test_the_schema_refuses_an_unknown_key():
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"version": 1, "workloads": {"a": {"scrpt": "x"}}}, config.schema())
+        jsonschema.validate({"version": 1, "workloads": {"a": {"scrpt": "x"}}}, loader.schema())
 
 
 def test_an_environment_variable_gives_a_list_with_the_types_of_yaml(tmp_path):
@@ -92,7 +92,7 @@ def test_a_default_that_yaml_cannot_read_matters_only_where_it_is_used(tmp_path)
         ("version: 1\nworkloads: {w: {command: &c [sh, *c]}}\n", "workloads.w.command.1"),
     ],
 )
-def test_an_alias_inside_what_it_means_is_refused(tmp_path, text, place):
+def test_an_alias_inside_its_own_value_is_refused(tmp_path, text, place):
     assert refusal(tmp_path, text).startswith(f"pipeline.yaml: {place}: is an alias of what it stands in.")
 
 
@@ -104,14 +104,14 @@ def test_an_alias_of_something_else_may_be_used_twice(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["version: 1\nname: 2026-13-45\n", f"version: {'[' * 5000}\n"])
-def test_yaml_on_which_its_reader_fails_is_a_mistake_of_the_file(tmp_path, text):
+def test_yaml_that_cannot_be_read_is_refused(tmp_path, text):
     assert refusal(tmp_path, text).startswith("pipeline.yaml: is ")
 
 
 @pytest.mark.parametrize(
     "setting", ["timing: {budget_s: .inf}", "timing: {budget_s: 1e+300}", "timeout_s: .inf", "case_timeout_s: .nan"]
 )
-def test_a_time_without_end_is_refused(tmp_path, setting):
+def test_an_infinite_time_is_refused(tmp_path, setting):
     message = refusal(tmp_path, f"{MINIMAL}    {setting}\n")
     assert "_s: Input should be " in message and "workloads.attention." in message
 
@@ -151,6 +151,11 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         (
             MINIMAL + "    profilers: [nsis]\n",
             "pipeline.yaml: workloads.attention.profilers.0: 'nsis' is not known. Did you mean 'nsys'?",
+        ),
+        (MINIMAL + "    timing.mode: eager\n", "pipeline.yaml: workloads.attention: unknown key 'timing.mode'."),
+        (
+            MINIMAL + "    timing: {mode: eagr}\n",
+            "pipeline.yaml: workloads.attention.timing.mode: 'eagr' is not known. Did you mean 'eager'?",
         ),
         (
             MINIMAL + "    repeats: many\n",
@@ -196,7 +201,7 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         ("a: [1", "pipeline.yaml:1: is not YAML"),
         ("", "pipeline.yaml: is empty or not a mapping."),
         ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
-        ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: a run has a file of its own called so"),
+        ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: is the name of a file that each run"),
         (
             "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: [none, null, 1, '1']}}}\n",
             'workloads.w.matrix.a: "none" and null would be cases of one name. Keep one of the two',
@@ -206,7 +211,7 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
             " include: [{n: 2, m: '1'}, {n: 2, m: 1}]}}\n",
             'workloads.w.include.m: "1" and 1 would be cases of one name.',
         ),
-        ("version: 1\nworkloads: {a.json: {command: [ls]}}\n", "workloads.a.json: a run has a file of its own"),
+        ("version: 1\nworkloads: {a.json: {command: [ls]}}\n", "workloads.a.json: is the name of a file"),
     ],
 )
 def test_a_mistake_is_named_with_file_place_and_remedy(tmp_path, monkeypatch, broken, expected):
@@ -220,10 +225,10 @@ def of_a_command(argument, more=""):
 
 
 @pytest.mark.parametrize("words", [["--length", "{n}"], ["--length={n}", "{print}"]])
-def test_the_value_of_an_option_that_is_no_parameter_is_refused_where_an_axis_is_used_nowhere(tmp_path, words):
-    told = "there is no parameter 'n', and the axis 'seqlen' is used nowhere. Write {seqlen} where its value belongs"
+def test_an_unknown_placeholder_of_an_option_is_refused_if_an_axis_is_unused(tmp_path, words):
+    message = "there is no parameter 'n', and the axis 'seqlen' is used nowhere. Write {seqlen} where its value belongs"
     text = of_a_command("x").replace('[sh, -c, "x"]', json.dumps(["python", "train.py", *words]))
-    assert refusal(tmp_path, text).startswith(f"pipeline.yaml: workloads.w.command: {told}")
+    assert refusal(tmp_path, text).startswith(f"pipeline.yaml: workloads.w.command: {message}")
 
 
 @pytest.mark.parametrize(
@@ -236,13 +241,13 @@ def test_the_value_of_an_option_that_is_no_parameter_is_refused_where_an_axis_is
         ("awk '{print}'", "    env: {LENGTH: '{seqlen}'}\n"),
     ],
 )
-def test_braces_of_the_commands_own_stay(tmp_path, argument, more):
+def test_other_braces_in_a_command_stay(tmp_path, argument, more):
     assert load(tmp_path, of_a_command(argument, more=more)).workloads["w"].command[-1] == argument
 
 
-def test_a_parameter_in_a_variable_of_a_script_is_refused_for_nobody_fills_it_in(tmp_path):
-    told = "workloads.attention.env.LENGTH: {seqlen} stays as it is: the cases of a script share their process"
-    assert told in refusal(tmp_path, MINIMAL + "    env: {LENGTH: '{seqlen}'}\n")
+def test_a_placeholder_in_a_variable_of_a_script_is_refused(tmp_path):
+    message = "workloads.attention.env.LENGTH: {seqlen} stays as it is: the cases of a script share their process"
+    assert message in refusal(tmp_path, MINIMAL + "    env: {LENGTH: '{seqlen}'}\n")
     load(tmp_path, MINIMAL + "    env: {OPTIONS: '{\"a\": {}}', OTHER: '{x}'}\n")
 
 
@@ -263,7 +268,7 @@ def test_a_number_needs_no_point_before_its_exponent_wherever_it_is_written(tmp_
     assert load(tmp_path, text % "1", [f"lr={written}"]).workloads["w"].matrix["lr"] == [value]
 
 
-def test_what_only_resembles_a_number_with_an_exponent_stays_text(tmp_path):
+def test_text_that_resembles_an_exponent_stays_text(tmp_path):
     text = "version: 1\nworkloads: {w: {command: [x, '{a}'], matrix: {a: ['1e-3', 1e, e5, 1e5x, 1-e3, 2x1e3]}}}\n"
     assert load(tmp_path, text).workloads["w"].matrix["a"] == ["1e-3", "1e", "e5", "1e5x", "1-e3", "2x1e3"]
 
@@ -275,7 +280,7 @@ def test_every_mistake_is_named_at_once(tmp_path):
 
 def test_a_missing_file_says_what_to_name(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file or directory\. Name a pipeline file"):
-        config.load_pipeline(tmp_path / "nowhere.yaml")
+        loader.load_pipeline(tmp_path / "nowhere.yaml")
 
 
 def test_defaults_are_merged_into_workloads_and_a_workloads_own_values_win(tmp_path):
@@ -313,7 +318,7 @@ def test_a_wrong_set_is_refused(tmp_path, override, expected):
     assert refusal(tmp_path, MINIMAL, [override]).startswith(expected)
 
 
-def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_first_value(tmp_path):
+def test_a_baseline_that_is_removed_by_the_environment_is_replaced_by_the_first_value(tmp_path):
     text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'")
     text += "    baseline: {impl: sdpa_math}\n"
     assert load(tmp_path, text).workloads["attention"].baseline == {"impl": "sdpa_math"}
@@ -321,7 +326,7 @@ def test_a_baseline_that_the_environment_or_set_leaves_out_gives_way_to_the_firs
     assert load(tmp_path, text, ["impl=sage"]).workloads["attention"].baseline == {"impl": "sage"}
 
 
-def test_a_table_of_the_baselines_cases_goes_with_it(tmp_path):
+def test_a_table_of_a_replaced_baseline_shows_its_replacement(tmp_path):
     text = MINIMAL.replace("[sdpa_math, sdpa_flash]", "'${IMPLS:-sdpa_math,sdpa_flash}'")
     text += "    baseline: {impl: sdpa_math}\n"
     text += "tables: [{title: t, where: {impl: [sdpa_math]}, rows: seqlen, value: time}]\n"
@@ -423,23 +428,23 @@ def test_the_pipeline_survives_its_own_dump(tmp_path):
         ("", "workloads.a: is not a mapping (got None)."),
     ],
 )
-def test_a_wrong_type_is_told_once_and_in_words_of_yaml(tmp_path, workload, expected):
-    told = refusal(tmp_path, f"version: 1\nworkloads:\n  a: {workload}\n")
-    assert expected in told and len(told.splitlines()) == 1
+def test_a_wrong_type_is_reported_once_and_in_words_of_yaml(tmp_path, workload, expected):
+    message = refusal(tmp_path, f"version: 1\nworkloads:\n  a: {workload}\n")
+    assert expected in message and len(message.splitlines()) == 1
 
 
-def test_a_mistake_in_defaults_is_not_told_again_for_each_workload(tmp_path):
-    told = refusal(tmp_path, MINIMAL + "  other: {script: attention, repeats: 0}\ndefaults: {warmup: -1}\n")
-    assert [line.split(": ")[1] for line in told.splitlines()] == ["defaults.warmup", "workloads.other.repeats"]
+def test_a_mistake_in_defaults_is_reported_once(tmp_path):
+    message = refusal(tmp_path, MINIMAL + "  other: {script: attention, repeats: 0}\ndefaults: {warmup: -1}\n")
+    assert [line.split(": ")[1] for line in message.splitlines()] == ["defaults.warmup", "workloads.other.repeats"]
 
 
-def test_variables_are_those_of_the_file_less_those_that_may_be_secret(tmp_path):
+def test_variables_below_env_are_not_listed(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text(MINIMAL.replace("[512]", "'${SEQLEN:-512}'") + "    env: {TOKEN: '${TOKEN}'}\n")
-    assert config.variables(path) == ["SEQLEN"]
+    assert loader.variables(path) == ["SEQLEN"]
 
 
-def test_what_is_text_by_what_it_is_for_stays_text_whatever_a_variable_holds(tmp_path):
+def test_commands_and_environment_variables_stay_text(tmp_path):
     text = """
 version: 1
 defaults: {env: {ALL: "${ALL:-1}"}}

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_study import read_pages
 
-from profpipe import load, store
-from profpipe.measuring import ranks
+from profpipe import plugins
+from profpipe.measure import distributed
+from profpipe.results import store
 
 torch = pytest.importorskip("torch")
 
@@ -35,9 +37,9 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch.distributed import _functional_collectives as collectives
-from profpipe import load
+from profpipe import plugins
 
-workload = load.module(Path(sys.argv[1]))
+workload = plugins.load_module(Path(sys.argv[1]))
 small, cases, unavailable = json.loads(sys.argv[2])
 distributed.init_process_group("gloo")
 received = []
@@ -96,17 +98,17 @@ def backward(gradient, q, k, v, out, log_sum_exp, a, b, c, d, dropout_p, is_caus
 
 
 def through_dtensor(params):
-    case, parallel = workload._case(params), workload._parallel
-    ring = parallel._ring()
+    case, parallel = workload.parse_params(params), workload.parallel
+    ring = parallel.ring_module()
     ring.set_rotate_method(parallel.RINGS[case.method])
     plain = lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, case.causal)[0]
-    call = workload._iteration(
-        case, parallel._ring_on_gpu(plain), case.shards(*workload._inputs(case)), workload.nullcontext
+    call = workload.iteration(
+        case, parallel.ring_on_gpu(plain), case.shards(*workload.draw_inputs(case)), workload.nullcontext
     )
     called.clear()
     got, calls = call(), list(called)
-    whole = workload._iteration(
-        case, parallel.prepare("single", case), workload._inputs(case), workload.nullcontext
+    whole = workload.iteration(
+        case, parallel.prepare("single", case), workload.draw_inputs(case), workload.nullcontext
     )()
     apart = [(one - case.shards(other.detach())[0]).abs().max().item() for one, other in zip(got, whole)]
     return {"apart": max(apart), "calls": calls}
@@ -114,7 +116,7 @@ def through_dtensor(params):
 
 stand_in.impl("_scaled_dot_product_flash_attention", forward, "CPU")
 stand_in.impl("_scaled_dot_product_flash_attention_backward", backward, "CPU")
-rings = [through_dtensor({**small, **case}) for case in cases if case["method"] in workload._parallel.RINGS]
+rings = [through_dtensor({**small, **case}) for case in cases if case["method"] in workload.parallel.RINGS]
 Path(sys.argv[3], f"rings.{distributed.get_rank()}.json").write_text(json.dumps(rings))
 distributed.destroy_process_group()
 """
@@ -129,7 +131,7 @@ UNAVAILABLE = [
 
 @pytest.fixture(scope="module")
 def workload() -> Any:
-    return load.module(WORKLOAD)
+    return plugins.load_module(WORKLOAD)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +271,7 @@ def test_parameters_that_make_no_sense_are_named(workload, params, said):
 def test_a_torch_without_the_ring_says_which_has_it(workload, monkeypatch):
     ring = pytest.importorskip("torch.distributed.tensor.experimental._attention")
     monkeypatch.delattr(ring, "_ContextParallel")
-    assert "in the form of torch 2.11 to 2.13" in workload._parallel.missing()
+    assert "in the form of torch 2.11 to 2.13" in workload.parallel.missing_context_parallel()
 
 
 # --- the study -------------------------------------------------------------------------------------------------------
@@ -310,15 +312,15 @@ def test_the_study_reads_a_torch_trace_of_each_process(study):
 
 
 def test_the_study_reports_each_process_in_a_table(study):
-    summary = (study / "SUMMARY.md").read_text()
+    summary = read_pages(study)
     table = summary.split("## Processes and GPUs")[1].split("\n## ")[0]
     rows = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")]
     assert rows == ["rank", "---", "0", "1", "0", "1"]
-    assert "that of the slowest of them" in table and "of dQ" in table
+    assert "that of its slowest process" in table and "of dQ" in table
 
 
 def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
-    records = [study / "raw" / "methods" / "plain" / ranks.record(rank) for rank in (0, 1)]
+    records = [study / "raw" / "methods" / "plain" / distributed.events_file(rank) for rank in (0, 1)]
     told = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
     samples = [{(e["case"], e["metric"]): e["values"] for e in each if e["event"] == "samples"} for each in told]
     assert samples[0].keys() == samples[1].keys()
@@ -328,5 +330,5 @@ def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
 
 
 def test_the_numbers_of_a_process_are_no_phases_of_its_case(study):
-    summary = (study / "SUMMARY.md").read_text()
+    summary = read_pages(study)
     assert "Memory by phase" not in summary

@@ -1,7 +1,7 @@
-"""README and CONTRIBUTING are executed: their files are written, their commands run, their output compared.
+"""The documentation is executed: its files are written, its commands run, their output compared.
 
-CONTRIBUTING.md, "Documentation that is run", says how blocks are marked. Each page runs from top to bottom in a copy of
-the checkout, so an example may build on the one before.
+CONTRIBUTING.md, "Documentation that is run", says how blocks are marked. Each page runs from top to bottom in its own
+copy of the checkout, so a block may use files of the blocks before it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,47 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from profpipe import cli
+from profpipe.config.models import Pipeline
+from profpipe.measure.flags import Flag
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md")
+DOCS = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")))
+EXECUTED = ("README.md", "CONTRIBUTING.md", *DOCS)
+LINKED = (*EXECUTED, "CHANGELOG.md", "examples/README.md")
 
 #: Commands that CI itself is, or that need a network; everything else on the pages is run here.
-OUTSIDE = re.compile(r"git clone |cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install ")
+OUTSIDE = re.compile(r"cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install ")
 
 #: Sizes for commands that give none of their own, so that a page takes seconds on a CPU.
 SMALL = {"BATCH": "1", "SEQLEN": "64,128", "NHEADS": "2", "WARMUP": "1", "REPEATS": "3"}
 
+#: Measures each case for a moment instead of 2 s.
+SHORT_RUN = 'if [ "$1" = run ]; then shift; set -- run --set timing.budget_s=0.1 "$@"; fi'
+
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: .+ -->\n\s*\Z")
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: ``language``, the ``file`` that it is or changes, and where it stands."""
+    """A fenced block: ``language``, the ``file`` that the block is or changes, and its line on the page."""
 
     language: str
     file: str
     body: str
     line: int
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -48,6 +65,15 @@ def blocks(text: str) -> Iterator[Block]:
             continue
         language, _, rest = match["info"].partition(" ")
         yield Block(language, rest.partition("file=")[2].strip(), match["body"], text[: match.start()].count("\n") + 1)
+
+
+def pages_with_commands() -> Iterator[Any]:
+    """Yield the pages to run. A page that makes a virtual environment or measures takes more than 10 s."""
+    for page in EXECUTED:
+        commands = "".join(block.body for block in blocks(text_of(page)) if block.language == "console")
+        is_slow = re.search(r"^\$ (?!.*--dry-run)(?!.*\|\| true).*profpipe run |auto_profile", commands, re.MULTILINE)
+        if commands:
+            yield pytest.param(page, marks=pytest.mark.slow) if is_slow else page
 
 
 @dataclass(frozen=True)
@@ -93,43 +119,95 @@ class Session:
 
 
 def _commands(body: str) -> Iterator[tuple[str, list[str]]]:
-    """(command, the lines of output shown below it)."""
+    """Yield each command and the lines of output shown below it."""
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, *output = part.replace("\\\n", "").splitlines()
         yield command, [line.rstrip() for line in output if line.strip()]
 
 
-def _program(folder: Path, name: str, *argv: str) -> None:
+def _program(folder: Path, name: str, script: str) -> None:
     path = folder / name
-    path.write_text(f'#!/bin/sh\nexec {" ".join(argv)} "$@"\n')
+    path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """A copy of the checkout in which `profpipe` and `python` mean the copy, and pip finds no index."""
+    """Copy the checkout; `profpipe` and `python` mean the copy, and pip finds no index."""
     folder, programs = tmp_path / "profpipe", tmp_path / "bin"
-    ignored = shutil.ignore_patterns(".*", "out", "build", "dist", "*.egg-info", "__pycache__", "data")
+    ignored = shutil.ignore_patterns(".*", "out", "build", "dist", "*.egg-info", "__pycache__", "examples")
     shutil.copytree(ROOT, folder, ignore=ignored)
     programs.mkdir()
-    _program(programs, "python", sys.executable)
-    _program(programs, "profpipe", sys.executable, "-m", "profpipe")
+    _program(programs, "python", f'exec {sys.executable} "$@"')
+    _program(programs, "profpipe", f'{SHORT_RUN}\nexec {sys.executable} -m profpipe "$@"')
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PYTHONPATH": str(folder), "PYTHON": sys.executable, "PIP_NO_INDEX": "1", "TORCH": ""}
     return Session(folder, {**os.environ, **SMALL, **own})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="the examples run torch, which is not installed here")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", list(pages_with_commands()))
 def test_every_example_on_the_page_works(page: str, session: Session) -> None:
-    for block in blocks((ROOT / page).read_text(encoding="utf-8")):
+    for block in blocks(text_of(page)):
         session.run(block)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_path_that_the_page_links_to_exists(page: str) -> None:
-    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8"))
-    assert not [link for link in links if not (ROOT / link).exists()]
+@pytest.mark.parametrize("page", LINKED)
+def test_every_link_of_the_page_leads_to_a_file_and_a_heading(page: str) -> None:
+    broken = []
+    for path, anchor in _LINK.findall(text_of(page)):
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(f"{path}#{anchor}")
+    assert not broken
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = _HEADING.findall(_FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def fragments() -> Iterator[tuple[str, str]]:
+    for page in EXECUTED:
+        for block in blocks(text_of(page)):
+            if block.language == "yaml" and not block.file:
+                yield f"{page}:{block.line}", block.body
+
+
+@pytest.mark.parametrize("fragment", [pytest.param(body, id=place) for place, body in fragments()])
+def test_a_fragment_of_a_pipeline_file_has_only_known_keys(fragment: str) -> None:
+    given = yaml.safe_load(fragment)
+    file = given if "workloads" in given else {"defaults": given, "workloads": {"any": {"script": "any"}}}
+    Pipeline.model_validate({"version": 1, **file})
+
+
+@pytest.mark.parametrize("page", EXECUTED)
+def test_every_source_file_that_the_page_names_exists(page: str) -> None:
+    text = text_of(page)
+    named = set(re.findall(r"`([\w./]+/\w+\.(?:py|sh|toml|yaml))`", text)) - {block.file for block in blocks(text)}
+    assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "profpipe" / name).exists()]
+
+
+def test_the_page_of_commands_names_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    page = text_of("docs/cli.md")
+    assert [name for name in cli.COMMANDS if f"`profpipe {name}" not in page] == []
+    options = {"--debug", "--setup"}
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        options |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out.partition("examples:")[0]))
+    assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", page)) == options
+
+
+def test_the_page_of_flags_explains_every_flag() -> None:
+    explained = re.findall(r"^\| `(\w+)` \|", text_of("docs/validity-flags.md"), re.MULTILINE)
+    assert sorted(explained) == sorted(flag.value for flag in Flag)
+
+
+def test_readme_has_at_most_200_lines() -> None:
+    assert len(text_of("README.md").splitlines()) <= 200
 
 
 def test_the_shown_output_of_a_command_is_compared(session: Session) -> None:

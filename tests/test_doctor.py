@@ -1,35 +1,45 @@
 """What works here, what does not, and how to mend it."""
 
-from profpipe import doctor, profilers
+import pytest
+
+from profpipe import profilers
+from profpipe.commands import doctor
+from profpipe.job import Tool
 
 
 def silent(argv):
     return None
 
 
-def test_every_check_that_is_not_ok_says_how_to_mend_it():
+def test_every_check_that_is_not_ok_has_a_remedy():
     checks = doctor.examine(profilers.ALL, silent)
     assert {"Python", "torch", "nsys", "ncu", "rocprof", "nvtx", "flash-attn", "disk"} <= {c.name for c in checks}
     assert all(check.remedy for check in checks if check.state != "ok")
 
 
-def test_a_torch_that_does_not_see_the_gpu_is_wrong_and_not_missing():
-    check = doctor._torch(lambda argv: "2.11.0 cpu no\n", gpu=True)
+def check_of(name, ask=silent, modules=profilers.ALL):
+    (check,) = (each for each in doctor.examine(modules, ask) if each.name == name)
+    return check
+
+
+def test_a_torch_that_does_not_see_the_gpu_is_wrong_and_not_missing(monkeypatch):
+    monkeypatch.setattr(doctor.machine, "nvidia_gpus", lambda: [{"name": "H200"}])
+    check = check_of("torch", lambda argv: "2.11.0 cpu no\n")
     assert check.state == "wrong" and "CUDA build" in check.remedy
-    assert doctor._torch(lambda argv: "2.13.0+cpu cpu no\n", gpu=False).state == "ok"
+    monkeypatch.setattr(doctor.machine, "nvidia_gpus", list)
+    assert check_of("torch", lambda argv: "2.13.0+cpu cpu no\n").state == "ok"
 
 
-def test_an_nvtx_that_this_nsys_would_not_record_is_wrong(monkeypatch):
+@pytest.mark.parametrize(("version", "state"), [("0.2.16", "wrong"), ("0.2.11", "ok")])
+def test_an_nvtx_that_this_nsys_would_not_record_is_wrong(monkeypatch, version, state):
     class Nsys2023:
         @staticmethod
         def find(ask):
-            return doctor.Missing("nsys", "", "") if ask is None else profilers.nsys.Tool("nsys", "2023.4.4", "/nsys")
+            return Tool("nsys", "2023.4.4", "/nsys")
 
-    monkeypatch.setattr(doctor.device, "packages", lambda names: {"nvtx": "0.2.16"})
-    (check,) = doctor._nvtx({"nsys": Nsys2023}, silent)
-    assert check.state == "wrong" and "nvtx<0.2.12" in check.remedy
-    monkeypatch.setattr(doctor.device, "packages", lambda names: {"nvtx": "0.2.11"})
-    assert next(iter(doctor._nvtx({"nsys": Nsys2023}, silent))).state == "ok"
+    monkeypatch.setattr(doctor.machine, "packages", lambda names: {"nvtx": version})
+    check = check_of("nvtx", modules={"nsys": Nsys2023})
+    assert check.state == state and ("nvtx<0.2.12" in check.remedy) == (state == "wrong")
 
 
 def test_the_text_puts_the_remedy_below_its_check():

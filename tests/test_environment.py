@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profpipe import environment
+from profpipe.runner import environment
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from profpipe import environment
         *("PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HUB_OFFLINE"),
     ],
 )
-def test_what_a_workload_needs_is_passed_on(name: str) -> None:
-    assert environment.passed_on({name: "1"}) == {name: "1"}
+def test_variables_that_a_workload_needs_are_passed_on(name: str) -> None:
+    assert environment.filter_variables({name: "1"}) == {name: "1"}
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_what_a_workload_needs_is_passed_on(name: str) -> None:
         *("AWS_SESSION", "DATABASE_URL", "SSH_AUTH_SOCK", "PATHS", "HOMEPAGE"),
     ],
 )
-def test_what_looks_like_a_secret_or_is_unknown_is_not(name: str) -> None:
-    assert environment.passed_on({name: "1"}) == {}
+def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:
+    assert environment.filter_variables({name: "1"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_looks_like_a_secret_or_is_unknown_is_not(name: str) -> None:
         *("REDISCLI_AUTH", "AUTH", "OAUTH_CODE", "HTTP_AUTHORIZATION", "GITHUB_PAT", "PAT", "PAT_2", "HF_TOKEN"),
     ],
 )
-def test_names_of_secrets_are_known(name: str) -> None:
+def test_names_of_secrets_are_recognised(name: str) -> None:
     assert environment.is_secret(name)
 
 
@@ -49,5 +49,5 @@ def test_names_of_secrets_are_known(name: str) -> None:
         *("PASSES", "AUTHOR", "GIT_AUTHOR_NAME", "XAUTHORITY", "SEQLENS"),
     ],
 )
-def test_names_that_only_look_like_one_are_no_secrets(name: str) -> None:
+def test_names_that_resemble_secrets_are_not_secrets(name: str) -> None:
     assert not environment.is_secret(name)

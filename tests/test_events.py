@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.results import schema
 
 Event = dict[str, Any]
 Write = Callable[..., Path]
@@ -27,7 +28,7 @@ FINISHED: Event = {"event": "finished", "time": 9.0}
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "events.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "events.py")
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def metric(name: str, value: Any, unit: str = "byte") -> Event:
     return {"event": "metric", "case": "a", "subject": "", "metric": name, "value": value, "unit": unit, "n": 1}
 
 
-def values(parsed: tables.Tables) -> dict[str, float]:
+def values(parsed: schema.Tables) -> dict[str, float]:
     return dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
 
 
@@ -177,7 +178,7 @@ def test_a_reason_with_bytes_that_are_no_text_can_be_written_to_a_table(parser: 
 
 
 def test_a_damaged_line_in_the_middle_is_refused_with_its_number(parser: ModuleType, events: Write) -> None:
-    with pytest.raises(Refused, match="line 2 is not a JSON object"):
+    with pytest.raises(UnreadableFile, match="line 2 is not a JSON object"):
         parser.parse(events(STARTED, '{"event": "case_sta', *case("a", 1.0)))
 
 
@@ -191,12 +192,12 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(parser: ModuleT
     ],
 )
 def test_an_event_that_says_nonsense_is_refused_with_its_line(parser: ModuleType, events: Write, wrong: Event) -> None:
-    with pytest.raises(Refused, match="line 2: a malformed"):
+    with pytest.raises(UnreadableFile, match="line 2: a malformed"):
         parser.parse(events(STARTED, wrong, FINISHED))
 
 
 def test_a_process_that_died_before_its_first_case_is_refused(parser: ModuleType, events: Write) -> None:
-    with pytest.raises(Refused, match="holds no case"):
+    with pytest.raises(UnreadableFile, match="holds no case"):
         parser.parse(events(STARTED))
 
 
@@ -220,7 +221,7 @@ def test_mutated_events_are_refused_or_make_whole_tables(parser: ModuleType, tmp
         path.write_bytes(data[: dice.choice([len(data), len(data), dice.randrange(len(data))])])
         try:
             parsed = parser.parse(path)
-        except Refused:
+        except UnreadableFile:
             continue
-        assert set(parsed.cases["status"]) <= set(tables.STATUSES) and len(parsed.cases)
-        assert list(parsed.metrics.columns) == tables.METRICS.names
+        assert set(parsed.cases["status"]) <= set(schema.STATUSES) and len(parsed.cases)
+        assert list(parsed.metrics.columns) == schema.METRICS.names

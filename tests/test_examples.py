@@ -10,9 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from report_study import read_pages
 
-from profpipe import config, record
+from profpipe.config import loader
+from profpipe.report.pages import MOST_LINES
+from profpipe.results import manifest, store
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/run.json"))
@@ -25,18 +29,22 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 
 def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
-    asked = record.published(config.load_pipeline(example / "pipeline.yaml"))
+    asked = manifest.published(loader.load_pipeline(example / "pipeline.yaml"))
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
     assert {key: stored.get(key) for key in ("tables", "plots")} == {key: asked[key] for key in ("tables", "plots")}
     axes = ({name: entry["matrix"] for name, entry in of["workloads"].items()} for of in (stored, asked))
     assert next(axes) == next(axes)
 
 
-def test_its_page_shows_every_picture_and_links_to_nothing_that_is_not_here(example: Path) -> None:
-    page = (example / "SUMMARY.md").read_text(encoding="utf-8")
-    links = {target for target in re.findall(r"\]\(([^)]+)\)", page) if "://" not in target}
-    assert {target for target in links if not (example / target.partition("#")[0]).exists()} == set()
-    assert {f"plots/{path.name}" for path in (example / "plots").glob("*")} == {t for t in links if "plots/" in t}
+def test_its_pages_show_every_picture_and_link_only_to_files_that_exist(example: Path) -> None:
+    links = set(re.findall(r"\]\(([^)]+)\)", read_pages(example)))
+    files = {target for target in links if "://" not in target and not target.startswith("#")}
+    assert {target for target in files if not (example / target.partition("#")[0]).exists()} == set()
+    assert {f"plots/{path.name}" for path in (example / "plots").glob("*")} == {t for t in files if "plots/" in t}
+
+
+def test_its_summary_has_at_most_150_lines(example: Path) -> None:
+    assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
 #: A path below a home or a work folder, wherever it stands in a text.
@@ -44,8 +52,10 @@ OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|s
 
 
 def test_none_of_its_texts_holds_a_folder_of_the_machine_that_made_it(example: Path) -> None:
-    texts = (path for path in example.rglob("*") if path.is_file() and path.suffix != ".png")
-    assert {path.name: found for path in texts if (found := OF_A_MACHINE.findall(path.read_text("utf-8")))} == {}
+    paths = [path for path in example.rglob("*") if path.is_file() and path.suffix != ".png"]
+    texts = {path.name: path.read_text("utf-8") for path in paths if path.suffix != ".parquet"}
+    texts |= {path.name: pd.read_parquet(path).to_csv() for path in paths if path.suffix == ".parquet"}
+    assert {name: found for name, text in texts.items() if (found := OF_A_MACHINE.findall(text))} == {}
 
 
 PIPELINE = """
@@ -87,16 +97,14 @@ def an_example(folder: Path, pipeline: Path) -> Path:
     return folder / "mine"
 
 
-def test_the_log_that_a_reason_names_is_taken_relative_to_the_runs_folder(tmp_path: Path) -> None:
-    """As of a run whose results are not below its pipeline's folder."""
+def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None:
     run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
-    before = (run / "cases.csv").read_text()
-    assert f"(log: {run.resolve()}/raw/" in before
+    before = store.load(run)[0].cases
     mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
     assert (done := take(run, mine.parent)).returncode == 0, done.stderr
-    assert (mine / "cases.csv").read_text() == before.replace(f"{run.resolve()}/", "")
-    reasons = [job["reason"] for job in json.loads((mine / "run.json").read_text())["jobs"]]
-    assert [re.findall(r"\(log: (.*)\)", reason) for reason in reasons] == [[], ["raw/w/plain/2/log.txt"]]
+    pd.testing.assert_frame_equal(store.load(mine)[0].cases, before)
+    jobs = json.loads((mine / "run.json").read_text())["jobs"]
+    assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
 
 
 def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path: Path) -> None:
@@ -128,6 +136,6 @@ def test_a_run_is_taken_without_raw_files_and_folders_of_its_machine_or_not_at_a
         assert names == {"pipeline.yaml", "kernels.csv"}
         return
     assert done.returncode == 0, done.stderr
-    assert {"SUMMARY.md", "run.json", "cases.csv", "pipeline.yaml"} <= names and "raw" not in names
+    assert {"SUMMARY.md", "run.json", "cases.parquet", "pipeline.yaml"} <= names and "raw" not in names
     assert str(tmp_path) not in (examples / "mine" / "run.json").read_text()
     assert "exit code 3" in (examples / "mine" / "SUMMARY.md").read_text()

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import ingest
-from profpipe.ingest import Read, Refusal, Source
+from profpipe.ingest import reader
+from profpipe.ingest.reader import Read, Refusal, Source
 
 EXPECT = Path(__file__).resolve().parents[2] / "shared" / "data" / "expect.json"
 FILES = sorted(json.loads(EXPECT.read_text())) if EXPECT.is_file() else []
 
 
 def read(path):
-    (result,) = ingest.ingest([Source(path, path.name)])
+    (result,) = reader.ingest([Source(path, path.name)])
     return result
 
 
@@ -46,7 +46,7 @@ def test_launches_and_total_time_equal_the_truth(name, record_property):
 
 
 def check_top(frame, kernel, calls, ns):
-    from profpipe.kernels import normalise
+    from profpipe.ingest.kernel_classes import normalise
 
     same = frame[frame["kernel"] == normalise(kernel)]
     assert (int(same["calls"].sum()), same["total_ns"].sum()) == (calls, pytest.approx(ns))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import real_nsys
 
-from profpipe import exports
-from profpipe.errors import Refused
+from profpipe.errors import UnreadableFile
 from profpipe.job import Missing, Tool
+from profpipe.profilers import nsys_export
 
 ROOT = Path(__file__).parents[1]
 HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
@@ -26,8 +26,8 @@ def refusal(report: Path, nsys: Tool | Missing, says: str | None = None) -> str:
         assert argv[0] == "/opt/nsys" and argv[-1] == str(report)
         return says
 
-    with pytest.raises(Refused) as refused:
-        exports.export(report, report.with_suffix(".sqlite"), nsys, ask)
+    with pytest.raises(UnreadableFile) as refused:
+        nsys_export.export(report, report.with_suffix(".sqlite"), nsys, ask)
     return str(refused.value)
 
 
@@ -41,8 +41,10 @@ def newer(tmp_path: Path) -> Path:
 def test_a_report_is_known_by_its_content_and_tells_which_nsys_wrote_it(newer: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.nsys-rep"
     other.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert exports.is_report(newer) and exports.version(newer) == "2026.4.1"
-    assert not exports.is_report(other) and not exports.is_report(tmp_path) and not exports.is_recording(other)
+    assert nsys_export.is_report(newer) and nsys_export.version(newer) == "2026.4.1"
+    assert (
+        not nsys_export.is_report(other) and not nsys_export.is_report(tmp_path) and not nsys_export.is_recording(other)
+    )
 
 
 def test_without_nsys_the_version_that_wrote_the_report_and_the_command_to_run_elsewhere_are_told(newer: Path) -> None:
@@ -115,7 +117,7 @@ def ingested(nsys: Path, *files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_real_report_is_read_under_either_name_and_one_that_is_cut_is_refused(nsys: Path, report: Path) -> None:
-    assert exports.version(report) == "2022.4.2"
+    assert nsys_export.version(report) == "2022.4.2"
     old, cut, newer = (report.with_name(name) for name in ("old.qdrep", "cut.nsys-rep", "newer.nsys-rep"))
     content = report.read_bytes()
     old.write_bytes(content)

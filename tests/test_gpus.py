@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import ATTENTION, case_row, kernel_row, metric_row, tables
+from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, tables
 
-from profpipe import device, gpus, ingest, reading, store
-from profpipe.analyze import analyze
+from profpipe.commands import rendering
+from profpipe.ingest import reader
+from profpipe.measure import machine as device
+from profpipe.measure import visible_gpus
+from profpipe.results.manifest import Manifest, PeakRates, parse
 
 H200 = {
     "name": "NVIDIA H200", "uuid": "GPU-aaaa-1", "compute_capability": [9, 0], "sm_count": 132,
@@ -28,7 +31,7 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def told(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
-    return gpus.peaks_of_job(devices, environment, described)
+    return visible_gpus.peaks_of_job(devices, environment, described)
 
 
 # --- of a process that does not say ----------------------------------------------------------------------------------
@@ -56,7 +59,7 @@ def test_where_gpus_of_different_rates_could_have_been_used_none_is_taken(shown:
 
 
 @pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
-def test_gpus_of_one_kind_need_not_be_told_apart(shown: dict[str, str]) -> None:
+def test_equal_gpus_share_their_peak_rates(shown: dict[str, str]) -> None:
     assert told([H200, TWIN], shown) == device.peaks(H200)
 
 
@@ -78,7 +81,7 @@ def test_without_a_gpu_there_is_no_rate() -> None:
 # --- of a process that does ------------------------------------------------------------------------------------------
 
 
-def test_what_the_process_saw_decides_whatever_was_visible() -> None:
+def test_the_gpu_of_the_process_overrides_the_visible_gpus() -> None:
     assert told([H200, L40S], {}, {"device": "NVIDIA L40S", "sm_count": 142}) == device.peaks(L40S)
     saw_none = told([H200], {}, {"device": "cpu"})
     assert saw_none == {"source": "unknown: its process used the CPU"}
@@ -115,11 +118,11 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     of_torch = {"torch": "2.11.0"}
     first = record("events.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
     second = record("events.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
-    assert ingest.devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
+    assert reader.read_devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
     at, beside = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
-    assert ingest.devices([at, at]) == [{**h200, "count": 1}], "a process that followed another, on the same GPU"
-    assert ingest.devices([at, beside]) == [{**h200, "count": 2}]
-    assert ingest.devices([at, first]) == [h200], "not all say where they are"
+    assert reader.read_devices([at, at]) == [{**h200, "count": 1}], "a process that followed another, on the same GPU"
+    assert reader.read_devices([at, beside]) == [{**h200, "count": 2}]
+    assert reader.read_devices([at, first]) == [h200], "not all say where they are"
 
 
 def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -> None:
@@ -128,7 +131,9 @@ def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -
         "jobs": [{"workload": "w", "profiler": "nsys", "status": "ok", "devices": [{"device": "H200", "count": 1}]}],
     }
     kernels = [kernel_row("n=1", ATTENTION, 10, 1e6, device=device) for device in (0, 1)]
-    reading.render(tmp_path, tables(cases=[case_row("n=1", "nsys")], kernels=kernels), run, None)
+    rendering.write_report(
+        tmp_path, tables(cases=[case_row("n=1", "nsys")], kernels=kernels), Manifest.parse(run), None
+    )
     assert "2 of 4 NVIDIA H200" in (tmp_path / "SUMMARY.md").read_text().splitlines()[0]
 
 
@@ -151,7 +156,7 @@ def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
     machine = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}
     ran = [{"workload": "w", "profiler": "plain", "status": "ok", "cases": ["n=1"], **job} for job in jobs]
     data = tables(cases=[case_row("n=1")], metrics=[metric_row("n=1", "time", 1e6)])
-    reading.render(tmp_path, data, {"machine": machine, "jobs": ran}, None)
+    rendering.write_report(tmp_path, data, Manifest.parse({"machine": machine, "jobs": ran}), None)
     assert said in (tmp_path / "SUMMARY.md").read_text().splitlines()[0].split(" · ")
 
 
@@ -164,7 +169,7 @@ def share_of_peak(**run: Any) -> tuple[float | None, str]:
     data.cases["params"] = '{"dtype": "fp16"}'
     machine = {"gpus": [{"name": "A"}, {"name": "B"}], "peaks": {"flops": {"fp16": 1e15}, "source": "of A"}}
     (workload,) = analyze(data, {"machine": machine, **run}).workloads
-    return workload.points[0].of_peak_flops, workload.rates_from
+    return workload.cases[0].of_peak_flops, workload.rates_from
 
 
 def job(**entry: Any) -> dict[str, Any]:
@@ -174,7 +179,7 @@ def job(**entry: Any) -> dict[str, Any]:
 SLOW = {"flops": {"fp16": 5e14}, "source": "of B"}
 
 
-def test_a_workload_is_held_against_the_rates_of_its_own_jobs() -> None:
+def test_a_workload_is_compared_with_the_rates_of_its_own_jobs() -> None:
     on_b = job(devices=[{"device": "B"}], peaks=SLOW)
     assert share_of_peak(jobs=[on_b]) == (1.0, "of B")
     assert share_of_peak(jobs=[on_b, job(profiler="rocprof", devices=[])]) == (1.0, "of B"), "one that says nothing"
@@ -245,13 +250,13 @@ def test_a_run_records_the_rates_of_each_job_where_they_are_not_the_machines_and
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     folder = (tmp_path / "out" / "latest").resolve()
-    record = store.read_record(folder)
+    record = Manifest.load(folder)
     unknown = "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
-    assert record["machine"]["peaks"] == {"source": unknown}
-    assert {entry["workload"]: entry.get("peaks") for entry in record["jobs"]} == {
-        "first": device.peaks(L40S), "second": None,
+    assert record.machine.peaks == PeakRates(source=unknown)
+    assert {entry.workload: entry.peaks for entry in record.jobs} == {
+        "first": parse(PeakRates, device.peaks(L40S)), "second": None,
     }  # fmt: skip
-    summary, info = ((folder / name).read_text() for name in ("SUMMARY.md", "gpu_info.txt"))
+    summary, info = ((folder / name).read_text() for name in ("details.md", "gpu_info.txt"))
     (rates,) = (line for line in summary.splitlines() if line.startswith("- peak rates of first: fp16 "))
     assert unknown in summary and "; dense FLOP/s = 142 SMs" in rates
     assert "peak rates of first under plain\n  fp16: " in info

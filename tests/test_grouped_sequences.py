@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from program import profpipe, rows
+from report_study import read_pages
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
@@ -58,6 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "latest"
 
 
+@pytest.mark.slow
 def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> None:
     cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in rows(run / "cases.csv")}
     assert len(cases) == 4 + 4 + 2 * 3 * 2 + 2 * 2
@@ -71,6 +73,7 @@ def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> Non
             assert " Use " in reason
 
 
+@pytest.mark.slow
 def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
     metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "groups"]
     values = {(row["case"], row["metric"]): float(row["value"]) for row in metrics}
@@ -83,7 +86,7 @@ def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
 
 
 def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path) -> None:
-    report = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    report = read_pages(run)
     table = report.partition("### One sequence or a group of short ones")[2].partition("###")[0]
     rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
     assert rows == ["tokens", "---", "8", "16"]

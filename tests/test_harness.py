@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -13,14 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from profpipe import harness, tables
-from profpipe.measuring.conditions import Conditions, Reading
+from profpipe.measure import harness
+from profpipe.measure.conditions import Conditions, Reading
+from profpipe.results import schema
 
 ROOT = Path(__file__).parents[1]
 
 WORKLOAD = """
 import torch
-from profpipe import timing
+from profpipe.measure import cuda_graph
 from profpipe.ranges import annotate
 
 PARAMS = {"n": 8, "do": "work"}
@@ -38,7 +40,7 @@ def build(params):
         if params["do"].startswith("raise "):
             raise RuntimeError(params["do"])
         if params["do"] == "spoil":  # in place of a capture that fails, for want of a GPU
-            raise timing.LeftCapturing("the call cannot be captured")
+            raise cuda_graph.CaptureAborted("the call cannot be captured")
         with annotate("multiply"):
             return x @ x
     return fn
@@ -70,9 +72,9 @@ def snapshot(params, folder):
 """
 
 
-def carry_out(folder, cases, profiler="plain", code=0, **spec):
+def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec):
     """The harness in a process of its own; returns its events."""
-    (folder / "workload.py").write_text(WORKLOAD)
+    (folder / "workload.py").write_text(workload)
     document = {
         "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
         "options": {"timing": {"budget_s": 0.2}}, "stem": "capture", "part": 1, "folder": str(folder),
@@ -80,7 +82,7 @@ def carry_out(folder, cases, profiler="plain", code=0, **spec):
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(document))
     done = subprocess.run(
-        [sys.executable, "-m", "profpipe.harness", str(folder / "cases.json")],
+        [sys.executable, "-m", "profpipe.measure.harness", str(folder / "cases.json")],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
@@ -97,7 +99,7 @@ def plain(tmp_path_factory):
     return carry_out(tmp_path_factory.mktemp("plain"), cases)
 
 
-def test_what_a_workload_keeps_of_a_case_lies_in_a_folder_of_its_own(tmp_path):
+def test_files_of_a_snapshot_are_in_the_folder_of_the_case(tmp_path):
     events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
     assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
     told = {(e["subject"], e["metric"]): (e["value"], e["n"]) for e in of(events, "metric", "do=keep") if e["subject"]}
@@ -114,7 +116,7 @@ def test_what_a_workload_keeps_of_a_case_lies_in_a_folder_of_its_own(tmp_path):
 
 
 def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
-    assert harness.CASE_PREFIX == tables.CASE_PREFIX
+    assert harness.CASE_PREFIX == schema.CASE_PREFIX
 
 
 def test_every_case_is_tried_whatever_became_of_the_one_before(plain):
@@ -129,13 +131,41 @@ def test_a_process_that_torch_left_in_a_capture_measures_no_further_case(tmp_pat
     events = carry_out(tmp_path, {"a": {"do": "spoil"}, "b": {"do": "work"}}, code=harness.CONTEXT_LOST)
     (ended,) = of(events, "case_ended")
     assert (ended["case"], ended["status"]) == ("a", "crashed")
-    assert ended["reason"].endswith("the call cannot be captured; torch is left in the midst of the capture")
+    assert ended["reason"].endswith("the call cannot be captured; torch is left in the middle of the capture")
 
 
 def test_a_failure_says_why_in_a_line_and_keeps_its_traceback(plain):
     (ended,) = of(plain, "case_ended", "refuse")
-    assert ended["reason"] == "ValueError: n is odd"
+    assert re.fullmatch(r"ValueError: n is odd \(.*workload\.py:11\)", ended["reason"])
     assert "in build" in of(plain, "error", "refuse")[0]["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("result", "returned"), [("None", "None"), ("3.5", "an object of type float"), ("'x'", "an object of type str")]
+)
+def test_a_build_that_returns_no_callable_is_named_with_file_and_line(tmp_path, result, returned):
+    workload = f"import torch\n\ndef build(params):\n    x = 1\n    return {result}\n"
+    (ended,) = of(carry_out(tmp_path, {"a": {}}, workload=workload), "case_ended")
+    assert ended["status"] == "failed"
+    assert ended["reason"].endswith(
+        f"workload.py:3: build(params) returned {returned}. Return the callable that runs one iteration."
+    )
+
+
+def test_an_error_below_build_is_named_with_the_line_in_the_workload(tmp_path):
+    workload = "import json\n\ndef build(params):\n    return read()\n\ndef read():\n    return json.loads('?')\n"
+    (ended,) = of(carry_out(tmp_path, {"a": {}}, workload=workload), "case_ended")
+    assert ended["reason"].startswith("JSONDecodeError: Expecting value") and ended["reason"].endswith("workload.py:7)")
+
+
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+def test_the_cache_flush_can_be_turned_off_and_the_case_says_so(tmp_path, profiler):
+    options = {"timing": {"budget_s": 0.2, "flush": False}}
+    events = carry_out(tmp_path, {"a": {}}, profiler, options=options)
+    (ended,) = of(events, "case_ended")
+    assert "warm_cache" in ended["flags"]
+    notes = [event["text"] for event in of(events, "note")]
+    assert ("the caches are not flushed between samples" in notes) is (profiler == "plain")
 
 
 def test_a_case_has_one_sample_an_iteration_and_its_facts(plain):
@@ -171,7 +201,7 @@ def test_under_the_torch_profiler_each_case_leaves_a_trace_with_a_range_an_itera
     assert names.count("profpipe:a") == 4 and names.count("multiply") == 4
 
 
-def test_want_of_the_hosts_memory_and_of_a_librarys_is_told_as_such(tmp_path):
+def test_missing_memory_of_the_host_or_a_library_has_the_status_oom(tmp_path):
     cases = {
         "host": {"do": "host_oom"},
         "cublas": {"do": "raise CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"},
@@ -182,7 +212,7 @@ def test_want_of_the_hosts_memory_and_of_a_librarys_is_told_as_such(tmp_path):
     assert ended == {"host": "oom", "cublas": "oom", "other": "failed"}
 
 
-def test_after_an_oom_larger_cases_are_not_tried_unless_asked_for(tmp_path):
+def test_after_an_oom_larger_cases_are_skipped_by_default(tmp_path):
     cases = {"small": {"do": "oom"}, "large": {"do": "oom", "n": 16}, "other": {"n": 16}}
     ended = {event["case"]: event for event in of(carry_out(tmp_path, cases), "case_ended")}
     assert [ended[case]["status"] for case in cases] == ["oom", "skipped", "ok"]
@@ -206,27 +236,27 @@ def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
     assert [event["value"] for event in of(events, "metric", "a")] == [1]
 
 
-def test_what_the_clocks_were_under_a_profiler_is_recorded(monkeypatch):
+def test_clocks_under_a_profiler_are_recorded(monkeypatch):
     """NVML is a stand-in: there is no GPU here."""
     seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
     monkeypatch.setattr(
-        harness.conditions, "watching_on", lambda device: nullcontext(SimpleNamespace(summary=lambda: seen))
+        harness.gpu_monitor, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
     )
     told = {}
     events = SimpleNamespace(metric=lambda case, metric, value, unit: told.update({metric: (value, unit)}))
     workload = SimpleNamespace(build=lambda params: lambda: None)
-    own = harness._Desk(workload, {"profiler": "nsys", "repeats": 3, "warmup": 1, "options": {}}, events, "cpu")
-    assert harness._profile(own, "a", nullcontext, {}).status == "ok"
+    own = harness.Worker(workload, {"profiler": "nsys", "repeats": 3, "warmup": 1, "options": {}}, events, "cpu")
+    assert harness.profile_case(own, "a", nullcontext, {}).status == "ok"
     assert told["sm_clock_min"] == (1.9e9, "Hz") and told["sm_clock_max"] == (1.98e9, "Hz") and "loop_wall" in told
 
 
 def test_the_harness_starts_without_pandas():
-    code = "import sys, profpipe.harness; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys, profpipe.measure.harness; sys.exit('pandas' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
 
 
 def desk():
-    return harness._Desk(None, {}, None, "cuda")
+    return harness.Worker(None, {}, None, "cuda")
 
 
 def on_a_gpu(monkeypatch, allocated=0):
@@ -238,20 +268,20 @@ def on_a_gpu(monkeypatch, allocated=0):
         memory_allocated=lambda: allocated,
     )
     own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
-    monkeypatch.setattr(harness.process, "device", lambda: "cuda")
-    monkeypatch.setattr(harness.process, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
+    monkeypatch.setattr(harness.process_info, "device", lambda: "cuda")
+    monkeypatch.setattr(harness.process_info, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
     return asked
 
 
-def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatch):
+def test_imported_modules_are_excluded_from_garbage_collection(monkeypatch):
     frozen, own = [], desk()
     on_a_gpu(monkeypatch)
     monkeypatch.setattr(harness.gc, "freeze", lambda: frozen.append(len(sys.modules)))
     for _ in range(3):
-        harness._clean_up(own)
+        own.clean_up()
     assert len(frozen) == 1
     monkeypatch.setitem(sys.modules, "a_package_that_a_case_imports", SimpleNamespace())
-    harness._clean_up(own)
+    own.clean_up()
     assert len(frozen) == 2
 
 
@@ -262,11 +292,13 @@ def test_what_was_imported_is_not_looked_through_again_at_every_visit(monkeypatc
 def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatch, profiler, warmup, asked):
     """A mock of a GPU: which calls are made, and none more, for one may take a minute."""
     done = []
-    monkeypatch.setattr(harness.timing, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
-    monkeypatch.setattr(harness.timing, "load", lambda fn, **_: done.append("load"))
-    monkeypatch.setattr(harness.timing, "loop", lambda fn, n, **_: done.append("loop") or harness.timing.Loop(1.0))
-    monkeypatch.setattr(harness.conditions, "watching", lambda: nullcontext(harness.conditions.Watched(None)))
-    monkeypatch.setattr(harness, "on_one_thread", nullcontext)
+    monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
+    monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, **_: done.append("load"))
+    monkeypatch.setattr(
+        harness.sampling, "run_loop", lambda fn, n, **_: done.append("loop") or harness.sampling.Loop(1.0)
+    )
+    monkeypatch.setattr(harness.gpu_monitor, "monitor_gpu", lambda: nullcontext(harness.gpu_monitor.GpuMonitor(None)))
+    monkeypatch.setattr(harness, "single_threaded_autograd", nullcontext)
     workload = SimpleNamespace(build=lambda params: lambda: done.append("call"))
     events = SimpleNamespace(metric=lambda *_: None)
     spec = {"profiler": profiler, "warmup": warmup, "repeats": 2, "options": {}}
@@ -276,49 +308,51 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
         load()
         yield
 
-    assert harness._profile(harness._Desk(workload, spec, events, "cuda"), "a", region, {}).status == "ok"
+    assert harness.profile_case(harness.Worker(workload, spec, events, "cuda"), "a", region, {}).status == "ok"
     assert done == asked
 
 
 def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_before_it(monkeypatch):
     """A mock of a GPU: the clocks that it counts around three loops."""
     asked, counts = [], iter([(1850e6, 1860e6), (1980e6, 1980e6), (1900e6, 1900e6)])
-    monkeypatch.setattr(harness.timing, "warm_up", lambda fn, n, **_: None)
-    monkeypatch.setattr(harness.timing, "load", lambda fn, *, clock_hz, **_: asked.append(clock_hz))
-    monkeypatch.setattr(harness.timing, "loop", lambda fn, n, **_: harness.timing.Loop(1.0, next(counts)))
-    for name in ("watching", "watching_on"):
-        unread = harness.conditions.Watched(None)
-        monkeypatch.setattr(harness.conditions, name, lambda device=None, unread=unread: nullcontext(unread))
+    monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: None)
+    monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, *, clock_hz, **_: asked.append(clock_hz))
+    monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: harness.sampling.Loop(1.0, next(counts)))
+    for name in ("monitor_gpu", "monitor_device"):
+        unread = harness.gpu_monitor.GpuMonitor(None)
+        monkeypatch.setattr(harness.gpu_monitor, name, lambda device=None, unread=unread: nullcontext(unread))
     workload, events = SimpleNamespace(build=lambda params: lambda: None), SimpleNamespace(metric=lambda *_: None)
-    own = harness._Desk(workload, {"profiler": "nsys", "warmup": 1, "repeats": 2, "options": {}}, events, "cuda")
+    own = harness.Worker(workload, {"profiler": "nsys", "warmup": 1, "repeats": 2, "options": {}}, events, "cuda")
 
     @contextmanager
     def region(load):
         load()
         yield
 
-    assert [harness._profile(own, name, region, {}).status for name in "abc"] == ["ok"] * 3
+    assert [harness.profile_case(own, name, region, {}).status for name in "abc"] == ["ok"] * 3
     assert asked == [None, 1850e6, 1980e6]
 
 
-def test_all_cases_of_a_process_tell_each_other_the_clocks_of_the_gpu(monkeypatch):
+def test_all_cases_of_a_process_share_the_clocks_of_the_gpu(monkeypatch):
     """A mock of a visit: no case is timed."""
     seen = []
-    events = SimpleNamespace(write=lambda *_, **__: None, of=lambda name: None)
+    events = SimpleNamespace(write=lambda *_, **__: None, for_case=lambda name: None)
     spec = {"cases": [{"id": name, "params": {}} for name in "ab"], "warmup": 1, "repeats": 3, "options": {}}
-    monkeypatch.setattr(harness, "_visit", lambda desk, case, do: seen.append(do.args[2].visit_clocks_hz) or True)
-    own = harness._Desk(None, spec, events, "cuda")
-    harness._time_cases(own, {})
+    monkeypatch.setattr(
+        harness.Worker, "visit", lambda self, case, measure: seen.append(measure.args[2].visit_clocks_hz) or True
+    )
+    own = harness.Worker(None, spec, events, "cuda")
+    harness.time_cases(own, {})
     assert len(seen) == 2 and all(clocks is own.visit_clocks_hz for clocks in seen)
 
 
-def test_what_cublas_kept_of_making_the_inputs_is_given_back_before_the_first_call(monkeypatch):
+def test_the_cublas_workspace_is_freed_before_the_first_call(monkeypatch):
     """A stand-in for torch, as above: its order of calls, not its memory."""
     asked = on_a_gpu(monkeypatch)
-    workload = SimpleNamespace(build=lambda params: asked.append("build"))
-    own = harness._Desk(workload, {}, None, "cuda")
+    workload = SimpleNamespace(build=lambda params: asked.append("build") or (lambda: None))
+    own = harness.Worker(workload, {}, None, "cuda")
     case = SimpleNamespace(visit=lambda fn: asked.append("visit"))
-    assert harness._time(own, "a", case, {}) is None
+    assert harness.time_case(own, "a", case, {}) is None
     assert asked == ["build", "cublas", "visit"]
 
 
@@ -330,23 +364,23 @@ class Model:
 
 
 @pytest.mark.parametrize("allocated", [None, 2**30])
-def test_what_a_workload_keeps_is_given_back_once_it_lets_go(monkeypatch, allocated):
+def test_memory_that_a_workload_keeps_is_freed_once_it_is_released(monkeypatch, allocated):
     if allocated is None:
-        monkeypatch.setattr(harness.process, "device", lambda: "cpu")
+        monkeypatch.setattr(harness.process_info, "device", lambda: "cpu")
     else:
         on_a_gpu(monkeypatch, allocated)
     own, kept = desk(), [Model()]
     model = weakref.ref(kept[0])
-    harness._clean_up(own)
+    own.clean_up()
     kept.clear()
-    harness._clean_up(own)
+    own.clean_up()
     gone = model() is None
     gc.unfreeze()
     assert gone
 
 
-def test_what_cublas_keeps_is_given_back_before_the_next_case(monkeypatch):
+def test_the_cublas_workspace_is_freed_before_the_next_case(monkeypatch):
     asked = on_a_gpu(monkeypatch)
     monkeypatch.setattr(harness.gc, "freeze", lambda: None)
-    assert harness._clean_up(desk()) is False
+    assert desk().clean_up() is False
     assert asked == ["wait", "cublas", "empty"]

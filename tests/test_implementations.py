@@ -14,18 +14,12 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-attention = load.module(WORKLOADS / "attention.py")
-flex = load.module(WORKLOADS / "_flex.py")
-implementations = load.module(WORKLOADS / "_implementations.py")
-inputs = load.module(WORKLOADS / "_inputs.py")
-obstacles = load.module(WORKLOADS / "_obstacles.py")
-reference = load.module(WORKLOADS / "_reference.py")
-sdpa = load.module(WORKLOADS / "_sdpa.py")
-setting = load.module(WORKLOADS / "_setting.py")
+attention = plugins.load_module(WORKLOADS / "attention.py")
+from profpipe.workload_lib import attention_config, flex, implementations, inputs, requirements, sdpa  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16}
 
@@ -40,7 +34,7 @@ def {name}(q, k, v, **options):
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
     before = set(sys.modules)
     packages = {row.package.split(".")[0] for row in implementations.IMPLEMENTATIONS.values()}
     yield
@@ -63,13 +57,13 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: s
 
 def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
     """A mock of the device alone: no kernel can run behind it."""
-    monkeypatch.setattr(setting, "device", lambda: "cuda")
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
 
 def _without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstacles, "_tried", lambda *_: None)
+    monkeypatch.setattr(requirements, "trial_error", lambda *_: None)
 
 
 def _called(impl: str, **params: Any) -> dict[str, Any]:
@@ -153,7 +147,7 @@ def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(mo
     assert attention.available(short) == (
         "sta takes 69120 or 82944 tokens and no others, not 17776. Change seqlen. pip install fastvideo-kernel."
     )
-    cogvideox = load.module(Path(attention.__file__).with_name("cogvideox.py"))
+    cogvideox = plugins.load_module(Path(attention.__file__).with_name("cogvideox.py"))
     assert cogvideox.available({"impl": "sta"}) == (
         "sta takes 69120 or 82944 tokens and no others, not 17776. Change frames, height or width. "
         "pip install fastvideo-kernel."
@@ -164,7 +158,7 @@ def test_sliding_tile_attention_says_which_lengths_it_takes_and_how_to_get_it(mo
     assert attention.available(fitting) == "fastvideo_kernel is not installed. pip install fastvideo-kernel."
 
 
-def test_what_takes_single_lengths_only_is_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_lengths_are_tried_with_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[int, int]] = []
 
     def prepare(setting: Any) -> Any:
@@ -190,7 +184,7 @@ def test_the_block_mask_of_flex_lets_the_last_query_see_every_key(
     """Uncompiled, which needs no compiler and computes the same."""
     pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(flex, "_compiled", flex._compiled.__wrapped__)
+    monkeypatch.setattr(flex, "compile_flex", flex.compile_flex.__wrapped__)
     _compile_nothing_inside_flex_attention(monkeypatch)
     params = {**SMALL, "impl": "flex", "dtype": "fp32", "causal": causal, "queries": queries, "kv_heads": kv_heads}
     assert attention.check(params)["error_max"] < 1e-5
@@ -211,13 +205,13 @@ def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monke
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: compile_(function, backend=_counting(graphs), **options)
     )
-    flex._compiled.cache_clear()
+    flex.compile_flex.cache_clear()
     for _ in range(2):
         for seqlen in range(2, 14):
-            case = setting.Setting(impl="flex", **{**SMALL, "seqlen": seqlen}, dtype="fp32")
+            case = attention_config.AttentionConfig(impl="flex", **{**SMALL, "seqlen": seqlen}, dtype="fp32")
             tensor = torch.ones(case.q_shape)
             assert flex.flex(case)(tensor, tensor, tensor).sum() == 3 * tensor.sum()
-    flex._compiled.cache_clear()
+    flex.compile_flex.cache_clear()
     assert len(graphs) == 12
 
 
@@ -236,7 +230,7 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> 
     # Not by monkeypatch: it takes the option, which is no attribute of the module's own, away when it is undone.
     with functorch.patch(donated_buffer=True):
         for mode, donated in (("bwd", False), ("fwd_bwd", True)):
-            flex.flex(setting.Setting(impl="flex", **SMALL, mode=mode))
+            flex.flex(attention_config.AttentionConfig(impl="flex", **SMALL, mode=mode))
             assert functorch.donated_buffer is donated
 
 
@@ -286,15 +280,13 @@ def test_a_package_that_lacks_another_names_that(tmp_path: Path, monkeypatch: py
     assert reason.startswith("spas_sage_attn is installed and lacks einops_that_is_not_here. Install that, or spas_")
 
 
-def test_a_build_without_the_function_that_is_needed_refuses_the_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend_cuda(monkeypatch)
     _package(tmp_path, monkeypatch, "spas_sage_attn", "")
-    monkeypatch.setattr(obstacles, "_called_once", lambda setting, row: row.prepare(setting))
+    monkeypatch.setattr(requirements, "call_once", lambda setting, row: row.prepare(setting))
     reason = attention.available({"impl": "sparge_fp8", "topk": 0.25})
     assert reason.startswith(
-        "sparge_fp8 refuses this case: module 'spas_sage_attn' has no attribute 'spas_sage2_attn_meansim_topk_cuda'."
+        "sparge_fp8 rejects this case: module 'spas_sage_attn' has no attribute 'spas_sage2_attn_meansim_topk_cuda'."
     )
     assert reason.endswith("or use another build of spas_sage_attn.")
 
@@ -333,7 +325,7 @@ def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypa
     assert attention.available(params) is None
     reason = attention.available({**params, "causal": True})
     assert reason == (
-        "mine refuses this case: its first query sees later keys, against the causal mask."
+        "mine rejects this case: its first query sees later keys, against the causal mask."
         " Use causal: false, or another build of torch."
     )
     assert attention.available({**params, "impl": "sdpa_math", "causal": True, "kv_heads": 2}) is None
@@ -355,7 +347,9 @@ def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.Mo
 
 def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for queries, seqlen in ((1, 8192), (128, 8192), (300, 500)):
-        small = obstacles._small(setting.Setting(impl="fa2", **{**SMALL, "seqlen": seqlen, "queries": queries}))
+        small = requirements.shorten(
+            attention_config.AttentionConfig(impl="fa2", **{**SMALL, "seqlen": seqlen, "queries": queries})
+        )
         assert small.batch == 1
         assert small.queries < small.seqlen < 384
         assert small.queries % 128 == queries % 128
@@ -367,7 +361,7 @@ def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypat
 
 def _local(**params: Any) -> list[Any]:
     shape = {"batch": 1, "seqlen": 1000, "heads": 4, "head_dim": 32, "dtype": "fp32", **params}
-    return inputs.draw(setting.Setting(impl="sdpa_math", **shape), "local", 0)
+    return inputs.draw(attention_config.AttentionConfig(impl="sdpa_math", **shape), "local", 0)
 
 
 def test_local_tokens_have_the_size_of_normal_ones() -> None:
@@ -395,7 +389,9 @@ def test_local_tokens_resemble_their_neighbours_in_the_row_the_frame_and_in_time
 def test_local_attention_is_concentrated_where_normal_attention_is_not() -> None:
     def largest_share(kind: str) -> float:
         """Of the softmax, in the tenth of the keys that weigh most; the mean over queries and heads."""
-        case = setting.Setting(impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32")
+        case = attention_config.AttentionConfig(
+            impl="sdpa_math", batch=1, seqlen=1000, heads=4, head_dim=128, dtype="fp32"
+        )
         q, k, _ = (tensor.transpose(1, 2) for tensor in inputs.draw(case, kind, 0))
         weights = (q @ k.mT / math.sqrt(128)).softmax(-1)
         return weights.topk(100).values.sum(-1).mean().item()

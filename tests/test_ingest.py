@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from fake_profiler import chrome_trace
 
-from profpipe import ingest, kernels, tables
-from profpipe.ingest import Read, Refusal, Source
-from profpipe.job import Case, Job, Outcome, Tool
-from profpipe.tables import CASES, KERNELS, METRICS, Tables
+from profpipe.ingest import kernel_classes, reader
+from profpipe.ingest.reader import Read, Refusal, Source
+from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
+from profpipe.results import schema
+from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,7 +33,7 @@ def written(folder, events=EVENTS):
 
 
 def read(path, **known):
-    (result,) = ingest.ingest([Source(path, path.name, **known)])
+    (result,) = reader.ingest([Source(path, path.name, **known)])
     return result
 
 
@@ -61,7 +62,7 @@ def test_a_file_that_holds_no_profile_is_refused_with_what_and_remedy(tmp_path, 
 
 def test_a_missing_file_is_refused_and_the_others_are_still_read(tmp_path):
     path = written(tmp_path)
-    results = list(ingest.ingest([Source(tmp_path / "gone", "gone"), Source(path, path.name)]))
+    results = list(reader.ingest([Source(tmp_path / "gone", "gone"), Source(path, path.name)]))
     assert isinstance(results[0], Refusal) and isinstance(results[1], Read)
 
 
@@ -69,7 +70,7 @@ def test_a_pipe_is_not_waited_for_and_a_folder_is_called_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     pipe, folder = (
-        str(result) for result in ingest.ingest(Source(tmp_path / name, name) for name in ("pipe", "folder"))
+        str(result) for result in reader.ingest(Source(tmp_path / name, name) for name in ("pipe", "folder"))
     )
     assert "is neither a file nor a folder" in pipe and "Name the files in it" in folder
 
@@ -82,11 +83,11 @@ def test_rows_carry_the_run_the_workload_and_the_file(tmp_path):
 def test_a_parser_of_the_users_own_comes_before_ours(tmp_path):
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "events.py").write_text(
-        "from profpipe import tables\nFORMATS = ('mine',)\n"
+        "from profpipe.results import schema as tables\nFORMATS = ('mine',)\n"
         "def sniff(path): return True\n"
         "def parse(path): return tables.Tables(origin=tables.Origin(format='mine'))\n"
     )
-    (result,) = ingest.ingest([Source(written(tmp_path), "x")], beside=tmp_path)
+    (result,) = reader.ingest([Source(written(tmp_path), "x")], beside=tmp_path)
     assert result.tables.origin.format == "mine"
 
 
@@ -94,7 +95,7 @@ def test_files_of_one_name_are_workloads_of_their_own_and_a_file_given_twice_is_
     places = [tmp_path / "a" / "x" / "capture.sqlite", tmp_path / "b" / "x" / "capture.sqlite", tmp_path / "other.csv"]
     again = tmp_path / "b" / ".." / "a" / "x" / "capture.sqlite"
     (tmp_path / "b").mkdir()
-    names = [source.workload for source in ingest.given([*places, again])]
+    names = [source.workload for source in reader.sources_of_paths([*places, again])]
     assert names == ["a/x/capture.sqlite", "b/x/capture.sqlite", "other.csv"]
 
 
@@ -105,7 +106,9 @@ def outcome(folder, status="ok", reason="", ended=(), script=Path("/w.py"), prof
         python="python", cwd=folder, script=script, command=command,
     )  # fmt: skip
     files = (folder / "events.jsonl",)
-    return Outcome(job, status, reason, seconds=3.5, last_s=2.0, files=files, ended_by_runner=ended)
+    end = CaseOutcome(Status(status), details=reason)
+    ends = {case: CaseOutcome(Status(status), details=reason) for case, status, reason in ended}
+    return JobOutcome(job, end, seconds=3.5, last_s=2.0, files=files, case_outcomes=ends)
 
 
 def statuses(data):
@@ -115,13 +118,13 @@ def statuses(data):
 def test_what_the_runner_saw_of_a_case_comes_before_what_its_process_wrote(tmp_path):
     result = read(written(tmp_path), workload="w", profiler="plain")
     ended = (("n=2", "timeout", "after 9 s"), ("n=3", "timeout", "after 9 s"))
-    fates = ingest.fates(outcome(tmp_path, "timeout", "after 9 s", ended), "r", result.tables.cases)
-    assert statuses(ingest.replaced(result.tables, fates)) == {"n=1": "ok", "n=2": "timeout", "n=3": "timeout"}
+    fates = reader.case_rows(outcome(tmp_path, "timeout", "after 9 s", ended), "r", result.tables.cases)
+    assert statuses(reader.replace_cases(result.tables, fates)) == {"n=1": "ok", "n=2": "timeout", "n=3": "timeout"}
 
 
 def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
     result = read(written(tmp_path, EVENTS[:5]), workload="w", profiler="plain")
-    fates = ingest.fates(outcome(tmp_path), "r", result.tables.cases)
+    fates = reader.case_rows(outcome(tmp_path), "r", result.tables.cases)
     assert statuses(fates) == {"n=2": "failed", "n=3": "failed"}
     assert "without trying this case" in fates.cases["reason"][0]
 
@@ -130,19 +133,19 @@ def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_had_to
     begun = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
     with (tmp_path / "events.jsonl").open("w") as stream:
         stream.write(json.dumps(begun) + "\n")
-    fates = ingest.fates(outcome(tmp_path, "crashed", "killed"), "r", tables.empty(CASES))
+    fates = reader.case_rows(outcome(tmp_path, "crashed", "killed"), "r", schema.empty(CASES))
     told = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))
     assert told == {"n=1": {"n": 1}, "n=2": {"n": 2, "dtype": "fp16"}, "n=3": {"n": 3}}
 
 
 def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
-    fates = ingest.fates(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", tables.empty(CASES))
+    fates = reader.case_rows(outcome(tmp_path, "skipped", "no ncu. Install it."), "r", schema.empty(CASES))
     assert statuses(fates) == {"n=1": "skipped", "n=2": "skipped", "n=3": "skipped"}
     assert set(fates.cases["reason"]) == {"no ncu. Install it."} and fates.cases["seconds"].isna().all()
 
 
 def test_a_command_without_profiler_has_its_wall_time(tmp_path):
-    fates = ingest.fates(outcome(tmp_path, script=None, command=("true",)), "r", tables.empty(CASES))
+    fates = reader.case_rows(outcome(tmp_path, script=None, command=("true",)), "r", schema.empty(CASES))
     assert statuses(fates) == {"n=1": "ok"}
     assert fates.metrics.set_index("metric")["value"]["time"] == 2e9
 
@@ -156,22 +159,22 @@ def test_the_whole_file_of_a_command_belongs_to_its_case(tmp_path):
 def test_rows_of_a_second_try_take_the_place_of_the_firsts():
     key = {"workload": "w", "profiler": "plain", "case": "n=1"}
     old = Tables(
-        cases=tables.frame(CASES, [{**key, "status": "crashed"}, {**key, "case": "n=2", "status": "ok"}]),
-        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": 1.0}]),
+        cases=schema.frame(CASES, [{**key, "status": "crashed"}, {**key, "case": "n=2", "status": "ok"}]),
+        metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": 1.0}]),
     )
     new = Tables(
-        cases=tables.frame(CASES, [{**key, "status": "ok"}]),
-        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": 2.0}]),
+        cases=schema.frame(CASES, [{**key, "status": "ok"}]),
+        metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": 2.0}]),
     )
-    merged = ingest.replaced(old, new)
+    merged = reader.replace_cases(old, new)
     assert statuses(merged) == {"n=1": "ok", "n=2": "ok"}
     assert merged.metrics["value"].tolist() == [2.0]
 
 
 def test_rules_of_the_users_own_decide_the_class(tmp_path):
-    rules = kernels.user_rules([{"pattern": "gemm", "class": "conv", "family": "mine"}])
+    rules = kernel_classes.user_rules([{"pattern": "gemm", "class": "conv", "family": "mine"}])
     path = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
-    (result,) = ingest.ingest([Source(path, path.name)], rules=rules)
+    (result,) = reader.ingest([Source(path, path.name)], rules=rules)
     found = result.tables.kernels
     assert set(found[found["kernel"].str.contains("gemm")]["kernel_class"]) == {"conv"}
 
@@ -180,18 +183,18 @@ def test_expectations_are_read_past_a_line_cut_by_a_kill(tmp_path):
     path = written(tmp_path)
     with path.open("a") as stream:
         stream.write('{"event": "case_en')
-    assert ingest.expectations(path) == {"n=1": "fa2"}
-    assert ingest.expectations(tmp_path / "none") == {}
+    assert reader.expected_families(path) == {"n=1": "fa2"}
+    assert reader.expected_families(tmp_path / "none") == {}
 
 
 def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_path):
     path = chrome_trace(tmp_path / "trace.json", {"n=1": 10.0, "n=2": 20.0})
-    (result,) = ingest.ingest([Source(path, path.name, set_aside=frozenset({"n=2"}))])
+    (result,) = reader.ingest([Source(path, path.name, set_aside=frozenset({"n=2"}))])
     rest, origin = result.tables, result.tables.origin
     assert dict(zip(rest.kernels["case"], rest.kernels["total_ns"], strict=True)) == {"n=1": 10e3, "": 20e3}
     assert rest.ranges["case"].tolist() == ["n=1"]
     assert (origin.attributed_ns, origin.unattributed_ns, origin.total_ns) == (10e3, 20e3, 30e3)
-    assert origin.notes[-1] == "an attempt that was cut off is set aside: n=2"
+    assert origin.details[-1] == "an attempt that was cut off is set aside: n=2"
 
 
 def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_path):
@@ -200,9 +203,9 @@ def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_p
     rows = [{**key, "case": "n=1", "source": source} for source in sources]
     rows[2]["workload"] = "v"
     cases = [{"workload": "w", "profiler": "plain", "case": case, "status": "ok"} for case in ("n=1", "n=9")]
-    stored = Tables(cases=tables.frame(CASES, cases), kernels=tables.frame(KERNELS, rows))
+    stored = Tables(cases=schema.frame(CASES, cases), kernels=schema.frame(KERNELS, rows))
     job = replace(outcome(tmp_path).job, folder=tmp_path / "raw" / "w" / "plain")
-    left = ingest.without(stored, job, tmp_path)
+    left = reader.drop_job(stored, job, tmp_path)
     assert left.kernels["source"].tolist() == [source for source, stays in sources.items() if stays]
     assert left.cases["case"].tolist() == ["n=9"]
     assert left.metrics is stored.metrics
@@ -211,8 +214,8 @@ def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_p
 def test_the_rows_of_a_folder_go_and_what_is_named_like_it_stays():
     sources = ["raw/w/ncu/guided-1/x.csv", "raw/w/ncu/guided-12/x.csv", ""]
     rows = [{"workload": "w", "profiler": "ncu", "kernel": "k", "case": "n=1", "source": source} for source in sources]
-    stored = Tables(kernels=tables.frame(KERNELS, rows))
-    left = ingest.without_folder(stored, "raw/w/ncu/guided-1")
+    stored = Tables(kernels=schema.frame(KERNELS, rows))
+    left = reader.drop_folder(stored, "raw/w/ncu/guided-1")
     assert left.kernels["source"].tolist() == sources[1:] and left.metrics is stored.metrics
 
 
@@ -223,19 +226,19 @@ def test_kernels_that_a_further_job_adds_stand_beside_the_others_of_their_case()
         kernels_ = [{**own, "kernel": kernel, "calls": 1, "total_ns": value, "source": source}]
         metrics = [{**own, "subject": subject, "metric": "m", "value": value} for subject in ("", kernel)]
         return Tables(
-            cases=tables.frame(CASES, [{**own, "status": status}]),
-            kernels=tables.frame(KERNELS, kernels_),
-            metrics=tables.frame(METRICS, metrics),
+            cases=schema.frame(CASES, [{**own, "status": status}]),
+            kernels=schema.frame(KERNELS, kernels_),
+            metrics=schema.frame(METRICS, metrics),
         )
 
     stored = told("k1", 1.0, "ok", "first")
     for value in (5.0, 2.0):  # a second try takes the place of the first
-        stored = ingest.added(stored, told("k2", value, "failed", "alone"))
+        stored = reader.add_kernels(stored, told("k2", value, "failed", "alone"))
     assert stored.kernels.set_index("kernel")["total_ns"].to_dict() == {"k1": 1.0, "k2": 2.0}
     assert stored.metrics.set_index("subject")["value"].to_dict() == {"": 1.0, "k1": 1.0, "k2": 2.0}
     assert stored.cases["status"].tolist() == ["ok"]
 
 
 def test_the_merge_keeps_every_column_of_the_tables():
-    merged = ingest.replaced(Tables(), Tables(kernels=tables.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
+    merged = reader.replace_cases(Tables(), Tables(kernels=schema.frame(KERNELS, [{"kernel": "k", "calls": 1}])))
     assert list(merged.kernels.columns) == KERNELS.names

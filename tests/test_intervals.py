@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from profpipe import intervals
+from profpipe.measure import statistics
 
 
 def test_the_interval_of_the_median_has_the_coverage_that_it_claims() -> None:
     """Ranks against the binomial distribution itself, summed exactly; 30 and 100 are in the tables of textbooks."""
     for n in (6, 7, 9, 20, 30, 100, 301):
-        low, high = intervals.of_median(np.arange(1.0, n + 1))
+        low, high = statistics.median_interval(np.arange(1.0, n + 1))
 
         def missed(rank: float, n: int = n) -> float:
             return 2 * sum(math.comb(n, k) for k in range(int(rank))) / 2**n
@@ -20,9 +20,9 @@ def test_the_interval_of_the_median_has_the_coverage_that_it_claims() -> None:
         assert high == n + 1 - low
     # The table of Conover's method that textbooks print: k-th smallest and largest for 95 %.
     printed = {6: (1, 6), 8: (1, 8), 9: (2, 8), 10: (2, 9), 20: (6, 15), 30: (10, 21), 50: (18, 33), 100: (40, 61)}
-    assert {n: intervals.of_median(np.arange(1.0, n + 1)) for n in printed} == printed
+    assert {n: statistics.median_interval(np.arange(1.0, n + 1)) for n in printed} == printed
 
 
 @pytest.mark.parametrize("n", range(6))
 def test_fewer_than_six_samples_have_no_interval(n: int) -> None:
-    assert intervals.of_median([1.0] * n) is None
+    assert statistics.median_interval([1.0] * n) is None

@@ -1,4 +1,4 @@
-"""A job that an earlier runner began and did not live to finish: what is done of it is not done again."""
+"""A job that a killed runner left unfinished: nothing that is done is repeated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
-from profpipe import run
-from profpipe.job import Job, Outcome
-from profpipe.running import ending, journal
-from profpipe.running.ending import Patience
-from profpipe.running.journal import Entry, ProcessEnd
+from profpipe.job import CaseOutcome, Cause, Job, JobOutcome, Status
+from profpipe.runner import executor, journal
+from profpipe.runner.journal import Entry, ProcessEnd
+from profpipe.runner.outcome import INTERRUPTED
+from profpipe.runner.process import JOB_VARIABLE, GracePeriods
 
-HURRIED = Patience(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
+ENDED = CaseOutcome(Status.OK)
+HURRIED = GracePeriods(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
 OK = "pass"
-ENDED_WELL = ProcessEnd(returncode=0, seconds=1.0, cause=None, missing=(), log=(0, 0))
+ENDED_WELL = ProcessEnd(returncode=0, seconds=1.0, stopped=None, missing=(), log=(0, 0))
 EXPORT = "import sys; open(sys.argv[1], 'w').write('exported')"
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,31 +41,37 @@ def left_behind(job: Job, *entries: Entry, events: str = "", files: tuple[str, .
         (job.folder / name).write_text("measured")
 
 
-def take_up(job: Job, profiler: FakeProfiler) -> Outcome:
-    (outcome,) = run.run([job], {"fake": profiler}, Notes(), HURRIED)
+def take_up(job: Job, profiler: FakeProfiler) -> JobOutcome:
+    (outcome,) = executor.run([job], {"fake": profiler}, Notes(), HURRIED)
     return outcome
 
 
-def started(outcome: Outcome) -> list[str]:
+def started(outcome: JobOutcome) -> list[str]:
     lines = map(json.loads, (outcome.job.folder / "events.jsonl").read_text().splitlines())
     return [line["case"] for line in lines if line["event"] == "case_started"]
 
 
-def commands_run(outcome: Outcome) -> int:
+def commands_run(outcome: JobOutcome) -> int:
     return sum(line.startswith("$ ") for line in (outcome.job.folder / "log.txt").read_text().splitlines())
 
 
-def names(outcome: Outcome) -> list[str]:
+def names(outcome: JobOutcome) -> list[str]:
     return [path.name for path in outcome.files]
 
 
 BEGUN = Entry(1, ("case=1", "case=2"), {}, None)
-DONE = Entry(1, ("case=1", "case=2"), {"case=1": "ok", "case=2": "ok"}, None, (ENDED_WELL,))
+DONE = Entry(1, ("case=1", "case=2"), {"case=1": ENDED, "case=2": ENDED}, None, (ENDED_WELL,))
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    end = ProcessEnd(-9, 1.5, ("timeout", "not done after 3 s"), ("capture.out",), (7, 90))
-    entries = [Entry(1, ("a", "b"), {"a": "ok"}, "b", (end, ENDED_WELL)), Entry(2, ("b",), {}, None)]
+def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
+    end = ProcessEnd(
+        -9,
+        1.5,
+        CaseOutcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, "not done after 3 s", log="raw/log.txt"),
+        ("capture.out",),
+        (7, 90),
+    )
+    entries = [Entry(1, ("a", "b"), {"a": ENDED}, "b", (end, ENDED_WELL)), Entry(2, ("b",), {}, None)]
     for entry in entries:
         journal.write(tmp_path, entry)
     assert journal.read(tmp_path) == entries
@@ -73,7 +80,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert journal.read(tmp_path / "nowhere") == []
 
 
-def test_a_runner_killed_before_its_process_began_has_done_nothing(tmp_path: Path) -> None:
+def test_a_runner_killed_before_its_process_began_leaves_all_cases_pending(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     left_behind(job, BEGUN)
     outcome = take_up(job, fake_profiler(tmp_path))
@@ -87,7 +94,7 @@ def test_cases_that_ended_are_kept_where_the_profiler_keeps_them(tmp_path: Path)
     left_behind(job, BEGUN, events="case_started:case=1 case_ended:case=1 case_started:case=2")
     outcome = take_up(job, fake_profiler(tmp_path))
     assert started(outcome) == ["case=1", "case=2", "case=2"]
-    assert (outcome.status, outcome.ended_by_runner) == ("ok", ())
+    assert (outcome.status, outcome.case_outcomes) == ("ok", {})
 
 
 def test_a_process_that_ended_its_last_case_before_the_kill_is_not_started_again(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_a_process_that_ended_its_last_case_before_the_kill_is_not_started_again
     assert (outcome.status, commands_run(outcome)) == ("ok", 0)
 
 
-def test_a_report_that_died_with_its_process_is_made_whole_again_and_not_read(tmp_path: Path) -> None:
+def test_a_report_that_was_lost_with_its_process_is_made_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     left_behind(job, BEGUN, events="case_started:case=1 case_ended:case=1", files=("capture.export",))
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
@@ -105,7 +112,7 @@ def test_a_report_that_died_with_its_process_is_made_whole_again_and_not_read(tm
     assert names(outcome) == ["capture-2.out", "capture-2.export", "events.jsonl"]
 
 
-def test_a_report_that_is_there_is_exported_and_its_workload_not_run(tmp_path: Path) -> None:
+def test_an_existing_report_is_exported_without_its_workload(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     left_behind(job, DONE, files=("capture.out",))
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
@@ -120,44 +127,44 @@ def test_a_job_with_all_its_files_starts_no_process(tmp_path: Path) -> None:
     assert (outcome.status, outcome.seconds, commands_run(outcome)) == ("ok", 1.0, 0)
 
 
-def test_the_time_of_a_command_is_that_of_its_last_try(tmp_path: Path) -> None:
+def test_the_time_of_a_command_is_the_time_of_its_last_process(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", ""))
-    stopped = ProcessEnd(-2, 60.0, ("failed", "interrupted"), (), (0, 0))
+    stopped = ProcessEnd(-2, 60.0, INTERRUPTED, (), (0, 0))
     left_behind(job, Entry(1, ("case=1",), {}, None, (stopped,)))
     outcome = take_up(job, fake_profiler(tmp_path))
     assert (outcome.status, outcome.seconds > 60) == ("ok", True)
     assert 0 < outcome.last_s < 60 and outcome.last_s == pytest.approx(outcome.seconds - 60)
 
 
-def test_what_a_crash_cost_stays_lost_and_only_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_crashed_case_is_not_repeated_and_the_pending_cases_continue(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, "os.kill(os.getpid(), signal.SIGSEGV)", OK)
     crashed = ProcessEnd(-11, 1.0, None, (), (0, 0))
     entries = (
-        Entry(1, ("case=1", "case=2", "case=3"), {"case=1": "ok"}, "case=2", (crashed,)),
+        Entry(1, ("case=1", "case=2", "case=3"), {"case=1": ENDED}, "case=2", (crashed,)),
         Entry(2, ("case=3",), {}, None),
     )
     left_behind(job, *entries, files=("capture.out",))
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
     assert started(outcome) == ["case=3"]
-    assert [fate[:2] for fate in outcome.ended_by_runner] == [("case=2", "crashed")]
+    assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=2", "crashed")]
     assert names(outcome) == ["capture.out", "events.jsonl", "capture-3.out"]
 
 
-def test_what_the_user_interrupted_is_done_after_all_and_its_half_is_named(tmp_path: Path) -> None:
+def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK, OK)
-    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), (), (0, 0))
+    stopped = ProcessEnd(-2, 1.0, INTERRUPTED, (), (0, 0))
     left_behind(
-        job, Entry(1, ("case=1", "case=2", "case=3"), {"case=1": "ok"}, "case=2", (stopped,)), files=("capture.out",)
+        job, Entry(1, ("case=1", "case=2", "case=3"), {"case=1": ENDED}, "case=2", (stopped,)), files=("capture.out",)
     )
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False))
-    assert (outcome.status, outcome.ended_by_runner, started(outcome)) == ("ok", (), ["case=2", "case=3"])
+    assert (outcome.status, outcome.case_outcomes, started(outcome)) == ("ok", {}, ["case=2", "case=3"])
     assert outcome.attempted_again == {job.folder / "capture.out": {"case=2", "case=3"}}
 
 
-def test_what_an_interrupted_process_still_wrote_is_not_taken_for_what_the_next_one_ended(tmp_path: Path) -> None:
+def test_late_events_of_an_interrupted_process_do_not_end_cases_of_the_next_one(tmp_path: Path) -> None:
     """It took no notice of the interrupt. The next one was in its first case when its runner was killed."""
     job = job_of(tmp_path, OK, OK)
-    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), (), (0, 0))
+    stopped = ProcessEnd(-2, 1.0, INTERRUPTED, (), (0, 0))
     unread = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
     first = Entry(1, BEGUN.cases, {}, "case=1", (stopped,), begins_at=0)
     left_behind(job, first, events=unread)
@@ -166,7 +173,7 @@ def test_what_an_interrupted_process_still_wrote_is_not_taken_for_what_the_next_
     with (job.folder / "events.jsonl").open("a") as stream:
         stream.write(json.dumps({"event": "case_started", "case": "case=1"}) + "\n")
     outcome = take_up(job, fake_profiler(tmp_path))
-    assert (outcome.status, outcome.ended_by_runner) == ("ok", ())
+    assert (outcome.status, outcome.case_outcomes) == ("ok", {})
     assert started(outcome) == ["case=1", "case=2", "case=1", "case=1", "case=2"]
     begun = [entry.begins_at for entry in journal.read(job.folder)]
     assert begun == [0, begins_at, begins_at + len('{"event": "case_started", "case": "case=1"}\n')]
@@ -174,11 +181,11 @@ def test_what_an_interrupted_process_still_wrote_is_not_taken_for_what_the_next_
 
 def test_an_export_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
-    stopped = ProcessEnd(-2, 1.0, ("failed", "interrupted"), ("capture.export",), (0, 0))
+    stopped = ProcessEnd(-2, 1.0, INTERRUPTED, ("capture.export",), (0, 0))
     entry = Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, stopped))
     left_behind(job, entry, files=("capture.out",))
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
-    assert (outcome.status, started(outcome), outcome.ended_by_runner) == ("ok", [], ())
+    assert (outcome.status, started(outcome), outcome.case_outcomes) == ("ok", [], {})
 
 
 def test_an_export_that_was_removed_since_is_made_again(tmp_path: Path) -> None:
@@ -189,14 +196,14 @@ def test_an_export_that_was_removed_since_is_made_again(tmp_path: Path) -> None:
     assert "capture.export" in names(outcome)
 
 
-def test_of_a_report_that_was_removed_since_the_export_is_enough(tmp_path: Path) -> None:
+def test_a_removed_report_is_not_needed_if_its_export_exists(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     left_behind(job, Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, ENDED_WELL)), files=("capture.export",))
     outcome = take_up(job, fake_profiler(tmp_path, KEEPS_ENDED_CASES=False, exports=(EXPORT,)))
     assert (outcome.status, commands_run(outcome)) == ("ok", 0)
 
 
-def test_cases_of_which_nothing_is_left_are_run_again_and_not_called_measured(tmp_path: Path) -> None:
+def test_cases_without_any_files_are_run_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     ended = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
     left_behind(job, Entry(1, DONE.cases, DONE.ended, None, (ENDED_WELL, ENDED_WELL)), events=ended)
@@ -205,7 +212,7 @@ def test_cases_of_which_nothing_is_left_are_run_again_and_not_called_measured(tm
     assert names(outcome) == ["capture-2.out", "capture-2.export", "events.jsonl"]
 
 
-def test_cases_whose_traces_were_removed_are_run_again_though_their_records_are_there(tmp_path: Path) -> None:
+def test_cases_whose_traces_were_removed_are_run_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     ended = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
     left_behind(job, DONE, events=ended)
@@ -234,7 +241,7 @@ def wait_until(true: object, wait_s: float = 20.0) -> bool:
     return True
 
 
-def test_a_writer_that_a_killed_runner_left_is_ended_before_another_starts(tmp_path: Path) -> None:
+def test_a_process_that_a_killed_runner_left_is_ended_before_another_starts(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK)
     left_behind(job, Entry(1, ("case=1",), {}, None))
     ignore = (
@@ -242,7 +249,7 @@ def test_a_writer_that_a_killed_runner_left_is_ended_before_another_starts(tmp_p
     )
     theirs, others = (
         subprocess.Popen(
-            [sys.executable, "-c", ignore], env={**os.environ, ending.MARK: str(value)},
+            [sys.executable, "-c", ignore], env={**os.environ, JOB_VARIABLE: str(value)},
             stdout=subprocess.PIPE, start_new_session=True,
         )
         for value in (job.folder, tmp_path)
@@ -258,6 +265,7 @@ def test_a_writer_that_a_killed_runner_left_is_ended_before_another_starts(tmp_p
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels have no signal for a parent's death")
 def test_a_process_does_not_outlive_a_runner_that_is_killed(tmp_path: Path) -> None:
     tell = "pathlib.Path(folder / 'pid.tmp').write_text(str(os.getpid())); (folder / 'pid.tmp').rename(folder / 'pid')"
@@ -266,7 +274,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from fake_profiler import Notes, fake_profiler, job_of
-from profpipe import run
+from profpipe.runner import executor as run
 folder = Path({str(tmp_path)!r})
 job = job_of(folder, {f"{tell}; time.sleep(600)"!r})
 list(run.run([job], {{"fake": fake_profiler(folder)}}, Notes()))

@@ -16,8 +16,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profpipe import kernels
-from profpipe.kernels import annotate, classify, demangle, first_rule, normalise, user_rules
+from profpipe.ingest import kernel_classes
+from profpipe.ingest.kernel_classes import annotate, classify, first_rule, user_rules
+from profpipe.ingest.kernel_names import demangle, normalise
 
 NSYS_COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)4, void at::native::gpu_kernel_impl_nocast<"
@@ -253,15 +254,15 @@ def test_a_mangled_name_is_the_demangled_one() -> None:
     assert classify(FLASH_MANGLED) == ("attention", "fa2")
 
 
-EXAMPLES = [(rule, name) for rule in kernels.rules() for name in rule.examples]
+EXAMPLES = [(rule, name) for rule in kernel_classes.rules() for name in rule.examples]
 
 
 def test_every_rule_has_a_source_and_examples() -> None:
-    assert [rule.pattern.pattern for rule in kernels.rules() if not rule.source or not rule.examples] == []
+    assert [rule.pattern.pattern for rule in kernel_classes.rules() if not rule.source or not rule.examples] == []
 
 
 @pytest.mark.parametrize(("rule", "name"), EXAMPLES, ids=[name[:60] for _, name in EXAMPLES])
-def test_an_example_is_found_by_its_own_rule_first(rule: kernels.Rule, name: str) -> None:
+def test_an_example_is_found_by_its_own_rule_first(rule: kernel_classes.Rule, name: str) -> None:
     assert first_rule(name) is rule
     # The table holds normalised names, and `profpipe report` may classify them again.
     assert classify(normalise(name)) == classify(name)
@@ -384,6 +385,21 @@ def test_a_wrong_rule_is_refused_with_its_index(entry: dict[str, object], compla
         user_rules([{"class": "gemm", "pattern": "x"}, entry])
 
 
+def test_many_names_at_once_have_the_rules_that_each_has_alone() -> None:
+    texts = [name for _, name in EXAMPLES]
+    names = [
+        *texts,
+        *(f"{text} \u00e9 {other}" for text, other in zip(texts, reversed(texts), strict=True)),
+        "\ud800 gemm",
+    ]
+    together = kernel_classes.first_rules(names)
+    # A rule of the user that finds nothing keeps the results apart.
+    absent = user_rules([{"class": "gemm", "pattern": "no kernel has this name"}])
+    assert together == {name: first_rule(name, absent) for name in names}
+    assert kernel_classes.classes(texts) == [rule.kernel_class for rule, _ in EXAMPLES]
+
+
 def test_classifying_needs_no_pandas() -> None:
-    code = "import sys; from profpipe import kernels; kernels.classify('aten::mm'); sys.exit('pandas' in sys.modules)"
+    classify = "from profpipe.ingest import kernel_classes; kernel_classes.classify('aten::mm')"
+    code = f"import sys; {classify}; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0

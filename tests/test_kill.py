@@ -16,11 +16,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from profpipe import store, tables
-from profpipe.running import ending, journal
-from profpipe.tables import Tables
+from profpipe.results import database, folders, schema, store
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
+from profpipe.runner import journal, process
 
 ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.slow
 
 WORKLOAD = """
 PARAMS = {"n": 1}
@@ -93,7 +96,7 @@ def undisturbed(server: Server) -> tuple[dict[str, Any], Tables]:
 
 
 def only_run(project: Path) -> Path | None:
-    runs = store.newest_first(project / "out") if (project / "out").exists() else []
+    runs = [folder for folder, _ in folders.list_runs(project / "out")] if (project / "out").exists() else []
     assert len(runs) <= 1
     return runs[0] if runs else None
 
@@ -118,7 +121,7 @@ def has_report(run: Path) -> bool:
     return any(entry.ends for entry in journal.read(run / "raw" / "sums" / "nsys"))
 
 
-def comparable(data: Tables, table: tables.Table) -> pd.DataFrame:
+def comparable(data: Tables, table: schema.Table) -> pd.DataFrame:
     """The rows without what differs between any two runs: times, process ids, and which part a file belongs to."""
     frame: pd.DataFrame = getattr(data, table.name).copy()
     measured = [
@@ -134,7 +137,7 @@ def comparable(data: Tables, table: tables.Table) -> pd.DataFrame:
 
 
 def processes_of(run: Path) -> list[str]:
-    mark, found = os.fsencode(f"{ending.MARK}={run}"), []
+    mark, found = os.fsencode(f"{process.JOB_VARIABLE}={run}"), []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark in environ.read_bytes():
@@ -148,17 +151,17 @@ def check_finished(project: Path, expected: Tables) -> None:
     run = only_run(project)
     assert run is not None
     data, record = store.load(run)
-    assert record["ended"]
+    assert record.ended
     rows = sorted(zip(data.cases["profiler"], data.cases["case"], data.cases["status"], strict=True))
     assert rows == [(profiler, case, "ok") for profiler in ("nsys", "plain") for case in CASES]
-    for table in tables.ALL:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(comparable(data, table), comparable(expected, table))
         assert len(pd.read_parquet(run / f"{table.name}.parquet")) == len(getattr(data, table.name))
     assert (run / "SUMMARY.md").is_file()
     assert (project / "out" / "latest").resolve() == run
-    assert [row["run"] for row in store.history(project / "out")[0]] == [run.name]
-    assert [entry["folder"] for entry in record["jobs"]] == ["raw/sums/plain", "raw/sums/nsys"]
-    assert len({entry["source"] for entry in record["files"]}) == len(record["files"])
+    assert [row["run"] for row in database.read_history(project / "out")[0]] == [run.name]
+    assert [entry.folder for entry in record.jobs] == ["raw/sums/plain", "raw/sums/nsys"]
+    assert len({entry.source for entry in record.files}) == len(record.files)
     assert processes_of(run) == []
 
 
@@ -169,7 +172,7 @@ def kill_and_resume(server: Server, expected: Tables, kills: list[dict[str, floa
         run = only_run(project)
         server.run(project, "resume" if run else "start", **kill)
         run = only_run(project)
-        finished = run is not None and bool(store.read_record(run)["ended"])
+        finished = run is not None and bool(Manifest.load(run).ended)
         stood = stood or ("no folder" if run is None else where(run))
         if finished:
             break
@@ -200,8 +203,8 @@ def done_twice(run: Path) -> list[str]:
 
 
 def where(run: Path) -> str:
-    jobs = [entry["profiler"] for entry in store.read_record(run)["jobs"]]
-    if store.read_record(run)["ended"]:
+    jobs = [entry.profiler for entry in Manifest.load(run).jobs]
+    if Manifest.load(run).ended:
         return "ended"
     return f"{'+'.join(jobs) or 'nothing'} stored"
 
@@ -217,7 +220,7 @@ PARTS = 5
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_run_killed_at_any_point_is_finished_without_loss_or_repetition(server, undisturbed, stood, part) -> None:
+def test_a_run_killed_at_any_point_is_resumed_without_loss_or_repetition(server, undisturbed, stood, part) -> None:
     answer, expected = undisturbed
     chance = random.Random(20261120)
     kills: list[dict[str, float | int]] = [{"kill_after_s": chance.uniform(0, answer["seconds"])} for _ in range(TIMES)]
@@ -234,7 +237,7 @@ def test_the_kills_came_at_every_stage_of_a_run(stood) -> None:
     assert {"no folder", "nothing stored", "plain stored", "plain+nsys stored"} <= stood.keys(), stood
 
 
-def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(server, undisturbed) -> None:
+def test_a_run_that_is_killed_repeatedly_is_finished_in_the_end(server, undisturbed) -> None:
     answer, expected = undisturbed
     chance = random.Random(7)
     for _ in range(2):

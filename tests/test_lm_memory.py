@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "transformer_lm.py"
-lm = load.module(SCRIPT)
-memory = lm._lm_memory
+lm = plugins.load_module(SCRIPT)
+memory = lm.lm_memory
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32", "memory_snapshot": True}
 
 
 def test_without_a_gpu_or_the_wish_there_is_no_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cpu")
+    monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
     assert lm.snapshot(TINY, tmp_path) == {}
-    monkeypatch.setattr(lm._lm_setting, "device", lambda: "cuda")
+    monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
     assert lm.snapshot({**TINY, "memory_snapshot": False}, tmp_path) == {}
     monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
     assert lm.snapshot(TINY, tmp_path) == {}
@@ -57,7 +57,7 @@ class _Allocator:
 def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = _Allocator(monkeypatch)
     allocator.add(5)
-    phase = memory.Peaks(already=100)
+    phase = memory.Peaks(baseline=100)
     with phase("forward"):
         allocator.add(10)
         for size in (30, 20):
@@ -96,7 +96,7 @@ def _freed(address: int, size: int) -> list[dict[str, Any]]:
 
 def _told(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {place: {name: (value, n) for name, (value, _, n) in own.items()} for place, own in
-            memory.largest(trace).items()}  # fmt: skip
+            memory.largest_allocations(trace).items()}  # fmt: skip
 
 
 def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -> None:
@@ -108,9 +108,9 @@ def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -
         *_freed(7, 1024),
     ]
     assert _told(trace) == {
-        "plain, _lm_memory.py:20": {"allocation:1": (4096, 12), "held:1": (12 * 4096, 12)},
+        "plain, lm_memory.py:20": {"allocation:1": (4096, 12), "held:1": (12 * 4096, 12)},
         "outside Python": {"allocation:2": (1024, 1), "held:2": (1024, 1)},
-        "plain, _lm_memory.py:10": {"allocation:3": (512, 1), "held:3": (512, 1)},
+        "plain, lm_memory.py:10": {"allocation:3": (512, 1), "held:3": (512, 1)},
     }
 
 
@@ -125,9 +125,9 @@ def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
     ]
     # Sums: 100, 150, 50, 80, -420, -330: the peak is after the second.
     assert _told(trace) == {
-        "plain, _lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:3": (90, 1)},
-        "plain, _lm_memory.py:20": {"allocation:2": (50, 1), "held:2": (50, 1)},
-        "plain, _lm_memory.py:30": {"allocation:4": (30, 1)},
+        "plain, lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:3": (90, 1)},
+        "plain, lm_memory.py:20": {"allocation:2": (50, 1), "held:2": (50, 1)},
+        "plain, lm_memory.py:30": {"allocation:4": (30, 1)},
     }
 
 
@@ -135,14 +135,14 @@ def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_la
     large = [entry for line in range(1, 15) for entry in (_entry("alloc", line, 1000 + line, line), *_freed(line, 1))]
     small = [_entry("alloc", 10_000 * number, 500, 99) for number in range(1, 37)]
     found = _told([*large, *small])
-    assert found["plain, _lm_memory.py:99"] == {"allocation:1": (500, 36), "held:1": (36 * 500, 36)}
+    assert found["plain, lm_memory.py:99"] == {"allocation:1": (500, 36), "held:1": (36 * 500, 36)}
     assert len(found) == memory._LARGEST
 
 
 def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> None:
-    assert memory._place(_frames(_LINEAR, ("/home/me/transformer_lm.py", 3, "build"))) == "build, transformer_lm.py:3"
-    assert memory._place(_frames(_LINEAR, ("/home/me/train.py", 3, "main"))) == "linear, functional.py:7"
-    assert memory._place([]) == "outside Python"
+    assert memory.place_of(_frames(_LINEAR, ("/home/me/transformer_lm.py", 3, "build"))) == "build, transformer_lm.py:3"
+    assert memory.place_of(_frames(_LINEAR, ("/home/me/train.py", 3, "main"))) == "linear, functional.py:7"
+    assert memory.place_of([]) == "outside Python"
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -169,13 +169,13 @@ def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     # Asked once by snapshot itself; the model after it asks for the device that is really here.
     answers = iter(["cuda"])
-    monkeypatch.setattr(lm._lm_setting, "device", lambda: next(answers, "cpu"))
+    monkeypatch.setattr(lm.attention_config, "device", lambda: next(answers, "cpu"))
     numbers = lm.snapshot({**TINY, "what": what}, tmp_path)
     assert recorded == [{"stacks": "python"}, {"enabled": None}]
     inner = [f"forward > {name}" for name in ("attention scores", "softmax", "final matmul", "loss")]
-    assert list(numbers) == ["forward", *inner, *passes[1:], "plain, _lm_memory.py:1"]
+    assert list(numbers) == ["forward", *inner, *passes[1:], "plain, lm_memory.py:1"]
     assert numbers["forward"]["peak_allocated"] == (0.0, "byte", 1)
     kept = pickle.loads((tmp_path / "memory.pickle").read_bytes())
     assert kept["segments"][0]["blocks"][0]["frames"] == _frames(("torch/nn/functional.py", 7, "linear"))
-    assert kept["device_traces"][0][0]["frames"][1]["filename"] == "_lm_memory.py"
+    assert kept["device_traces"][0][0]["frames"][1]["filename"] == "lm_memory.py"
     assert "/opt/" not in str(kept) and str(SCRIPT.parent) not in str(kept)

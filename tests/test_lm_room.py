@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
-lm = load.module(Path(__file__).parents[1] / "workloads" / "transformer_lm.py")
-room, setting_of = lm._lm_room, lm._setting
+lm = plugins.load_module(Path(__file__).parents[1] / "workloads" / "transformer_lm.py")
+room, setting_of = lm.lm_requirements, lm.parse_params
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 
@@ -20,17 +20,15 @@ TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "f
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    for module in (lm._lm_setting, room._compile._setting):
-        monkeypatch.setattr(module, "device", lambda: "cpu")
+    monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
 
 
 def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), memory: int = 2**40) -> None:
     """A mock of the device's properties: no kernel can run behind it."""
-    for module in (lm._lm_setting, room._compile._setting):
-        monkeypatch.setattr(module, "device", lambda: "cuda")
+    monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(room._room, "memory_bytes", lambda device: memory)
+    monkeypatch.setattr(room.free_memory, "memory_bytes", lambda device: memory)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -52,11 +50,11 @@ def test_bf16_needs_an_architecture_that_has_it(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     params = {**TINY, "compile": True}
-    monkeypatch.setattr(room._compile.shutil, "which", lambda name: None)
+    monkeypatch.setattr(room.compilation.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
     assert lm.available(params).startswith("torch.compile needs a C++ compiler, and there is no c++-17. Install")
     _pretend_cuda(monkeypatch)
-    monkeypatch.setattr(room._compile.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(room.compilation.importlib.util, "find_spec", lambda name: None)
     assert lm.available(params).startswith("torch.compile needs triton, which is not installed.")
     assert lm.available({**params, "compile": False}) is None
 
@@ -80,7 +78,7 @@ def test_a_model_that_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
 def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention: str) -> None:
     """On a CPU there is no allocator to ask, so the tensors that autograd saves are counted, each storage once."""
     setting = setting_of({**TINY, "context": 64, "block": block, "attention": attention, "what": "forward_backward"})
-    model = lm._lm_step.Model(setting, nullcontext)
+    model = lm.lm_step.Model(setting, nullcontext)
     kept: dict[int, int] = {p.data_ptr(): 0 for p in [*model.layers.parameters(), *model.layers.buffers()]}
 
     def pack(tensor: Any) -> Any:
@@ -91,6 +89,6 @@ def test_the_bound_on_memory_is_below_what_autograd_keeps(block: str, attention:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = model.forward()[1]
     loss.backward()
-    weights = 4 * lm._lm_model.parameter_count(setting)
+    weights = 4 * lm.lm_model.parameter_count(setting)
     least = room.least_bytes(setting) - weights
     assert max(sum(kept.values()), weights) >= least > 0.5 * sum(kept.values())

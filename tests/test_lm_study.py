@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 from program import profpipe, rows
+from report_study import read_pages
 
-from profpipe import load
+from profpipe import plugins
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,7 @@ def test_the_study_is_planned_without_a_gpu() -> None:
     assert all(f"# {name} under plain" in planned for name in ("sizes", "contexts", "batches", "compiled", "memory"))
 
 
+@pytest.mark.slow
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     chosen = ("-w", "sizes", "-w", "memory", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *chosen, "--out", tmp_path, **_REDUCED)
@@ -53,7 +55,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     metrics = [row for row in rows(run / "metrics.csv") if row["workload"] == "sizes"]
     assert {"time", "flops", "parameters", "error_max"} <= {row["metric"] for row in metrics if not row["subject"]}
     assert ("forward > softmax", "flops") in {(row["subject"], row["metric"]) for row in metrics}
-    page = (run / "SUMMARY.md").read_text()
+    page = read_pages(run)
     passes = page.split("### Passes of a full step, by their kernels\n")[1].split("###")[0]
     assert "| forward | backward | optimizer |" in passes
     arithmetic = page.split("### Parameters and arithmetic of a forward pass\n")[1].split("###")[0]
@@ -64,7 +66,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
 
 def test_a_model_of_four_layers_can_be_looked_into_by_ncu() -> None:
     """What a study of guided ncu asks for: as large as one likes in each direction, and no more layers than needed."""
-    workload = load.module(ROOT / "workloads" / "transformer_lm.py")
+    workload = plugins.load_module(ROOT / "workloads" / "transformer_lm.py")
     given = {"size": "custom", "d_model": 64, "d_ff": 96, "layers": 4, "heads": 4, "context": 8, "batch": 1}
     assert workload.available(given) is None
     assert workload.build({**given, "what": "train_step"})().ndim == 0

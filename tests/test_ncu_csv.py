@@ -14,9 +14,11 @@ from types import ModuleType
 import pytest
 from damage import mutated
 
-from profpipe import kernels, load, tables
-from profpipe.errors import Refused
-from profpipe.formats import counters
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import kernel_classes
+from profpipe.ingest.ncu import counters
+from profpipe.results import schema
 
 DATA = Path(__file__).parent / "data" / "ncu-2025.3"
 RAW = DATA / "attention_h200.raw.csv.gz"
@@ -30,7 +32,7 @@ LONG = f'{HEADER},"Section Name","Metric Name","Metric Unit","Metric Value"'
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "ncu_csv.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "ncu_csv.py")
 
 
 @pytest.fixture
@@ -53,11 +55,11 @@ def duration(number: int, unit: str, value: str, **more: str) -> str:
     return row(number, "gpu__time_duration.sum", unit, value, **more)
 
 
-def values(parsed: tables.Tables) -> dict[str, float]:
+def values(parsed: schema.Tables) -> dict[str, float]:
     return dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
 
 
-def check_sums(parsed: tables.Tables) -> None:
+def check_sums(parsed: schema.Tables) -> None:
     origin, frame = parsed.origin, parsed.kernels[parsed.kernels["kind"] == "kernel"]
     assert frame["calls"].sum() == origin.launches
     if origin.total_ns is None:
@@ -80,7 +82,7 @@ def test_every_recorded_csv_has_the_launches_and_the_time_that_were_counted_with
         path, truth = shared_data / name, expect[name]
         assert parser.sniff(path)
         if truth.get("error"):
-            with pytest.raises(Refused, match=r"The application returned an error code \(1\)"):
+            with pytest.raises(UnreadableFile, match=r"The application returned an error code \(1\)"):
                 parser.parse(path)
             continue
         parsed = parser.parse(path)
@@ -148,8 +150,10 @@ def test_the_text_page_is_read_too(parser: ModuleType, shared_data: Path) -> Non
 
 def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, shared_data: Path) -> None:
     """The same program under three tools, of which ncu's CSV shortens names and Kineto demangles otherwise."""
-    nsys = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(shared_data / "h200" / "attn_h200.sqlite")
-    torch = load.module(load.own_folder("parsers") / "torch_trace.py").parse(
+    nsys = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py").parse(
+        shared_data / "h200" / "attn_h200.sqlite"
+    )
+    torch = plugins.load_module(plugins.builtin_folder("parsers") / "torch_trace.py").parse(
         shared_data / "h200" / "attn_trace.json.gz"
     )
     ncu = parser.parse(RAW)
@@ -158,7 +162,7 @@ def test_one_kernel_has_one_name_in_nsys_ncu_and_torch(parser: ModuleType, share
     assert set(parser.parse(DETAILS).kernels["kernel"]) == names["ncu"]
     assert names["ncu"] <= names["nsys"] and len(names["ncu"]) == 19
     # Only the torch trace holds the making of the inputs.
-    made_inputs = {name for name in names["torch"] if kernels.classify(name)[0] == "random"}
+    made_inputs = {name for name in names["torch"] if kernel_classes.classify(name)[0] == "random"}
     assert names["torch"] - made_inputs <= names["nsys"] and len(made_inputs) == 1
 
 
@@ -323,16 +327,16 @@ def test_output_without_a_kernel_is_refused_in_ncus_own_words(
 ) -> None:
     path = printed(text)
     assert parser.sniff(path)
-    with pytest.raises(Refused, match=word):
+    with pytest.raises(UnreadableFile, match=word):
         parser.parse(path)
 
 
 def test_a_row_that_ends_early_is_refused(parser: ModuleType, printed: Write) -> None:
     text = gzip.decompress(RAW.read_bytes())
     for lost in (20, 4000):
-        with pytest.raises(Refused, match="cut or damaged in line 78"):
+        with pytest.raises(UnreadableFile, match="cut or damaged in line 78"):
             parser.parse(printed(text[:-lost]))
-    with pytest.raises(Refused, match="cut or damaged"):
+    with pytest.raises(UnreadableFile, match="cut or damaged"):
         parser.parse(printed(RAW.read_bytes()[:5000]))
 
 
@@ -359,6 +363,6 @@ def test_mutated_output_is_refused_or_adds_up(parser: ModuleType, printed: Write
     for _ in range(100):
         try:
             check_sums(parser.parse(printed(mutated(text, dice, b'0123456789-.",:()<>\n\r\x00\xff', ends=0.3))))
-        except Refused:
+        except UnreadableFile:
             refused += 1
     assert 0 < refused < 100

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
-from profpipe.formats import counters, guided
-from profpipe.formats.guided import Choice, Guide
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.ingest.ncu import counters, guided
+from profpipe.ingest.ncu.guided import Choice, Guide
+from profpipe.results import schema
 
 pytest.importorskip("ncu_report", reason="the package ncu-report is not installed")
 
@@ -33,7 +34,7 @@ SMALL = Path(__file__).parent / "data" / "ncu-2025.3" / "sdpa_h200.ncu-rep"
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "ncu_report.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "ncu_report.py")
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def blocks(data: bytes) -> list[bytes]:
     """The file's header and its blocks, each whole: their order and number is what a kill cuts off."""
     (length,) = struct.unpack_from("<I", data, 4)
     found, at = [data[: 8 + length]], 8 + length
-    parser = load.module(load.own_folder("parsers") / "ncu_report.py")
+    parser = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_report.py")
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
         end = at + 4 + length + dict(parser._numbers(data[at + 4 : at + 4 + length])).get(5, 0)
@@ -113,7 +114,7 @@ def test_of_spellings_of_one_metric_the_first_that_is_there_is_kept() -> None:
 
 
 def test_a_kernel_has_the_name_that_nsys_gives_it(parser: ModuleType, shared_data: Path) -> None:
-    nsys = load.module(load.own_folder("parsers") / "nsys_sqlite.py")
+    nsys = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py")
     other = set(nsys.parse(shared_data / "h200" / "sdpa_capture_range.sqlite").kernels["kernel"])
     assert set(parser.parse(shared_data / H200).kernels["kernel"]) <= other
 
@@ -127,7 +128,7 @@ def test_the_path_is_start_end_ranges_then_push_pop_ranges_domain_by_domain(pars
     domains = {4: domain((), ("theirs",)), 0: domain(("run",), ("profpipe:a=1", "forward"))}
     state = SimpleNamespace(domains=lambda: tuple(domains), domain_by_id=domains.__getitem__)
     assert parser._path(state) == ("run", "profpipe:a=1", "forward", "theirs")
-    assert tables.split_path(parser._path(state)) == ("a=1", "forward > theirs")
+    assert schema.split_path(parser._path(state)) == ("a=1", "forward > theirs")
     assert parser._path(None) == ()
 
 
@@ -136,7 +137,7 @@ def test_launches_in_a_case_are_attributed_to_it_and_the_sums_agree() -> None:
         return counters.Launch("k", path=path, kind=kind, values={"gpu__time_duration.sum": (ns, "ns")})
 
     launches = [launch(1, "profpipe:a"), launch(2, "profpipe:a", "fwd"), launch(4), launch(8, kind="graph")]
-    parsed = counters.tables_of(launches, tables.Origin(tool="ncu"))
+    parsed = counters.tables_of(launches, schema.Origin(tool="ncu"), schema.Placement.NVTX_STATE)
     assert (parsed.origin.launches, parsed.origin.total_ns) == (3, 7)
     assert (parsed.origin.attributed_ns, parsed.origin.unattributed_ns) == (3, 4)
     assert parsed.ranges[["case", "range", "kernels", "kernel_ns"]].values.tolist() == [
@@ -152,13 +153,13 @@ def test_a_report_that_was_cut_is_refused_wherever_it_was_cut(parser: ModuleType
     for length in (4, 5, 9, 40, 200, 80_000, len(data) - 50_000, len(data) - 1):
         path = written(data[:length])
         assert parser.sniff(path)
-        with pytest.raises(Refused, match=r"cut or damaged \("):
+        with pytest.raises(UnreadableFile, match=r"cut or damaged \("):
             parser.parse(path)
 
 
 def test_a_report_of_whole_blocks_without_a_result_is_refused(parser: ModuleType, written: Write) -> None:
     header, first, *_ = blocks(SMALL.read_bytes())
-    with pytest.raises(Refused, match="without a kernel"):
+    with pytest.raises(UnreadableFile, match="without a kernel"):
         parser.parse(written(header + first))
 
 
@@ -166,7 +167,7 @@ def test_a_report_that_announces_more_results_than_can_be_read_is_refused(parser
     *rest, last = blocks(SMALL.read_bytes())
     no_source_one_result = b"\x08\x00\x10\x01"
     assert last[4:8] == no_source_one_result
-    with pytest.raises(Refused, match=r"damaged: of its 3 results"):
+    with pytest.raises(UnreadableFile, match=r"damaged: of its 3 results"):
         parser.parse(written(b"".join([*rest, last[:4] + b"\x08\x00\x10\x02" + last[8:]])))
 
 
@@ -176,7 +177,9 @@ def test_a_report_newer_than_the_package_is_refused_with_both_versions(
     """A stand-in for an old package, for only one version can be installed."""
     context = SimpleNamespace(get_version=lambda: "2024.3.0")
     monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=lambda _: context))
-    with pytest.raises(Refused, match=r"of 2025\.3\.1, newer than the package ncu-report 2024\.3\.0.*pip install -U"):
+    with pytest.raises(
+        UnreadableFile, match=r"of 2025\.3\.1, newer than the package ncu-report 2024\.3\.0.*pip install -U"
+    ):
         parser.parse(SMALL)
 
 
@@ -184,7 +187,7 @@ def test_without_the_package_a_report_is_refused_with_two_ways_out(
     parser: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    with pytest.raises(Refused, match=r"is missing.*pip install -U 'ncu-report>=2025\.3'.*ncu --import"):
+    with pytest.raises(UnreadableFile, match=r"is missing.*pip install -U 'ncu-report>=2025\.3'.*ncu --import"):
         parser.parse(SMALL)
 
 
@@ -206,7 +209,7 @@ def test_mutated_reports_are_refused_or_add_up(parser: ModuleType, written: Writ
     for _ in range(60):
         try:
             parsed: Any = parser.parse(written(_mutated(data, dice)))
-        except Refused:
+        except UnreadableFile:
             refused += 1
             continue
         assert parsed.kernels["calls"].sum() == parsed.origin.launches == 2
@@ -238,7 +241,7 @@ def beside(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
     def write(*choices: Choice, report: Path = shared_data / H200) -> Path:
         path = tmp_path / f"capture{report.suffix}"
         shutil.copyfile(report, path)
-        (tmp_path / "guide.json").write_text(guided.written(Guide(choices)))
+        (tmp_path / "guide.json").write_text(guided.to_json(Guide(choices)))
         return path
 
     return write
@@ -259,11 +262,12 @@ def test_of_a_guided_report_only_the_chosen_launches_count(parser: ModuleType, b
     assert parsed.kernels.set_index("kernel")["total_ns"].to_dict() == {FLASH: 784000, CUDNN: 423264}
     assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 784000 + 423264)
     assert set(parsed.metrics["subject"]) == {FLASH, CUDNN} and (parsed.metrics["n"] == 1).all()
-    flash, cudnn, left_out, read_with = parsed.origin.notes
+    flash, cudnn, left_out = parsed.origin.details
     assert flash.startswith("launch 3 of 9 of pytorch_flash::flash_fwd_kernel<")
     assert flash.endswith(f"(grid {GRID}), of the shape with 62 % of that kernel's time (2 launches)")
     assert cudnn.startswith("launch 7 of cudnn") and cudnn.endswith("does not tell its launches apart)")
-    assert left_out.startswith("launches left out: 4,") and read_with == "read with it: guide.json"
+    assert left_out.startswith("launches left out: 4,") and parsed.origin.read_with == ("guide.json",)
+    assert not parsed.origin.notes
 
 
 def test_single_launches_have_their_grids_and_are_those_that_count(
@@ -304,25 +308,26 @@ def test_a_damaged_guide_is_refused_and_somebody_elses_is_none_of_ours(
     damaged = [json.dumps({"profpipe_guide": 1, "kernels": [choice]}) for choice in choices]
     for text in ("{", '{"profpipe_guide": 1}', '{"profpipe_guide": 1, "kernels": [{"name": "k"}]}', *damaged):
         path.with_name("guide.json").write_text(text)
-        with pytest.raises(Refused, match=r"guide\.json beside it cannot be read"):
+        with pytest.raises(UnreadableFile, match=r"guide\.json beside it cannot be read"):
             parser.parse(path)
     path.with_name("guide.json").write_text('{"chapters": []}')
     assert parser.parse(path).origin.launches == 6
 
 
-def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed() -> None:
+def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path: Path) -> None:
     """After a crash the cases that were left are in another report of the same folder."""
     duration = {"gpu__time_duration.sum": (5.0, "ns")}
     launches = [counters.Launch("a", path=("profpipe:n=1",), values=duration) for _ in range(2)]
     guide = Guide((Choice("n=1", "a", 2), Choice("n=2", "b", 1)))
-    kept, notes = guided.kept(launches, guide)
-    assert kept == [launches[1]] and kept[0] is launches[1]
-    assert not any("not in the report" in note for note in notes)
+    (tmp_path / "guide.json").write_text(guided.to_json(guide))
+    selection = guided.select(tmp_path / "report.ncu-rep", launches)
+    assert selection.launches == [launches[1]] and selection.launches[0] is launches[1]
+    assert not selection.notes
 
 
 def test_what_ncu_printed_of_a_guided_report_is_read_with_its_guide(beside: Callable[..., Path]) -> None:
     printed = Path(__file__).parent / "data" / "ncu-2025.3" / "attention_h200.raw.csv.gz"
-    csv = load.module(load.own_folder("parsers") / "ncu_csv.py")
+    csv = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_csv.py")
     names = csv.parse(printed).kernels.groupby("kernel")["calls"].sum()
     name, calls = names.idxmax(), int(names.max())
     case = csv.parse(printed).kernels.set_index("kernel").loc[[name], "case"].iloc[0]

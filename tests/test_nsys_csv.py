@@ -13,8 +13,9 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.results import schema
 
 TRAINING = Path(__file__).parent / "data" / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
 
@@ -40,14 +41,14 @@ Report file moved to "/somewhere/else/report1.qdrep"
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "nsys_csv.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "nsys_csv.py")
 
 
-def read(parser: ModuleType, folder: Path, text: str | bytes, name: str = "x.csv") -> tables.Tables:
+def read(parser: ModuleType, folder: Path, text: str | bytes, name: str = "x.csv") -> schema.Tables:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert parser.sniff(path)
-    parsed: tables.Tables = parser.parse(path)
+    parsed: schema.Tables = parser.parse(path)
     own = parsed.kernels[parsed.kernels["kind"] == "kernel"]
     assert own["total_ns"].sum() == (parsed.origin.total_ns or 0)
     assert own["calls"].sum() == parsed.origin.launches
@@ -58,7 +59,7 @@ def refusal(parser: ModuleType, folder: Path, text: str) -> str:
     path = folder / "x.csv"
     path.write_text(text)
     assert parser.sniff(path)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UnreadableFile) as refused:
         parser.parse(path)
     assert "\n" not in str(refused.value)
     return str(refused.value)
@@ -101,7 +102,7 @@ def test_files_of_several_reports_count_each_kernel_once(
 def test_a_file_with_nothing_but_nsys_own_words_is_refused_with_them(parser: ModuleType, shared_data: Path) -> None:
     path = shared_data / "nsys" / "Zyyeric__mini-aegaeon" / "kern_sum.csv"
     assert parser.sniff(path)
-    with pytest.raises(Refused, match="does not contain CUDA kernel data"):
+    with pytest.raises(UnreadableFile, match="does not contain CUDA kernel data"):
         parser.parse(path)
 
 
@@ -118,8 +119,8 @@ def test_tables_of_other_tools_are_not_ours(parser: ModuleType, shared_data: Pat
 
 
 @pytest.fixture(scope="module")
-def from_database() -> tables.Tables:
-    parsed: tables.Tables = load.module(load.own_folder("parsers") / "nsys_sqlite.py").parse(TRAINING)
+def from_database() -> schema.Tables:
+    parsed: schema.Tables = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py").parse(TRAINING)
     return parsed
 
 
@@ -136,7 +137,7 @@ def stats(nsys: Path, folder: Path, *options: str) -> str:
 @pytest.mark.parametrize("style", ["csv", "tsv", "column", "table"])
 @pytest.mark.parametrize("report", ["gpukernsum", "gputrace", "gpusum", "gpukernsum,gputrace,gpumemtimesum,cudaapisum"])
 def test_every_format_of_the_real_nsys_gives_the_totals_of_its_database(
-    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: tables.Tables, report: str, style: str, unit: str
+    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: schema.Tables, report: str, style: str, unit: str
 ) -> None:
     parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-r", report, "-f", style, "--timeunit", unit))
     assert parsed.origin.launches == from_database.origin.launches
@@ -152,7 +153,7 @@ def test_every_format_of_the_real_nsys_gives_the_totals_of_its_database(
 
 
 def test_ranges_of_the_real_nsys_nest_where_its_report_says_so(
-    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: tables.Tables
+    parser: ModuleType, nsys: Path, tmp_path: Path, from_database: schema.Tables
 ) -> None:
     parsed = read(parser, tmp_path, stats(nsys, tmp_path, "-q", "-r", "nvtxpptrace", "-f", "csv"))
     columns = ["process", "range", "instances", "wall_ns"]
@@ -428,6 +429,7 @@ def mutated(text: str, random: Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Path) -> None:
     random = Random(1)
     path = tmp_path / "x.csv"
@@ -439,7 +441,7 @@ def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Pat
             continue
         try:
             parsed = parser.parse(path)
-        except Refused as refused:
+        except UnreadableFile as refused:
             assert str(refused).isprintable()
             outcomes["refused"] += 1
             continue

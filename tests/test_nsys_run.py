@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import store
+from profpipe.results import store
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,12 +42,12 @@ def test_each_iteration_of_each_case_is_a_range_with_its_phases(run_under_nsys):
 
 def test_the_record_names_the_tool_and_the_files_that_it_left(run_under_nsys):
     _, record = store.load(run_under_nsys)
-    assert record["tools"]["nsys"]["version"].count(".") == 2
-    (job,) = record["jobs"]
-    assert [Path(file["path"]).name for file in job["files"]] == ["capture.sqlite", "events.jsonl"]
+    assert record.tools["nsys"].version.count(".") == 2
+    (job,) = record.jobs
+    assert [Path(file.path).name for file in job.files] == ["capture.sqlite", "events.jsonl"]
     assert (run_under_nsys / "raw" / "attention" / "nsys" / "capture.nsys-rep").stat().st_size > 0
-    assert record["private_files"] and all(name.endswith(".nsys-rep") for name in record["private_files"])
+    assert record.private_files and all(name.endswith(".nsys-rep") for name in record.private_files)
 
 
 def test_the_summary_says_which_files_still_hold_the_environment(run_under_nsys):
-    assert "`.nsys-rep` files hold the environment" in (run_under_nsys / "SUMMARY.md").read_text()
+    assert "`.nsys-rep` files hold the environment" in (run_under_nsys / "details.md").read_text()

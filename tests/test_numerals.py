@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profpipe.formats import numerals
+from profpipe.ingest import locale_numbers
 
 
 def printed(value: float, group: str, mark: str) -> str:
@@ -23,8 +23,8 @@ def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: s
     if group == mark:
         group = ""
     text = printed(value, group, mark)
-    assert numerals.decimal_mark([text]) == mark
-    assert numerals.number(text, mark) == pytest.approx(value, abs=1e-9)
+    assert locale_numbers.decimal_mark([text]) == mark
+    assert locale_numbers.number(text, mark) == pytest.approx(value, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: s
     ],
 )
 def test_the_numbers_that_can_be_read_one_way_only_tell_the_decimal_mark(texts: list[str], mark: str) -> None:
-    assert numerals.decimal_mark(texts) == mark
+    assert locale_numbers.decimal_mark(texts) == mark
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "nan", "1.2.3", "12abc", "0x10", "1e999", "٣", "-", "5 (2; 3)"])
 def test_what_is_no_number_is_none(text: str) -> None:
-    assert numerals.number(text, ".") is None
+    assert locale_numbers.number(text, ".") is None

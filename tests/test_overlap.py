@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 from nsys_exports import Export
 
-from profpipe import load
-from profpipe.formats import overlap
-from profpipe.formats.overlap import Kernels
+from profpipe import plugins
+from profpipe.ingest import comm_overlap
+from profpipe.ingest.comm_overlap import Kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 NCCL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 
 
 def parsed(parser: str, path: Path) -> Any:
-    return load.module(ROOT / "parsers" / f"{parser}.py").parse(path)
+    return plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path)
 
 
 def told(metrics: pd.DataFrame) -> dict[tuple[str, str], dict[str, float]]:
@@ -89,7 +89,7 @@ def test_two_processes_that_see_their_gpus_under_one_number_stay_apart():
         end=np.array([10, 30]),
         communicates=np.array([True, True]),
     )
-    subjects = [row["subject"] for row in overlap.metrics(launched, {}) if row["metric"] == "communication_busy"]
+    subjects = [row["subject"] for row in comm_overlap.metrics(launched, {}) if row["metric"] == "communication_busy"]
     assert subjects == ["device 0 of process 11", "device 0 of process 22", ""]
 
 
@@ -140,7 +140,7 @@ def test_the_report_shows_by_gpu_what_is_hidden(tmp_path):
     command = [sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    table = (tmp_path / "out" / "SUMMARY.md").read_text().split("## Processes and GPUs")[1].split("\n## ")[0]
+    table = (tmp_path / "out" / "details.md").read_text().split("## Processes and GPUs")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
     assert rows[0] == ["case", "rank", "communicates ns", "computes ns", "hidden %"]
     assert [row[1:] for row in rows[2:]] == [["0", "100.0", "70.0", "40.0"], ["1", "100.0", "70.0", "0"]]

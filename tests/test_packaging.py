@@ -23,8 +23,8 @@ SHIPPED = ("*.py", "*.yaml", "*.j2")
 
 FOLDERS = f"""
 import json
-from profpipe import load
-print(json.dumps({{kind: sorted(map(str, load.own_folder(kind).iterdir())) for kind in {KINDS}}}))
+from profpipe import plugins
+print(json.dumps({{kind: sorted(map(str, plugins.builtin_folder(kind).iterdir())) for kind in {KINDS}}}))
 """
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import report_study as study
+from report_study import analyze
 
-from profpipe import load
-from profpipe.analyze import analyze
-from profpipe.findings import WorkloadFindings
-from profpipe.page import memory_sheets, phase_sheets
-from profpipe.phase_findings import HostPhase
-from profpipe.report import render
-from profpipe.tables import Tables
+from profpipe.analysis.findings.phases import HostPhase, Memory
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report.document import plain
+from profpipe.report.sections import memory, phases
+from profpipe.results.schema import Tables
 
 SCORES, SOFTMAX = "forward > attention scores", "forward > softmax"
 MACHINE = {"peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 4e12, "source": "invented for a test"}}
@@ -74,7 +72,7 @@ def test_the_time_of_a_phase_stands_beside_its_work_and_what_limits_it() -> None
     assert (scores.intensity, softmax.intensity) == (300, 1.25)
     assert scores.flops_per_s == pytest.approx(3e14) and scores.of_flops == pytest.approx(0.3)
     assert softmax.bytes_per_s == pytest.approx(1.6e12) and softmax.of_bandwidth == pytest.approx(0.4)
-    assert (scores.ridge, scores.binds, softmax.binds) == (250, "compute", "memory")
+    assert (scores.ridge, scores.limited_by, softmax.limited_by) == (250, "compute", "memory")
 
 
 def test_a_phase_is_held_against_the_data_types_that_it_computes_in() -> None:
@@ -86,9 +84,9 @@ def test_a_phase_is_held_against_the_data_types_that_it_computes_in() -> None:
     assert (scores.of_flops, scores.ridge) == (pytest.approx(0.15), 500) and softmax.ridge == 250
 
 
-def test_nothing_is_said_of_what_limits_a_phase_far_below_both_rates() -> None:
+def test_a_phase_far_below_both_rates_has_no_known_limit() -> None:
     scores, softmax = _analysed(_case("size=small", softmax_ns=500_000)).phase_work
-    assert (scores.binds, softmax.binds) == ("compute", "")
+    assert (scores.limited_by, softmax.limited_by) == ("compute", "")
     assert softmax.of_bandwidth == pytest.approx(0.004)
 
 
@@ -96,60 +94,64 @@ def test_without_a_number_of_iterations_or_rates_of_the_machine_nothing_is_made_
     case = _case("size=small", softmax_ns=5000)
     assert analyze(_tables({**case, "ranges": []}), RUN).workloads[0].phase_work == ()
     scores, _ = analyze(_tables(case), {}).workloads[0].phase_work
-    assert (scores.binds, scores.of_flops, scores.ridge) == ("", None, None)
+    assert (scores.limited_by, scores.of_flops, scores.ridge) == ("", None, None)
     assert scores.flops_per_s == pytest.approx(3e14)
 
 
 def test_the_work_of_phases_is_none_of_the_case() -> None:
-    (point,) = _analysed(_case("size=small", softmax_ns=5000)).points
+    (point,) = _analysed(_case("size=small", softmax_ns=5000)).cases
     assert point.values["flops"] == 1e9 and "bytes_moved" not in point.values
     assert point.tflops == pytest.approx(1e9 / 50e-6 / 1e12)
 
 
+def sentences(workload: WorkloadFindings) -> list[str]:
+    return [plain(sentence) for sentence in phases.disproportions(workload)]
+
+
 def test_a_memory_bound_softmax_explains_itself_in_one_sentence() -> None:
     workload = _analysed(_case("size=small", 5000), _case("size=large", 3000, scale=8))
-    what, sentence = phase_sheets.explained(workload)
-    assert what.startswith("FLOPs and bytes are those that the workload declares")
-    assert what.endswith("Limited by: the nearer of the roofline's two roofs.")
-    assert sentence == (
-        "softmax takes 50 to 62 % of the time of these phases for 1.10 % of their FLOPs: it does 1.25 FLOP for each "
-        "byte, where the machine could do 250, so memory is the nearer roof, of whose bandwidth it reaches 40 % "
-        "(size small) to 67 % (size large)."
-    )
+    section = phases.phase_work(workload)
+    assert plain(section.summary).endswith("Limited by: the nearer of the two limits of the roofline.")
+    assert sentences(workload) == [
+        "softmax takes 50 to 62 % of the time of these phases for 1.10 % of their FLOPs: it does 1.25 FLOP per byte,"
+        " and the machine could do 250. Memory limits it: it reaches 40 % (size small) to 67 % (size large) of the"
+        " bandwidth."
+    ]
 
 
-def test_what_an_axis_sets_apart_is_said_of_each_of_its_values_and_not_as_one_range() -> None:
+def test_what_an_axis_sets_apart_has_a_sentence_for_each_of_its_values() -> None:
     times = {("small", "rows"): 5000, ("large", "rows"): 4800, ("small", "columns"): 2200, ("large", "columns"): 2200}
     parts = [_case(f"size={size},layout={layout}", ns) for (size, layout), ns in times.items()]
-    rows, columns = phase_sheets.explained(_analysed(*parts))[1:]
+    rows, columns = sentences(_analysed(*parts))
     assert rows.startswith("softmax at layout rows takes 62 % of")
-    assert rows.endswith("it reaches 40 % (size small, layout rows) to 42 % (size large, layout rows).")
-    assert columns.startswith("softmax at layout columns takes 42 % of") and columns.endswith("it reaches 91 %.")
+    assert "it reaches 40 % (size small, layout rows) to 42 % (size large, layout rows) of the" in rows
+    assert columns.startswith("softmax at layout columns takes 42 % of") and "it reaches 91 % of" in columns
 
 
-def test_only_what_is_known_of_a_slow_phase_is_said() -> None:
+def test_a_sentence_holds_only_what_is_known_of_a_slow_phase() -> None:
     both = (_case("size=small", 5000), _case("size=large", 40))
-    sentence = phase_sheets.explained(_analysed(*both))[-1]
+    (sentence,) = sentences(_analysed(*both))
     assert "1.10 % of their FLOPs (in 1 case of 2): it does" in sentence
-    bare = phase_sheets.explained(analyze(_tables(*both), {}).workloads[0])[-1]
-    assert bare.endswith("(in 1 case of 2): it does 1.25 FLOP for each byte.")
-    assert len(phase_sheets.explained(_analysed(_case("size=small", 40)))) == 1
+    (bare,) = sentences(analyze(_tables(*both), {}).workloads[0])
+    assert bare.endswith("(in 1 case of 2): it does 1.25 FLOP per byte.")
+    assert sentences(_analysed(_case("size=small", 40))) == []
     without = {"cases": [study.case_row("a")], "metrics": [study.metric_row("a", "time", 1)]}
-    assert phase_sheets.explained(_analysed(without)) == []
+    assert not phases.phase_work(_analysed(without))
 
 
 def test_the_table_has_a_row_for_each_phase() -> None:
     workload = _analysed(_case("size=small", 5000), _case("size=large", 1500))
-    sheet = phase_sheets.work(workload, workload.points)
-    small, _, large, beyond = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
-    assert (small["case"], small["phase"]) == ("size small", "attention scores")
-    assert (small["us/call"], small["% of their time"], small["% of their FLOP"]) == ("3.00", "37.5", "98.9")
-    assert (small["TFLOP/s"], small["% of peak FLOP/s"], small["limited by"]) == ("300.0", "30.0", "arithmetic")
-    assert large["case"] == "size large"
+    table = phases.work(workload, workload.cases)
+    small, _, large, beyond = [dict(zip([c.id for c in table.columns], row, strict=True)) for row in table.rows]
+    assert (small["case"].text, small["phase"].text) == (("size small",), "attention scores")
+    assert small["limited_by"].text == "arithmetic"
+    numbers = ("ns", "of_time", "of_work", "flops_per_s", "of_flops")
+    assert [small[name].value for name in numbers] == pytest.approx([3000, 3 / 8, 90 / 91, 3e14, 0.3])
+    assert large["case"].text == ("size large",) and beyond["phase"].text == "softmax"
     # 8 MB in 1.5 us are more than the memory gives: they came from a cache.
-    assert beyond["phase"] == "softmax"
-    assert (beyond["TB/s"], beyond["% of peak bytes/s"]) == ("5.33", "**133, above**")
-    assert "Bytes above the memory's rate came from a cache." in phase_sheets.explained(workload)[0]
+    assert beyond["bytes_per_s"].value == pytest.approx(8e6 / 1.5e-6)
+    assert (beyond["of_bandwidth"].is_strong, beyond["of_bandwidth"].note) == (True, "above")
+    assert "Bytes above the memory's rate came from a cache." in plain(phases.phase_work(workload).summary)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -192,53 +194,46 @@ def test_a_record_is_read_back_from_the_tables() -> None:
     assert forward.files == (("raw/w/plain/snapshots/what=forward/memory.pickle", 3 * MIB),)
 
 
+def _pairs(workload: WorkloadFindings) -> list[tuple[CaseResult, Memory]]:
+    return list(zip(workload.cases, workload.memory, strict=True))
+
+
 def test_the_peak_of_each_phase_stands_beside_what_was_there_before() -> None:
-    sheet = memory_sheets.peaks(_two_passes())
-    phases = ["forward", "forward &gt; softmax", "backward", "optimizer"]
-    assert sheet.head == ["case", "before MiB", *(f"{phase} MiB" for phase in phases)]
-    assert sheet.rows == [
-        ["forward", "100.0", "**160.0**", "**160.0**", "", ""],
-        ["step", "100.0", "300.0", "280.0", "**400.0**", "380.0"],
-    ]
-
-
-def test_a_phase_stands_after_those_around_it_whatever_else_is_known_of_it() -> None:
-    peaks = _memory("a", {"forward": 300, SCORES: 280, SOFTMAX: 290, "backward": 400}, [])
-    work = [study.metric_row("a", "flops", 5, "flop", subject=phase) for phase in (SOFTMAX, SCORES)]
-    (record,) = _analysed({**peaks, "metrics": [*work, *peaks["metrics"]]}).memory
-    assert [phase.phase for phase in record.phases] == ["forward", SOFTMAX, SCORES, "backward"]
+    table = memory.peaks(_pairs(_two_passes()))
+    assert [column.id for column in table.columns[1:]] == ["before", "forward", SOFTMAX, "backward", "optimizer"]
+    forward, step = table.rows
+    assert [cell.value and cell.value / MIB for cell in forward[1:]] == [100, 160, 160, None, None]
+    assert [cell.value and cell.value / MIB for cell in step[1:]] == [100, 300, 280, 400, 380]
+    assert [cell.is_strong for cell in step[2:]] == [False, False, True, False]
 
 
 def test_the_largest_allocations_tell_where_and_how_much_of_the_peak_they_are() -> None:
-    workload = _two_passes()
-    sheet = memory_sheets.allocations(workload, workload.points, most=1)
-    assert sheet.rows == [
-        ["forward", "`plain, _lm_model.py:80`", "16.0", "12", "32.0", "20.0"],
-        ["step", "`plain, _lm_model.py:80`", "40.0", "2", "80.0", "20.0"],
-    ]
-    assert memory_sheets.files(workload).rows[1][1] == "`raw/w/plain/snapshots/what=step/memory.pickle`"
+    forward, step = memory.allocations(_pairs(_two_passes()), most=1).rows
+    assert (plain(forward[0].text), plain(forward[1].text)) == ("forward", "plain, _lm_model.py:80")
+    assert [cell.value for cell in forward[2:]] == [16 * MIB, 12, 32 * MIB, 0.2]
+    assert [cell.value for cell in step[2:]] == [40 * MIB, 2, 80 * MIB, 0.2]
+    files = memory.files(_pairs(_two_passes()))
+    assert plain(files.rows[1][1].text) == "raw/w/plain/snapshots/what=step/memory.pickle"
 
 
-def test_allocations_stand_by_what_they_hold_at_the_peak_and_those_that_hold_nothing_are_left_out() -> None:
+def test_allocations_are_ordered_by_their_size_at_the_peak_and_others_are_left_out() -> None:
     large, none, small = ("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)
     workload = _analysed(_memory("what=forward", {"forward": 400}, [large, none, small]))
-    rows = memory_sheets.allocations(workload, workload.points, most=6).rows
-    assert [row[1:5] for row in rows] == [["`c.py:3`", "4.50", "40", "162.0"], ["`a.py:1`", "40.0", "1", "40.0"]]
-    assert len(memory_sheets.allocations(workload, workload.points, most=1).rows) == 1
+    rows = memory.allocations(_pairs(workload)).rows
+    held = [(plain(row[1].text), [cell.value for cell in row[2:5]]) for row in rows]
+    assert held == [("c.py:3", [4.5 * MIB, 40, 162 * MIB]), ("a.py:1", [40 * MIB, 1, 40 * MIB])]
+    assert len(memory.allocations(_pairs(workload), most=1).rows) == 1
 
 
-def test_the_page_has_both_sections_where_there_is_something_to_tell(tmp_path: Path) -> None:
+def test_the_sections_are_there_only_where_something_was_recorded() -> None:
     parts = [_case("size=small", 5000), _memory("size=large", {"forward": 160}, [("plain, model.py:1", 16, 12, 2)])]
     whole = _tables(*[{"kernels": [], "ranges": [], **part} for part in parts])
-    template = load.own_folder("templates") / "SUMMARY.md.j2"
-    page = render(analyze(whole, RUN), whole, RUN, tmp_path, template).read_text()
-    assert "## Work by phase\n\nFLOPs and bytes are those" in page
-    assert "softmax takes 62 %" in page and "| memory |" in page
-    assert "## Memory by phase\n\nOne iteration of each case, recorded apart" in page
-    assert "`raw/w/plain/snapshots/size=large/memory.pickle`" in page
+    (workload,) = analyze(whole, RUN).workloads
+    assert phases.phase_work(workload) and phases.phases(workload)
+    assert [table.id for table in memory.memory(workload).tables()] == ["peaks", "allocations", "files"]
     recorded, run = study.recorded()
-    page = render(analyze(recorded, run), recorded, run, tmp_path, template).read_text()
-    assert "Work by phase" not in page and "Memory by phase" not in page
+    (workload,) = analyze(recorded, run).workloads
+    assert not phases.phase_work(workload) and not memory.memory(workload) and not phases.host_phases(workload)
 
 
 # --- on the host, where there are no kernels -------------------------------------------------------------------------
@@ -248,22 +243,20 @@ def _on_host(*rows: dict[str, Any], **run: Any) -> tuple[Tables, dict[str, Any]]
     return study.tables(ranges=list(rows)), {**RUN, **run}
 
 
-def test_a_command_without_a_gpu_has_its_phases_by_the_host_s_clock_and_they_are_called_that(tmp_path: Path) -> None:
+def test_a_command_without_a_gpu_has_its_phases_by_the_hosts_clock() -> None:
     whole, run = _on_host(
         study.range_row("default", 4, range="forward", wall_ns=8e6),
         study.range_row("default", 4, range=SOFTMAX, wall_ns=2e6),
         pipeline={"workloads": {"w": {"command": ["python", "train.py"]}}},
     )
     (workload,) = analyze(whole, run).workloads
-    sheet = phase_sheets.on_host(workload, workload.points)
-    assert (sheet.head, sheet.rows) == (
-        ["case", "phase", "entered", "host us"],
-        [["`default`", "forward", "4", "8000"], ["", "forward &gt; softmax", "4", "2000"]],
-    )
-    template = load.own_folder("templates") / "SUMMARY.md.j2"
-    page = render(analyze(whole, run), whole, run, tmp_path, template).read_text()
-    assert "## By phase, on the host\n\nTime on the host's clock inside each range" in page
-    assert "(nsys). No kernel was recorded" in page and "\n## By phase\n" not in page
+    section = phases.host_phases(workload)
+    (table,) = section.tables()
+    assert [plain(column.title) for column in table.columns] == ["case", "phase", "entered", "host"]
+    assert [[plain(row[1].text), row[2].value, row[3].value] for row in table.rows] == [
+        ["forward", 4, 8e6], [SOFTMAX, 4, 2e6],
+    ]  # fmt: skip
+    assert "(nsys). No kernel was recorded" in plain(section.summary) and not phases.phases(workload)
 
 
 def test_phases_on_the_host_are_per_call_where_the_calls_are_counted() -> None:
@@ -273,11 +266,12 @@ def test_phases_on_the_host_are_per_call_where_the_calls_are_counted() -> None:
         study.range_row("impl=a", 10, "torch", range="forward", wall_ns=9e6),
     )
     (workload,) = analyze(whole, run).workloads
-    assert workload.host_phases == (HostPhase("impl=a", "forward", "nsys", 2.0, 1e5, 0.25, per_call=True),)
-    assert phase_sheets.on_host(workload, workload.points).head[2:] == ["entered/call", "host us/call", "% of the call"]
+    assert workload.host_phases == (HostPhase("impl=a", "forward", "nsys", 2.0, 1e5, 0.25, is_per_call=True),)
+    _, _, entered, host, share = phases.phases_on_host(workload, workload.cases).columns
+    assert (entered.title, host.unit and host.unit.name, share.title) == ("entered/call", "us/call", "of the call")
 
 
-def test_nothing_is_told_of_the_host_where_kernels_were_seen() -> None:
+def test_cases_with_kernels_have_no_host_phases() -> None:
     whole = study.tables(
         kernels=[study.kernel_row("impl=a", "gemm", 10, 1000.0, phase="forward")],
         ranges=[study.range_row("impl=a", 10), study.range_row("impl=a", 10, range="forward", wall_ns=5.0)],

@@ -11,26 +11,24 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
-
 torch = pytest.importorskip("torch")
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-plain = load.module(WORKLOADS / "_plain.py")
-setting = load.module(WORKLOADS / "_setting.py")
-errors = load.module(WORKLOADS / "_errors.py")
+from profpipe.workload_lib import attention_config, error_metrics, plain_attention  # noqa: E402
 
-WAYS = {"plain": plain.plain, "tiled": plain.tiled}
+WAYS = {"plain": plain_attention.plain, "tiled": plain_attention.tiled}
 
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU; and tiles so small that 40 keys need three, the last one shorter."""
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
-    monkeypatch.setattr(plain, "TILE", 16)
+    monkeypatch.setattr(attention_config, "device", lambda: "cpu")
+    monkeypatch.setattr(plain_attention, "TILE", 16)
 
 
 def a_setting(**more: Any) -> Any:
-    return setting.Setting(**{"impl": "x", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 8, **more})
+    return attention_config.AttentionConfig(
+        **{"impl": "x", "batch": 2, "seqlen": 40, "heads": 4, "head_dim": 8, **more}
+    )
 
 
 def tensors(s: Any, dtype: Any) -> list[Any]:
@@ -50,7 +48,7 @@ def truth(s: Any, given: list[Any]) -> list[Any]:
     """Written the long way round, in fp64, with every head of K and V repeated."""
 
     def forward(q: Any, k: Any, v: Any) -> Any:
-        k, v = (tensor.repeat_interleave(s.group, 1) for tensor in (k, v))
+        k, v = (tensor.repeat_interleave(s.group_size, 1) for tensor in (k, v))
         scores = q @ k.transpose(2, 3) / math.sqrt(s.head_dim)
         if s.causal:
             hidden = torch.ones(scores.shape[-2:]).triu(1 + scores.shape[-1] - scores.shape[-2]).bool()
@@ -92,23 +90,23 @@ def test_other_dtypes_differ_from_fp64_by_their_rounding(way: str, dtype: Any, c
     s = a_setting(causal=causal, seqlen=130, head_dim=64, kv_heads=2)
     given = tensors(s, dtype)
     for got, expected in zip(with_gradients(WAYS[way](s), given), truth(s, given), strict=True):
-        seen = errors.Difference()
+        seen = error_metrics.Difference()
         seen.add(got.detach(), expected.detach())
         assert got.dtype == dtype
         assert 0 < seen.measures()["error_rel_l1"] < LARGEST[dtype]
 
 
 def test_the_tiled_backward_pass_is_the_derivative_of_its_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "TILE", 4)
+    monkeypatch.setattr(plain_attention, "TILE", 4)
     s = a_setting(batch=1, seqlen=6, heads=2, kv_heads=1, head_dim=2, causal=True)
     given = [tensor.requires_grad_() for tensor in tensors(s, torch.float64)[:3]]
-    assert torch.autograd.gradcheck(plain.tiled(s), given)
+    assert torch.autograd.gradcheck(plain_attention.tiled(s), given)
 
 
 def test_scores_that_would_overflow_the_exponential_do_not() -> None:
     s = a_setting(causal=True)
     given = [30 * tensor for tensor in tensors(s, torch.float64)]
-    for got, expected in zip(with_gradients(plain.tiled(s), given), truth(s, given), strict=True):
+    for got, expected in zip(with_gradients(plain_attention.tiled(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
 
@@ -125,31 +123,33 @@ def test_tiles_keep_no_scores_for_the_backward_pass() -> None:
 
 
 def test_no_tile_of_scores_is_larger_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes, scores = set(), plain._scores
+    shapes, scores = set(), plain_attention.tile_scores
 
     def noting(*given: Any) -> Any:
         found = scores(*given)
         shapes.add(tuple(found.shape[2:]))
         return found
 
-    monkeypatch.setattr(plain, "_scores", noting)
+    monkeypatch.setattr(plain_attention, "tile_scores", noting)
     s = a_setting(causal=True)
-    with_gradients(plain.tiled(s), tensors(s, torch.float32))
+    with_gradients(plain_attention.tiled(s), tensors(s, torch.float32))
     assert shapes == {(16, 16), (8, 16), (8, 8)}
 
 
 def test_causal_tiles_above_the_diagonal_are_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, scores = [], plain._scores
-    monkeypatch.setattr(plain, "_scores", lambda q, k, r, c, causal: seen.append((r, c)) or scores(q, k, r, c, causal))
+    seen, scores = [], plain_attention.tile_scores
+    monkeypatch.setattr(
+        plain_attention, "tile_scores", lambda q, k, r, c, causal: seen.append((r, c)) or scores(q, k, r, c, causal)
+    )
     s = a_setting(causal=True)
-    with_gradients(plain.tiled(s), tensors(s, torch.float32))
+    with_gradients(plain_attention.tiled(s), tensors(s, torch.float32))
     assert len(seen) == 2 * 6 and all(columns.start < rows.stop for rows, columns in seen)
 
 
 def test_the_parts_of_plain_attention_stand_in_ranges(opened: Callable[[ModuleType], list[str]]) -> None:
-    seen = opened(plain)
+    seen = opened(plain_attention)
     s = a_setting(causal=True)
-    plain.plain(s)(*tensors(s, torch.float32)[:3])
+    plain_attention.plain(s)(*tensors(s, torch.float32)[:3])
     assert seen == ["attention scores", "softmax", "final matmul"]
 
 
@@ -159,9 +159,9 @@ def test_the_parts_of_plain_attention_stand_in_ranges(opened: Callable[[ModuleTy
 @pytest.fixture
 def _forgotten() -> Iterator[None]:
     """Compiled with another backend than the next test's."""
-    plain._compiled.cache_clear()
+    plain_attention.compile_plain.cache_clear()
     yield
-    plain._compiled.cache_clear()
+    plain_attention.compile_plain.cache_clear()
 
 
 @pytest.mark.usefixtures("_forgotten")
@@ -174,7 +174,7 @@ def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
     monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(causal=causal, kv_heads=2)
     given = tensors(s, torch.float64)
-    for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
+    for got, expected in zip(with_gradients(plain_attention.compiled(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got, expected)
 
 
@@ -191,7 +191,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled_once(monkeypatch: py
     for seqlen in range(8, 8 + 20):
         s = a_setting(seqlen=seqlen)
         for _ in range(2):  # as a case is built for its time, and again for its check
-            plain.compiled(s)(*tensors(s, torch.float32)[:3])
+            plain_attention.compiled(s)(*tensors(s, torch.float32)[:3])
     assert len(graphs) == 20
 
 
@@ -201,33 +201,35 @@ def test_a_compiled_graph_that_is_kept_is_gone_through_again_and_again(monkeypat
     monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(mode="bwd")
     q, k, v, gradient = tensors(s, torch.float32)
-    out = plain.compiled(s)(q.requires_grad_(), k, v)
+    out = plain_attention.compiled(s)(q.requires_grad_(), k, v)
     passes = [torch.autograd.grad(out, q, gradient, retain_graph=True)[0] for _ in range(2)]
     torch.testing.assert_close(*passes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
 def test_inductors_code_gives_the_results_of_the_eager_one() -> None:
-    if reason := plain.no_compiler():
+    if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     s = a_setting(causal=True)
     given = tensors(s, torch.float32)
-    for got, expected in zip(with_gradients(plain.compiled(s), given), truth(s, given), strict=True):
+    for got, expected in zip(with_gradients(plain_attention.compiled(s), given), truth(s, given), strict=True):
         torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])
 def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
     monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    if reason := plain.no_compiler():
+    if reason := plain_attention.missing_compiler():
         pytest.skip(reason)
     replaced = []
-    for options in (plain._compile.without_sdpa(), None):
-        monkeypatch.setattr(plain._compile, "without_sdpa", lambda options=options: options)
-        plain._compiled.cache_clear()
-        replaced.append(_replaced_by_sdpa(plain.compiled(a_setting(mode=mode)), mode))
+    for options in (plain_attention.compilation.without_sdpa(), None):
+        monkeypatch.setattr(plain_attention.compilation, "without_sdpa", lambda options=options: options)
+        plain_attention.compile_plain.cache_clear()
+        replaced.append(_replaced_by_sdpa(plain_attention.compiled(a_setting(mode=mode)), mode))
     assert replaced[0] == 0 < replaced[1], "and it would"
 
 
@@ -245,16 +247,16 @@ def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
 
 def test_a_torch_that_leaves_out_no_single_pass_leaves_out_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(pattern_matcher=True)
-    monkeypatch.setattr(plain._compile.importlib, "import_module", lambda name: older)
-    assert plain._compile.without_sdpa() == {"pattern_matcher": False}
+    monkeypatch.setattr(plain_attention.compilation.importlib, "import_module", lambda name: older)
+    assert plain_attention.compilation.without_sdpa() == {"pattern_matcher": False}
 
 
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "c++-17")
-    monkeypatch.setattr(plain._compile.shutil, "which", lambda name: None)
-    assert plain.no_compiler() == (
+    monkeypatch.setattr(plain_attention.compilation.shutil, "which", lambda name: None)
+    assert plain_attention.missing_compiler() == (
         "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use plain instead."
     )
-    monkeypatch.setattr(setting, "device", lambda: "cuda")
-    monkeypatch.setattr(plain._compile.importlib.util, "find_spec", lambda name: None)
-    assert plain.no_compiler().startswith("torch.compile needs triton, which is not installed.")
+    monkeypatch.setattr(attention_config, "device", lambda: "cuda")
+    monkeypatch.setattr(plain_attention.compilation.importlib.util, "find_spec", lambda name: None)
+    assert plain_attention.missing_compiler().startswith("torch.compile needs triton, which is not installed.")

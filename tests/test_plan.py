@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import plan
+from profpipe.analysis.cases import parse_id
+from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
-from profpipe.pipeline import Pipeline
-from profpipe.points import parse_id
+from profpipe.runner import plan
 
 TOOLS = {"plain": Tool("plain", ""), "torch": Tool("torch", "2"), "nsys": Missing("nsys", "not here", "Install it.")}
 
@@ -41,7 +41,7 @@ def test_an_included_case_is_named_in_the_order_of_the_axes_and_counted_once():
     assert ids(workload) == ["impl=a,n=1", "impl=b,n=9"]
 
 
-def test_what_is_named_twice_runs_once():
+def test_a_profiler_that_is_named_twice_runs_once():
     assert ids({"script": "w", "matrix": {"n": "512,1024,512"}}) == ["n=512", "n=1024"]
     assert len(jobs({"script": "w", "profilers": ["plain", "torch", "plain"]})) == 2
     assert len(jobs({"script": "w"}, profilers=["plain", "plain"])) == 1
@@ -68,7 +68,7 @@ def test_a_case_carries_fixed_and_varying_parameters():
         ("a\u200bb", "seqlens=a%E2%80%8Bb"),
     ],
 )
-def test_a_case_id_has_no_character_that_separates_names_or_ranges_or_that_a_trace_spoils(value, written):
+def test_a_case_id_has_only_characters_that_names_ranges_and_traces_keep(value, written):
     assert plan.case_id({"seqlens": value}) == written
     assert parse_id(written) == {"seqlens": value}
 
@@ -88,7 +88,7 @@ def test_a_command_runs_each_case_in_its_own_process_with_its_parameters_filled_
     ]  # fmt: skip
 
 
-def test_a_commands_variables_are_filled_in_as_its_words_are_and_those_of_a_script_stay():
+def test_parameters_are_filled_into_the_variables_of_a_command_and_not_of_a_script():
     env = {"BATCH": "{n}", "BOTH": '{"n": {n}, "d": {d}}', "FIXED": "1"}
     made = jobs({"command": ["python", "t.py"], "params": {"d": True}, "matrix": {"n": [1, 2]}, "env": env})
     assert [job.env["BATCH"] for job in made] == ["1", "2"]
@@ -114,7 +114,7 @@ def test_torch_profiler_cannot_enter_a_command():
     assert isinstance(job.tool, Missing) and "script" in job.tool.remedy
 
 
-def test_a_matrix_that_is_excluded_whole_is_refused():
+def test_a_matrix_whose_points_are_all_excluded_is_refused():
     with pytest.raises(ConfigError, match="has no case left"):
         jobs({"script": "w", "matrix": {"n": [1]}, "exclude": [{"n": 1}]})
 

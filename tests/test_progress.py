@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_profiler import job_of
 
-from profpipe.job import Outcome
-from profpipe.progress import Display, duration, time_left
+from profpipe.job import CaseOutcome, Cause, JobOutcome, Status, Visit
+from profpipe.runner.progress import Display, duration, time_left
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,10 +22,10 @@ def test_without_a_terminal_each_event_is_one_plain_line(tmp_path: Path) -> None
     stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
     with Display(stream) as display:
         display.job_started(job, 1, 3)
-        display.case_started("case=1")
+        display.case_started("case=1", Visit())
         display.case_ended("case=1", "ok")
         display.message("[bold] is no markup")
-        display.job_ended(Outcome(job, "crashed", "killed by SIGSEGV"))
+        display.job_ended(JobOutcome(job, CaseOutcome(Status.CRASHED, Cause.EXIT, "killed by SIGSEGV")))
     assert stream.getvalue().splitlines() == [
         "[1/3] attention under fake: 2 cases",
         "  case 1 of 2: case=1: ok",
@@ -40,7 +40,7 @@ def test_a_case_that_failed_says_why_and_its_job_is_not_called_ok(tmp_path: Path
         display.job_started(job, 1, 1)
         display.case_ended("case=1", "failed", "ValueError: unknown impl 'fa3'.\nDid you mean 'fa2'?")
         display.case_ended("case=2", "skipped", "needs a GPU")
-        display.job_ended(Outcome(job, "ok"))
+        display.job_ended(JobOutcome(job, CaseOutcome(Status.OK)))
     assert stream.getvalue().splitlines()[1:] == [
         "  case 1 of 2: case=1: failed (ValueError: unknown impl 'fa3'. Did you mean 'fa2'?)",
         "  case 2 of 2: case=2: skipped",
@@ -53,23 +53,38 @@ def test_the_live_line_says_job_case_and_time(tmp_path: Path) -> None:
     assert display.line() == "starting"
     display.job_started(job_of(tmp_path, "pass", "pass"), 2, 6)
     assert display.line() == "[2/6] attention under fake | 0 s so far"
-    display.case_started("case=1")
+    display.case_started("case=1", Visit())
     display.case_ended("case=1", "ok")
-    display.case_started("case=2")
+    display.case_started("case=2", Visit(2))
     assert display.line() == "[2/6] attention under fake | 0 s so far | about 0 s left | case 2 of 2: case=2"
+
+
+def test_the_live_line_says_which_round_it_is(tmp_path: Path) -> None:
+    display = Display(io.StringIO())
+    display.job_started(job_of(tmp_path, "pass", "pass", "pass"), 1, 1)
+    display.case_started("case=3", Visit(1, 2, 4))
+    assert display.line().endswith("| case 1 of 3, round 2 of 4: case=3")
+
+
+def test_a_command_is_shown_with_the_case_that_runs(tmp_path: Path) -> None:
+    stream, job = io.StringIO(), job_of(tmp_path, "pass", script=None, command=("true",))
+    display = Display(stream)
+    display.job_started(job, 1, 1)
+    assert stream.getvalue() == "[1/1] attention under fake: case=1\n"
+    assert display.line().endswith(" | case=1")
 
 
 def test_on_a_terminal_the_line_is_live_and_the_results_stay() -> None:
     program = """
 from pathlib import Path
 from fake_profiler import job_of
-from profpipe.job import Outcome
-from profpipe.progress import Display
+from profpipe.job import CaseOutcome, JobOutcome, Status, Visit
+from profpipe.runner.progress import Display
 job = job_of(Path("."), "pass")
 with Display() as display:
     display.job_started(job, 1, 1)
-    display.case_started("impl=[fa2]")
-    display.job_ended(Outcome(job, "ok"))
+    display.case_started("impl=[fa2]", Visit())
+    display.job_ended(JobOutcome(job, CaseOutcome(Status.OK)))
 """
     ours, theirs = pty.openpty()
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}", "TERM": "xterm", "COLUMNS": "120"}
@@ -83,7 +98,7 @@ with Display() as display:
 
 
 def test_rich_is_not_loaded_where_nothing_is_drawn() -> None:
-    program = "import sys, profpipe.progress as p\nwith p.Display(): pass\nprint('rich' in sys.modules)"
+    program = "import sys, profpipe.runner.progress as p\nwith p.Display(): pass\nprint('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

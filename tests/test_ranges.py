@@ -43,5 +43,5 @@ def test_without_a_profiler_a_range_costs_nothing() -> None:
         pass
 
 
-def test_a_name_that_torch_keeps_is_not_spelled_otherwise() -> None:
-    assert ranges._spelled("forward: q @ k, 50% {a|b}~'c'") == "forward: q @ k, 50% {a|b}~'c'"
+def test_a_name_that_torch_keeps_is_notencode_name_otherwise() -> None:
+    assert ranges.encode_name("forward: q @ k, 50% {a|b}~'c'") == "forward: q @ k, 50% {a|b}~'c'"

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from profpipe import plan, profilers, store, tables
+from profpipe import profilers
+from profpipe.config.models import Pipeline
 from profpipe.job import Job, Missing, Tool, workload_argv
-from profpipe.measuring import ranks, sweep
-from profpipe.measuring.ranks import Ended, Ranks
-from profpipe.pipeline import Pipeline
+from profpipe.measure import distributed, rounds
+from profpipe.measure.distributed import EndedByPeer, Ranks
+from profpipe.results import schema, store
+from profpipe.runner import plan
 
 torch = pytest.importorskip("torch")
 
@@ -45,75 +47,83 @@ def together(*does: Any) -> list[Any]:
     return found
 
 
-def test_a_single_process_meets_nobody_and_waits_for_nobody():
-    alone = ranks.joined(1)
-    alone.step("built")
-    assert (alone.most(3.5), alone.agreed("ok", "", ["noisy"]), alone.named("x")) == (3.5, ("ok", "", ("noisy",)), "x")
-    alone.part()
+def test_a_single_process_exchanges_nothing():
+    alone = distributed.join(1)
+    alone.barrier("built")
+    assert (alone.all_max(3.5), alone.agree_on_end("ok", "", ["noisy"]), alone.file_name("x")) == (
+        3.5,
+        ("ok", "", ("noisy",)),
+        "x",
+    )
+    alone.shutdown()
 
 
 def test_the_largest_value_is_everybodys():
-    assert together(lambda r: r.most(1.0), lambda r: r.most(2.5)) == [2.5, 2.5]
+    assert together(lambda r: r.all_max(1.0), lambda r: r.all_max(2.5)) == [2.5, 2.5]
 
 
-def test_the_gravest_end_counts_for_all_and_names_who_met_it():
-    found = together(lambda r: r.agreed("failed", "lost the others"), lambda r: r.agreed("oom", "no more memory"))
+def test_the_most_severe_end_counts_for_all_processes_and_names_the_rank():
+    found = together(
+        lambda r: r.agree_on_end("failed", "lost the others"), lambda r: r.agree_on_end("oom", "no more memory")
+    )
     assert found == [("oom", "rank 1: no more memory", ())] * 2
 
 
 def test_the_largest_of_all_processes_is_found_place_by_place():
-    found = together(lambda r: r.largest([1.0, 5.0, 2.0]), lambda r: r.largest([3.0, 4.0, 2.0]))
+    found = together(lambda r: r.all_max_each([1.0, 5.0, 2.0]), lambda r: r.all_max_each([3.0, 4.0, 2.0]))
     assert found == [[3.0, 5.0, 2.0]] * 2
-    assert together(lambda r: r.most(1.0), lambda r: r.most(2.0)) == [2.0, 2.0]
+    assert together(lambda r: r.all_max(1.0), lambda r: r.all_max(2.0)) == [2.0, 2.0]
 
 
-def test_an_end_that_all_meet_alike_is_nobodys_in_particular():
-    assert together(*[lambda r: r.agreed("skipped", "no flash here")] * 2) == [("skipped", "no flash here", ())] * 2
+def test_an_end_that_all_processes_share_names_no_rank():
+    assert (
+        together(*[lambda r: r.agree_on_end("skipped", "no flash here")] * 2) == [("skipped", "no flash here", ())] * 2
+    )
 
 
-def test_the_marks_of_all_are_the_cases():
-    found = together(lambda r: r.agreed("ok", ""), lambda r: r.agreed("ok", "", ["noisy"]))
+def test_the_case_has_the_flags_of_all_processes():
+    found = together(lambda r: r.agree_on_end("ok", ""), lambda r: r.agree_on_end("ok", "", ["noisy"]))
     assert [flags for _, _, flags in found] == [("noisy",)] * 2
 
 
 def test_who_comes_to_a_step_leaves_the_case_that_another_has_ended():
     def failing(own: Ranks) -> Any:
-        return own.agreed("oom", "no more memory")
+        return own.agree_on_end("oom", "no more memory")
 
-    waiting, ended = together(lambda r: r.step("built"), failing)
-    assert isinstance(waiting, Ended)
+    waiting, ended = together(lambda r: r.barrier("built"), failing)
+    assert isinstance(waiting, EndedByPeer)
     assert (waiting.status, waiting.reason) == ended[:2] == ("oom", "rank 1: no more memory")
 
 
 def test_processes_that_are_not_at_the_same_point_fail_the_case_and_say_where_they_are():
-    one, other = together(lambda r: r.step("batch"), lambda r: r.agreed("ok", ""))
+    one, other = together(lambda r: r.barrier("batch"), lambda r: r.agree_on_end("ok", ""))
     assert other[:2] == ("failed", "the processes are out of step: rank 0 at 'batch', rank 1 at 'end'")
     assert one.reason == other[1]
 
 
 def test_who_waits_in_vain_learns_it_and_who_comes_too_late_ends(monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     left = threading.Event()
 
     def early(own: Ranks) -> Any:
         try:
-            return own.agreed("oom", "no more memory")
+            return own.agree_on_end("oom", "no more memory")
         finally:
             left.set()
 
     def late(own: Ranks) -> Any:
         left.wait(20)
-        return own.agreed("failed", "connection lost")
+        return own.agree_on_end("failed", "connection lost")
 
     found = together(early, late)
-    assert [type(each) for each in found] == [ranks.Absent, SystemExit]
+    assert [type(each) for each in found] == [distributed.PeerTimeout, SystemExit]
 
 
 @pytest.mark.parametrize(("gpus", "lacks"), [(0, ""), (1, "needs 2 GPUs, and torch sees 1 here. "), (2, ""), (8, "")])
 def test_fewer_gpus_than_processes_are_a_reason_to_skip_and_none_at_all_is_not(gpus, lacks):
     """A mock, for want of GPUs."""
     cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
-    found = ranks._lack(SimpleNamespace(cuda=cuda), 2)
+    found = distributed.missing_gpus(SimpleNamespace(cuda=cuda), 2)
     assert found.startswith(lacks) and bool(found) == bool(lacks)
 
 
@@ -142,13 +152,13 @@ def test_torchrun_starts_the_harness_once_for_each_process():
     argv = workload_argv(planned()["plain"])
     assert argv[:3] == ("/bin/python", "-m", "torch.distributed.run")
     assert argv[argv.index("--nproc-per-node") + 1] == "2"
-    assert argv[-3:] == ("-m", "profpipe.harness", "/out/raw/w/plain/cases.json")
+    assert argv[-3:] == ("-m", "profpipe.measure.harness", "/out/raw/w/plain/cases.json")
 
 
 def test_profilers_of_one_process_say_so():
     jobs = planned()
     assert {name for name, job in jobs.items() if isinstance(job.tool, Missing)} == {"ncu", "rocprof"}
-    assert "would wait for ever" in str(jobs["ncu"].tool)
+    assert "would wait forever" in str(jobs["ncu"].tool)
 
 
 def test_nsys_records_all_of_several_processes_and_one_only_between_start_and_stop():
@@ -158,7 +168,7 @@ def test_nsys_records_all_of_several_processes_and_one_only_between_start_and_st
     assert ["--capture-range" in line for line in recorded] == [False, True]
 
 
-def test_each_process_leaves_a_record_and_traces_of_its_own():
+def test_each_process_writes_its_own_events_and_traces():
     jobs = planned(matrix={"a": [1, 2]})
     names = [path.name for path in profilers.torch.artifacts(jobs["torch"])]
     assert names == [
@@ -180,24 +190,24 @@ def test_each_process_leaves_a_record_and_traces_of_its_own():
         ({"processes": 2, "script": None, "command": ["python", "x.py"]}, "Let the command start its own"),
     ],
 )
-def test_what_several_processes_cannot_do_is_refused_before_anything_runs(workload, said):
+def test_options_that_several_processes_do_not_support_are_errors(workload, said):
     with pytest.raises(ValueError, match=said):
         pipeline(**workload)
 
 
 def test_of_several_processes_nothing_that_they_do_hangs_on_a_time():
     spec = {"options": {"timing": {"rounds": 3, "order": "interleaved"}}, "repeats": 7, "warmup": 2, "processes": 2}
-    asked = sweep.Plan.of(spec)
+    asked = rounds.TimingPlan.from_spec(spec)
     assert (asked.rounds, asked.mode) == (1, "eager")
     # However noisy, and however long they took.
-    assert [asked.rule.batch([1.0, 9.0] * n, 2 * n, 1e9) for n in (0, 1, 3)] == [1, 5, 1]
-    assert asked.rule.batch([1.0] * 7, 7, 0.0) == 0
+    assert [asked.rule.next_batch([1.0, 9.0] * n, 2 * n, 1e9) for n in (0, 1, 3)] == [1, 5, 1]
+    assert asked.rule.next_batch([1.0] * 7, 7, 0.0) == 0
 
 
 def test_of_a_further_process_the_numbers_are_taken_and_the_cases_are_not(tmp_path):
-    from profpipe import load
+    from profpipe import plugins
 
-    events = load.module(ROOT / "parsers" / "events.py")
+    events = plugins.load_module(ROOT / "parsers" / "events.py")
     lines = [
         {"event": "started", "profiler": "plain", "rank": 1, "processes": 2},
         {"event": "case_started", "case": "a=1", "params": {"a": 1}},
@@ -209,11 +219,11 @@ def test_of_a_further_process_the_numbers_are_taken_and_the_cases_are_not(tmp_pa
         {"event": "samples", "case": "a=2", "unit": "ns", "values": [1, 2, 3]},
         {"event": "case_ended", "case": "a=2", "status": "oom"},
     ]
-    record = tmp_path / ranks.record(1)
+    record = tmp_path / distributed.events_file(1)
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     parsed = events.parse(record)
     assert parsed.cases.empty
-    assert set(parsed.metrics["subject"]) == {f"{tables.RANK_PREFIX}1"} and set(parsed.metrics["case"]) == {"a=1"}
+    assert set(parsed.metrics["subject"]) == {f"{schema.RANK_PREFIX}1"} and set(parsed.metrics["case"]) == {"a=1"}
     found = dict(zip(parsed.metrics["metric"], parsed.metrics["value"], strict=True))
     assert (found["time"], found["peak_allocated"]) == (2.0, 5.0) and "flops" not in found
 
@@ -229,10 +239,10 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from profpipe.measuring import ranks
+from profpipe.measure import distributed as ranks
 
 PARAMS = {"what": "ok"}
-ranks.PATIENCE_S = 3.0
+ranks.PEER_TIMEOUT_S = 3.0
 
 
 def second():
@@ -335,11 +345,11 @@ def test_an_oom_of_one_before_the_work_together_is_everybodys_and_they_go_on(end
     assert status == "oom" and reason.startswith("rank 1: ") and "2 GiB" in reason
 
 
-def test_what_one_cannot_run_is_skipped_by_all(ends):
+def test_a_case_that_one_process_cannot_run_is_skipped_by_all(ends):
     assert ends["unavailable"] == ("skipped", "rank 1: this one has no flash")
 
 
-def test_a_check_that_fails_in_one_leaves_the_times_and_marks_the_case(run_of_two, ends):
+def test_a_check_that_fails_in_one_process_keeps_the_times_and_flags_the_case(run_of_two, ends):
     data, _ = store.load(run_of_two[0])
     flags = data.cases.loc[data.cases["case"] == "what=check_fails", "flags"].item()
     assert ends["check_fails"] == ("ok", "") and "unchecked" in json.loads(flags)
@@ -349,7 +359,7 @@ def test_an_oom_of_one_inside_the_work_together_ends_the_processes_and_others_go
     status, reason = ends["oom_inside"]
     assert status == "oom" and reason.startswith("rank 1: ") and "3 GiB" in reason
     assert ends["last"] == ("ok", "")
-    assert "Cases that go on in a new process: 3" in run_of_two[1]
+    assert "A new process runs the remaining cases: 3" in run_of_two[1]
 
 
 def test_a_process_that_dies_ends_the_job_with_a_reason_that_names_it(ends):
@@ -374,11 +384,11 @@ def test_nsys_records_the_ranges_of_every_process_in_one_report(nsys, tmp_path):
     assert own["process"].nunique() == 2 and own["instances"].tolist() == [6, 6]
 
 
-def test_a_reused_record_of_any_process_is_a_file_of_its_own(tmp_path):
-    from profpipe import reuse
+def test_reused_events_of_any_process_are_copied(tmp_path):
+    from profpipe.runner import job_cache
 
     for name in ("events.jsonl", "events.rank1.jsonl", "capture.sqlite"):
         (tmp_path / name).write_text("x")
-        reuse._link(str(tmp_path / name), str(tmp_path / f"{name}.taken"))
+        job_cache.link_or_copy(str(tmp_path / name), str(tmp_path / f"{name}.taken"))
     linked = [path.name for path in sorted(tmp_path.iterdir()) if path.stat().st_nlink > 1]
     assert linked == ["capture.sqlite", "capture.sqlite.taken"]

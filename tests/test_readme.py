@@ -1,32 +1,118 @@
-"""What README shows of other files is what they hold. `pytest --regenerate` renews it."""
+"""The parts of the documentation that are made from other files equal them. `pytest --regenerate` renews the parts."""
 
+from __future__ import annotations
+
+import ast
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from test_imports import EVERYBODY, MAY_IMPORT
 
-from profpipe import tables
+from profpipe.config.models import Pipeline
+from profpipe.results import schema
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+#: How several mappings below one key are written.
+_SEVERAL = {"workloads": ".NAME", "kernel_classes": "[]", "tables": "[]", "plots": "[]"}
+
 EXAMPLE = ROOT / "examples" / "h200-attention" / "SUMMARY.md"
 
 
-def first_screen():
-    """The report's title, answer and table of the fastest, a heading level lower."""
+def first_screen() -> str:
+    """Return the example's title, answer and table of times, two heading levels lower."""
     text = EXAMPLE.read_text(encoding="utf-8")
-    head = text[: text.index("What casts doubt on this:")]
+    head = text[: text.index("## Warnings")]
     linked = re.sub(r"\]\((?!https?:|#)", "](examples/h200-attention/", head)
-    return linked.replace("# attention", "### attention", 1).strip()
+    return re.sub(r"^#", "###", linked, flags=re.MULTILINE).strip()
 
 
-@pytest.mark.parametrize(("name", "made"), [("tables", tables.documentation), ("first screen", first_screen)])
-def test_readme_shows_what_the_source_says(name, made, regenerate):
-    text = README.read_text(encoding="utf-8")
-    begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-    before, rest = text.split(begin)
-    shown, after = rest.split(end) if end in rest else ("", rest.split(end.lstrip())[1])
+def pipeline_keys() -> str:
+    """Return a table for each mapping of a pipeline file: key, default, meaning."""
+    return "\n\n".join("\n".join(_keys(title, model)) for title, model in _mappings("", Pipeline))
+
+
+def _mappings(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield each mapping once, with its place in the file, in the order of the keys."""
+    found = {model: path}
+    queue = [model]
+    while queue:
+        outer = queue.pop(0)
+        yield found[outer], outer
+        for name, field in outer.model_fields.items():
+            for inner in _models(field.annotation):
+                if inner not in found:
+                    found[inner] = f"{found[outer]}.{name}".strip(".") + _SEVERAL.get(name, "")
+                    queue.append(inner)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _keys(path: str, model: type[BaseModel]) -> Iterator[str]:
+    yield from (f"### `{path}`" if path else "### The file", "", "| key | default | meaning |", "| --- | --- | --- |")
+    inherited = set(model.__bases__[0].model_fields) if path == "workloads.NAME" else set()
+    for name, field in model.model_fields.items():
+        if name not in inherited:
+            meaning = (field.description or _first_line(field)).replace("|", "\\|")
+            yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
+    if inherited:
+        yield from ("", "A workload may also set every key of `defaults`.")
+
+
+def _first_line(field: FieldInfo) -> str:
+    """Return the first line that documents the mapping behind a key."""
+    inner = next(_models(field.annotation), None)
+    return (inner.__doc__ or "").splitlines()[0].rstrip(".") if inner else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if isinstance(value, BaseModel) or value in (None, "", {}, (), []):
+        return ""
+    return f"`{json.dumps(value)}`".replace('"', "")
+
+
+def packages() -> str:
+    """Return a table of the packages: their purpose, from their docstrings, and what else they may import."""
+    rows = ["| package | content | may also import |", "| --- | --- | --- |"]
+    for name, others in MAY_IMPORT.items():
+        source = ROOT / "profpipe" / name / "__init__.py"
+        if source.is_file():
+            content = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").splitlines()[0]
+            imports = ", ".join(f"`{other}`" for other in MAY_IMPORT if other in others)
+            rows.append(f"| `{name}` | {content.replace('``', '`')} | {imports or 'nothing'} |")
+    everybody = ", ".join(f"`{name}`" for name in sorted(EVERYBODY))
+    return "\n".join([*rows, "", f"Every module may import {everybody} and the modules of its own package."])
+
+
+PARTS = {
+    "packages": ("CONTRIBUTING.md", packages),
+    "first screen": ("README.md", first_screen),
+    "tables": ("docs/tables.md", schema.documentation),
+    "keys": ("docs/pipeline-file.md", pipeline_keys),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_part_of_the_page_equals_its_source(name: str, regenerate: bool) -> None:
+    page, make = PARTS[name]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    before, rest = text.split(f"<!-- {name} -->\n")
+    shown, after = rest.split(f"<!-- /{name} -->")
     if regenerate:
-        README.write_text(f"{before}{begin}{made()}{end}{after}", encoding="utf-8")
+        whole = f"{before}<!-- {name} -->\n{make()}\n<!-- /{name} -->{after}"
+        (ROOT / page).write_text(whole, encoding="utf-8")
     else:
-        assert shown == made(), "renew it: pytest --regenerate tests/test_readme.py"
+        assert shown.rstrip("\n") == make(), f"renew it: pytest --regenerate {Path(__file__).name}"

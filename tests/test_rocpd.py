@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.results import schema
+from profpipe.results.schema import Placement
 
 CASE = "profpipe:impl=fa2"
 GUID = "00000000-0000-0000-0000-00000000000a"
@@ -37,7 +39,7 @@ ROCPD = {
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "rocpd.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
 
 
 class Rocpd:
@@ -99,7 +101,7 @@ def rocpd(tmp_path: Path) -> Rocpd:
     return Rocpd(tmp_path / "x_results.db").process(GUID, 70)
 
 
-def rows(found: tables.Tables) -> list[tuple[Any, ...]]:
+def rows(found: schema.Tables) -> list[tuple[Any, ...]]:
     return [(r.process, r.device, r.stream, r.case, r.phase, r.kernel, r.calls) for r in found.kernels.itertuples()]
 
 
@@ -117,7 +119,7 @@ def test_a_kernel_stands_where_its_call_was_made_though_it_ran_later(parser: Mod
     rocpd.region("HIP_RUNTIME_API_EXT", "hipLaunchKernel", 120, 130, stack=5).launch(310, 350, stack=5)
     found = parser.parse(rocpd.written())
     assert rows(found) == [(70, 0, 3, "impl=fa2", "forward", "gemm(float*)", 1)]
-    assert found.origin.attribution == "1 by the thread and the time of their API call (correlation id)"
+    assert found.origin.attribution == {Placement.API_CALL: 1}
     assert [(r.range, r.instances, r.kernels, r.kernel_ns) for r in found.ranges.itertuples()] == [
         ("", 2, 1, 40),
         ("forward", 1, 1, 40),
@@ -127,7 +129,7 @@ def test_a_kernel_stands_where_its_call_was_made_though_it_ran_later(parser: Mod
 def test_without_calls_a_kernel_stands_where_it_ran_and_that_is_said(parser: ModuleType, rocpd: Rocpd) -> None:
     found = parser.parse(rocpd.range(CASE, 100, 200).launch(110, 150, stack=5).launch(310, 350).written())
     assert sorted(row[3] for row in rows(found)) == ["", "impl=fa2"]
-    assert found.origin.attribution == "1 by the time at which they ran; 1 in no range"
+    assert found.origin.attribution == {Placement.RUN_TIME: 1, Placement.NO_RANGE: 1}
     assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (40, 40)
 
 
@@ -254,7 +256,7 @@ def test_v1_kernels_without_hip_calls_are_placed_by_their_dispatch(parser: Modul
     )
     found = parser.parse(path)
     assert rows(found)[0][3:6] == ("impl=fa2", "", "gemm")
-    assert found.origin.attribution == "1 by the thread and the time of their dispatch"
+    assert found.origin.attribution == {Placement.DISPATCH: 1}
 
 
 def test_v1_kernels_without_time_stamps_are_only_counted(parser: ModuleType, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_v1_kernels_without_time_stamps_are_only_counted(parser: ModuleType, tmp
 
 
 def test_a_database_without_kernels_says_what_to_pass(parser: ModuleType, rocpd: Rocpd) -> None:
-    with pytest.raises(Refused, match=r"no kernels were recorded.*--kernel-trace"):
+    with pytest.raises(UnreadableFile, match=r"no kernels were recorded.*--kernel-trace"):
         parser.parse(rocpd.region("HIP_RUNTIME_API_EXT", "hipMalloc", 1, 2).written())
 
 
@@ -278,7 +280,7 @@ def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_da
     path = tmp_path / "cut.db"
     path.write_bytes(data[: len(data) // 3])
     assert parser.sniff(path)
-    with pytest.raises(Refused, match="damaged or cut short"):
+    with pytest.raises(UnreadableFile, match="damaged or cut short"):
         parser.parse(path)
 
 
@@ -300,5 +302,5 @@ def test_damaged_pages_are_refused_or_read_but_never_break_the_parser(parser: Mo
         if parser.sniff(path):
             try:
                 parser.parse(path)
-            except Refused as refused:
+            except UnreadableFile as refused:
                 assert refused.what

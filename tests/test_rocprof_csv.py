@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.results import schema
+from profpipe.results.schema import Placement
 
 KERNEL_TRACE = [
     "Kind", "Agent_Id", "Queue_Id", "Stream_Id", "Thread_Id", "Dispatch_Id", "Kernel_Id", "Kernel_Name",
@@ -40,7 +42,7 @@ Write = Callable[..., Path]
 @pytest.fixture(scope="module")
 def parsers() -> list[ModuleType]:
     names = ("rocprof_csv.py", "rocprof_stats.py", "rocpd.py", "rocprof_json.py")
-    return [load.module(load.own_folder("parsers") / name) for name in names]
+    return [plugins.load_module(plugins.builtin_folder("parsers") / name) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def marker(name: str, start: int, end: int, **where: int) -> Row:
     return call("MARKER_CORE_RANGE_API", name, start, end, **where)
 
 
-def placed(found: tables.Tables) -> dict[str, tuple[str, str]]:
+def placed(found: schema.Tables) -> dict[str, tuple[str, str]]:
     return {row.kernel: (row.case, row.phase) for row in found.kernels.itertuples()}
 
 
@@ -153,7 +155,7 @@ def test_kernels_are_placed_by_the_call_that_launched_them(parser: ModuleType, w
     path = write("a_kernel_trace.csv", KERNEL_TRACE, kernel("gemm", 310, 350, correlation=5))
     found = parser.parse(path)
     assert placed(found) == {"gemm": ("impl=fa2", "forward")}
-    assert found.origin.attribution.startswith("1 by the thread and the time of their API call (correlation id)")
+    assert found.origin.attribution[Placement.API_CALL] == 1
     assert found.kernels["process"][0] == 70
     ranges = found.ranges.set_index("range")
     assert list(ranges["instances"]) == [2, 1] and list(ranges["kernel_ns"]) == [40, 40]
@@ -164,7 +166,7 @@ def test_without_the_calls_kernels_are_placed_by_time_and_that_is_said(parser: M
     rows = [kernel("in", 120, 130, 1), kernel("late", 160, 170, 2), kernel("out", 220, 230, 3)]
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *rows))
     assert placed(found) == {"in": ("impl=fa2", "forward"), "late": ("impl=fa2", ""), "out": ("", "")}
-    assert found.origin.attribution == "2 by the time at which they ran; 1 in no range"
+    assert found.origin.attribution == {Placement.RUN_TIME: 2, Placement.NO_RANGE: 1}
     assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (20, 10)
 
 
@@ -173,14 +175,14 @@ def test_a_backward_kernel_of_another_thread_belongs_to_the_case_by_time(parser:
     write("a_hip_api_trace.csv", API_TRACE, call("HIP_RUNTIME_API", "hipLaunchKernel", 120, 130, 5, thread=8))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 140, 150, 5, thread=8)))
     assert placed(found) == {"k": ("impl=fa2", "backward")}
-    assert "1 of them in a range of another thread" in found.origin.attribution
+    assert found.origin.attribution[Placement.OF_OTHER_THREAD] == 1
 
 
 def test_files_of_another_stem_are_of_another_recording(parser: ModuleType, write: Write) -> None:
     write("b_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 120, 130, 1)))
     assert placed(found) == {"k": ("", "")}
-    assert found.origin.attribution == "no ranges were recorded"
+    assert found.origin.attribution == {Placement.NO_RANGES: found.origin.launches}
 
 
 def test_copies_beside_the_kernels_are_rows_of_their_own_kind_and_no_launches(parser: ModuleType, write: Write) -> None:
@@ -299,13 +301,13 @@ def test_time_stamps_with_a_fraction_are_times_to_the_ns(parser: ModuleType, wri
 
 def test_statistics_of_calls_are_refused_as_no_gpu_time(parsers: list[ModuleType], shared_data: Path) -> None:
     path = shared_data / "rocprof" / "ROCm__rocprofiler-sdk" / "hip_stats.csv"
-    with pytest.raises(Refused, match="statistics of API calls or whole domains"):
+    with pytest.raises(UnreadableFile, match="statistics of API calls or whole domains"):
         parsers[1].parse(path)
 
 
 def test_statistics_of_markers_are_known_by_the_files_name(parsers: list[ModuleType], write: Write) -> None:
     path = write("a_marker_api_stats.csv", ["Name", "Calls", "TotalDurationNs"], {"Name": "forward", "Calls": 3})
-    with pytest.raises(Refused, match="statistics of API calls"):
+    with pytest.raises(UnreadableFile, match="statistics of API calls"):
         parsers[1].parse(path)
 
 
@@ -353,7 +355,7 @@ def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallo
     assert found.origin.launches > 2000 and found.origin.launches + torn_rows(found) == 5000
 
 
-def torn_rows(found: tables.Tables) -> int:
+def torn_rows(found: schema.Tables) -> int:
     (note,) = (note for note in found.origin.notes if "cut or torn" in note)
     return int(note.split()[0])
 
@@ -369,7 +371,9 @@ def test_dispatches_without_time_stamps_are_left_out_and_counted(parser: ModuleT
 def test_a_header_without_rows_says_what_to_pass(parser: ModuleType, write: Write, columns: list[str]) -> None:
     path = write("x.csv", columns)
     assert parser.sniff(path)
-    with pytest.raises(Refused, match=r"no (kernels were recorded|counters|copies).*--(kernel-trace|pmc|memory)"):
+    with pytest.raises(
+        UnreadableFile, match=r"no (kernels were recorded|counters|copies).*--(kernel-trace|pmc|memory)"
+    ):
         parser.parse(path)
 
 
@@ -377,7 +381,7 @@ def test_a_file_cut_in_its_header_is_refused_as_such(parser: ModuleType, tmp_pat
     path = tmp_path / "x.csv"
     path.write_text('"Kind","Agent_Id","Queue_I')
     assert parser.sniff(path)
-    with pytest.raises(Refused, match="cut in its first line"):
+    with pytest.raises(UnreadableFile, match="cut in its first line"):
         parser.parse(path)
 
 
@@ -387,7 +391,7 @@ def test_side_files_without_kernels_or_ranges_are_refused_with_the_file_to_give(
 ) -> None:
     columns = API_TRACE if "api" in name else ["Node_Id", "Agent_Type"]
     path = write(name, columns, call("HIP_RUNTIME_API", "hipMalloc", 1, 2) if "api" in name else {"Node_Id": 1})
-    with pytest.raises(Refused, match=r"kernel_trace\.csv"):
+    with pytest.raises(UnreadableFile, match=r"kernel_trace\.csv"):
         parser.parse(path)
 
 
@@ -451,7 +455,7 @@ def test_damaged_files_are_refused_or_read_but_never_break_the_parser(
             continue
         try:
             found = parser.parse(path)
-        except Refused as refused:
+        except UnreadableFile as refused:
             assert refused.what and refused.remedy
         else:
             assert len(found.kernels) or len(found.ranges)

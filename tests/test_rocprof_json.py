@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.results import schema
+from profpipe.results.schema import Placement
 
 CASE = "profpipe:impl=fa2"
 Record = dict[str, Any]
@@ -21,10 +23,10 @@ Record = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "rocprof_json.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "rocprof_json.py")
 
 
-def placed(found: tables.Tables) -> list[tuple[Any, ...]]:
+def placed(found: schema.Tables) -> list[tuple[Any, ...]]:
     return [(r.process, r.device, r.kind, r.case, r.phase, r.kernel, r.total_ns) for r in found.kernels.itertuples()]
 
 
@@ -95,7 +97,7 @@ def test_kernels_are_placed_by_the_call_of_their_correlation_id(parser: ModuleTy
     assert parser.sniff(path)
     found = parser.parse(path)
     assert placed(found) == [(70, 0, "kernel", "impl=fa2", "forward", "gemm(float*)", 40)]
-    assert found.origin.attribution == "1 by the thread and the time of their API call (correlation id)"
+    assert found.origin.attribution == {Placement.API_CALL: 1}
     assert found.origin.device == "AMD Instinct MI300X"
     assert list(found.kernels["stream"]) == [3]
 
@@ -107,7 +109,7 @@ def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser: 
     cut.write_bytes(zipped.read_bytes()[:-40])
     assert parser.sniff(zipped) and parser.sniff(cut)
     assert placed(parser.parse(zipped)) == placed(parser.parse(plain))
-    with pytest.raises(Refused, match="cut or damaged"):
+    with pytest.raises(UnreadableFile, match="cut or damaged"):
         parser.parse(cut)
 
 
@@ -116,7 +118,7 @@ def test_without_calls_kernels_are_placed_by_time_and_that_is_said(parser: Modul
     given = process(messages={1: CASE}, kernel_dispatch=dispatches, marker_api=[marker(100, 200, 1)])
     found = parser.parse(v3(tmp_path / "x.json", given))
     assert [row[3] for row in placed(found)] == ["impl=fa2", ""]
-    assert found.origin.attribution == "1 by the time at which they ran; 1 in no range"
+    assert found.origin.attribution == {Placement.RUN_TIME: 1, Placement.NO_RANGE: 1}
 
 
 def test_marks_and_the_calls_around_a_range_are_no_ranges(parser: ModuleType, tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_v1_kernels_are_placed_by_dispatch_where_it_is_given(parser: ModuleType,
     )
     found = parser.parse(path)
     assert placed(found) == [(70, 0, "kernel", "impl=fa2", "forward", "gemm", 40)]
-    assert found.origin.attribution == "1 by the thread and the time of their dispatch"
+    assert found.origin.attribution == {Placement.DISPATCH: 1}
     assert sorted(found.ranges["range"]) == ["", "forward"]
 
 
@@ -266,20 +268,20 @@ def test_a_trace_of_torch_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path
 def test_a_file_without_its_beginning_is_refused(parser: ModuleType, shared_data: Path) -> None:
     path = shared_data / "rocprof" / "amd__HPCTrainingExamples" / "seismic_R4_results.json"
     assert parser.sniff(path)
-    with pytest.raises(Refused, match="cut or damaged"):
+    with pytest.raises(UnreadableFile, match="cut or damaged"):
         parser.parse(path)
 
 
 def test_a_cut_file_is_refused(parser: ModuleType, tmp_path: Path) -> None:
     path = v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(1, 9)]))
     path.write_text(path.read_text()[:-40])
-    with pytest.raises(Refused, match="cut or damaged"):
+    with pytest.raises(UnreadableFile, match="cut or damaged"):
         parser.parse(path)
 
 
 @pytest.mark.parametrize("processes", [[], [process()]])
 def test_a_file_without_kernels_says_what_to_pass(parser: ModuleType, tmp_path: Path, processes: list[Record]) -> None:
-    with pytest.raises(Refused, match=r"no kernels were recorded.*--kernel-trace"):
+    with pytest.raises(UnreadableFile, match=r"no kernels were recorded.*--kernel-trace"):
         parser.parse(v3(tmp_path / "x.json", *processes))
 
 
@@ -312,5 +314,5 @@ def test_malformed_records_are_refused_or_read_but_never_break_the_parser(parser
         if parser.sniff(path):
             try:
                 parser.parse(path)
-            except Refused as refused:
+            except UnreadableFile as refused:
                 assert refused.what

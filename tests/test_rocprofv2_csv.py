@@ -14,8 +14,11 @@ from types import ModuleType
 
 import pytest
 
-from profpipe import load, parsing, tables
-from profpipe.errors import Refused
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import registry
+from profpipe.results import schema
+from profpipe.results.schema import Placement
 
 RESULTS = (
     "Dispatch_ID,GPU_ID,Queue_ID,PID,TID,Grid_Size,Workgroup_Size,LDS_Per_Workgroup,Scratch_Per_Workitem,Arch_VGPR,"
@@ -31,7 +34,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def parser() -> ModuleType:
-    return load.module(load.own_folder("parsers") / "rocprof_csv.py")
+    return plugins.load_module(plugins.builtin_folder("parsers") / "rocprof_csv.py")
 
 
 @pytest.fixture
@@ -62,18 +65,18 @@ def kernels(*rows: str) -> str:
     return "".join([RESULTS, "\n", *rows])
 
 
-def places(found: tables.Tables) -> dict[str, tuple[str, str]]:
+def places(found: schema.Tables) -> dict[str, tuple[str, str]]:
     return {row.kernel: (row.case, row.phase) for row in found.kernels.itertuples()}
 
 
-def ranges(found: tables.Tables) -> dict[tuple[str, str], float]:
+def ranges(found: schema.Tables) -> dict[tuple[str, str], float]:
     """(case, path) -> instances and wall time."""
     return {(row.case, row.range): (row.instances, row.wall_ns) for row in found.ranges.itertuples()}
 
 
-def read(parser: ModuleType, path: Path) -> tables.Tables:
+def read(parser: ModuleType, path: Path) -> schema.Tables:
     assert parser.sniff(path)
-    return parsing.parse(parser, path)
+    return registry.parse(parser, path)
 
 
 def test_kernels_are_placed_in_the_ranges_of_the_file_beside_them(parser: ModuleType, write: Write) -> None:
@@ -89,9 +92,9 @@ def test_kernels_are_placed_in_the_ranges_of_the_file_beside_them(parser: Module
     assert places(found) == {"warm_up()": ("", ""), "inner()": ("impl=fa2", "forward"), "outer()": ("impl=fa2", "")}
     assert ranges(found) == {("impl=fa2", ""): (2, 400), ("impl=fa2", "forward"): (1, 100)}
     assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (30, 10)
-    assert found.origin.attribution == "2 by the time at which they ran; 1 in no range"
+    assert found.origin.attribution == {Placement.RUN_TIME: 2, Placement.NO_RANGE: 1}
     notes = " ".join(found.origin.notes)
-    assert "read with it: roctx_trace_capture.csv" in notes and "record with --hip-trace too" in notes
+    assert "roctx_trace_capture.csv" in found.origin.read_with and "record with --hip-trace too" in notes
     assert "it does not say in which thread a range was pushed" in notes
 
 
@@ -101,7 +104,7 @@ def test_with_the_hip_calls_beside_them_kernels_are_placed_by_their_launch(parse
     path = write("results_9.csv", kernels(dispatch(0, "late()", 5000, 5100, correlation=5)))
     found = read(parser, path)
     assert places(found) == {"late()": ("impl=fa2", "")}
-    assert found.origin.attribution == "1 by the thread and the time of their API call (correlation id)"
+    assert found.origin.attribution == {Placement.API_CALL: 1}
     assert not any("--hip-trace" in note for note in found.origin.notes)
 
 
@@ -110,7 +113,7 @@ def test_ranges_of_unknown_thread_hold_kernels_of_several_by_time(parser: Module
     launched = kernels(dispatch(0, "one()", 110, 120, thread=7), dispatch(1, "other()", 130, 140, thread=8))
     found = read(parser, write("results_9.csv", launched))
     assert places(found) == {"one()": ("impl=fa2", ""), "other()": ("impl=fa2", "")}
-    assert "2 of them in a range of another thread" in found.origin.attribution
+    assert found.origin.attribution[Placement.OF_OTHER_THREAD] == 2
 
 
 def test_started_ranges_end_where_their_number_is_stopped(parser: ModuleType, write: Write) -> None:
@@ -158,7 +161,7 @@ def test_a_run_that_was_killed_keeps_the_cases_that_ended(parser: ModuleType, wr
 @pytest.mark.parametrize("text", ['say "hi", twice', "two\nlines", "comma, comma", 'ends in "', "ROCTX_DOMAIN,0,,1"])
 def test_messages_of_any_text_are_read_though_nothing_is_escaped(parser: ModuleType, write: Write, text: str) -> None:
     found = read(parser, write("roctx_trace_9.csv", ROCTX, message(text, 100), end(200)))
-    assert ranges(found) == {("", tables.range_name(text)): (1, 100)}
+    assert ranges(found) == {("", schema.range_name(text)): (1, 100)}
 
 
 def test_rows_are_put_in_order_of_time(parser: ModuleType, write: Write) -> None:
@@ -173,7 +176,7 @@ def test_the_record_numbers_of_2023_are_no_part_of_a_row(parser: ModuleType, wri
 
 
 def test_a_file_of_marks_is_refused_with_the_file_to_give(parser: ModuleType, write: Write) -> None:
-    with pytest.raises(Refused, match=r"no range is in it; 1 of its messages.*results_X\.csv"):
+    with pytest.raises(UnreadableFile, match=r"no range is in it; 1 of its messages.*results_X\.csv"):
         parser.parse(write("roctx_trace_9.csv", ROCTX, message("only a mark", 100)))
 
 
@@ -251,7 +254,7 @@ def test_damaged_calls_are_refused_or_read_but_never_break_the_parser(parser: Mo
             continue
         try:
             found = parser.parse(path)
-        except Refused as refused:
+        except UnreadableFile as refused:
             assert refused.what and refused.remedy
         else:
             assert len(found.ranges) and (found.ranges["wall_ns"] >= 0).all()

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 from program import profpipe, rows
+from report_study import read_pages
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "scenarios.yaml"
-scenarios = load.module(ROOT / "workloads" / "attention_scenarios.py")
-attention = load.module(ROOT / "workloads" / "attention.py")
+scenarios = plugins.load_module(ROOT / "workloads" / "attention_scenarios.py")
+attention = plugins.load_module(ROOT / "workloads" / "attention.py")
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ attention = load.module(ROOT / "workloads" / "attention.py")
     [("gpt2-small", 768), ("gpt3", 12288), ("bert-base", 768), ("bert-large", 1024), ("decode", 4096)],
 )
 def test_heads_times_head_dim_is_the_width_of_the_model(scenario: str, width: int) -> None:
-    shape = scenarios._shaped({"scenario": scenario})
-    assert shape["heads"] * shape["head_dim"] == width
+    shape = scenarios.facts({"scenario": scenario})
+    assert shape["heads"][0] * shape["head_dim"][0] == width
 
 
 def test_a_scenario_is_attention_in_its_shape() -> None:
@@ -47,10 +48,10 @@ def test_the_smallest_scenario_agrees_with_the_reference_and_tells_its_shape() -
     assert scenarios.build(params)()[0].shape == (1, 4, 64, 16)
 
 
-def test_a_refusal_that_names_what_the_scenario_sets_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_with_a_parameter_of_the_scenario_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # A mock: what attention says on a GPU of one that does not take fewer key/value heads, and of a missing package.
     reasons = iter(["Change head_dim, dtype, kv_heads, seqlen or mode.", "flash_attn is not installed."])
-    monkeypatch.setattr(scenarios.attention, "available", lambda params: next(reasons))
+    monkeypatch.setattr(scenarios.implementations, "unavailable_reason", lambda case: next(reasons))
     params = {"impl": "fa2", "scenario": "decode"}
     assert scenarios.available(params).endswith("or mode. Here the scenario sets seqlen, kv_heads, head_dim.")
     assert scenarios.available(params) == "flash_attn is not installed."
@@ -70,6 +71,7 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, obje
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.slow
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
     said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert all(f"scenario={name},impl=fa2" in said for name in scenarios.SCENARIOS if name != "tiny")
@@ -78,6 +80,6 @@ def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> Non
     reduced |= {"BUDGET_S": "0.05", "REPEATS": "6"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)
     assert [case["status"] for case in rows(tmp_path / "latest" / "cases.csv")] == ["ok"] * 4
-    summary = (tmp_path / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    summary = read_pages(tmp_path / "latest")
     assert "### Time of a call by scenario" in summary
     assert "### The scenarios" in summary and "No case of this run is in this table" not in summary

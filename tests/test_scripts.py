@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import load
-from profpipe.scripts import declared_params
+from profpipe import plugins
+from profpipe.config.workload_files import declared_params
 
-WORKLOADS = list(load.files("workloads", "*.py"))
+WORKLOADS = list(plugins.files("workloads", "*.py"))
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=[path.stem for path in WORKLOADS])
 def test_a_shipped_workloads_parameters_are_read_without_importing_torch(path: Path) -> None:
     pytest.importorskip("torch", reason="to compare them, the workload is imported")
-    assert declared_params(path) == load.module(path).PARAMS
+    assert declared_params(path) == plugins.load_module(path).PARAMS
 
 
 def test_a_file_without_parameters_declares_none(tmp_path: Path) -> None:

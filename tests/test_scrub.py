@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 from nsys_exports import Export, pid_id, thread_id
 
-from profpipe import ingest, parsing, privacy, scrub, store, tables
-from profpipe.errors import Refused
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import reader, registry
+from profpipe.results import schema, store
+from profpipe.scrub import exports, job_files
 
 DATA = Path(__file__).parent / "data"
 ATTENTION = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
@@ -32,18 +34,18 @@ ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
 
 
-def parsed(path: Path) -> tables.Tables:
-    (result,) = ingest.ingest([ingest.Source(path, "file")])
-    assert isinstance(result, ingest.Read), result
+def parsed(path: Path) -> schema.Tables:
+    (result,) = reader.ingest([reader.Source(path, "file")])
+    assert isinstance(result, reader.Read), result
     return result.tables.with_columns(workload="")
 
 
 def scrubbed(path: Path) -> dict[str, int]:
-    return scrub.scrub(path, parsing.name_of(parsing.choose(path, parsing.parsers())))
+    return exports.scrub(path, registry.name_of(registry.choose(path, registry.parsers())))
 
 
-def check_same_tables(before: tables.Tables, after: tables.Tables) -> None:
-    for table in tables.ALL:
+def check_same_tables(before: schema.Tables, after: schema.Tables) -> None:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
     assert before.origin == after.origin
 
@@ -76,16 +78,17 @@ def recorded(shared_data: Path) -> Iterator[Path]:
             yield path
 
 
+@pytest.mark.slow
 def test_every_recorded_export_is_parsed_to_the_same_tables_and_a_second_time_nothing_is_removed(
     shared_data: Path, tmp_path: Path
 ) -> None:
     count = 0
     for path in recorded(shared_data):
         copy = writable_copy(path, tmp_path)
-        (before,) = ingest.ingest([ingest.Source(copy, "file")])
+        (before,) = reader.ingest([reader.Source(copy, "file")])
         scrubbed(copy)
-        (after,) = ingest.ingest([ingest.Source(copy, "file")])
-        if isinstance(before, ingest.Read) and isinstance(after, ingest.Read):
+        (after,) = reader.ingest([reader.Source(copy, "file")])
+        if isinstance(before, reader.Read) and isinstance(after, reader.Read):
             check_same_tables(before.tables, after.tables)
         else:
             assert before == after
@@ -180,7 +183,7 @@ def test_no_byte_of_a_planted_secret_is_left_not_even_in_free_pages(tmp_path: Pa
     assert removed["META_DATA_CAPTURE"] >= 7 and removed["StringIds"] >= 4
     after = parsed(copy)
     assert after.origin.notes == ("nsys: CUDA events were lost in [path], see [path]",)
-    for table in tables.ALL:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
 
 
@@ -321,14 +324,14 @@ def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables
     folder = in_folder(path)
     before, large = parsed(folder), folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
     stamp = large.stat().st_mtime_ns, large.stat().st_ino
-    assert SECRET.encode() in held(folder) and not scrub.is_scrubbed(folder)
+    assert SECRET.encode() in held(folder) and not exports.is_scrubbed(folder)
     removed = scrubbed(folder)
-    assert SECRET.encode() not in held(folder) and scrub.is_scrubbed(folder)
+    assert SECRET.encode() not in held(folder) and exports.is_scrubbed(folder)
     expected = scrubbed(path)
     # Without the schema of the SQLite export it is not told of every number that it is the id of a text.
     assert removed.pop("StringIds") >= expected.pop("StringIds") and removed == expected
     after = parsed(folder)
-    for table in tables.ALL:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(before, table.name), getattr(after, table.name))
         pd.testing.assert_frame_equal(
             getattr(after, table.name), getattr(parsed(path).with_columns(source="file"), table.name)
@@ -361,13 +364,13 @@ def test_a_folders_types_and_permissions_stay(tmp_path: Path) -> None:
 def test_a_folder_that_is_damaged_or_holds_more_than_tables_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     folder = in_folder(writable_copy(ATTENTION, tmp_path))
     (folder / "notes.txt").write_text(SECRET)
-    with pytest.raises(Refused, match=r"more than an export's tables: notes\.txt"):
+    with pytest.raises(UnreadableFile, match=r"more than an export's tables: notes\.txt"):
         scrubbed(folder)
     (folder / "notes.txt").unlink()
     damaged = folder / "StringIds.parquet"
     damaged.write_bytes(damaged.read_bytes()[:100])
     before = held_bytes(folder)
-    with pytest.raises(Refused, match="damaged or cut short"):
+    with pytest.raises(UnreadableFile, match="damaged or cut short"):
         scrubbed(folder)
     assert held_bytes(folder) == before and len(list(tmp_path.iterdir())) == 2
 
@@ -392,7 +395,7 @@ def test_a_rocpd_database_loses_host_command_environment_and_paths(shared_data: 
     assert not [text for text in private if text in path.read_bytes()]
     assert removed["rocpd_info_node"] == removed["rocpd_info_process"] == 1
     check_same_tables(before, parsed(path))
-    assert scrub.is_scrubbed(path) and not scrubbed(path)
+    assert exports.is_scrubbed(path) and not scrubbed(path)
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT count(*) FROM kernels").fetchone() == (301,), "its own views still work"
         assert database.execute("SELECT hostname, command FROM processes").fetchone() == ("", "")
@@ -473,14 +476,14 @@ def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alo
     copy = writable_copy(ATTENTION, tmp_path)
     untouched = copy.read_bytes()
     copy.chmod(0o444)
-    with pytest.raises(Refused, match="is read-only"):
-        scrub.scrub(copy, "nsys_sqlite")
+    with pytest.raises(UnreadableFile, match="is read-only"):
+        exports.scrub(copy, "nsys_sqlite")
     copy.chmod(0o644)
     for leftover in ("-wal", "-journal"):
         beside = tmp_path / (copy.name + leftover)
         beside.write_bytes(b"rows")
-        with pytest.raises(Refused, match="is being written"):
-            scrub.scrub(copy, "nsys_sqlite")
+        with pytest.raises(UnreadableFile, match="is being written"):
+            exports.scrub(copy, "nsys_sqlite")
         beside.unlink()
     assert copy.read_bytes() == untouched and len(list(tmp_path.iterdir())) == 1
 
@@ -490,7 +493,7 @@ def test_a_damaged_export_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
         copy = writable_copy(path, tmp_path)
         damaged = path.read_bytes()[: path.stat().st_size // 2]
         copy.write_bytes(damaged)
-        with pytest.raises(Refused, match="damaged or cut short"):
+        with pytest.raises(UnreadableFile, match="damaged or cut short"):
             scrubbed(copy)
         assert copy.read_bytes() == damaged
     assert len(list(tmp_path.iterdir())) == 2
@@ -506,6 +509,7 @@ def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path: Path) -> 
     assert link.is_symlink() and SECRET.encode() not in copy.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_counts_what_it_removed_and_goes_on_past_what_it_cannot_scrub(tmp_path: Path) -> None:
     copy = writable_copy(ATTENTION, tmp_path)
     plant(copy)
@@ -530,10 +534,10 @@ def test_a_damaged_export_of_a_run_is_listed_among_its_private_files(tmp_path: P
     (raw / "capture.nsys-rep").write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
     (raw / "other_results.db").write_bytes(ATTENTION.read_bytes()[:100_000])
     (raw / "events.jsonl").write_text('{"event": "started"}\n')
-    done = dict(privacy.scrubbed(sorted(raw.iterdir()), tmp_path))
+    done = job_files.scrub_exports(sorted(raw.iterdir()), tmp_path)
     assert done == {raw / ATTENTION.name: True, raw / "capture-2.sqlite": False, raw / "other_results.db": False}
     private = ["capture-2.sqlite", "capture.nsys-rep", "other_results.db"]
-    assert privacy.private_files(tmp_path) == [f"raw/attention/nsys/{name}" for name in private]
+    assert job_files.find_private_files(tmp_path) == [f"raw/attention/nsys/{name}" for name in private]
 
 
 def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private_files(tmp_path: Path) -> None:
@@ -551,10 +555,10 @@ def test_a_trace_of_a_run_that_could_not_be_scrubbed_is_listed_among_its_private
     }  # fmt: skip
     for name, data in (cut | harmless).items():
         (raw / name).write_bytes(data)
-    done = dict(privacy.scrubbed(sorted(raw.iterdir()), tmp_path))
+    done = job_files.scrub_exports(sorted(raw.iterdir()), tmp_path)
     assert {path.name for path, is_done in done.items() if is_done} == {"clean.json", "whole.json", "zipped.json.gz"}
-    assert privacy.private_files(tmp_path) == [f"raw/attention/torch/{name}" for name in cut]
-    assert scrub.is_scrubbed(raw / "zipped.json.gz") and not scrub.is_scrubbed(raw / "cut.json")
+    assert job_files.find_private_files(tmp_path) == [f"raw/attention/torch/{name}" for name in cut]
+    assert exports.is_scrubbed(raw / "zipped.json.gz") and not exports.is_scrubbed(raw / "cut.json")
 
 
 # --- Chrome traces ---------------------------------------------------------------------------------------------------
@@ -628,6 +632,7 @@ with nvtx.annotate("forward"):
 """
 
 
+@pytest.mark.slow
 def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_files_still_hold_it(
     nsys: Path, tmp_path: Path
 ) -> None:
@@ -645,9 +650,9 @@ def test_a_run_under_a_real_nsys_leaves_no_secret_in_its_export_and_says_which_f
     assert SECRET.encode() not in (raw / "capture.sqlite").read_bytes()
     data, record = store.load(folder)
     assert list(data.ranges["range"]) == ["forward"]
-    assert record["files"][0]["scrubbed"] is True
-    assert record["private_files"] == ["raw/program/nsys/capture.nsys-rep"]
-    listed = {file["path"]: file["bytes"] for file in record["jobs"][0]["files"]}
+    assert record.files[0].scrubbed is True
+    assert record.private_files == ("raw/program/nsys/capture.nsys-rep",)
+    listed = {file.path: file.bytes for file in record.jobs[0].files}
     assert listed["raw/program/nsys/capture.sqlite"] == (raw / "capture.sqlite").stat().st_size
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 from program import profpipe, rows
-from report_study import case_row, metric_row, tables
+from report_study import analyze, case_row, metric_row, tables
 
-from profpipe.analyze import analyze
-from profpipe.page.wording import DENSE_WORK
+from profpipe.report.labels import DENSE_WORK
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "sparsity.yaml"
@@ -73,6 +72,7 @@ def test_where_the_time_goes_is_told_beside_all_of_it() -> None:
     assert "kernels.time" in table["value"] and "rest.time" not in table["value"]
 
 
+@pytest.mark.slow
 def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     small = {
@@ -104,7 +104,8 @@ def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_pat
     metrics = rows(tmp_path / "out" / "latest" / "metrics.csv")
     found = {(row["case"], row["metric"]): float(row["value"]) for row in metrics if row["value"]}
     assert found["impl=sparse,left_out=0.75", "sparsity"] == 75
-    summary = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    pages = (tmp_path / "out" / "latest" / page for page in ("SUMMARY.md", "details.md"))
+    summary = "".join(page.read_text(encoding="utf-8") for page in pages)
     lines = [[cell.strip() for cell in line.split("|")] for line in summary.splitlines() if line.startswith("|")]
     head = next(line for line in lines if "effective TFLOP/s" in line)
     row = next(line for line in lines[lines.index(head) :] if "0.75" in line)
@@ -125,8 +126,8 @@ def test_only_work_that_is_done_is_held_against_the_peak() -> None:
     sparse = [*numbers, metric_row("impl=a", "flops_effective", 9e10, "flop")]
     for metrics, share, marks in ((numbers, 1.8, ("above_peak",)), (sparse, 0.18, ())):
         (workload,) = analyze(tables(cases, metrics=metrics), run).workloads
-        (point,) = workload.points
+        (point,) = workload.cases
         assert point.tflops == 900
         assert point.of_peak_flops == pytest.approx(share)
-        assert point.limit.of_flops == pytest.approx(share)
+        assert point.limit.flops_share == pytest.approx(share)
         assert point.marks == marks

@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_study import read_pages
 
-from profpipe import store
+from profpipe.results import store
+from profpipe.results.manifest import ToolEntry
 
 ROOT = Path(__file__).parents[1]
 TESTS = Path(__file__).parent
@@ -57,7 +59,7 @@ class Project:
         return store.load((self.folder / "out" / "latest").resolve())
 
     def summary(self) -> str:
-        return (self.folder / "out" / "latest" / "SUMMARY.md").read_text()
+        return read_pages(self.folder / "out" / "latest")
 
 
 @pytest.fixture
@@ -83,11 +85,11 @@ def test_rocprofv3_gives_each_case_its_kernels_by_the_call_that_launched_them(pr
     assert by_case(data.kernels) == {"": (2, 2e3), "n=1": (3, 30e3), "n=2": (3, 30e3)}
     ranges = data.ranges.set_index(["case", "range"])
     assert ranges["instances"].to_dict() == ranges["kernels"].to_dict() == {("n=1", ""): 3, ("n=2", ""): 3}
-    assert record["tools"]["rocprof"] == {"version": "1.0.0", "variant": "rocprofv3"}
-    (job,), (events, trace) = record["jobs"], sorted(record["files"], key=lambda file: file["format"])
-    assert job["argv"][0][0] == "rocprofv3" and events["parser"] == "events"
-    assert (trace["launches"], trace["attributed_ns"], trace["unattributed_ns"]) == (8, 60e3, 2e3)
-    assert record["refused"] == [] and "`scale_kernel<float>`" in project.summary()
+    assert record.tools["rocprof"] == ToolEntry("1.0.0", "rocprofv3")
+    (job,), (events, trace) = record.jobs, sorted(record.files, key=lambda file: file.format)
+    assert job.argv[0][0] == "rocprofv3" and events.parser == "events"
+    assert (trace.launches, trace.attributed_ns, trace.unattributed_ns) == (8, 60e3, 2e3)
+    assert record.refused == () and "`scale_kernel<float>`" in project.summary()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_the_older_generations_count_each_launch_once_and_in_no_case(project, va
     assert done.returncode == 0, done.stderr
     data, record = project.latest()
     assert by_case(data.kernels) == {"": (8, 62e3)} and set(data.kernels["source"]) == {source}
-    assert set(data.cases["status"]) == {"ok"} and record["tools"]["rocprof"]["variant"] == variant
+    assert set(data.cases["status"]) == {"ok"} and record.tools["rocprof"].variant == variant
 
 
 def test_rocprof_that_ends_well_and_leaves_nothing_has_profiled_nothing(project):
@@ -141,9 +143,9 @@ def test_ncus_report_of_a_command_is_that_of_its_case(project):
     data, record = project.latest()
     assert by_case(data.kernels) == {"default": (2, 1206976.0)}
     assert set(data.metrics["profiler"]) == {"ncu"} and set(data.metrics["case"]) == {"default"}
-    (file,) = record["files"]
-    assert (file["attributed_ns"], file["unattributed_ns"], file["device"]) == (1206976.0, 0.0, "NVIDIA H200")
-    assert record["private_files"] == ["raw/mine/ncu/capture.ncu-rep"]
+    (file,) = record.files
+    assert (file.attributed_ns, file.unattributed_ns, file.device) == (1206976.0, 0.0, "NVIDIA H200")
+    assert record.private_files == ("raw/mine/ncu/capture.ncu-rep",)
     out = project.folder / "out" / "latest"
     assert "flash_fwd_kernel" in (out / "ncu_memory_metrics.txt").read_text()
     assert (project.folder / "ran.txt").exists()
@@ -181,5 +183,5 @@ def test_a_report_that_is_cut_is_refused_and_the_run_says_so(project):
     os.truncate(cut, 1000)
     install_ncu(project, f"cp {shlex.quote(str(cut))} $report; exit $code")
     assert project.profpipe("ncu").returncode == 1
-    (refused,) = project.latest()[1]["refused"]
-    assert refused["source"] == "raw/sums/ncu/capture.ncu-rep" and refused["remedy"]
+    (refused,) = project.latest()[1].refused
+    assert refused.source == "raw/sums/ncu/capture.ncu-rep" and refused.remedy

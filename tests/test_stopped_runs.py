@@ -1,17 +1,19 @@
-"""What the page of a run that was stopped says of the cases that have no row, and how its record knows them."""
+"""The report of a run that was stopped names the cases that have no row, and run.json lists the planned cases."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from report_study import case_row, metric_row, tables
+from report_study import analyze, case_row, metric_row, tables
 
-from profpipe import record
-from profpipe.analyze import analyze
-from profpipe.config import load_pipeline
+from profpipe.config.loader import load_pipeline
 from profpipe.job import Case, Job, Missing
-from profpipe.page import caveats
+from profpipe.report.document import plain
+from profpipe.report.sections import not_run, warnings
+from profpipe.report.text import write_table
+from profpipe.results import manifest
+from profpipe.results.manifest import Manifest
 
 CASES = [f"n={n}" for n in (1, 2, 3)]
 
@@ -22,29 +24,33 @@ def stopped(done: list[str], **planned: Any) -> dict[str, Any]:
     return {"planned": [{"workload": "w", "profiler": "plain", **planned}], "jobs": jobs, "ended": None}
 
 
-def told(run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def reported(run: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The warnings, and the rows of the cases that are not finished: outcome, profilers, cases."""
     findings = analyze(tables(rows, metrics=[metric_row("n=1", "time", 1000.0)]), run)
-    return next((line for line in caveats.doubts(findings, run, alone=True) if "not complete" in line), "")
+    lines = [plain(item) for block in warnings.warnings(findings, Manifest.parse(run)).blocks for item in block.items]
+    written = [write_table(table).splitlines()[2:] for table in not_run.unfinished(findings).tables()]
+    return lines, [[cell.strip() for cell in row.split("  ") if cell.strip()] for table in written for row in table]
 
 
-INTERRUPTED = [case_row("n=1"), case_row("n=2", "plain", "failed", "interrupted")]
+INTERRUPTED = [case_row("n=1"), case_row("n=2", "plain", "interrupted", "interrupted")]
+CONTINUE = "Not complete: profpipe resume with this folder continues the run."
 
 
-def test_cases_that_were_never_begun_are_missed_where_each_is_a_job_of_its_own() -> None:
-    text = told(stopped(CASES[:2], cases=CASES), INTERRUPTED)
-    assert "lacks what was interrupted under `plain`: n 2; not begun under `plain`: `n=3`." in text
+def test_cases_without_a_job_are_not_started() -> None:
+    lines, rows = reported(stopped(CASES[:2], cases=CASES), INTERRUPTED)
+    assert lines == [f"{CONTINUE} It lacks these cases."]
+    assert rows == [["interrupted", "plain", "at n 2", "1"], ["not started", "plain", "n=3", "1"]]
 
 
 def test_after_a_kill_the_case_that_was_cut_off_is_among_those_without_a_row() -> None:
-    text = told(stopped(CASES[:1], cases=CASES, cut_off=True), INTERRUPTED[:1])
-    assert "lacks what was cut off, not read yet or not begun under `plain`: `n=2` and `n=3` (2 cases)." in text
+    _, rows = reported(stopped(CASES[:1], cases=CASES, cut_off=True), INTERRUPTED[:1])
+    assert rows == [["cut off", "plain", "n=2 and n=3", "2"]]
 
 
-def test_a_run_without_an_end_is_not_complete_whatever_its_record_knows() -> None:
-    text = told(stopped(CASES[:1]), INTERRUPTED[:1])
-    assert text == "**Not ended**: this run is not complete. `profpipe resume` with its folder goes on."
+def test_a_run_without_an_end_is_not_complete_even_if_its_planned_cases_are_unknown() -> None:
+    assert reported(stopped(CASES[:1]), INTERRUPTED[:1]) == ([CONTINUE], [])
     ended = {**stopped(CASES[:1], cases=CASES), "ended": "2026-11-20T12:00:00+00:00"}
-    assert told(ended, INTERRUPTED[:1]) == ""
+    assert reported(ended, INTERRUPTED[:1]) == ([], [])
 
 
 def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_path: Path) -> None:
@@ -55,10 +61,9 @@ def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_
         for profiler in ("plain", "nsys")
         for case in CASES[:2]
     ]
-    begun = record.begun(
+    begun = manifest.begin_run(
         load_pipeline(tmp_path / "pipeline.yaml"),
-        now=record.utc_now(), machine={}, packages={}, tools={}, git={}, command=[], planned=jobs,
+        now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(), command=[], planned=jobs,
     )  # fmt: skip
-    assert begun["planned"] == [
-        {"workload": "w", "profiler": profiler, "cases": CASES[:2]} for profiler in ("plain", "nsys")
-    ]
+    cases = tuple(CASES[:2])
+    assert begun.planned == tuple(manifest.PlannedJob("w", profiler, cases) for profiler in ("plain", "nsys"))

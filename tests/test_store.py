@@ -9,9 +9,11 @@ from datetime import datetime, timezone
 import pandas as pd
 import pytest
 
-from profpipe import history, store, tables
+from profpipe.commands import history
 from profpipe.errors import ConfigError
-from profpipe.tables import CASES, KERNELS, METRICS, Tables
+from profpipe.results import atomic, database, folders, schema, store
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
 
 NOW = datetime(2026, 11, 20, 5, 55, tzinfo=timezone.utc)
 
@@ -19,9 +21,9 @@ NOW = datetime(2026, 11, 20, 5, 55, tzinfo=timezone.utc)
 def some_tables(run="r", time_ns=1500.0):
     key = {"run": run, "workload": "attention", "case": "n=1", "profiler": "plain"}
     return Tables(
-        cases=tables.frame(CASES, [{**key, "status": "ok", "params": '{"n": 1}', "flags": "[]"}]),
-        kernels=tables.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
-        metrics=tables.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
+        cases=schema.frame(CASES, [{**key, "status": "ok", "params": '{"n": 1}', "flags": "[]"}]),
+        kernels=schema.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
+        metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
     )
 
 
@@ -30,39 +32,39 @@ def new_folder(out, name):
         (folder / "raw").mkdir()
         store.save(folder, some_tables(), record())
 
-    return store.new_folder(out, name, NOW, fill)
+    return folders.create(out, name, NOW, fill)
 
 
 def record(**more):
-    return {"schema_version": tables.SCHEMA_VERSION, "name": "x", "started": NOW.isoformat(), "ended": None,
-            "jobs": [], **more}  # fmt: skip
+    return replace(Manifest(name="x", started=NOW.isoformat(), ended=None), **more)
 
 
 def test_tables_come_back_as_they_were_saved(tmp_path):
     saved = some_tables()
-    store.save(tmp_path, saved, record(jobs=[]))
+    store.save(tmp_path, saved, record())
     store.save_parquet(tmp_path, saved)
     loaded, read = store.load(tmp_path)
-    for table in tables.ALL:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
         stored = pd.read_parquet(tmp_path / f"{table.name}.parquet")
         assert list(stored.columns) == table.names and len(stored) == len(getattr(saved, table.name))
-    assert read["jobs"] == []
+    assert read == record()
 
 
-def test_csv_files_are_those_that_pandas_writes(tmp_path):
+def test_a_csv_file_gives_its_values_back_to_pandas(tmp_path):
     name = 'k<\'a, "b">, é\n2'
     rows = [
-        {"kernel": name, "calls": 3, "total_ns": 1e22, "mean_ns": 0.1},
+        {"kernel": name, "calls": 3, "total_ns": 1e22, "mean_ns": 0.1 + 0.2},
         {"kernel": "", "workload": "a,b", "process": 7},
     ]
-    frame = tables.frame(KERNELS, rows)
+    frame = schema.frame(KERNELS, rows)
     store.save(tmp_path, Tables(kernels=frame), record())
-    assert (tmp_path / "kernels.csv").read_bytes() == frame.to_csv(index=False).encode()
+    read = pd.read_csv(tmp_path / "kernels.csv", dtype=frame.dtypes.to_dict(), float_precision="round_trip")
+    pd.testing.assert_frame_equal(read.fillna({name: "" for name in frame if frame[name].dtype == object}), frame)
 
 
 def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):
-    odd = tables.frame(
+    odd = schema.frame(
         KERNELS, [{"kernel": name, "workload": "1", "calls": 1} for name in ("nan", "NA", "007", "null")]
     )
     store.save(tmp_path, Tables(kernels=odd), record())
@@ -78,7 +80,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        store.write(target, half)
+        atomic.write(target, half)
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"] and target.read_text() == "old"
 
 
@@ -92,8 +94,8 @@ def test_a_folder_in_the_place_of_the_link_is_refused_before_a_run_is_made(tmp_p
     first = new_folder(tmp_path, "a")
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()
-    for point in (lambda: new_folder(tmp_path, "b"), lambda: store.point_latest(tmp_path)):
-        with pytest.raises(ConfigError, match=r"latest: is a folder, and .* Rename it"):
+    for point in (lambda: new_folder(tmp_path, "b"), lambda: folders.point_latest(tmp_path)):
+        with pytest.raises(ConfigError, match=r"latest: is a folder, but .* Rename it"):
             point()
     assert sorted(tmp_path.iterdir()) == [first, tmp_path / "latest"]
 
@@ -101,10 +103,10 @@ def test_a_folder_in_the_place_of_the_link_is_refused_before_a_run_is_made(tmp_p
 def test_a_run_is_found_by_path_by_name_and_as_the_latest(tmp_path):
     out = tmp_path / "out"
     folder = new_folder(out, "a")
-    assert store.resolve(None, out) == store.resolve(folder.name, out) == store.resolve(str(folder), out) == folder
+    assert folders.find(None, out) == folders.find(folder.name, out) == folders.find(str(folder), out) == folder
 
 
-def test_a_run_whose_making_was_killed_is_none_and_the_one_before_stays_the_latest(tmp_path):
+def test_a_run_that_was_killed_while_it_was_created_is_ignored(tmp_path):
     first = new_folder(tmp_path, "a")
 
     def killed(folder):
@@ -112,13 +114,13 @@ def test_a_run_whose_making_was_killed_is_none_and_the_one_before_stays_the_late
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.new_folder(tmp_path, "b", NOW, killed)
-    assert store.unfinished(tmp_path) == store.resolve(None, tmp_path) == first
+        folders.create(tmp_path, "b", NOW, killed)
+    assert folders.find_unfinished(tmp_path) == folders.find(None, tmp_path) == first
 
 
 def test_the_tenth_run_of_a_second_is_newer_than_the_ninth(tmp_path):
     runs = [new_folder(tmp_path, "a") for _ in range(10)]
-    assert store.newest_first(tmp_path) == runs[::-1]
+    assert [folder for folder, _ in folders.list_runs(tmp_path)] == runs[::-1]
 
 
 def begun_at(hour):
@@ -130,45 +132,44 @@ def begun_at(hour):
 
 
 def test_a_copy_that_is_kept_as_a_baseline_is_never_the_latest(tmp_path):
-    first = store.new_folder(tmp_path, "a", NOW.replace(hour=1), begun_at(1))
+    first = folders.create(tmp_path, "a", NOW.replace(hour=1), begun_at(1))
     shutil.copytree(first, tmp_path / "baseline")
-    store.point_latest(tmp_path)
-    assert store.resolve(None, tmp_path) == first, "as new as its copy"
-    second = store.new_folder(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
-    assert store.resolve(None, tmp_path) == second
-    store.point_latest(tmp_path)
-    assert store.resolve(None, tmp_path) == second
-    assert store.newest_first(tmp_path) == [second, first, tmp_path / "baseline"]
+    folders.point_latest(tmp_path)
+    assert folders.find(None, tmp_path) == first, "as new as its copy"
+    second = folders.create(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
+    assert folders.find(None, tmp_path) == second
+    folders.point_latest(tmp_path)
+    assert folders.find(None, tmp_path) == second
+    assert [folder for folder, _ in folders.list_runs(tmp_path)] == [second, first, tmp_path / "baseline"]
 
 
-def test_latest_is_the_run_just_made_whatever_the_clock_says(tmp_path):
-    store.new_folder(tmp_path, "a", NOW.replace(hour=9), begun_at(9))
-    second = store.new_folder(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
-    assert store.resolve(None, tmp_path) == second
+def test_latest_is_the_run_that_was_created_last(tmp_path):
+    folders.create(tmp_path, "a", NOW.replace(hour=9), begun_at(9))
+    second = folders.create(tmp_path, "a", NOW.replace(hour=2), begun_at(2))
+    assert folders.find(None, tmp_path) == second
 
 
-def test_files_that_were_read_into_a_folder_beside_the_runs_are_no_run(tmp_path):
+def test_a_folder_of_ingested_files_is_no_run(tmp_path):
     folder = new_folder(tmp_path, "a")
-    read = {"schema_version": tables.SCHEMA_VERSION, "name": "nsys", "files": []}
     (tmp_path / "nsys").mkdir()
-    store.save(tmp_path / "nsys", some_tables(), read)
-    store.point_latest(tmp_path)
-    assert store.resolve(None, tmp_path) == store.unfinished(tmp_path) == folder
-    assert store.resolve("nsys", tmp_path) == tmp_path / "nsys", "by its name it is still found"
+    store.save(tmp_path / "nsys", some_tables(), Manifest(name="nsys", is_run=False))
+    folders.point_latest(tmp_path)
+    assert folders.find(None, tmp_path) == folders.find_unfinished(tmp_path) == folder
+    assert folders.find("nsys", tmp_path) == tmp_path / "nsys", "by its name it is still found"
 
 
-def test_two_at_work_on_one_run_are_kept_apart(tmp_path):
+def test_a_run_can_be_locked_once(tmp_path):
     folder = new_folder(tmp_path, "a")
-    with store.locked(folder), pytest.raises(ConfigError, match="another profpipe is at work"), store.locked(folder):
+    with folders.lock(folder), pytest.raises(ConfigError, match="another profpipe is working"), folders.lock(folder):
         pass
-    with store.locked(folder):
+    with folders.lock(folder):
         pass
 
 
 def test_only_tables_that_changed_are_written_again(tmp_path):
     before = some_tables()
     store.save(tmp_path, before, record())
-    stamps = {table.name: (tmp_path / f"{table.name}.csv").stat().st_mtime_ns for table in tables.ALL}
+    stamps = {table.name: (tmp_path / f"{table.name}.csv").stat().st_mtime_ns for table in schema.ALL}
     after = replace(before, kernels=before.kernels.assign(calls=4))
     store.save(tmp_path, after, record(), stored=before)
     assert store.load(tmp_path)[0].kernels["calls"].tolist() == [4]
@@ -176,27 +177,27 @@ def test_only_tables_that_changed_are_written_again(tmp_path):
     assert changed == ["kernels"]
 
 
-def test_what_a_kill_left_of_a_file_is_removed(tmp_path):
+def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".kernels.csv-123").write_text("ha")
     (tmp_path / "kernels.csv").write_text("whole")
-    store.tidy(tmp_path)
+    atomic.remove_partial_files(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.csv"]
 
 
 def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
     value = 0.1 + 0.2 + 1e-13
-    saved = Tables(metrics=tables.frame(METRICS, [{"metric": "time", "value": value * 10**n} for n in range(-20, 20)]))
+    saved = Tables(metrics=schema.frame(METRICS, [{"metric": "time", "value": value * 10**n} for n in range(-20, 20)]))
     store.save(tmp_path, saved, record())
     loaded, _ = store.load(tmp_path)
     assert loaded.metrics["value"].tolist() == saved.metrics["value"].tolist()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is not a run's folder"):
-        store.resolve("nothing", tmp_path)
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        folders.find("nothing", tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
-        store.read_record(tmp_path)
+        Manifest.load(tmp_path)
 
 
 def test_a_run_of_another_schema_is_refused_rather_than_misread(tmp_path):
@@ -215,25 +216,25 @@ def test_a_table_that_was_damaged_is_named(tmp_path):
 
 def test_a_table_whose_file_is_gone_is_read_from_the_parquet_beside_it(tmp_path):
     saved = some_tables()
-    store.save(tmp_path, saved, record(jobs=[], ended="2026-11-20T06:00:00+00:00"))
+    store.save(tmp_path, saved, record(ended="2026-11-20T06:00:00+00:00"))
     store.save_parquet(tmp_path, saved)
-    for table in tables.ALL:
+    for table in schema.ALL:
         (tmp_path / f"{table.name}.csv").unlink()
     loaded, _ = store.load(tmp_path)
-    for table in tables.ALL:
+    for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
     (tmp_path / "metrics.parquet").write_text("PAR1")
     with pytest.raises(ConfigError, match=r"metrics\.parquet: cannot be read, and metrics\.csv is missing"):
         store.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", [table.name for table in tables.ALL])
-def test_a_table_that_is_missing_is_not_taken_for_an_empty_one(tmp_path, name):
-    store.save(tmp_path, some_tables(), record(jobs=[]))
+@pytest.mark.parametrize("name", [table.name for table in schema.ALL])
+def test_a_missing_table_is_refused(tmp_path, name):
+    store.save(tmp_path, some_tables(), record())
     # Of a run that has not ended the Parquet tables may be those of a state before.
     store.save_parquet(tmp_path, Tables())
     (tmp_path / f"{name}.csv").unlink()
-    with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Put back the file"):
+    with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Restore the file"):
         store.load(tmp_path)
 
 
@@ -254,7 +255,7 @@ def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "text", "said"),
+    ("column", "text", "message"),
     [
         ("params", '[["impl": 1]', "row 2, column params: Expecting"),
         ("params", "[1]", "row 2, column params: is no JSON mapping"),
@@ -262,19 +263,19 @@ def test_a_last_row_with_a_text_of_several_lines_is_whole(tmp_path):
         ("flags", "{}", "row 2, column flags: is no JSON list"),
     ],
 )
-def test_a_cell_that_is_not_the_json_it_should_be_is_named(tmp_path, column, text, said):
+def test_a_cell_with_wrong_json_is_named(tmp_path, column, text, message):
     store.save(tmp_path, Tables(cases=some_tables().cases.assign(**{column: text})), record())
-    with pytest.raises(ConfigError, match=rf"cases\.csv: is not the table that profpipe wrote: {said}"):
+    with pytest.raises(ConfigError, match=rf"cases\.csv: is not the table that profpipe wrote: {message}"):
         store.load(tmp_path)
 
 
 def test_the_latest_unfinished_run_is_found(tmp_path):
     done, open_ = (new_folder(tmp_path, name) for name in ("a", "b"))
     store.save(done, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
-    assert store.unfinished(tmp_path) == open_
+    assert folders.find_unfinished(tmp_path) == open_
     store.save(open_, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
     with pytest.raises(ConfigError, match="no unfinished run"):
-        store.unfinished(tmp_path)
+        folders.find_unfinished(tmp_path)
 
 
 def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
@@ -282,35 +283,61 @@ def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
         folder = tmp_path / f"run{number}"
         begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
         for _ in range(2):  # the second time as after `profpipe resume`
-            store.remember(tmp_path, folder, some_tables(folder.name, time_ns), begun)
-    runs, times = store.history(tmp_path)
+            database.store_run(tmp_path, folder, some_tables(folder.name, time_ns), begun)
+    runs, times = database.read_history(tmp_path)
     assert [row["run"] for row in runs] == ["run2", "run1", "run0"]
     assert [row["value"] for row in times] == [1500.0, 1500.0, 1800.0]
     text = history.text(runs, times)
     assert "attention/n=1" in text and "+20.0% since the run before" in text and "1 of 1" in text
 
 
+def test_history_has_a_table_for_each_pipeline(tmp_path):
+    for number, (name, time_ns) in enumerate((("study", 1500.0), ("training", 2e9), ("study", 3000.0))):
+        begun = record(name=name, started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        database.store_run(tmp_path, tmp_path / f"run{number}", some_tables(f"run{number}", time_ns), begun)
+    study, training = history.text(*database.read_history(tmp_path)).split("\n\nPipeline ")
+    assert study.startswith("Pipeline study\n") and "run1" not in study and "in us" in study
+    assert study.endswith("attention/n=1  1.50  3.00  +100.0% since the run before")
+    assert training.startswith("training\n") and "run0" not in training
+    assert training.endswith("attention/n=1  2000")
+
+
 @pytest.mark.parametrize("status", ["failed", "oom", "crashed", "timeout"])
-def test_what_was_measured_of_a_case_that_failed_is_no_time_of_its_history(tmp_path, status):
+def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     data = some_tables("run", 1500.0)
     data = replace(data, cases=data.cases.assign(status=status))
-    store.remember(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
-    runs, times = store.history(tmp_path)
+    database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    runs, times = database.read_history(tmp_path)
     assert [(row["cases"], row["ok"]) for row in runs] == [(1, 0)] and times == []
-    stopped = replace(data, cases=data.cases.assign(status="failed", reason="interrupted"))
-    store.remember(tmp_path, tmp_path / "run", stopped, record(started="2026-11-20T00:00:00+00:00", ended="x"))
-    assert [row["value"] for row in store.history(tmp_path)[1]] == [1500.0]
+    stopped = replace(data, cases=data.cases.assign(status="interrupted"))
+    database.store_run(tmp_path, tmp_path / "run", stopped, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    assert [row["value"] for row in database.read_history(tmp_path)[1]] == [1500.0]
 
 
-def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):
+@pytest.mark.parametrize(("reason", "times"), [("interrupted", [1500.0]), ("exit code 1", [])])
+def test_the_history_has_the_times_of_interrupted_cases_that_are_stored_as_failed(tmp_path, reason, times):
+    data = some_tables("run", 1500.0)
+    data = replace(data, cases=data.cases.assign(status="failed", reason=reason))
+    database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    assert [row["value"] for row in database.read_history(tmp_path)[1]] == times
+
+
+def test_the_history_has_times_without_a_case(tmp_path):
+    data = replace(some_tables("run", 1500.0), cases=schema.empty(CASES))
+    database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
+    runs, times = database.read_history(tmp_path)
+    assert [row["value"] for row in times] == [1500.0] and (runs[0]["cases"], runs[0]["ok"]) == (0, 0)
+
+
+def test_times_with_different_parameters_have_different_rows(tmp_path):
     for number, (head_dim, time_ns) in enumerate(((128, 1000.0), (64, 480.0), (128, 1100.0), (None, 1200.0))):
         data = some_tables(f"run{number}", time_ns)
         params = "" if head_dim is None else json.dumps({"n": 1, "head_dim": head_dim})
         data = replace(data, cases=data.cases.assign(params=params))
         begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
-        store.remember(tmp_path, tmp_path / f"run{number}", data, begun)
+        database.store_run(tmp_path, tmp_path / f"run{number}", data, begun)
     # A column stands for a run, also where that has no such case.
-    lines = history.text(*store.history(tmp_path)).splitlines()
+    lines = history.text(*database.read_history(tmp_path)).splitlines()
     assert [line.rstrip() for line in lines if line.startswith("attention/")] == [
         "attention/n=1 (head_dim 128)  1.00     -  1.10     -",
         "attention/n=1 (head_dim 64)      -  0.48     -     -",
@@ -318,30 +345,30 @@ def test_times_with_other_parameters_are_no_change_of_one_case(tmp_path):
     ]
 
 
-def test_history_without_a_database_says_how_one_is_made(tmp_path):
-    with pytest.raises(ConfigError, match="made by the first `profpipe run`"):
-        store.history(tmp_path)
+def test_history_without_a_database_names_the_command_that_creates_it(tmp_path):
+    with pytest.raises(ConfigError, match="The first `profpipe run` creates it"):
+        database.read_history(tmp_path)
 
 
 def test_a_database_that_is_none_is_named(tmp_path):
-    (tmp_path / store.DATABASE).write_text("no database, but longer than the header of one" * 10)
+    (tmp_path / database.FILE).write_text("no database, but longer than the header of one" * 10)
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: file is not a database"):
-        store.history(tmp_path)
+        database.read_history(tmp_path)
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used"):
-        store.remember(tmp_path, tmp_path / "run", Tables(), {})
+        database.store_run(tmp_path, tmp_path / "run", Tables(), Manifest())
 
 
 def test_a_folder_in_the_place_of_the_database_is_named(tmp_path):
-    (tmp_path / store.DATABASE).mkdir()
+    (tmp_path / database.FILE).mkdir()
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: unable to open"):
-        store.remember(tmp_path, tmp_path / "run", Tables(), {})
+        database.store_run(tmp_path, tmp_path / "run", Tables(), Manifest())
 
 
 def test_a_missing_value_is_null_in_the_database_and_not_zero(tmp_path):
     import sqlite3
 
-    store.remember(tmp_path, tmp_path / "r", some_tables(), record())
-    row = sqlite3.connect(tmp_path / store.DATABASE).execute("select device, process from kernels").fetchone()
+    database.store_run(tmp_path, tmp_path / "r", some_tables(), record())
+    row = sqlite3.connect(tmp_path / database.FILE).execute("select device, process from kernels").fetchone()
     assert row == (None, 7)
 
 
@@ -351,8 +378,8 @@ def test_a_folder_that_takes_no_results_is_refused_and_nothing_is_left_in_it(tmp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(ConfigError, match=r"cannot hold results: No space left on device\. Nothing was run"):
-        store.new_folder(tmp_path, "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)
+        folders.create(tmp_path, "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot hold results"):
-        store.new_folder(tmp_path / "file", "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)
+        folders.create(tmp_path / "file", "a", datetime(2026, 1, 1, tzinfo=timezone.utc), full)

@@ -1,4 +1,4 @@
-"""`plots:` of a pipeline file -> pictures. How they look, a person judges."""
+"""`plots:` of a pipeline file: a chart for each value."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_study import case_row, made_up, metric_row, tables
+from report_study import analyze, case_row, made_up, metric_row, tables, write_page
 
-from profpipe import load, report
-from profpipe.analyze import analyze
-from profpipe.page import lines, study_plots
-from profpipe.pipeline import Plot
-from profpipe.study_findings import Study
-from profpipe.tables import Tables
+from profpipe import plugins
+from profpipe.analysis.findings.studies import Study
+from profpipe.config.models import Plot
+from profpipe.report.document import Chart, Panel, Reference, ReferenceKind
+from profpipe.report.markdown import Markdown
+from profpipe.report.plots import lines
+from profpipe.report.sections.study_plots import baseline_name, line_names, study_plot, study_plots
+from profpipe.results.schema import Tables
 
-TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
+TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 
 
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
@@ -44,49 +46,50 @@ def groups() -> Tables:
     return tables(cases, metrics=metrics)
 
 
-def panels(study: Study, word: str) -> list[lines.Panel]:
-    value = next(value for value in study.values if value.word == word)
-    looks = lines.styles(study_plots._names(study), study_plots._baseline(study))
-    named = study_plots._rejected(study, value, looks)
-    return [panel for grid in study.grids if (panel := study_plots._panel(study, grid, value, named))]
+def chart(study: Study, word: str) -> Chart:
+    found = study_plot(study, next(value for value in study.values if value.name == word))
+    assert found is not None
+    return found
 
 
-def test_a_fact_is_what_a_plot_runs_over_and_workloads_are_lines() -> None:
+def panels(study: Study, word: str) -> tuple[Panel, ...]:
+    return chart(study, word).panels
+
+
+def test_a_metric_may_be_the_axis_and_workloads_the_lines() -> None:
     study = only(
         groups(), {}, workload=["single", "groups"], over="tokens", lines=["workload", "impl"], value=["time", "tflops"]
     )
     (panel,) = panels(study, "tflops")
-    assert [line.label for line in panel.lines] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
-    assert [dot.x for dot in panel.lines[0].dots] == [128, 256, 512, 1024]
-    assert [dot.hollow for dot in panel.lines[3].dots] == [False, True, False, False]
+    assert [series.name for series in panel.series] == ["single, fa2", "single, cudnn", "groups, fa2", "groups, cudnn"]
+    assert [mark.x for mark in panel.series[0].marks] == [128, 256, 512, 1024]
+    assert [bool(mark.flags) for mark in panel.series[3].marks] == [False, True, False, False]
 
 
-def test_lines_are_what_is_compared_where_none_are_named() -> None:
+def test_the_compared_values_are_the_lines_where_none_are_named() -> None:
     data, run = made_up(["a", "b"], [512, 1024, 2048])
     study = only(data, run, over="seqlen", value="time")
-    assert study_plots._names(study) == ["a", "b"] and study_plots._baseline(study) == "a"
+    assert line_names(study) == ["a", "b"] and baseline_name(study) == "a"
     study = only(groups(), {}, workload=["single", "groups"], over="tokens", where={"impl": "fa2"}, value="time")
-    assert study_plots._names(study) == ["single", "groups"]
+    assert line_names(study) == ["single", "groups"]
 
 
-def test_what_a_plot_does_not_name_becomes_its_panels(tmp_path: Path) -> None:
+def test_axes_that_a_plot_does_not_name_become_its_panels() -> None:
     data, run = made_up(["a", "b"], [512, 1024], causal=(False, True))
     study = only(data, run, over="seqlen", value=["time", "memory"], title="Time & memory")
-    assert [panel.others for panel in panels(study, "memory")] == [(("causal", False),), (("causal", True),)]
-    drawn = study_plots.draw(study, tmp_path)
-    assert [plot.path for plot in drawn] == ["plots/study-time-memory-time.png", "plots/study-time-memory-memory.png"]
-    assert all((tmp_path / plot.path).stat().st_size > 10_000 for plot in drawn)
-    assert drawn[0].caption.startswith("Times are the median time of a call.")
+    assert [panel.title for panel in panels(study, "memory")] == ["not causal", "causal"]
+    assert [chart(study, word).id for word in ("time", "memory")] == [
+        "study-time-memory-time", "study-time-memory-memory",
+    ]  # fmt: skip
+    assert "Times are the median time of a call." in str(chart(study, "time").caption)
 
 
-def test_a_plot_of_memory_has_ticks_of_whole_units_inside_the_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(lines, "save", lambda figure, path: seen.append(figure))
-    study_plots.draw(only(*made_up(["a", "b"], [512, 2048, 65536]), over="seqlen", value="memory"), tmp_path)
-    (axes,) = seen[0].axes
-    seen[0].canvas.draw()
+def test_a_plot_of_memory_has_ticks_of_whole_units_inside_the_figure() -> None:
+    figure = lines.figure(
+        chart(only(*made_up(["a", "b"], [512, 2048, 65536]), over="seqlen", value="memory"), "memory")
+    )
+    (axes,) = figure.axes
+    figure.canvas.draw()
     labels = [label for label in axes.get_yticklabels() if label.get_text()]
     assert " ".join(label.get_text() for label in labels) == (
         "16 MiB 32 MiB 64 MiB 128 MiB 256 MiB 512 MiB 1 GiB 2 GiB"
@@ -94,19 +97,14 @@ def test_a_plot_of_memory_has_ticks_of_whole_units_inside_the_picture(
     assert min(label.get_window_extent().x0 for label in labels) > 5
 
 
-@pytest.mark.parametrize(("word", "logarithmic"), [("error_rel_l1", True), ("cosine", False)])
-def test_errors_have_a_scale_on_which_those_that_pass_can_be_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, logarithmic: bool
-) -> None:
+@pytest.mark.parametrize(("word", "is_log"), [("error_rel_l1", True), ("cosine", False)])
+def test_errors_have_a_logarithmic_scale(word: str, is_log: bool) -> None:
     cases = [case_row(f"impl=a,n={n}", params={"impl": "a", "n": n}) for n in (1, 2, 4)]
     data = tables(cases, metrics=[metric_row(f"impl=a,n={n}", word, 0.003 * 30.0**n, "1") for n in (1, 2, 4)])
-    drawn: list[lines.Picture] = []
-    monkeypatch.setattr(lines, "draw", lambda picture, shown, path: drawn.append(picture))
-    study_plots.draw(only(data, {}, over="n", lines="impl", value=word), tmp_path)
-    assert [picture.decades for picture in drawn] == [logarithmic]
+    assert chart(only(data, {}, over="n", lines="impl", value=word), word).y.is_log is is_log
 
 
-def test_cases_that_are_not_in_a_plot_of_speedups_are_named_beside_it(tmp_path: Path) -> None:
+def test_cases_without_a_speedup_are_named_beside_the_chart() -> None:
     cases, metrics = [], []
     for i, impl in enumerate(("a", "b", "c"), 1):
         for n in (1, 2, 4):
@@ -116,57 +114,47 @@ def test_cases_that_are_not_in_a_plot_of_speedups_are_named_beside_it(tmp_path: 
                 metrics.append(metric_row(f"impl={impl},n={n}", "error_rel_l1", 0.2 if impl == "c" else 0.001, "1"))
     run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": {"error_rel_l1": 0.05}}}}}
     study = only(tables(cases, metrics=metrics), run, over="n", value=["speedup", "time"])
-    by_speedup, by_time = study_plots.draw(study, tmp_path)
-    assert by_speedup.caption.endswith("Not shown: 3 cases marked inaccurate (c) and 1 case marked unchecked (b).")
-    assert "Not shown" not in by_time.caption
+    note = "Not shown: 3 cases marked inaccurate (c) and 1 case marked unchecked (b)."
+    assert str(chart(study, "speedup").caption).endswith(note)
+    assert "Not shown" not in str(chart(study, "time").caption)
 
 
-def test_a_plot_of_errors_has_a_line_at_what_the_tolerance_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limits", "references"), [
+    ({"error_rel_l1": 0.05}, (Reference(ReferenceKind.LIMIT, 0.05, "at most 0.05"),)), ({"cosine": 0.9}, ()), ({}, ()),
+])  # fmt: skip
+def test_a_plot_of_errors_has_a_line_at_the_tolerance(
+    limits: dict[str, float], references: tuple[Reference, ...]
 ) -> None:
     cases = [case_row(f"impl=a,n={n}", params={"impl": "a", "n": n}) for n in (1, 2)]
     data = tables(cases, metrics=[metric_row(f"impl=a,n={n}", "error_rel_l1", 0.001 * n, "1") for n in (1, 2)])
-    drawn: list[Any] = []
-    monkeypatch.setattr(lines, "draw", lambda picture, shown, path: drawn.append(shown))
-    for limits in ({"error_rel_l1": 0.05}, {"cosine": 0.9}, {}):
-        run = {"pipeline": {"workloads": {"w": {"tolerance": limits}}}}
-        study_plots.draw(only(data, run, over="n", lines="impl", value="error_rel_l1"), tmp_path)
-    ((with_limit,), (other,), (none,)) = drawn
-    assert [(line.label, [(dot.x, dot.y) for dot in line.dots]) for line in with_limit.lines[1:]] == [
-        ("at most 0.05", [(1.0, 0.05), (2.0, 0.05)]),
-    ]  # fmt: skip
-    assert len(other.lines) == len(none.lines) == 1
+    run = {"pipeline": {"workloads": {"w": {"tolerance": limits}}}}
+    found = chart(only(data, run, over="n", lines="impl", value="error_rel_l1"), "error_rel_l1")
+    assert found.references == references
+    names = {text.get_text() for text in lines.figure(found).axes[0].texts}
+    assert names == {reference.name for reference in references}
 
 
-def test_a_mark_of_every_case_makes_no_dot_hollow() -> None:
+def test_a_flag_of_every_case_makes_no_mark_hollow() -> None:
     rows = [case_row(f"impl={impl},n={n}", flags=["host_bound"], params={"impl": impl, "n": n})
             for impl in "ab" for n in (1, 2)]  # fmt: skip
     times = [metric_row(row["case"], "time", 5.0, n=9) for row in rows]
     (panel,) = panels(only(tables(rows, metrics=times), {}, over="n", lines="impl", value="time"), "time")
-    assert not any(dot.hollow for line in panel.lines for dot in line.dots)
+    assert not any(mark.flags for series in panel.series for mark in series.marks)
 
 
-def test_fewer_than_two_numbers_give_no_picture(tmp_path: Path) -> None:
+def test_fewer_than_two_numbers_give_no_chart_and_are_named() -> None:
     data, run = made_up(["a", "b"], [512, 1024])
-    assert study_plots.draw(only(data, run, over="seqlen", where={"seqlen": 512}, value="time"), tmp_path) == []
-    assert study_plots.draw(only(data, run, over="impl", value="time"), tmp_path) == []
-    assert not (tmp_path / "plots").exists()
+    one = only(data, run, over="seqlen", where={"seqlen": 512}, value="time", title="By <length>")
+    none = only(data, run, over="impl", value="time", title="By impl")
+    assert Markdown().section(study_plots([one, none])) == (
+        "## Requested plots\n\nNot drawn, because they have fewer than two numbers: By &lt;length&gt; and By impl."
+    )
 
 
-def asked_of(tmp_path: Path, plot: dict[str, Any]) -> str:
-    """What the page says of a study with that plot."""
+def test_plots_stand_on_the_page(tmp_path: Path) -> None:
     data, run = made_up(["a", "b"], [512, 1024])
-    run = asking(run, plot)
-    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
-    return text.partition("## What the study asked\n")[2].partition("\n## ")[0]
-
-
-def test_plots_stand_with_the_tables_of_the_study(tmp_path: Path) -> None:
-    told = asked_of(tmp_path, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
-    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in told
-    assert "Kernels as nsys saw them, per call." in told
-
-
-def test_a_plot_that_has_nothing_to_stand_over_is_named(tmp_path: Path) -> None:
-    told = asked_of(tmp_path, {"over": "impl", "value": "kernels.time", "title": "Kernels by <impl>"})
-    assert "Not drawn, for what they ask for stands over fewer than two numbers: Kernels by &lt;impl&gt;." in told
+    run = asking(run, {"over": "seqlen", "value": "kernels.time", "title": "Kernels by <length>"})
+    text = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    assert "![Kernels by &lt;length&gt;](plots/study-kernels-by-length-kernels.time.png)" in text
+    assert "Kernels of nsys, per call." in text
+    assert (tmp_path / "plots" / "study-kernels-by-length-kernels.time.png").stat().st_size > 5_000

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import report_study
 import yaml
-from report_study import ADD, ATTENTION, COPY, case_row, kernel_row, metric_row, range_row, tables
+from report_study import ADD, ATTENTION, COPY, analyze, case_row, kernel_row, metric_row, range_row, tables, write_page
 
-from profpipe import load, report, store
-from profpipe.analyze import analyze
-from profpipe.asked import CLASSES
-from profpipe.page import plots, study_sheets
-from profpipe.pipeline import Table
-from profpipe.study_findings import Study
-from profpipe.tables import Tables
+from profpipe import plugins
+from profpipe.analysis.findings.studies import Study
+from profpipe.config.kernel_categories import OTHER_CLASSES
+from profpipe.config.models import Table
+from profpipe.report.document import Details, Paragraph, plain
+from profpipe.report.markdown import Markdown
+from profpipe.report.plots import matplotlib_charts
+from profpipe.report.sections.studies import study_table
+from profpipe.report.text import write_section
+from profpipe.results.schema import Tables
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "h200-attention"
-TEMPLATE = load.own_folder("templates") / "SUMMARY.md.j2"
+TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
 
 
 def asking(run: dict[str, Any], *wanted: dict[str, Any]) -> dict[str, Any]:
@@ -35,15 +42,33 @@ def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
 
 
 def rows_of(study: Study, grid: int = 0) -> list[list[str]]:
-    sheet = study_sheets.written(study).parts[grid].sheet
-    return [list(sheet.head), *map(list, sheet.rows)]
+    """The head and the rows of a table as Markdown."""
+    table = list(study_table(study).tables())[grid]
+    lines = Markdown().table(replace(table, title="")).splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def summary_of(study: Study) -> str:
+    return plain(study_table(study).summary)
+
+
+def note_of(study: Study) -> str:
+    """The text below the first table."""
+    return " ".join(plain(block.content) for block in study_table(study).blocks if isinstance(block, Paragraph))
+
+
+def titles_of(study: Study) -> list[tuple[str, bool]]:
+    """The title of each table, and whether it is folded."""
+    blocks = [block for block in study_table(study).blocks if not isinstance(block, Paragraph)]
+    return [(plain(b.summary), True) if isinstance(b, Details) else (plain(b.title), False) for b in blocks]
 
 
 def cell(study: Study, row: tuple[Any, ...], column: tuple[Any, ...] = ()) -> Any:
     grid = study.grids[0]
     found = grid.cells[grid.rows.index(row)][grid.columns.index(column)]
     assert found is not None
-    return found.value if found.value is not None else found.fate
+    return found.value if found.value is not None else found.missing
 
 
 # --- every kind of value, of a real run ------------------------------------------------------------------------------
@@ -53,14 +78,12 @@ CASE = "impl={impl},mode={mode},batch=2,heads=16,seqlen={seqlen}"
 
 @pytest.fixture(scope="module")
 def example() -> tuple[Tables, dict[str, Any]]:
-    return store.load(EXAMPLE)
+    return report_study.example("h200-attention")
 
 
 @pytest.fixture(scope="module")
 def by_hand() -> dict[str, pd.DataFrame]:
-    return {
-        name: pd.read_csv(EXAMPLE / f"{name}.csv", keep_default_na=False) for name in ("kernels", "metrics", "ranges")
-    }
+    return {name: pd.read_parquet(EXAMPLE / f"{name}.parquet") for name in ("kernels", "metrics", "ranges")}
 
 
 def metric_by_hand(by_hand: dict[str, pd.DataFrame], case: str, metric: str) -> float:
@@ -126,8 +149,8 @@ def test_the_most_launched_kernel_is_named_and_counted(example: Any, by_hand: di
     sums = own.groupby("kernel")[["calls", "total_ns"]].sum().sort_values(["calls", "total_ns"])
     name, calls, ns = sums.index[-1], sums["calls"].iloc[-1], sums["total_ns"].iloc[-1]
     assert cell(study, ("sdpa_math",), ("most_launched.name",)) == name
-    told = [cell(study, ("sdpa_math",), (word,)) for word in words[1:]]
-    assert told == pytest.approx([calls / 30, ns / 30, ns / own["total_ns"].sum()])
+    found = [cell(study, ("sdpa_math",), (word,)) for word in words[1:]]
+    assert found == pytest.approx([calls / 30, ns / 30, ns / own["total_ns"].sum()])
     (row,) = [row for row in rows_of(study) if row[0] == "`sdpa_math`"]
     assert row[1] == "`unrolled_elementwise_kernel<…direct_copy_kernel_cuda…>`"
 
@@ -146,7 +169,7 @@ def test_kernels_and_ranges_of_a_phase_are_those_launched_in_it(example: Any, by
     assert [cell(study, ("fa2",), ("backward", word)) for word in words] == pytest.approx(truth)
 
 
-def test_times_of_an_asked_profiler_are_its_kernels_and_so_is_the_speedup(
+def test_times_of_a_requested_profiler_are_its_kernels_and_so_is_the_speedup(
     example: Any, by_hand: dict[str, pd.DataFrame]
 ) -> None:
     study = only(
@@ -156,18 +179,17 @@ def test_times_of_an_asked_profiler_are_its_kernels_and_so_is_the_speedup(
             for impl in ("sdpa_flash", "sage")}  # fmt: skip
     truth = [sums["sage"] / 30, sums["sdpa_flash"] / sums["sage"]]
     assert [cell(study, ("sage",), (word,)) for word in ("time", "speedup")] == pytest.approx(truth)
-    assert "Times are the kernel time per call (torch)." in study_sheets.written(study).said
+    assert "Times are the kernel time per call (torch)." in summary_of(study)
 
 
 # --- what a table looks like -----------------------------------------------------------------------------------------
 
 
-def test_a_table_of_an_h200_run_reads_as_it_was_asked_for(example: Any) -> None:
+def test_a_table_of_an_h200_run_has_the_requested_rows_and_columns(example: Any) -> None:
     study = only(*example, where={"mode": "fwd", "impl": ["sdpa_flash", "sage"]}, rows="impl", columns="seqlen",
                  value="time", unit="ms")  # fmt: skip
-    told = study_sheets.written(study)
     fixed = "mode fwd, batch 2, heads 16, kv_heads 0, head_dim 64, dtype fp16, causal false"
-    assert told.said == f"Median time of a call in ms. In every case: {fixed}."
+    assert summary_of(study) == f"Median time of a call in ms. In every case: {fixed}."
     assert rows_of(study) == [
         ["impl", "seqlen 512", "2048", "8192"],
         ["`sdpa_flash` (baseline)", "0.0173 *host_bound*", "0.125", "1.79"],
@@ -185,13 +207,12 @@ def test_rows_columns_and_tables_of_skipped_cases_alone_are_counted_and_not_show
         *example, where={"impl": "sage", "seqlen": 512}, rows="mode", value=["time", "kernels.calls", "memory"]
     )
     assert [row[0] for row in rows_of(study)] == ["mode", "fwd"]
-    assert study_sheets.written(study).left_out == "Not shown: 1 row of skipped cases."
+    assert note_of(study) == "Not shown: 1 row of skipped cases."
     study = only(*example, where={"mode": "fwd_bwd"}, rows="seqlen", columns="impl", value="time")
     assert "`sage`" not in rows_of(study)[0]
-    assert study_sheets.written(study).left_out == "Not shown: 1 column of skipped cases."
+    assert note_of(study) == "Not shown: 1 column of skipped cases."
     study = only(*example, where={"mode": "fwd_bwd", "impl": "sage"}, rows="seqlen", value="time")
-    told = study_sheets.written(study)
-    assert not told.parts and told.left_out == "Not shown: 1 table of skipped cases."
+    assert not titles_of(study) and note_of(study) == "Not shown: 1 table of skipped cases."
 
 
 def test_attention_that_no_kernel_of_its_own_computes_is_unfused_and_not_nothing(example: Any) -> None:
@@ -201,22 +222,21 @@ def test_attention_that_no_kernel_of_its_own_computes_is_unfused_and_not_nothing
 
 def test_an_axis_that_would_put_two_cases_in_a_cell_makes_tables_the_largest_open(example: Any) -> None:
     study = only(*example, rows="impl", columns="mode", value="time")
-    parts = study_sheets.written(study).parts
-    assert [(part.title, part.folded) for part in parts] == [
+    assert titles_of(study) == [
         ("seqlen 8192", False), ("seqlen 2048", True), ("seqlen 512", True),
     ]  # fmt: skip
 
 
 def test_what_the_study_says_of_a_table_stands_above_it(example: Any) -> None:
     study = only(*example, rows="seqlen", columns="impl", value="time", note="Read this | first.")
-    assert study_sheets.written(study).said.startswith(r"Read this \| first. ")
-    assert "Read this | first." in study_sheets.plain(study)
+    assert summary_of(study).startswith("Read this | first. ")
+    assert "Read this | first." in write_section(study_table(study))
 
 
 def test_an_axis_with_one_value_is_dropped_and_named_above(example: Any) -> None:
     study = only(*example, where={"seqlen": 512}, rows=["seqlen", "impl"], columns=["mode", "causal"], value="time")
     assert (study.row_axes, study.column_axes) == (("impl",), ("mode",))
-    assert "seqlen 512" in study_sheets.written(study).said and "causal false" in study_sheets.written(study).said
+    assert "seqlen 512" in summary_of(study) and "causal false" in summary_of(study)
 
 
 def test_marks_stand_once_beside_the_numbers_of_a_case(example: Any) -> None:
@@ -231,12 +251,12 @@ def test_a_table_that_the_study_is_about_opens_the_page(example: Any, tmp_path: 
         {"title": "Second", "rows": ["impl"], "columns": [], "value": ["memory"]},
         {"title": "The question", "first": True, "rows": ["seqlen"], "columns": ["impl"], "value": ["time"]},
     ]
-    asked = {**run, "pipeline": {**run["pipeline"], "tables": entries}}
-    page = report.render(analyze(data, asked), data, asked, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    options = {**run, "pipeline": {**run["pipeline"], "tables": entries}}
+    page = write_page(analyze(data, options), data, options, tmp_path, TEMPLATE).read_text(encoding="utf-8")
     headings = [line for line in page.splitlines() if line.startswith("#")]
     assert headings[1:3] == ["## The question", "## Answer"]
-    assert "### Second" in headings and page.count("The question") == 1
-    assert page.index("## The question") < page.index("is fastest in all") < page.index("## What the study asked")
+    assert "### Second" in headings and page.count("## The question\n") == 1
+    assert page.index("## The question") < page.index("is fastest in all") < page.index("## Study tables")
 
 
 def test_old_runs_without_tables_have_none(example: Any) -> None:
@@ -286,24 +306,23 @@ def test_several_workloads_stand_side_by_side() -> None:
 
 
 def test_a_phase_is_a_range_at_any_depth_with_what_is_nested_in_it() -> None:
-    asked = {
+    options = {
         "workload": "eager",
         "rows": "size",
         "columns": "phase",
         "phase": ["forward", "softmax", "forward > softmax"],
     }
-    study = only(lm(), {}, value="kernels.calls", **asked)
+    study = only(lm(), {}, value="kernels.calls", **options)
     assert rows_of(study)[:2] == [["size", "forward", "softmax", "forward &gt; softmax"], ["small", "3", "1", "1"]]
-    study = only(lm(), {}, value="range.time", **asked)
-    assert [cell(study, ("small",), (phase,)) for phase in asked["phase"]] == [5e5, 5e5, 5e5]
+    study = only(lm(), {}, value="range.time", **options)
+    assert [cell(study, ("small",), (phase,)) for phase in options["phase"]] == [5e5, 5e5, 5e5]
 
 
 def test_a_range_in_which_nothing_was_seen_is_named_and_one_that_some_cases_have_is_not() -> None:
-    asked = {"workload": "eager", "rows": "size", "columns": "phase", "value": "add.time"}
-    told = study_sheets.written(only(lm(), {}, **asked, phase=["forward", "optimiser"])).said
-    assert told.endswith("Nothing was seen in a range `optimiser`.")
-    seen = study_sheets.written(only(lm(), {}, **asked, phase=["forward", "softmax"])).said
-    assert "Nothing was seen" not in seen
+    options = {"workload": "eager", "rows": "size", "columns": "phase", "value": "add.time"}
+    text = summary_of(only(lm(), {}, **options, phase=["forward", "optimiser"]))
+    assert text.endswith("Nothing was recorded in the range optimiser.")
+    assert "Nothing was recorded" not in summary_of(only(lm(), {}, **options, phase=["forward", "softmax"]))
 
 
 def test_a_phase_that_a_case_does_not_have_is_missing_and_not_zero() -> None:
@@ -318,21 +337,21 @@ def test_a_dash_says_that_none_was_recorded_and_a_case_that_was_interrupted_says
     kernels = [kernel_row(f"impl={impl}", ADD, 10, 5e6) for impl in "abc"]
     ranges = [range_row(f"impl={impl}", 10) for impl in "abc"]
     wall = metric_row("impl=a", "loop_wall", 8e5)
-    stopped = case_row("impl=c", "plain", "skipped", "interrupted before it started")
+    stopped = case_row("impl=c", "plain", "interrupted", "interrupted before it started")
     cases = [*(case_row(f"impl={impl}", profiler) for impl in "ab" for profiler in ("plain", "nsys")),
              stopped, case_row("impl=c", "nsys")]  # fmt: skip
     study = only(tables(cases, kernels, ranges, [wall]), {}, rows="impl", value=["time", "loop_wall"], unit=["us"])
     assert [row[2] for row in rows_of(study)[1:]] == ["800.0", "–", "interrupted"]
-    assert study_sheets.written(study).left_out == "–: none was recorded of that case."
+    assert note_of(study) == "–: not recorded for that case."
 
 
 def test_cases_without_a_fact_that_is_an_axis_are_counted() -> None:
     data = lm()
     gone = (data.metrics["case"] == "size=large") & (data.metrics["metric"] == "tokens")
     data = Tables(data.cases, data.kernels, data.ranges, data.metrics[~gone])
-    told = study_sheets.written(only(data, {}, workload="eager", rows="tokens", value="time"))
-    assert len(told.parts[0].sheet.rows) == 2
-    assert told.left_out == "1 case without `tokens` is left out."
+    study = only(data, {}, workload="eager", rows="tokens", value="time")
+    assert len(rows_of(study)) == 3
+    assert note_of(study) == "1 case without tokens is left out."
 
 
 def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
@@ -341,7 +360,7 @@ def test_only_the_numbers_of_a_case_itself_are_its_metrics() -> None:
     )
     study = only(data, {}, rows="n", value=["time", "flops"])
     assert rows_of(study)[1] == ["1", "5.00"]
-    assert "No case has `flops`." in study_sheets.written(study).said
+    assert "No case has flops." in summary_of(study)
 
 
 def test_a_cell_of_which_the_pipeline_file_has_no_case_says_so() -> None:
@@ -361,18 +380,20 @@ def test_errors_and_memory_of_several_processes_are_the_worst_ones_in_tables_too
 
 
 @pytest.mark.parametrize(
-    ("fates", "why"),
+    ("reasons", "why"),
     [(["unchecked"], ": none was compared with the reference"), (["inaccurate"], ": none is within the tolerance"),
      (["unchecked", "inaccurate"], ": each is inaccurate or unchecked")],
 )  # fmt: skip
-def test_why_no_case_has_a_speed_up_is_said_of_all_of_them(fates: list[str], why: str) -> None:
-    rows = [metric_row(f"impl={i}", "time", 5.0, n=1) for i in range(len(fates) + 1)]
-    rows += [metric_row(f"impl={i}", "error_max", 1.0, "1") for i, fate in enumerate(fates, 1) if fate == "inaccurate"]
+def test_one_sentence_gives_the_reason_why_no_case_has_a_speedup(reasons: list[str], why: str) -> None:
+    rows = [metric_row(f"impl={i}", "time", 5.0, n=1) for i in range(len(reasons) + 1)]
+    rows += [
+        metric_row(f"impl={i}", "error_max", 1.0, "1") for i, reason in enumerate(reasons, 1) if reason == "inaccurate"
+    ]
     rows.append(metric_row("impl=0", "error_max", 0.01, "1"))
     entry = {"baseline": {"impl": 0}, "tolerance": {"error_max": 0.1}}
     run = {"pipeline": {"workloads": {"w": entry}}}
-    said = study_sheets.written(only(tables(metrics=rows), run, rows="impl", value=["time", "speedup"])).said
-    assert f"No case has `speedup`{why}." in said
+    summary = summary_of(only(tables(metrics=rows), run, rows="impl", value=["time", "speedup"]))
+    assert f"No case has speedup{why}." in summary
 
 
 def test_what_is_counted_has_no_decimals() -> None:
@@ -381,7 +402,7 @@ def test_what_is_counted_has_no_decimals() -> None:
     assert rows_of(study)[1] == ["1", "12", "0.25"]
 
 
-def test_what_only_some_cases_set_is_told_beside_the_compared_value() -> None:
+def test_options_of_some_cases_follow_the_compared_value() -> None:
     ids = ["impl=fa2", "impl=sparge,topk=0.5", "impl=sparge,topk=0.7"]
     data = tables(metrics=[metric_row(case, "time", 1000.0 * i, n=1) for i, case in enumerate(ids, 1)])
     assert [row[0] for row in rows_of(only(data, {}, rows="impl", value="time"))[1:]] == [
@@ -413,12 +434,12 @@ def test_a_table_of_verdicts_says_how_many_passed() -> None:
     rows = [metric_row(case, "time", 5.0, n=1) for case in (*errors, "impl=b,n=2")]
     rows += [metric_row(case, "error_rel_l1", error, "1") for case, error in errors.items()]
     run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_rel_l1": 0.05}}}}}
-    told = study_sheets.written(only(tables(metrics=rows), run, rows="n", columns="impl", value="passed"))
-    assert told.said.startswith("Within tolerance are 2 of the 3 cases that were compared.")
+    text = summary_of(only(tables(metrics=rows), run, rows="n", columns="impl", value="passed"))
+    assert text.startswith("2 of the 3 compared cases are within the tolerance.")
 
 
 def judged(errors: dict[str, float | None], words: list[str], flags: tuple[str, ...] = ()) -> Study:
-    """Implementations by their error, None where nobody compared it; at most 0.05 are allowed, `a` is the baseline."""
+    """Implementations by their error, None if not compared; the tolerance is 0.05, `a` is the baseline."""
     cases = [case_row(f"impl={impl}", flags=list(flags), params={"impl": impl}) for impl in errors]
     rows = [metric_row(f"impl={impl}", "time", 100.0 / i, n=9) for i, impl in enumerate(errors, 1)]
     rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items() if error is not None]
@@ -434,8 +455,8 @@ def test_a_cell_says_why_it_has_no_speedup_and_a_baseline_is_as_fast_as_itself()
 
 
 def test_no_speedup_is_over_a_baseline_whose_own_result_is_in_doubt() -> None:
-    told = study_sheets.written(judged({"a": None, "d": 0.001}, ["time", "speedup"]))
-    assert "No case has `speedup`: the baseline was not compared with the reference." in told.said
+    text = summary_of(judged({"a": None, "d": 0.001}, ["time", "speedup"]))
+    assert "No case has speedup: the baseline was not compared with the reference." in text
     params = [{"impl": impl, "n": n} for n in (1, 2) for impl in "ab"]
     ids = [f"impl={one['impl']},n={one['n']}" for one in params]
     rows = [metric_row(case, "time", 100.0 if "impl=a" in case else 50.0, n=9) for case in ids]
@@ -445,26 +466,26 @@ def test_no_speedup_is_over_a_baseline_whose_own_result_is_in_doubt() -> None:
     study = only(tables(cases, metrics=rows), run, rows=["n", "impl"], value=["speedup"])
     assert [row[-1] for row in rows_of(study)[1:]] == ["1.00x", "2.00x", "inaccurate", "baseline inaccurate"]
     data = tables([*cases, case_row("impl=c,n=2", "plain", "skipped", params={"impl": "c", "n": 2})], metrics=rows)
-    skipped = only(data, run, where={"n": 2}, rows="impl", value=["speedup"])
-    assert cell(skipped, ("c",)) == "skipped", "no baseline is the reason"
+    skipped = only(data, run, rows=["n", "impl"], value=["speedup"])
+    assert note_of(skipped) == "Not shown: 1 row of skipped cases.", "no baseline is the reason"
 
 
 @pytest.mark.parametrize(
     ("error", "why"), [(None, "none was compared with the reference"), (0.2, "none is within the tolerance")]
 )
 def test_a_table_without_any_speedup_says_why(error: float | None, why: str) -> None:
-    told = study_sheets.written(judged({"a": error, "b": error}, ["time", "speedup"]))
-    assert f"No case has `speedup`: {why}." in told.said
-    assert [len(row) for row in told.parts[0].sheet.rows] == [2, 2]
+    study = judged({"a": error, "b": error}, ["time", "speedup"])
+    assert f"No case has speedup: {why}." in summary_of(study)
+    assert [len(row) for row in rows_of(study)] == [2, 2, 2]
 
 
-def test_a_mark_of_all_cases_of_a_table_is_said_once_under_it() -> None:
+def test_a_flag_of_all_cases_is_written_once_below_the_table() -> None:
     study = judged({"a": 0.001, "b": 0.2}, ["time", "speedup"], flags=("host_bound",))
-    assert study_sheets.written(study).left_out == "Every case: *host_bound*."
+    assert note_of(study) == "Every case: host_bound."
     assert [row[1] for row in rows_of(study)[1:]] == ["100.0", "50.0 *inaccurate*"]
-    assert study_sheets.written(judged({"a": 0.001, "b": 0.2}, ["time"])).left_out == ""
+    assert note_of(judged({"a": 0.001, "b": 0.2}, ["time"])) == ""
     alone = judged({"a": 0.001}, ["time"], flags=("host_bound",))
-    assert rows_of(alone)[1][1] == "100.0 *host_bound*" and study_sheets.written(alone).left_out == ""
+    assert rows_of(alone)[1][1] == "100.0 *host_bound*" and note_of(alone) == ""
 
 
 def test_all_times_of_kernels_in_a_table_have_one_unit() -> None:
@@ -483,7 +504,7 @@ OF_PARTS = [
 
 @pytest.mark.parametrize(("pipeline", "title", "words"), OF_PARTS)
 def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline: str, title: str, words: list[str]) -> None:
-    classes = ["attention", "add", "gemm", "softmax", *CLASSES]
+    classes = ["attention", "add", "gemm", "softmax", *OTHER_CLASSES]
     kernels = [kernel_row("n=1", f"k{i}", 1, 2.0**i, kernel_class=name) for i, name in enumerate(classes)]
     study = only(tables(kernels=[*kernels, kernel_row("n=1", COPY, 1, 0.5)]), {}, rows="n", value=words)
     times = [cell(study, (1,), (word,)) for word in words if word.endswith(".time") and word != "kernels.time"]
@@ -504,34 +525,34 @@ def test_the_wall_time_of_a_loop_is_of_one_profiler_for_all_cases(others: tuple[
 
 def test_more_tables_than_nine_are_counted() -> None:
     data = tables(metrics=[metric_row(f"impl={i},n={n}", "time", 5.0, n=1) for i in "ab" for n in range(12)])
-    told = study_sheets.written(only(data, {}, rows="impl", value="time"))
-    assert len(told.parts) == 9 and told.left_out.startswith("3 more like these, by `n`, are left out")
+    study = only(data, {}, rows="impl", value="time")
+    assert len(titles_of(study)) == 9 and note_of(study).startswith("3 more tables like these, by n, are left out")
 
 
 def test_a_table_that_no_case_of_the_run_is_in_says_so() -> None:
     data = tables(metrics=[metric_row("precision=fp32,n=1", "time", 5.0, n=1)])
-    told = study_sheets.written(only(data, {}, where={"precision": "bf16"}, rows="n", value="time"))
-    assert told.parts == () and "No case of this run is in this table." in told.said
+    study = only(data, {}, where={"precision": "bf16"}, rows="n", value="time")
+    assert not titles_of(study) and summary_of(study) == "No case of this run is in this table."
 
 
 def test_tables_stand_behind_the_answer_and_in_the_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "draw", lambda findings, folder: {})
+    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
     run = asking({}, {"workload": "eager", "title": "By <size>", "rows": "size", "value": "time"},
                  {"workload": "gone", "title": "Of none that was run", "rows": "size", "value": "time"})  # fmt: skip
     data = lm()
-    text = report.render(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
-    section = text.partition("## What the study asked\n")[2].partition("\n## ")[0]
+    text = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE).read_text(encoding="utf-8")
+    section = text.partition("## Study tables\n")[2].partition("\n## ")[0]
     assert section.lstrip().startswith("### By &lt;size&gt;\n\nTimes are the median time of a call.")
     assert "| small | 10.0 |" in section and "Of none" not in text
-    assert text.index("## What the study asked") < text.index("## Kernel share")
+    assert text.index("## Study tables") < text.index("## Kernel share")
     plain = (tmp_path / "comparison_results.txt").read_text(encoding="utf-8")
-    assert plain.startswith("By <size>\n\n") and "small      10.0" in plain
+    assert plain.startswith("By <size>\n=====") and "small      10.0" in plain
 
 
 def test_run_json_carries_the_tables(example: Any) -> None:
     _, run = example
     run = json.loads(json.dumps(asking(run, {"rows": "impl", "value": "time"})))
-    assert analyze(example[0], run).studies[0].values[0].word == "time"
+    assert analyze(example[0], run).studies[0].values[0].name == "time"
 
 
 def test_a_long_table_is_parted_by_its_first_axis() -> None:
@@ -539,7 +560,7 @@ def test_a_long_table_is_parted_by_its_first_axis() -> None:
     data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
     study = only(data, {}, rows=["mask", "dtype", "n"], columns="impl", value="time")
     assert study.row_axes == ("dtype", "n") and [len(grid.rows) for grid in study.grids] == [20, 20]
-    assert [part.title for part in study_sheets.written(study).parts] == ["mask c", "mask n"]
+    assert titles_of(study) == [("mask c", False), ("mask n", True)]
     whole = only(data, {}, rows=["mask", "dtype", "n"], where={"n": [1, 2, 3]}, columns="impl", value="time")
     assert whole.row_axes == ("mask", "dtype", "n") and len(whole.grids) == 1
 
@@ -549,12 +570,20 @@ def test_the_host_s_time_of_a_range_is_known_where_the_gpu_s_is_not() -> None:
     data.ranges["busy_ns"] = pd.NA
     study = only(data, {}, workload="eager", rows="size", phase="forward", value=["range.time", "range.busy"])
     assert rows_of(study)[1] == ["small", "500.0"]
-    assert "No case has `range.busy`." in study_sheets.written(study).said
+    assert "No case has range.busy." in summary_of(study)
 
 
-def test_rows_that_a_page_would_not_hold_are_in_the_text_file() -> None:
+def test_the_text_file_has_every_row_of_a_long_table() -> None:
     data = tables(metrics=[metric_row(f"n={n}", "time", 5.0, n=1) for n in range(130)])
     study = only(data, {}, rows="n", value="time")
-    (part,) = study_sheets.written(study).parts
-    assert part.folded and part.title == "table: the first 120 of 130 rows, all are in `comparison_results.txt`"
-    assert len(part.sheet.rows) == 120 and "\n129     5.00" in study_sheets.plain(study)
+    assert len(rows_of(study)) == 131 and "\n129     5.00" in write_section(study_table(study))
+
+
+def test_two_thousand_cases_fill_a_table_within_a_second() -> None:
+    names = [f"impl={impl},n={n}" for impl in "abcde" for n in range(400)]
+    data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
+    (data_of_run, run) = (data, asking({}, {"rows": "n", "columns": "impl", "value": ["time", "throughput"]}))
+    started = time.perf_counter()
+    (study,) = analyze(data_of_run, run).studies
+    assert len(study.grids[0].rows) == 400 and len(list(study_table(study).tables())) == 1
+    assert time.perf_counter() - started < 10, "about 1 s on an idle machine"

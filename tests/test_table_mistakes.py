@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from profpipe import asked, config, kernels
-from profpipe.analysis import shares
+from profpipe import plugins
+from profpipe.config import loader, study_values
+from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
-from profpipe.pipeline import Pipeline
 
 PIPELINE = """
 version: 1
@@ -26,8 +26,8 @@ tables:
 
 MINE = """
 from pathlib import Path
-from profpipe import load
-_part = load.module(Path(__file__).with_name("_part.py"))
+from profpipe import plugins
+_part = plugins.load_module(Path(__file__).with_name("_part.py"))
 PARAMS = {"n": 1}
 def build(params): return lambda: None
 def facts(params): return {"tokens_seen": (1.0, "1")}
@@ -41,7 +41,7 @@ def read(tmp_path: Path, *tables: str, env: dict[str, str] | None = None, part: 
     path.write_text(
         PIPELINE.replace("tables:", f"{part}:") + "".join(f"  - {{title: A table, {table}}}\n" for table in tables)
     )
-    return config.load_pipeline(path, (), env or {})
+    return loader.load_pipeline(path, (), env or {})
 
 
 def refusal(tmp_path: Path, table: str, part: str = "tables") -> str:
@@ -68,7 +68,7 @@ def test_single_words_are_lists_and_everything_but_rows_and_value_may_be_left_ou
         "workload: lm, rows: size, where: {what: [forward]}, value: parameters, unit: million",
     ],
 )
-def test_what_a_workload_tells_of_may_be_asked_for(tmp_path: Path, table: str) -> None:
+def test_a_table_may_show_what_its_workload_measures(tmp_path: Path, table: str) -> None:
     assert read(tmp_path, table).tables
 
 
@@ -125,30 +125,31 @@ def test_a_mistake_is_named_with_its_place_and_the_nearest_word(tmp_path: Path, 
         ("workload: lm, value: time", "plots.0.over: is missing."),
     ],
 )
-def test_a_mistake_in_a_plot_is_named_likewise(tmp_path: Path, plot: str, expected: str) -> None:
+def test_a_mistake_in_a_plot_is_named_with_its_place(tmp_path: Path, plot: str, expected: str) -> None:
     assert expected in refusal(tmp_path, plot, part="plots")
 
 
-def test_a_plot_needs_no_more_than_what_it_runs_over_and_a_value(tmp_path: Path) -> None:
+def test_a_plot_needs_only_an_axis_and_a_value(tmp_path: Path) -> None:
     (plot,) = read(tmp_path, "workload: [lm, own], over: tokens_seen, value: [time, tflops]", part="plots").plots
     assert (plot.over, plot.lines, plot.value) == ("tokens_seen", [], ["time", "tflops"])
 
 
-def test_a_value_that_the_environment_took_out_of_a_run_is_no_mistake(tmp_path: Path) -> None:
+def test_a_value_that_the_environment_removes_is_accepted(tmp_path: Path) -> None:
     table = "workload: lm, rows: what, where: {size: medium}, value: time"
     assert read(tmp_path, table, env={"SIZES": "large"}).tables
     assert read(tmp_path, table.replace("medium", "large"), env={"SIZES": "large"}).tables
     assert "no case has large" in refusal(tmp_path, table.replace("medium", "large"))
 
 
-def test_the_words_for_kernels_are_the_parts_and_classes_that_the_report_knows() -> None:
-    assert asked.PARTS == shares.PARTS
-    own = {"attention", "add", "gemm", "softmax", "graph"}
-    assert {*asked.CLASSES, *own} == set(kernels.CLASSES) - {"memcpy", "memset"}
+def test_a_table_can_show_each_category_and_each_class_of_kernels_on_the_gpu() -> None:
+    document = plugins.kernel_classes()
+    subjects = {*document["categories"], *document["classes"]} - {"memcpy", "memset"}
+    assert subjects <= study_values.KERNEL_VALUES.keys()
 
 
-def test_every_word_is_understood_as_itself() -> None:
-    for word in asked.words():
-        found = asked.asked(word)
-        assert found.of == ("metric" if word in asked.METRICS else found.of) and found.word == word
-    assert asked.asked("attention.speed") == asked.Asked("attention.speed", "metric", "attention.speed")
+def test_every_known_name_is_parsed() -> None:
+    for word in study_values.known_names():
+        found = study_values.parse_value(word)
+        assert found.source == ("metric" if word in study_values.METRICS else found.source) and found.name == word
+    unknown = study_values.parse_value("attention.speed")
+    assert (unknown.source, unknown.subject) == (study_values.Source.METRIC, "attention.speed")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profpipe import tables
+from profpipe.results import schema
 
 LAUNCHES = st.lists(
     st.fixed_dictionaries(
@@ -50,9 +50,9 @@ def test_statistics_equal_those_of_a_loop_over_the_launches(launches: list[dict[
     frame["device"] = pd.array(frame["device"].tolist(), dtype="Int64")
     if categorical:
         frame = frame.astype({"case": "category", "device": "category", "kernel": "category"})
-    found = tables.summarise(frame)
+    found = schema.summarise(frame)
     expected = slow(launches)
-    assert list(found.columns) == tables.KERNELS.names
+    assert list(found.columns) == schema.KERNELS.names
     assert len(found) == len(expected)
     for row in found.to_dict("records"):
         device = None if pd.isna(row["device"]) else int(row["device"])
@@ -67,20 +67,20 @@ def test_combinations_of_keys_beyond_64_bits_stay_apart() -> None:
     launches = pd.DataFrame(
         {
             key: pd.Categorical(many[:4], categories=many)
-            for key in tables.LAUNCH_KEYS
+            for key in schema.LAUNCH_KEYS
             if key not in ("process", "device", "stream")
         }
     )
     for key in ("process", "device", "stream"):
         launches[key] = pd.Categorical(range(4), categories=range(100_000))
     launches["duration_ns"] = [1, 2, 3, 4]
-    assert tables.summarise(launches)["total_ns"].tolist() == [1, 2, 3, 4]
+    assert schema.summarise(launches)["total_ns"].tolist() == [1, 2, 3, 4]
 
 
 def test_rows_come_in_the_order_in_which_the_launches_did() -> None:
     launches = pd.DataFrame({"kernel": ["late", "early", "late"], "duration_ns": [3, 1, 2]})
-    assert tables.summarise(launches)["kernel"].tolist() == ["late", "early"]
+    assert schema.summarise(launches)["kernel"].tolist() == ["late", "early"]
 
 
 def test_no_launches_are_an_empty_table() -> None:
-    assert tables.summarise(pd.DataFrame({"kernel": [], "duration_ns": np.array([], dtype=float)})).empty
+    assert schema.summarise(pd.DataFrame({"kernel": [], "duration_ns": np.array([], dtype=float)})).empty

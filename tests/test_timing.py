@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from stand_in_gpu import MIB, StandInGpu, kernels
 
-from profpipe import timing
-from profpipe.measuring import watches
-from profpipe.measuring.ranks import ALONE, Ranks
-from profpipe.measuring.watches import Issue, Known
-from profpipe.timing import Rule
+from profpipe.measure import cpu_timer, cuda_graph, cuda_timer, sampling, statistics
+from profpipe.measure.cpu_timer import CpuTimer
+from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
+from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
+from profpipe.measure.sampling import StoppingRule
 
 
 class Log:
@@ -47,12 +47,12 @@ class Log:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A log that also sees the flush of the CPU's caches."""
     log = Log()
-    monkeypatch.setattr(watches.ctypes, "memset", lambda *_: log.seen.append("flush"))
+    monkeypatch.setattr(cpu_timer.ctypes, "memset", lambda *_: log.seen.append("flush"))
     return log
 
 
-def exactly(n: int) -> Rule:
-    return Rule(least=n, most=n, target=math.inf, budget_s=math.inf)
+def exactly(n: int) -> StoppingRule:
+    return StoppingRule(min_samples=n, max_samples=n, target=math.inf, budget_s=math.inf)
 
 
 # --- when there are enough -------------------------------------------------------------------------------------------
@@ -62,112 +62,119 @@ NOISY = [100.0, 200.0] * 15
 
 
 def test_the_first_sample_is_taken_alone_then_those_up_to_the_least_then_half_as_many_again() -> None:
-    rule = Rule(least=30, budget_s=1000.0)
-    assert rule.batch([], 0, 0.0) == 1
-    assert rule.batch([100.0], 1, 0.01) == 29
-    assert rule.batch(NOISY, 30, 0.3) == 16
-    assert rule.batch(NOISY * 2, 60, 0.6) == 31
+    rule = StoppingRule(min_samples=30, budget_s=1000.0)
+    assert rule.next_batch([], 0, 0.0) == 1
+    assert rule.next_batch([100.0], 1, 0.01) == 29
+    assert rule.next_batch(NOISY, 30, 0.3) == 16
+    assert rule.next_batch(NOISY * 2, 60, 0.6) == 31
 
 
 def test_enough_samples_with_a_narrow_interval_end_it_and_a_wide_one_does_not() -> None:
-    assert Rule(least=30).batch(STEADY, 30, 0.1) == 0
-    assert Rule(least=31).batch(STEADY, 30, 0.1) == 1
-    assert Rule(least=30).batch(NOISY, 30, 0.1) > 0
+    assert StoppingRule(min_samples=30).next_batch(STEADY, 30, 0.1) == 0
+    assert StoppingRule(min_samples=31).next_batch(STEADY, 30, 0.1) == 1
+    assert StoppingRule(min_samples=30).next_batch(NOISY, 30, 0.1) > 0
 
 
 def test_no_more_is_taken_than_the_budget_and_the_most_allow() -> None:
-    assert Rule(budget_s=2.0).batch(NOISY, 30, 1.8) == 3
-    assert Rule(budget_s=2.0).batch(NOISY, 30, 2.0) == 0
-    assert Rule(most=32).batch(NOISY, 30, 0.1) == 2
-    assert Rule(most=30).batch(NOISY, 30, 0.1) == 0
-    assert Rule(most=10**6, budget_s=1e9).batch([100.0, 200.0] * 5000, 10_000, 1.0) == 1000
+    assert StoppingRule(budget_s=2.0).next_batch(NOISY, 30, 1.8) == 3
+    assert StoppingRule(budget_s=2.0).next_batch(NOISY, 30, 2.0) == 0
+    assert StoppingRule(max_samples=32).next_batch(NOISY, 30, 0.1) == 2
+    assert StoppingRule(max_samples=30).next_batch(NOISY, 30, 0.1) == 0
+    assert StoppingRule(max_samples=10**6, budget_s=1e9).next_batch([100.0, 200.0] * 5000, 10_000, 1.0) == 1000
 
 
 def test_up_to_the_least_five_times_the_budget_may_be_spent_but_a_call_of_a_minute_is_made_once() -> None:
-    rule = Rule(least=30, budget_s=2.0)
-    assert rule.batch([1.0], 1, 1.0) == 9
-    assert rule.batch([1.0] * 10, 10, 10.0) == 0
-    assert rule.batch([60.0], 1, 60.0) == 0
+    rule = StoppingRule(min_samples=30, budget_s=2.0)
+    assert rule.next_batch([1.0], 1, 1.0) == 9
+    assert rule.next_batch([1.0] * 10, 10, 10.0) == 0
+    assert rule.next_batch([60.0], 1, 60.0) == 0
 
 
 def test_earlier_samples_count_and_one_is_taken_all_the_same() -> None:
-    assert Rule().batch(STEADY, 0, 0.0) == 1
-    assert Rule().batch([*STEADY, 100.0], 1, 0.01) == 0
+    assert StoppingRule().next_batch(STEADY, 0, 0.0) == 1
+    assert StoppingRule().next_batch([*STEADY, 100.0], 1, 0.01) == 0
 
 
-def test_rounds_have_a_like_part_of_the_samples_and_the_time() -> None:
-    rounds = [Rule(least=30, most=100, budget_s=3.0).of_round(number, 3) for number in (1, 2, 3)]
-    assert [(rule.least, rule.most, rule.budget_s) for rule in rounds] == [(10, 34, 1.0), (20, 67, 1.0), (30, 100, 1.0)]
+def test_rounds_share_samples_and_time_equally() -> None:
+    rounds = [StoppingRule(min_samples=30, max_samples=100, budget_s=3.0).for_round(number, 3) for number in (1, 2, 3)]
+    assert [(rule.min_samples, rule.max_samples, rule.budget_s) for rule in rounds] == [
+        (10, 34, 1.0),
+        (20, 67, 1.0),
+        (30, 100, 1.0),
+    ]
 
 
 def test_a_round_takes_as_many_samples_as_those_before_it_though_the_interval_is_narrow() -> None:
-    rule = Rule(least=30).of_round(3, 3, earlier=300)
-    assert rule.batch([*STEADY * 10, 100.0], 1, 0.001) == 149
-    assert rule.batch([*STEADY * 10, *STEADY * 5], 150, 0.1) == 0
-    assert rule.batch([*STEADY * 10, *STEADY], 30, 10.0) == 0, "the budget ends it all the same"
+    rule = StoppingRule(min_samples=30).for_round(3, 3, earlier=300)
+    assert rule.next_batch([*STEADY * 10, 100.0], 1, 0.001) == 149
+    assert rule.next_batch([*STEADY * 10, *STEADY * 5], 150, 0.1) == 0
+    assert rule.next_batch([*STEADY * 10, *STEADY], 30, 10.0) == 0, "the budget ends it all the same"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_sampling_ends_when_the_interval_is_as_narrow_as_asked_and_not_much_later(seed: int) -> None:
-    draw, rule, values = random.Random(seed), Rule(target=0.005, budget_s=1e9), []
-    while size := rule.batch(values, len(values), 1.0):
+def test_sampling_ends_when_the_interval_reaches_its_target(seed: int) -> None:
+    draw, rule, values = random.Random(seed), StoppingRule(target=0.005, budget_s=1e9), []
+    while size := rule.next_batch(values, len(values), 1.0):
         before, values = values, values + [draw.gauss(100.0, 3.0) for _ in range(size)]
-    assert rule.met(values) and not (len(before) >= rule.least and rule.met(before))
+    assert rule.is_met(values) and not (len(before) >= rule.min_samples and rule.is_met(before))
     assert len(values) < 3000
 
 
 def test_a_rule_that_makes_no_sense_is_refused() -> None:
-    for wrong in ({"least": 0}, {"least": 5, "most": 4}):
-        with pytest.raises(ValueError, match="need 1 <= least <= most"):
-            Rule(**wrong)
+    for wrong in ({"min_samples": 0}, {"min_samples": 5, "max_samples": 4}):
+        with pytest.raises(ValueError, match="need 1 <= min_samples <= max_samples"):
+            StoppingRule(**wrong)
 
 
 def marks(values: list[float], earlier: tuple[float, ...] = (), **known: Any) -> list[str]:
-    return timing.Samples(values, "cuda_event", Rule(), earlier, **known).flags
+    return sampling.Samples(values, "cuda_event", StoppingRule(), earlier, **known).flags
 
 
-def test_marks_say_what_is_wrong_with_the_samples() -> None:
+def test_flags_name_the_problems_of_samples() -> None:
     assert marks(STEADY) == []
     assert marks(STEADY[:10]) == ["too_few_samples"]
     assert marks(STEADY[:10], earlier=tuple(STEADY[:20])) == []
     assert marks(NOISY) == ["noisy"]
-    assert marks(STEADY, issue=Issue(99.0)) == []
-    assert marks(STEADY, issue=Issue(104.0)) == [], "what issuing takes is not known that well"
-    assert marks(STEADY, issue=Issue(107.0)) == ["host_bound"]
-    assert marks(STEADY, issue=Issue(107.0, synchronises=True)) == ["synchronises"]
-    few = timing.Samples([100.0] * 5, "cuda_event", Rule(least=5))
+    assert marks(STEADY, launch=LaunchProfile(99.0)) == []
+    assert marks(STEADY, launch=LaunchProfile(104.0)) == [], "what issuing takes is not known that well"
+    assert marks(STEADY, launch=LaunchProfile(107.0)) == ["host_bound"]
+    assert marks(STEADY, launch=LaunchProfile(107.0, synchronises=True)) == ["synchronises"]
+    few = sampling.Samples([100.0] * 5, "cuda_event", StoppingRule(min_samples=5))
     assert few.flags == ["too_few_samples"], "five values have no interval, however many were asked for"
 
 
 def test_an_interval_is_relative_to_the_median() -> None:
-    assert timing.half_width([1.0] * 5) is None
-    assert timing.half_width([float(value) for value in range(1, 7)]) == pytest.approx(2.5 / 3.5)
-    assert timing.half_width([0.0] * 6) == 0.0
+    assert statistics.relative_half_width([1.0] * 5) is None
+    assert statistics.relative_half_width([float(value) for value in range(1, 7)]) == pytest.approx(2.5 / 3.5)
+    assert statistics.relative_half_width([0.0] * 6) == 0.0
 
 
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-def settled(monkeypatch: pytest.MonkeyPatch, seconds: Any, least: int, budget_s: float) -> tuple[int, int]:
+def settled(monkeypatch: pytest.MonkeyPatch, seconds: Any, min_calls: int, budget_s: float) -> tuple[int, int]:
     """(calls that settle counted, calls made) for calls that last as ``seconds`` says, one after the other."""
     clock, made = SimpleNamespace(now=0.0), []
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: clock.now)
 
     def call() -> None:
         clock.now += seconds(len(made))
         made.append(1)
 
-    return timing.settle(call, device="cpu", least=least, budget_s=budget_s), len(made)
+    return sampling.warm_up_until_stable(call, device="cpu", min_calls=min_calls, budget_s=budget_s), len(made)
 
 
-def test_a_steady_call_settles_after_the_first_and_three_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settled(monkeypatch, lambda _: 0.02, least=1, budget_s=10.0) == (4, 4)
+def test_a_steady_call_is_stable_after_the_first_call_and_three_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, lambda _: 0.02, min_calls=1, budget_s=10.0) == (4, 4)
     # Groups of 10 ms, of which the first lasts as long as the first call lets one guess.
-    assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, least=1, budget_s=10.0) == (24, 24)
+    assert settled(monkeypatch, lambda number: 0.02 if number == 0 else 0.0009, min_calls=1, budget_s=10.0) == (
+        24,
+        24,
+    )
 
 
-def test_a_call_whose_time_only_wanders_settles_after_five_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settled(monkeypatch, lambda number: 0.0206 if number % 2 else 0.02, least=1, budget_s=10.0) == (6, 6)
+def test_a_call_whose_time_varies_around_one_value_is_stable_after_five_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, lambda number: 0.0206 if number % 2 else 0.02, min_calls=1, budget_s=10.0) == (6, 6)
 
 
 @pytest.mark.parametrize(
@@ -184,46 +191,46 @@ def test_a_call_whose_time_only_wanders_settles_after_five_groups(monkeypatch: p
         ([], False),
     ],
 )
-def test_times_that_wander_have_settled_where_they_get_nowhere(groups: list[float], have: bool) -> None:
-    assert watches.settled(groups) is have
+def test_times_that_vary_around_one_value_are_stable(groups: list[float], have: bool) -> None:
+    assert statistics.is_stable(groups) is have
 
 
 def test_a_call_that_still_gets_faster_is_called_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, made = settled(monkeypatch, lambda number: 0.02 + max(0, 20 - number) * 0.01, least=1, budget_s=1e9)
+    counted, made = settled(monkeypatch, lambda number: 0.02 + max(0, 20 - number) * 0.01, min_calls=1, budget_s=1e9)
     assert counted == made == 23
 
 
 def test_warm_up_makes_the_least_calls_and_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settled(monkeypatch, lambda _: 0.02, least=12, budget_s=10.0)[0] >= 12
-    assert settled(monkeypatch, lambda number: 1.0 + number, least=1, budget_s=5.0)[1] == 3
-    assert settled(monkeypatch, lambda _: 60.0, least=10, budget_s=1.0) == (1, 1)
-    assert settled(monkeypatch, lambda _: 1.0, least=0, budget_s=1.0) == (0, 0)
+    assert settled(monkeypatch, lambda _: 0.02, min_calls=12, budget_s=10.0)[0] >= 12
+    assert settled(monkeypatch, lambda number: 1.0 + number, min_calls=1, budget_s=5.0)[1] == 3
+    assert settled(monkeypatch, lambda _: 60.0, min_calls=10, budget_s=1.0) == (1, 1)
+    assert settled(monkeypatch, lambda _: 1.0, min_calls=0, budget_s=1.0) == (0, 0)
 
 
-def test_on_a_gpu_warm_up_leaves_it_to_the_loop_of_samples_to_see_when_short_calls_settle(gpu: StandInGpu) -> None:
+def test_on_a_gpu_warm_up_of_short_calls_ends_with_the_minimum(gpu: StandInGpu) -> None:
     gets_faster = changing(gpu, lambda number: 5_000_000 // (1 + number))
-    assert timing.settle(gets_faster, device="cuda", least=10, budget_s=10.0) == 10
-    assert timing.settle(gets_faster, device="cuda", least=1, budget_s=10.0) == 1
+    assert sampling.warm_up_until_stable(gets_faster, device="cuda", min_calls=10, budget_s=10.0) == 10
+    assert sampling.warm_up_until_stable(gets_faster, device="cuda", min_calls=1, budget_s=10.0) == 1
     compiled = changing(gpu, lambda number: 100_000 if number else 5 * 10**9)
-    assert timing.settle(compiled, device="cuda", least=1, budget_s=10.0) == 2
+    assert sampling.warm_up_until_stable(compiled, device="cuda", min_calls=1, budget_s=10.0) == 2
 
 
-def test_on_a_gpu_a_long_call_is_warmed_up_until_it_settles_by_the_clock_of_the_host(gpu: StandInGpu) -> None:
+def test_on_a_gpu_a_long_call_is_warmed_up_until_stable_by_the_hosts_clock(gpu: StandInGpu) -> None:
     gets_faster = changing(gpu, lambda number: 100_000_000 + max(0, 20 - number) * 10_000_000)
-    assert timing.settle(gets_faster, device="cuda", least=1, budget_s=60.0) == 23
-    assert timing.settle(kernels(gpu, 1, 60 * 10**9), device="cuda", least=10, budget_s=1.0) == 1
+    assert sampling.warm_up_until_stable(gets_faster, device="cuda", min_calls=1, budget_s=60.0) == 23
+    assert sampling.warm_up_until_stable(kernels(gpu, 1, 60 * 10**9), device="cuda", min_calls=10, budget_s=1.0) == 1
 
 
-def test_warming_up_calls_as_often_as_told(log: Log) -> None:
-    timing.warm_up(log.call, 4, device="cpu")
+def test_warm_up_makes_the_given_number_of_calls(log: Log) -> None:
+    sampling.warm_up(log.call, 4, device="cpu")
     assert log.seen == ["call"] * 4
 
 
 # --- on a CPU --------------------------------------------------------------------------------------------------------
 
 
-def on_cpu(fn: Any, n: int, annotate: Any) -> timing.Samples:
-    return timing.sample(fn, device="cpu", rule=exactly(n), range_name="r", annotate=annotate)
+def on_cpu(fn: Any, n: int, annotate: Any) -> sampling.Samples:
+    return sampling.sample(fn, device="cpu", rule=exactly(n), range_name="r", annotate=annotate)
 
 
 def test_each_sample_is_flush_then_range(log: Log) -> None:
@@ -244,8 +251,8 @@ def test_a_sample_is_the_time_of_the_callable_alone(monkeypatch: pytest.MonkeyPa
         yield
         advance(1)
 
-    monkeypatch.setattr(watches.time, "perf_counter_ns", lambda: clock.now)
-    monkeypatch.setattr(watches.ctypes, "memset", lambda *_: advance(1_000_000))
+    monkeypatch.setattr(cpu_timer.time, "perf_counter_ns", lambda: clock.now)
+    monkeypatch.setattr(cpu_timer.ctypes, "memset", lambda *_: advance(1_000_000))
     durations = iter([500, 20, 30])
     assert on_cpu(lambda: advance(next(durations)), 3, annotate).values_ns == [500.0, 20.0, 30.0]
 
@@ -265,7 +272,7 @@ def test_a_cpu_has_no_gpu_memory_and_is_never_host_bound(log: Log) -> None:
 
 
 def test_under_a_profiler_the_same_iterations_run_and_their_wall_time_is_known(log: Log) -> None:
-    loop = timing.loop(
+    loop = sampling.run_loop(
         lambda: (log.call(), time.sleep(0.001)), 2, device="cpu", range_name="profpipe:a=1", annotate=log.annotate
     )
     assert log.seen == ["flush", "push profpipe:a=1", "call", "pop"] * 2
@@ -294,17 +301,17 @@ def test_the_range_is_closed_and_the_error_goes_on_when_the_callable_fails() -> 
 def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_process_can_have_filled_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert watches.last_level_cache_bytes(tmp_path) is None
+    assert cpu_timer.last_level_cache_bytes(tmp_path) is None
     for index, size in enumerate(("48K", "32K", "2048K", "105M")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    assert watches.last_level_cache_bytes(tmp_path) == 105 * MIB
-    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: 105 * MIB)
-    assert watches.Cpu().flush_bytes == 210 * MIB
-    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: 480 * MIB)
-    assert watches.Cpu().flush_bytes == 256 * MIB
-    monkeypatch.setattr(watches, "last_level_cache_bytes", lambda: None)
-    assert watches.Cpu().flush_bytes == 64 * MIB
+    assert cpu_timer.last_level_cache_bytes(tmp_path) == 105 * MIB
+    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: 105 * MIB)
+    assert CpuTimer().flush_bytes == 210 * MIB
+    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: 480 * MIB)
+    assert CpuTimer().flush_bytes == 256 * MIB
+    monkeypatch.setattr(cpu_timer, "last_level_cache_bytes", lambda: None)
+    assert CpuTimer().flush_bytes == 64 * MIB
 
 
 # --- on a GPU, against a stand-in for torch --------------------------------------------------------------------------
@@ -314,14 +321,14 @@ def test_the_largest_cache_that_linux_reports_is_flushed_twice_over_as_far_as_a_
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     gpu = StandInGpu()
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    monkeypatch.setattr(watches.time, "perf_counter_ns", lambda: gpu.now_ns)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: gpu.now_ns / 1e9)
+    monkeypatch.setattr(cpu_timer.time, "perf_counter_ns", lambda: gpu.now_ns)
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: gpu.now_ns / 1e9)
     return gpu
 
 
-def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20, known: Issue | None = None) -> timing.Samples:
-    named = {"rule": exactly(n), "range_name": "r", "annotate": gpu.annotate, "known": Known(known)}
-    return timing.sample(fn, device="cuda", **named)
+def on_gpu(gpu: StandInGpu, fn: Any, n: int = 20, known: LaunchProfile | None = None) -> sampling.Samples:
+    named = {"rule": exactly(n), "range_name": "r", "annotate": gpu.annotate, "prior": PriorMeasurement(known)}
+    return sampling.sample(fn, device="cuda", **named)
 
 
 def test_events_stand_inside_the_range_around_the_call_and_one_synchronisation_ends_a_batch(gpu: StandInGpu) -> None:
@@ -338,22 +345,27 @@ def host_takes(gpu: StandInGpu, *launch_ns: int) -> Any:
     return lambda: gpu.launch(1_000, left.pop(0) if len(left) > 1 else left[0])
 
 
-def test_what_issuing_takes_the_host_is_known_from_the_samples_as_well(gpu: StandInGpu) -> None:
+def test_the_launch_time_is_refined_by_the_samples(gpu: StandInGpu) -> None:
     at_first = [60_000] * 300  # those that learn and load
-    assert on_gpu(gpu, host_takes(gpu, *at_first, 20_000), n=200).issue.ns == 20_000
-    assert on_gpu(gpu, host_takes(gpu, *[20_000] * 7, 60_000), n=200).issue.ns == 20_000, "the host may wait"
-    assert on_gpu(gpu, host_takes(gpu, *at_first, 20_000), n=200, known=Issue(60_000.0, call_ns=2e6)).issue.ns == 20_000
+    assert on_gpu(gpu, host_takes(gpu, *at_first, 20_000), n=200).launch.host_ns == 20_000
+    assert on_gpu(gpu, host_takes(gpu, *[20_000] * 7, 60_000), n=200).launch.host_ns == 20_000, "the host may wait"
+    assert (
+        on_gpu(
+            gpu, host_takes(gpu, *at_first, 20_000), n=200, known=LaunchProfile(60_000.0, call_ns=2e6)
+        ).launch.host_ns
+        == 20_000
+    )
 
 
 def test_the_clock_is_counted_behind_each_batch_and_around_a_loop(gpu: StandInGpu) -> None:
     gpu.hz = 1.785e9
     assert on_gpu(gpu, gpu.call, n=3).clocks_hz == pytest.approx([1.785e9] * 2, rel=1e-5)
-    loop = timing.loop(gpu.call, 3, device="cuda", range_name="r", annotate=gpu.annotate)
+    loop = sampling.run_loop(gpu.call, 3, device="cuda", range_name="r", annotate=gpu.annotate)
     assert loop.clocks_hz == pytest.approx([1.785e9] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("lacks", ["_sleep", "hip"])
-def test_where_cycles_cannot_be_counted_no_clock_is_told(gpu: StandInGpu, lacks: str) -> None:
+def test_without_a_cycle_counter_there_is_no_clock(gpu: StandInGpu, lacks: str) -> None:
     if lacks == "hip":
         gpu.version.hip = "6.4"
     else:
@@ -362,7 +374,7 @@ def test_where_cycles_cannot_be_counted_no_clock_is_told(gpu: StandInGpu, lacks:
 
 
 def loaded(
-    gpu: StandInGpu, fn: Any, budget_s: float = 2.0, earlier: Any = (), ranks: Any = ALONE, **known: Any
+    gpu: StandInGpu, fn: Any, budget_s: float = 2.0, earlier: Any = (), ranks: Any = SINGLE_PROCESS, **known: Any
 ) -> tuple[float, list[float]]:
     """For how many milliseconds the GPU was loaded, and when the calls of that time were issued (in nanoseconds)."""
     learned, issued = 0, list[float]()
@@ -376,9 +388,11 @@ def loaded(
         nonlocal begun_ns, learned
         begun_ns, learned = gpu.now_ns, len(issued)
 
-    rule = Rule(least=3, most=3, target=math.inf, budget_s=budget_s)
-    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "begun": begun}
-    samples = timing.sample(call, device="cuda", earlier=earlier, ranks=ranks, known=Known(**known), **named)
+    rule = StoppingRule(min_samples=3, max_samples=3, target=math.inf, budget_s=budget_s)
+    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "on_start": begun}
+    samples = sampling.sample(
+        call, device="cuda", earlier=earlier, ranks=ranks, prior=PriorMeasurement(**known), **named
+    )
     assert len(issued) == learned + len(samples.values_ns), "what follows is measured"
     loading = issued[7:learned]  # the first 7 are issued to learn how: one, five by themselves, one behind a hold
     return (begun_ns - loading[0]) / 1e6, loading
@@ -399,50 +413,50 @@ def test_the_gpu_is_loaded_for_longer_where_the_call_fills_the_loop_and_may_brin
 ) -> None:
     # To the nearest group.
     assert 95 < loaded(gpu, gpu.call)[0] < 105
-    assert 25 < loaded(gpu, gpu.call, light=True)[0] < 35
+    assert 25 < loaded(gpu, gpu.call, keeps_clock=True)[0] < 35
     assert 25 < loaded(gpu, kernels(gpu, 1, 20_000))[0] < 35, "the flush takes longer than the call"
     assert 25 < loaded(gpu, kernels(gpu, 20, 1_000))[0] < 35, "the host takes longer than the GPU"
     # The host lets the GPU rest: one call takes 400 us, of which it works for 200, and is held for longer.
     assert 25 < loaded(gpu, kernels(gpu, 1, 200_000, launch_ns=200_000))[0] < 40
 
 
-def test_a_load_tells_whether_it_was_long_enough_to_bring_the_clock_down(gpu: StandInGpu) -> None:
+def test_a_full_load_is_reported_with_the_samples(gpu: StandInGpu) -> None:
     assert on_gpu(gpu, gpu.call).fully_loaded
     assert on_gpu(gpu, kernels(gpu, 1, 20_000_000)).fully_loaded
     assert not on_gpu(gpu, kernels(gpu, 1, 20_000)).fully_loaded
     named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate}
-    assert not timing.sample(gpu.call, device="cuda", known=Known(light=True), **named).fully_loaded
-    assert not timing.sample(lambda: None, device="cpu", **named).fully_loaded
+    assert not sampling.sample(gpu.call, device="cuda", prior=PriorMeasurement(keeps_clock=True), **named).fully_loaded
+    assert not sampling.sample(lambda: None, device="cpu", **named).fully_loaded
 
 
-def test_the_gpu_is_loaded_until_the_times_settle_and_no_longer_than_half_the_budget(gpu: StandInGpu) -> None:
+def test_the_gpu_is_loaded_until_times_are_stable_or_half_the_budget_is_spent(gpu: StandInGpu) -> None:
     now_and_then_slow = changing(gpu, lambda number: 100_000 + (0 if number % 20 else 1_000 * number))
-    assert 25 < loaded(gpu, now_and_then_slow, light=True)[0] < 35
+    assert 25 < loaded(gpu, now_and_then_slow, keeps_clock=True)[0] < 35
     falls_for_200_calls = changing(gpu, lambda number: 100_000 + 1_000 * max(0, 200 - number))
-    assert 60 < loaded(gpu, falls_for_200_calls, light=True)[0] < 100
-    assert 150 < loaded(gpu, changing(gpu, never_settles), budget_s=0.3, light=True)[0] < 200
-    assert 500 < loaded(gpu, changing(gpu, never_settles), budget_s=10**6, light=True)[0] < 550
+    assert 60 < loaded(gpu, falls_for_200_calls, keeps_clock=True)[0] < 100
+    assert 150 < loaded(gpu, changing(gpu, never_settles), budget_s=0.3, keeps_clock=True)[0] < 200
+    assert 500 < loaded(gpu, changing(gpu, never_settles), budget_s=10**6, keeps_clock=True)[0] < 550
 
 
 def test_the_load_ends_where_times_only_wander_and_not_where_they_near_those_of_earlier_rounds(gpu: StandInGpu) -> None:
     wanders = changing(gpu, lambda number: 20_000 if number // 125 % 2 else 20_600)  # about a group of each
     assert 25 < loaded(gpu, wanders)[0] < 110
     nears = changing(gpu, lambda number: 114_000 - min(14_000, 80 * number))
-    lasted_ms, _ = loaded(gpu, nears, light=True, earlier=[100_000.0] * 10)
+    lasted_ms, _ = loaded(gpu, nears, keeps_clock=True, earlier=[100_000.0] * 10)
     assert lasted_ms > 25, "until it is there"
 
 
 def test_a_load_that_goes_on_for_long_keeps_no_more_events_than_those_of_two_groups(gpu: StandInGpu) -> None:
-    _, calls = loaded(gpu, changing(gpu, lambda number: 20_000 * 1.0004**number), light=True)
+    _, calls = loaded(gpu, changing(gpu, lambda number: 20_000 * 1.0004**number), keeps_clock=True)
     assert len(calls) > 1000 and gpu.most_events < 600
 
 
-def test_where_earlier_rounds_told_the_time_it_is_enough_to_find_it_again(gpu: StandInGpu) -> None:
+def test_an_expected_time_shortens_the_load(gpu: StandInGpu) -> None:
     as_before, other = [100_000.0] * 10, [80_000.0] * 10
-    assert 8 < loaded(gpu, gpu.call, light=True, earlier=as_before)[0] < 12
-    assert 13 < loaded(gpu, gpu.call, light=True, earlier=other)[0] < 17, "until three groups agree"
+    assert 8 < loaded(gpu, gpu.call, keeps_clock=True, earlier=as_before)[0] < 12
+    assert 13 < loaded(gpu, gpu.call, keeps_clock=True, earlier=other)[0] < 17, "until three groups agree"
     assert 95 < loaded(gpu, gpu.call, earlier=as_before)[0] < 105
-    assert 100 < loaded(gpu, changing(gpu, never_settles), light=True, earlier=as_before)[0] < 125
+    assert 100 < loaded(gpu, changing(gpu, never_settles), keeps_clock=True, earlier=as_before)[0] < 125
 
 
 def under_a_clock_that_rises_after(gpu: StandInGpu, ms: float, ns: int = 20_000) -> Any:
@@ -465,22 +479,24 @@ def test_a_call_that_brings_no_clock_down_is_not_measured_at_the_one_of_the_case
     assert 60 < loaded(gpu, under_a_clock_that_rises_after(gpu, 60), earlier=earlier, clock_hz=2e9)[0] < 75
 
 
-def test_a_light_call_of_over_ten_milliseconds_waits_for_the_clock_as_well(gpu: StandInGpu) -> None:
+def test_a_call_of_over_ten_milliseconds_that_keeps_the_clock_waits_for_it(gpu: StandInGpu) -> None:
     long = under_a_clock_that_rises_after(gpu, 250, ns=12_000_000)  # of which learning takes 100
-    assert 70 < loaded(gpu, long, light=True, clock_hz=2e9)[0] < 110
-    assert 20 < loaded(gpu, under_a_clock_that_rises_after(gpu, 0, ns=12_000_000), light=True, clock_hz=2e9)[0] < 40
+    assert 70 < loaded(gpu, long, keeps_clock=True, clock_hz=2e9)[0] < 110
+    assert (
+        20 < loaded(gpu, under_a_clock_that_rises_after(gpu, 0, ns=12_000_000), keeps_clock=True, clock_hz=2e9)[0] < 40
+    )
 
 
 def test_under_a_profiler_a_call_waits_for_the_clock_as_well(gpu: StandInGpu) -> None:
     began_ns = gpu.now_ns
-    timing.load(under_a_clock_that_rises_after(gpu, 60), device="cuda", clock_hz=2e9)
+    sampling.apply_load(under_a_clock_that_rises_after(gpu, 60), device="cuda", clock_hz=2e9)
     assert 60e6 < gpu.now_ns - began_ns < 75e6
     began_ns = gpu.now_ns
-    timing.load(under_a_clock_that_rises_after(gpu, 10**6), device="cuda", clock_hz=2e9)
+    sampling.apply_load(under_a_clock_that_rises_after(gpu, 10**6), device="cuda", clock_hz=2e9)
     assert 100e6 < gpu.now_ns - began_ns < 110e6
 
 
-def test_nobody_waits_long_for_a_clock_or_for_one_that_is_there_or_that_the_call_itself_brings_down(
+def test_the_wait_for_the_clock_is_short_and_only_where_it_can_rise(
     gpu: StandInGpu,
 ) -> None:
     never = 10**6
@@ -496,13 +512,13 @@ def test_nobody_waits_long_for_a_clock_or_for_one_that_is_there_or_that_the_call
 
 def test_several_processes_wait_for_no_clock(gpu: StandInGpu) -> None:
     """They would not make the same calls. A mock of the others, which say what this one says."""
-    together = SimpleNamespace(several=True, most=lambda value: value, step=lambda name: None)
+    together = SimpleNamespace(is_distributed=True, all_max=lambda value: value, barrier=lambda name: None)
     assert 25 < loaded(gpu, under_a_clock_that_rises_after(gpu, 10**6), clock_hz=2e9, ranks=together)[0] < 35
 
 
 def test_the_clock_that_was_waited_for_is_not_one_of_those_under_the_samples(gpu: StandInGpu) -> None:
-    named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "known": Known(clock_hz=2e9)}
-    counted = timing.sample(under_a_clock_that_rises_after(gpu, 60), device="cuda", **named).clocks_hz
+    named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "prior": PriorMeasurement(clock_hz=2e9)}
+    counted = sampling.sample(under_a_clock_that_rises_after(gpu, 60), device="cuda", **named).clocks_hz
     assert counted == pytest.approx((2e9, 2e9))  # behind the first sample, and behind the two others
 
 
@@ -513,13 +529,13 @@ def test_the_gpu_does_not_rest_while_the_times_that_load_it_are_looked_at(gpu: S
 
 def test_a_long_call_is_made_for_the_load_as_often_as_fits_into_it(gpu: StandInGpu) -> None:
     assert len(loaded(gpu, kernels(gpu, 1, 20_000_000))[1]) == 4
-    assert len(loaded(gpu, kernels(gpu, 1, 20_000_000), light=True)[1]) == 1
+    assert len(loaded(gpu, kernels(gpu, 1, 20_000_000), keeps_clock=True)[1]) == 1
     made: list[int] = []
     on_gpu(gpu, lambda: (made.append(1), gpu.launch(250_000_000)), n=3)
     assert len(made) == 3 + 3, "three to learn, and three to measure"
 
 
-def test_what_the_first_call_takes_beside_is_not_taken_for_the_time_of_a_call(gpu: StandInGpu) -> None:
+def test_extra_work_of_the_first_call_is_not_part_of_the_call_time(gpu: StandInGpu) -> None:
     """The allocator's cache was emptied: the first call may take as long to get its memory as a hundred others."""
     call = changing(gpu, lambda number: 20_000 if number else 200_000_000)
     lasted_ms, calls = loaded(gpu, call)
@@ -530,8 +546,8 @@ def test_a_load_in_which_calls_were_late_does_not_hold_the_gpu_for_longer(gpu: S
     """A batch of one sample, in time: what was late before it is not put down to it."""
     begun = []
     call = lambda: gpu.launch(100_000, 5_000 if begun or gpu.seen.count("event") < 20 else 500_000)  # noqa: E731
-    named = {"range_name": "r", "annotate": gpu.annotate, "begun": lambda: begun.append(1)}
-    samples = timing.sample(call, device="cuda", rule=exactly(5), **named)
+    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": lambda: begun.append(1)}
+    samples = sampling.sample(call, device="cuda", rule=exactly(5), **named)
     assert gpu.seen.count("push r") == 5 and not any("held" in note for note in samples.notes)
 
 
@@ -546,10 +562,10 @@ class InStep(Ranks):
         super().__init__(size=2)
         self.other, self.said = iter(other), list[float]()
 
-    def step(self, place: str) -> None:
+    def barrier(self, place: str) -> None:
         pass
 
-    def most(self, value: float) -> float:
+    def all_max(self, value: float) -> float:
         self.said.append(value)
         return max(value, next(self.other, value))
 
@@ -558,14 +574,14 @@ def test_processes_whose_gpus_flush_at_different_speeds_make_the_same_calls(gpu:
     def run(flush_ns: int, other: list[float]) -> tuple[int, list[float]]:
         gpu.flush_ns, gpu.seen = flush_ns, []
         ranks = InStep(other)
-        timing.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, ranks=ranks)
+        sampling.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, ranks=ranks)
         return gpu.seen.count("call"), ranks.said
 
     alone = {flush_ns: run(flush_ns, [])[1] for flush_ns in (60_000, 90_000)}
     assert run(60_000, alone[90_000])[0] == run(90_000, alone[60_000])[0]
 
 
-def test_several_processes_load_their_gpus_by_a_number_of_calls_and_not_by_what_each_sees(gpu: StandInGpu) -> None:
+def test_several_processes_make_equally_many_calls_to_load_their_gpus(gpu: StandInGpu) -> None:
     lasted_ms, calls = loaded(gpu, gpu.call, ranks=InStep([]))
     # Five calls behind a hold, where a process alone makes one.
     assert len(calls) == 4 + LOADING and lasted_ms > 100
@@ -575,7 +591,7 @@ def test_a_process_that_does_not_wait_makes_the_calls_of_one_that_does(gpu: Stan
     def calls(waits: bool) -> int:
         gpu.seen = []
         named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "ranks": InStep([])}
-        timing.sample(lambda: (gpu.call(), waits and gpu.item(said=False)), device="cuda", **named)
+        sampling.sample(lambda: (gpu.call(), waits and gpu.item(said=False)), device="cuda", **named)
         return gpu.seen[: gpu.seen.index("push r")].count("call") - LOADING
 
     assert calls(waits=True) == calls(waits=False) == 11
@@ -587,49 +603,51 @@ def test_where_one_process_was_late_all_hold_their_gpus_longer(gpu: StandInGpu) 
 
     def run(other: list[float]) -> tuple[InStep, list[int]]:
         ranks, before = InStep(other), len(gpu.held_ns)
-        timing.sample(call, device="cuda", rule=exactly(1), range_name="r", annotate=gpu.annotate, ranks=ranks)
+        sampling.sample(call, device="cuda", rule=exactly(1), range_name="r", annotate=gpu.annotate, ranks=ranks)
         return ranks, gpu.held_ns[before:]
 
     in_time, held_ns = run([])
     other_late, held_longer_ns = run([*in_time.said[:-1], 1])
     assert in_time.said[-1] == other_late.said[-2] == 0, "this one was in time, and says so"
     # The only sample is the first of its batch, for which the GPU is held by a rule of its own.
-    room = watches._FIRST_ROOM, watches._FIRST_ROOM_NS
+    room = cuda_timer.FIRST_HOLD_FACTOR, cuda_timer.FIRST_HOLD_EXTRA_NS
     before, after = ((ns - room[1]) / room[0] for ns in (held_ns[-1], held_longer_ns[-1]))
     assert held_longer_ns[:-1] == held_ns and after == pytest.approx(2 * before + 30_000, abs=2)
 
 
-def test_processes_agree_on_how_a_call_is_issued(gpu: StandInGpu) -> None:
+def test_processes_agree_on_the_launch_profile(gpu: StandInGpu) -> None:
     """One that sees it wait and one that does not would hold their GPUs for unlike times."""
     call, alone = kernels(gpu, 20, 1_000), InStep([])
 
-    def run(ranks: InStep) -> timing.Samples:
+    def run(ranks: InStep) -> sampling.Samples:
         named = {"rule": exactly(1), "range_name": "r", "annotate": gpu.annotate, "ranks": ranks}
-        return timing.sample(call, device="cuda", **named)
+        return sampling.sample(call, device="cuda", **named)
 
     assert run(alone).flags[0] == "host_bound"
     others = [[*alone.said[:place], 1] for place, said in enumerate(alone.said) if said is False]
     assert [run(InStep(other)).flags[0] for other in others].count("synchronises") == 2, "by torch, and by the hold"
 
 
-def test_the_time_in_which_the_gpu_is_loaded_is_none_of_the_budget(gpu: StandInGpu) -> None:
-    rule = Rule(least=5, target=-1.0, budget_s=0.05)  # narrow enough for nothing: all of the budget is spent
-    samples = timing.sample(gpu.call, device="cuda", rule=rule, range_name="r", annotate=gpu.annotate)
+def test_the_load_is_not_part_of_the_budget(gpu: StandInGpu) -> None:
+    rule = StoppingRule(
+        min_samples=5, target=-1.0, budget_s=0.05
+    )  # narrow enough for nothing: all of the budget is spent
+    samples = sampling.sample(gpu.call, device="cuda", rule=rule, range_name="r", annotate=gpu.annotate)
     assert 200 < len(samples.values_ns) < 400
 
 
-def test_a_short_call_is_learned_again_at_every_visit(gpu: StandInGpu) -> None:
+def test_the_launch_of_a_short_call_is_profiled_at_every_visit(gpu: StandInGpu) -> None:
     first = on_gpu(gpu, kernels(gpu, 20, 1_000, launch_ns=20_000), n=3)
-    again = on_gpu(gpu, kernels(gpu, 20, 1_000), n=3, known=first.issue)
-    assert first.issue and again.issue and (first.issue.ns, again.issue.ns) == (400_000, 100_000)
+    again = on_gpu(gpu, kernels(gpu, 20, 1_000), n=3, known=first.launch)
+    assert first.launch and again.launch and (first.launch.host_ns, again.launch.host_ns) == (400_000, 100_000)
 
 
-def test_what_an_earlier_visit_learned_of_a_long_call_is_not_learned_again(gpu: StandInGpu) -> None:
+def test_the_launch_profile_of_a_long_call_is_reused(gpu: StandInGpu) -> None:
     first = on_gpu(gpu, kernels(gpu, 300, 1_000), n=3)
     before, calls = len(gpu.held_ns), []
-    again = on_gpu(gpu, lambda: calls.append(kernels(gpu, 300, 1_000)()), n=3, known=first.issue)
-    assert again.issue == first.issue and again.values_ns == first.values_ns
-    assert first.issue is not None and first.issue.call_ns > 1_000_000
+    again = on_gpu(gpu, lambda: calls.append(kernels(gpu, 300, 1_000)()), n=3, known=first.launch)
+    assert again.launch == first.launch and again.values_ns == first.values_ns
+    assert first.launch is not None and first.launch.call_ns > 1_000_000
     # Held as long as in the first visit, in every call but the two that tell how fast the GPU's clock counts; longer
     # before the first of each batch.
     held, as_before = gpu.held_ns[before:], gpu.held_ns[before - 1]
@@ -650,9 +668,9 @@ def test_a_call_of_many_small_kernels_is_queued_whole_before_the_gpu_begins_it(g
     # Each takes the host 5 us to launch and the GPU 1 us: unheld, the samples would come near 200 x 5 us.
     assert samples.values_ns == [200_000.0] * 20
     assert samples.flags == ["host_bound"]
-    assert samples.issue and samples.issue.ns == 1_000_000
+    assert samples.launch and samples.launch.host_ns == 1_000_000
     assert any("the GPU is held for 1470 us" in note for note in samples.notes)
-    assert any("issuing a call takes the host 1000000 ns" in note for note in samples.notes)
+    assert any("launching a call takes the host 1000000 ns" in note for note in samples.notes)
 
 
 def test_without_a_kernel_that_spins_repeated_flushes_hold_the_gpu(gpu: StandInGpu) -> None:
@@ -661,7 +679,7 @@ def test_without_a_kernel_that_spins_repeated_flushes_hold_the_gpu(gpu: StandInG
     assert samples.values_ns == [200_000.0] * 20
 
 
-def held_for_samples(gpu: StandInGpu, call: Any, n: int, ranks: Ranks = ALONE) -> tuple[int, timing.Samples]:
+def held_for_samples(gpu: StandInGpu, call: Any, n: int, ranks: Ranks = SINGLE_PROCESS) -> tuple[int, sampling.Samples]:
     """How often the GPU was held once the measurement had begun, and the samples."""
     before = -1
 
@@ -669,8 +687,8 @@ def held_for_samples(gpu: StandInGpu, call: Any, n: int, ranks: Ranks = ALONE) -
         nonlocal before
         before = len(gpu.held_ns)
 
-    named = {"range_name": "r", "annotate": gpu.annotate, "begun": begun, "ranks": ranks}
-    samples = timing.sample(call, device="cuda", rule=exactly(n), **named)
+    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": begun, "ranks": ranks}
+    samples = sampling.sample(call, device="cuda", rule=exactly(n), **named)
     return len(gpu.held_ns) - before, samples
 
 
@@ -680,15 +698,15 @@ def test_behind_a_sample_that_takes_long_enough_the_gpu_is_not_held(gpu: StandIn
     assert samples.values_ns == [3_000_000.0] * 20
     # A batch begins with an idle GPU, and its second sample while the GPU is held or at work on the first.
     assert 2 <= held <= 4
-    assert any("before a sample that finds it idle" in note for note in samples.notes)
+    assert any("before each sample that finds it idle" in note for note in samples.notes)
 
 
-def test_the_gpu_is_held_where_the_sample_before_is_over_sooner_than_the_next_is_issued(gpu: StandInGpu) -> None:
+def test_the_gpu_is_held_where_a_sample_ends_before_the_next_is_launched(gpu: StandInGpu) -> None:
     held, samples = held_for_samples(gpu, kernels(gpu, 20, 1_000), 20)
     assert held == 20 and set(samples.values_ns) == {20_000.0}
 
 
-def test_several_processes_hold_their_gpus_alike_before_every_sample(gpu: StandInGpu) -> None:
+def test_several_processes_hold_their_gpus_equally_before_every_sample(gpu: StandInGpu) -> None:
     held, _ = held_for_samples(gpu, kernels(gpu, 1, 3_000_000, launch_ns=300_000), 20, InStep([]))
     assert held == 20
 
@@ -697,7 +715,7 @@ def test_for_a_call_that_is_issued_during_the_flush_the_gpu_is_held_only_before_
     gpu: StandInGpu,
 ) -> None:
     samples = on_gpu(gpu, gpu.call)
-    assert samples.issue and samples.issue.ns == 5_000
+    assert samples.launch and samples.launch.host_ns == 5_000
     assert not any("held" in note for note in samples.notes)
     assert held_for_samples(gpu, gpu.call, 40)[0] == 2, "in two batches"
 
@@ -729,7 +747,7 @@ def test_a_call_that_reads_a_result_is_marked_and_not_held_back(gpu: StandInGpu,
     assert not any("held" in note for note in samples.notes)
 
 
-def test_a_long_call_that_synchronises_is_known_by_what_torch_says_and_is_not_called_host_bound(
+def test_a_long_call_that_torch_reports_as_synchronising_is_not_host_bound(
     gpu: StandInGpu,
 ) -> None:
     def call() -> None:
@@ -737,7 +755,7 @@ def test_a_long_call_that_synchronises_is_known_by_what_torch_says_and_is_not_ca
         gpu.item()
 
     calls = len(gpu.seen)
-    samples = timing.sample(call, device="cuda", rule=Rule(), range_name="r", annotate=gpu.annotate)
+    samples = sampling.sample(call, device="cuda", rule=StoppingRule(), range_name="r", annotate=gpu.annotate)
     assert samples.flags == ["synchronises", "too_few_samples"]
     assert len(samples.values_ns) == 1
     assert calls == 0 and gpu.now_ns < 3 * 60 * 10**9, "once to learn, once to measure"
@@ -746,7 +764,7 @@ def test_a_long_call_that_synchronises_is_known_by_what_torch_says_and_is_not_ca
 def test_a_call_with_more_launches_than_the_queue_holds_says_so(gpu: StandInGpu) -> None:
     samples = on_gpu(gpu, kernels(gpu, 3000, 1_000))
     assert samples.flags == ["host_bound"]
-    assert any("more than the launch queue holds (about 1024 launches)" in note for note in samples.notes)
+    assert any("more than the queue holds (about 1024)" in note for note in samples.notes)
     # The part that was queued ran without gaps, the rest at the pace of the host.
     assert all(3_000_000 < value < 15_000_000 for value in samples.values_ns)
 
@@ -761,15 +779,15 @@ def test_the_gpu_is_idle_after_a_call_of_tiny_kernels_that_fills_the_queue_and_s
         gpu.think(5_000)
 
     samples = on_gpu(gpu, call)
-    assert samples.flags == ["host_bound"] and samples.issue and samples.issue.starves
-    assert any("more than the launch queue holds (about 1024 launches)" in note for note in samples.notes)
-    assert samples.notes[-1].startswith("issuing a call takes the host 6005000 ns, running it takes the GPU")
-    assert samples.notes[-1].endswith("in which it waits for launches")
+    assert samples.flags == ["host_bound"] and samples.launch and samples.launch.starves_gpu
+    assert any("more than the queue holds (about 1024)" in note for note in samples.notes)
+    assert samples.notes[-1].startswith("launching a call takes the host 6005000 ns, running it takes the GPU")
+    assert samples.notes[-1].endswith("which includes waits for launches")
 
 
 def test_a_gpu_that_waits_for_launches_makes_a_call_host_bound_whatever_its_time() -> None:
-    assert marks(STEADY, issue=Issue(99.0, starves=True)) == ["host_bound"]
-    assert marks(STEADY, issue=Issue(99.0)) == []
+    assert marks(STEADY, launch=LaunchProfile(99.0, starves_gpu=True)) == ["host_bound"]
+    assert marks(STEADY, launch=LaunchProfile(99.0)) == []
 
 
 @pytest.mark.parametrize("said", [True, False])
@@ -784,18 +802,18 @@ def test_a_long_call_that_waits_early_synchronises_though_it_could_fill_the_queu
         gpu.think(5_000)
 
     samples = on_gpu(gpu, call)
-    assert samples.flags == ["synchronises"] and samples.issue and samples.issue.ns > 2_500_000
+    assert samples.flags == ["synchronises"] and samples.launch and samples.launch.host_ns > 2_500_000
     assert not any("held" in note for note in samples.notes)
 
 
-def test_a_hidden_wait_after_as_many_launches_as_fill_the_queue_is_told_as_either(gpu: StandInGpu) -> None:
+def test_a_hidden_wait_after_a_full_queue_is_reported_as_either(gpu: StandInGpu) -> None:
     def call() -> None:
         kernels(gpu, 3000, 1_000, launch_ns=2_000)()
         gpu.item(said=False)
 
     samples = on_gpu(gpu, call)
     assert samples.flags == ["host_bound"]
-    assert any("or synchronises unseen by torch" in note for note in samples.notes)
+    assert any("or synchronises in a way that torch does not report" in note for note in samples.notes)
 
 
 @pytest.mark.parametrize("begin", range(0, 40, 4))
@@ -831,21 +849,21 @@ def test_a_long_call_whose_launches_come_before_the_gpu_needs_them_is_not_host_b
 
 
 def test_samples_that_were_not_queued_in_time_are_taken_again_with_a_longer_hold(gpu: StandInGpu) -> None:
-    issues = iter([1_000_000] * 7)  # while learning; then the host is three times slower
+    launches = iter([1_000_000] * 7)  # while learning; then the host is three times slower
 
-    samples = on_gpu(gpu, lambda: gpu.launch(100_000, next(issues, 3_000_000)))
+    samples = on_gpu(gpu, lambda: gpu.launch(100_000, next(launches, 3_000_000)))
     assert samples.values_ns == [100_000.0] * 20
     assert gpu.seen.count("push r") > 20
 
 
-def test_what_began_too_early_now_and_then_is_kept_and_counted(gpu: StandInGpu) -> None:
+def test_a_few_late_samples_are_kept_and_counted(gpu: StandInGpu) -> None:
     def call() -> None:
         gpu.launch(1_000, 1_000_000 if gpu.seen.count("push r") == 6 else 5_000)
         gpu.launch(1_000, 5_000)
 
     samples = on_gpu(gpu, call, n=30)
     assert sorted(samples.values_ns)[-2] == 2_000.0 < max(samples.values_ns)
-    assert any(note == "1 sample began before the whole call was queued" for note in samples.notes)
+    assert any(note == "1 sample started before the whole call was queued" for note in samples.notes)
 
 
 def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu: StandInGpu) -> None:
@@ -877,17 +895,17 @@ def test_the_flush_is_at_least_twice_the_l2(gpu: StandInGpu, l2_bytes: int, flus
 @pytest.mark.parametrize(("ns", "lasts_ns"), [(1_000_000, 100e6), (20_000, 30e6)])
 def test_under_a_profiler_the_gpu_is_loaded_as_before_samples(gpu: StandInGpu, ns: int, lasts_ns: float) -> None:
     began = gpu.now_ns
-    timing.load(kernels(gpu, 1, ns), device="cuda")
+    sampling.apply_load(kernels(gpu, 1, ns), device="cuda")
     assert 0.9 * lasts_ns < gpu.now_ns - began < 1.1 * lasts_ns
     assert gpu.held_ns == [] and not any(word.startswith("push") for word in gpu.seen)
 
 
 def test_a_cpu_is_not_loaded() -> None:
-    timing.load(lambda: pytest.fail("called"), device="cpu")
+    sampling.apply_load(lambda: pytest.fail("called"), device="cpu")
 
 
 def test_under_a_profiler_no_event_is_recorded_and_nothing_is_held(gpu: StandInGpu) -> None:
-    loop = timing.loop(gpu.call, 4, device="cuda", range_name="r", annotate=gpu.annotate)
+    loop = sampling.run_loop(gpu.call, 4, device="cuda", range_name="r", annotate=gpu.annotate)
     probe, one = ["event"] * 3, ["flush", "push r", "call", "pop"]
     assert gpu.seen == [*probe, "synchronize", *one * 4, "synchronize", *probe, "synchronize"]
     assert loop.wall_ns == pytest.approx(160_000, rel=0.02)
@@ -911,8 +929,8 @@ def test_an_error_of_the_gpu_is_not_hidden_by_the_clean_up(gpu: StandInGpu) -> N
 # --- CUDA graphs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_replays_what_was_captured_after_calls_that_warm_up(gpu: StandInGpu) -> None:
-    replay = timing.graphed(gpu.call)
+def test_a_graph_is_captured_after_warm_up_calls_and_replayed(gpu: StandInGpu) -> None:
+    replay = cuda_graph.capture_graph(gpu.call)
     assert gpu.seen.count("call") == 4
     assert on_gpu(gpu, replay).values_ns == [100_000.0] * 20
     assert gpu.seen.count("call") == 4
@@ -925,8 +943,8 @@ def test_a_call_that_synchronises_is_refused_before_a_capture_is_tried(gpu: Stan
         gpu.launch(1_000)
         gpu.item()
 
-    with pytest.raises(timing.NotCapturable, match=r"synchronises \(1 operations.*Use mode: eager"):
-        timing.graphed(call)
+    with pytest.raises(cuda_graph.NotCapturable, match=r"synchronises \(1 operations.*Use mode: eager"):
+        cuda_graph.capture_graph(call)
 
 
 def fails_when_captured(error: Exception) -> Any:
@@ -939,7 +957,7 @@ def fails_when_captured(error: Exception) -> Any:
     return call
 
 
-def test_a_capture_that_the_driver_gave_up_says_what_came_first_and_that_torch_is_left_in_it(gpu: StandInGpu) -> None:
+def test_an_aborted_capture_names_the_first_error(gpu: StandInGpu) -> None:
     @contextmanager
     def capture(graph: object, stream: object) -> Iterator[None]:
         yield
@@ -947,26 +965,26 @@ def test_a_capture_that_the_driver_gave_up_says_what_came_first_and_that_torch_i
 
     gpu.cuda.graph = capture
     call = fails_when_captured(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
-    with pytest.raises(timing.LeftCapturing, match="not permitted when stream is capturing"):
-        timing.graphed(call)
-    with pytest.raises(timing.LeftCapturing, match="previous error during capture"):
-        timing.graphed(gpu.call)
+    with pytest.raises(cuda_graph.CaptureAborted, match="not permitted when stream is capturing"):
+        cuda_graph.capture_graph(call)
+    with pytest.raises(cuda_graph.CaptureAborted, match="previous error during capture"):
+        cuda_graph.capture_graph(gpu.call)
 
 
 def test_a_call_that_fails_by_itself_leaves_the_capture_well_ended(gpu: StandInGpu) -> None:
     call = fails_when_captured(RuntimeError("AdamW's capturable is False"))
-    with pytest.raises(timing.NotCapturable, match="capturable is False") as raised:
-        timing.graphed(call)
-    assert not isinstance(raised.value, timing.LeftCapturing)
+    with pytest.raises(cuda_graph.NotCapturable, match="capturable is False") as raised:
+        cuda_graph.capture_graph(call)
+    assert not isinstance(raised.value, cuda_graph.CaptureAborted)
 
 
-def test_what_a_graph_reads_lives_as_long_as_the_graph(gpu: StandInGpu) -> None:
+def test_the_inputs_of_a_graph_live_as_long_as_the_graph(gpu: StandInGpu) -> None:
     class Inputs:
         def __call__(self) -> None:
             gpu.call()
 
     inputs = Inputs()
-    alive, replay = weakref.ref(inputs), timing.graphed(inputs)
+    alive, replay = weakref.ref(inputs), cuda_graph.capture_graph(inputs)
     del inputs
     replay()
     assert alive() is not None
@@ -974,5 +992,5 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph(gpu: StandInGpu) -> None:
 
 def test_without_a_gpu_there_is_no_graph(gpu: StandInGpu) -> None:
     gpu.cuda.is_available = lambda: False
-    with pytest.raises(timing.NotCapturable, match="need a GPU"):
-        timing.graphed(gpu.call)
+    with pytest.raises(cuda_graph.NotCapturable, match="need a GPU"):
+        cuda_graph.capture_graph(gpu.call)

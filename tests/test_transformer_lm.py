@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from profpipe import load, ranges
+from profpipe import plugins, ranges
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "transformer_lm.py"
-lm = load.module(SCRIPT)
-model, setting, step = lm._lm_model, lm._lm_setting, lm._lm_step
+lm = plugins.load_module(SCRIPT)
+model, setting, step = lm.lm_model, lm.lm_config, lm.lm_step
 
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32"}
 GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
@@ -30,13 +30,13 @@ GPT2 = {"block": "classic", "context": 1024, "vocab": 50257}
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(setting, "device", lambda: "cpu")
+    monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
 
 
 def _decoder(params: dict[str, Any], device: str = "meta") -> Any:
     """The module; on the device ``meta`` without any memory."""
     with torch.device(device):
-        return model.decoder(lm._setting(params), nullcontext)
+        return model.decoder(lm.parse_params(params), nullcontext)
 
 
 def _parameters(params: dict[str, Any]) -> int:
@@ -76,14 +76,14 @@ def test_a_custom_size_takes_its_numbers_from_the_parameters() -> None:
 
 
 def test_the_numbers_that_a_custom_size_leaves_out_are_small_s() -> None:
-    given = lm._setting({"size": "custom", "layers": 4})
+    given = lm.parse_params({"size": "custom", "layers": 4})
     assert (given.d_model, given.d_ff, given.layers, given.heads) == (768, 3072, 4, 12)
 
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_a_token_sees_itself_and_what_came_before(block: str, attention: str) -> None:
-    made = step.Model(lm._setting({**TINY, "block": block, "attention": attention}), nullcontext)
+    made = step.Model(lm.parse_params({**TINY, "block": block, "attention": attention}), nullcontext)
     logits, loss = made.forward()
     assert logits.shape == (2, 16, 101)
     assert loss.item() == pytest.approx(math.log(101), rel=0.05)
@@ -95,7 +95,9 @@ def test_a_token_sees_itself_and_what_came_before(block: str, attention: str) ->
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_plain_attention_gives_what_sdpa_gives(block: str) -> None:
-    models = [step.Model(lm._setting({**TINY, "block": block, "attention": a}), nullcontext) for a in ("plain", "sdpa")]
+    models = [
+        step.Model(lm.parse_params({**TINY, "block": block, "attention": a}), nullcontext) for a in ("plain", "sdpa")
+    ]
     losses = [made.forward()[1] for made in models]
     torch.testing.assert_close(*losses)
     for loss in losses:
@@ -105,7 +107,7 @@ def test_plain_attention_gives_what_sdpa_gives(block: str) -> None:
 
 
 def test_rope_turns_pairs_so_that_scores_depend_on_the_distance_alone() -> None:
-    cos, sin = model.rotation(lm._setting({**TINY, "context": 32})).unbind()
+    cos, sin = model.rotation(lm.parse_params({**TINY, "context": 32})).unbind()
     query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0))
     turned = [model.rotated(x.expand(32, 16), cos, sin) for x in (query, key)]
     assert turned[0][0].equal(query[0])
@@ -269,7 +271,7 @@ def test_a_compiled_backward_pass_is_not_run_alone() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
 def test_products_are_in_the_precision_and_weights_in_fp32(precision: str, dtype: str) -> None:
-    made = step.Model(lm._setting({**TINY, "precision": precision}), nullcontext)
+    made = step.Model(lm.parse_params({**TINY, "precision": precision}), nullcontext)
     logits, _ = made.forward()
     assert logits.dtype == getattr(torch, dtype)
     assert {parameter.dtype for parameter in made.layers.parameters()} == {torch.float32}

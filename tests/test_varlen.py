@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from profpipe import load
+from profpipe import plugins
 
 torch = pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[1] / "workloads" / "varlen.py"
-varlen = load.module(SCRIPT)
-implementations = varlen._varlen
-group_of = varlen._read
+varlen = plugins.load_module(SCRIPT)
+implementations = varlen.varlen
+group_of = varlen.parse_params
 
 SMALL = {"impl": "sdpa_loop", "seqlens": "7,3x5,1", "qheads": 4, "kvheads": 2, "head_dim": 8, "dtype": "fp32"}
 #: Names of a call's results, in their order.
@@ -35,7 +35,7 @@ RESULTS = ("out", "dq", "dk", "dv")
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers on a machine with a GPU."""
-    monkeypatch.setattr(varlen._setting, "device", lambda: "cpu")
+    monkeypatch.setattr(varlen.attention_config, "device", lambda: "cpu")
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def test_bytes_are_those_of_the_tensors_each_once(mode: str) -> None:
 def _expected(group: Any) -> dict[str, Any]:
     """Attention over the whole group in fp64 under one mask, with every key/value head repeated, by autograd."""
     q, k, v, *upstream = (tensor.double().requires_grad_() for tensor in implementations.inputs(group))
-    keys, values = (tensor.repeat_interleave(group.shared, 1).transpose(0, 1) for tensor in (k, v))
+    keys, values = (tensor.repeat_interleave(group.group_size, 1).transpose(0, 1) for tensor in (k, v))
     scores = q.transpose(0, 1) @ keys.mT / math.sqrt(group.head_dim)
     weights = scores.masked_fill(~_visible(group.lengths, group.causal), -math.inf).softmax(-1)
     out = (weights @ values).transpose(0, 1)
-    gradients = torch.autograd.grad(out, (q, k, v), *upstream) if group.backward else ()
+    gradients = torch.autograd.grad(out, (q, k, v), *upstream) if group.needs_grad else ()
     return dict(zip(RESULTS, (out.detach(), *gradients), strict=False))
 
 
@@ -147,7 +147,7 @@ def _agrees(params: dict[str, Any]) -> None:
     assert varlen.available(params) is None
     group = group_of(params)
     produced, expected = implementations.produced(group), _expected(group)
-    assert list(produced) == list(expected) == list(RESULTS if group.backward else RESULTS[:1])
+    assert list(produced) == list(expected) == list(RESULTS if group.needs_grad else RESULTS[:1])
     for name in expected:
         torch.testing.assert_close(produced[name].double(), expected[name], rtol=1e-4, atol=1e-5)
     errors = varlen.check(params)
@@ -175,9 +175,9 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
 ) -> None:
     """Not compiled, which needs a GPU; torch has no backward pass for it on a CPU."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
-    flex = implementations._varlen_calls._flex
+    flex = implementations.varlen_calls.flex_attention
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(flex, "_compiled", flex._compiled.__wrapped__)
+    monkeypatch.setattr(flex, "compile_flex", flex.compile_flex.__wrapped__)
     # Without its own torch.compile it takes the path that it has for debugging.
     monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
     _let_run(monkeypatch, "flex")
@@ -187,7 +187,7 @@ def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
 def _let_run(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
     """Lets a row of the table run on the CPU."""
     row = implementations.IMPLEMENTATIONS[impl]
-    row = replace(row, alone=replace(row.alone, on_cpu=True, dtypes=("fp32",), distribution=""))
+    row = replace(row, dense=replace(row.dense, on_cpu=True, dtypes=("fp32",), distribution=""))
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, impl: row})
 
 
@@ -195,7 +195,9 @@ def test_a_result_of_the_wrong_sequence_is_an_error(monkeypatch: pytest.MonkeyPa
     def reversed_group(group: Any) -> Any:
         return lambda q, k, v: (v.flip(0),)
 
-    row = replace(implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=varlen._group.packed)
+    row = replace(
+        implementations.IMPLEMENTATIONS["sdpa_loop"], prepare=reversed_group, layout=varlen.varlen_config.packed
+    )
     monkeypatch.setattr(implementations, "IMPLEMENTATIONS", {**implementations.IMPLEMENTATIONS, "mine": row})
     errors = varlen.check({**SMALL, "impl": "mine", "kvheads": 4})
     assert errors["error_rel_l1"] > 0.5
@@ -470,7 +472,7 @@ def test_tensors_are_contiguous_in_the_shapes_of_the_form(api: str, shapes: list
     group = group_of({**SMALL, "impl": "fa2", "api": api, "seqlens": "3x5", "kvheads": 4 if "qkv" in api else 2})
     layout = implementations.IMPLEMENTATIONS["fa2"].layout(group)
     q, k, v = implementations.inputs(group)
-    given = layout.given(q, k, v)
+    given = layout.arguments(q, k, v)
     assert [tuple(tensor.shape) for tensor in given] == shapes
     assert all(tensor.is_contiguous() for tensor in given)
     for back, tensor in zip(layout.packed(given), (q, k, v), strict=True):
@@ -513,7 +515,7 @@ def test_implementations_name_the_gpu_they_need_and_what_runs_without(impl: str)
 
 def test_a_package_that_is_missing_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device alone is pretended: no kernel runs behind it."""
-    monkeypatch.setattr(varlen._setting, "device", lambda: "cuda")
+    monkeypatch.setattr(varlen.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert varlen.available({"impl": "fa3"}).startswith("flash_attn_interface is not installed. git clone")
@@ -533,17 +535,17 @@ def test_what_the_implementation_says_to_short_sequences_becomes_the_reason(inst
     install("fa2", _module("flash_attn", flash_attn_func))
     reason = varlen.available({**SMALL, "impl": "fa2", "api": "func", "seqlens": "9x1000", "head_dim": 96})
     assert seen == [(3, 232, 4, 96)]
-    assert reason.startswith("fa2 refuses this case: This flash attention build does not support headdim 96. Change")
+    assert reason.startswith("fa2 rejects this case: This flash attention build does not support headdim 96. Change")
 
 
 def test_a_causal_group_of_nested_tensors_is_refused_on_a_cpu_and_not_an_error() -> None:
     reason = varlen.available({**SMALL, "impl": "sdpa_nested", "kvheads": 4, "causal": True})
-    assert reason.startswith("sdpa_nested refuses this case: No viable backend")
+    assert reason.startswith("sdpa_nested rejects this case: No viable backend")
 
 
 def test_kernels_are_expected_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert varlen.expects({"impl": "fa2"}) == ""
-    monkeypatch.setattr(varlen._setting, "device", lambda: "cuda")
+    monkeypatch.setattr(varlen.attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.version, "hip", None)
     assert varlen.expects({"impl": "fa2"}) == varlen.expects({"impl": "torch_varlen"}) == "fa2"
     monkeypatch.setattr(torch.version, "hip", "6.4")

@@ -1,24 +1,17 @@
-"""Attention in the shapes that known models give it: ``scenario`` names one, and the rest is the workload attention.
+"""Attention in the shapes of known models: ``scenario`` names one; the other parameters are those of ``attention``.
 
-The shapes are those of one layer. Contexts are those the models were trained with; the batches are ours.
+The shapes are those of one layer. Contexts are those of the training of the models; the batch sizes are ours.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from profpipe import load
-from profpipe.errors import did_you_mean
-
-if TYPE_CHECKING:
-    import _setting
-    import attention
-else:
-    _setting = load.module(Path(__file__).with_name("_setting.py"))
-    attention = load.module(Path(__file__).with_name("attention.py"))
+from profpipe.ranges import annotate
+from profpipe.workload_lib import attention, implementations
+from profpipe.workload_lib.parameters import check_choice, with_defaults
 
 PARAMS = {"impl": "sdpa_flash", "scenario": "gpt2-small", "dtype": "bf16", "mode": "fwd", "seed": 0}
 
@@ -35,52 +28,55 @@ SCENARIOS = {
     # Llama 3 8B (arXiv 2407.21783, table 3): width 4096, 32 heads that share 8 key/value heads; 8192 tokens first.
     "context-8k": (1, 8192, 8192, 32, 8, 128, True),
     "context-16k": (1, 16384, 16384, 32, 8, 128, True),
-    # The same model serving 64 requests: their prompts at once, and later the next token of each.
+    # The same model with 64 requests: the prefill of their prompts, and the decoding step of each.
     "batch-inference": (64, 512, 512, 32, 8, 128, True),
     "decode": (64, 8192, 1, 32, 8, 128, True),
 }
 
 
 def build(params: Mapping[str, Any]) -> Callable[[], object]:
-    """As attention's, with the tensors of the scenario."""
-    return attention.build(_shaped(params))
+    """Allocate the inputs of the scenario and return the callable that runs one iteration."""
+    return attention.iteration(parse_params(params), annotate)
 
 
 def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
-    return attention.flops(_shaped(params))
+    """Return the operations of the two matrix products, counted as in ``attention``."""
+    case = parse_params(params)
+    return implementations.flops_by_dtype(case, attention.dense_flops(case))
 
 
 def bytes_moved(params: Mapping[str, Any]) -> int:
-    return attention.bytes_moved(_shaped(params))
+    """Return the bytes that a call must read and write at least, counted as in ``attention``."""
+    return attention.bytes_moved(parse_params(params))
 
 
 def expects(params: Mapping[str, Any]) -> str:
-    return attention.expects(_shaped(params))
+    """Return the kernel family that a trace must contain; ``a|b``: any of them; empty: none."""
+    return implementations.expected_family(parse_params(params))
 
 
 def available(params: Mapping[str, Any]) -> str | None:
-    reason = attention.available(_shaped(params))
-    # It is said of attention's own parameters.
+    """Return why the case cannot run here and the remedy, or None."""
+    reason = implementations.unavailable_reason(parse_params(params))
+    # The reason names parameters of attention.
     named = [axis for axis in AXES if reason and re.search(rf"\b{axis}\b", reason)]
     return f"{reason} Here the scenario sets {', '.join(named)}." if named else reason
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    return attention.check(_shaped(params))
+    """Return the differences from attention in fp32 for the same rounded inputs."""
+    return attention.differences(parse_params(params))
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """The shape in numbers, and what attention says of the case."""
-    shaped = _shaped(params)
-    return {axis: (float(shaped[axis]), "1") for axis in AXES} | attention.facts(shaped)
+    """Return the shape as numbers, and the facts of attention."""
+    case = parse_params(params)
+    return {axis: (float(getattr(case, axis)), "1") for axis in AXES} | attention.facts(case)
 
 
-def _shaped(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Attention's parameters; ValueError names the wrong one and what is possible."""
-    for name in params:
-        if name not in PARAMS:
-            raise ValueError(f"unknown parameter {name!r}. {did_you_mean(name, PARAMS)}")
-    values = {**PARAMS, **params}
+def parse_params(params: Mapping[str, Any]) -> attention.Case:
+    """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
+    values = with_defaults(params, PARAMS)
     scenario = values.pop("scenario")
-    _setting.known("scenario", scenario, SCENARIOS)
-    return {**values, **dict(zip(AXES, SCENARIOS[scenario], strict=True))}
+    check_choice("scenario", scenario, SCENARIOS)
+    return attention.case_from({**values, **dict(zip(AXES, SCENARIOS[scenario], strict=True))})

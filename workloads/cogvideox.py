@@ -1,24 +1,18 @@
-"""CogVideoX-2b through diffusers, its attention replaced by each implementation: what a swap brings a whole model.
+"""CogVideoX-2b through diffusers with each implementation of attention: what a swap brings to a whole model.
 
 ``what: step`` is one call of the transformer, ``denoise`` the loop of ``steps`` such calls with the scheduler between
-them, ``end_to_end`` the loop and the VAE's decoder after it. ``guidance`` (classifier-free, scale 6) puts the video
-with the prompt and without it into one batch of 2. The loop is that of diffusers' ``CogVideoXPipeline.__call__``, from
-the prompt's embeddings to the decoded video on the GPU; the text encoder is not run. Its ranges are ``denoising`` with
-``transformer`` and ``scheduler`` inside, and ``decode``. Around each call of attention stands ``attention``, unless
-``compile`` is on: a range would break the graph.
+them, ``end_to_end`` the loop and the VAE's decoder, as in diffusers' ``CogVideoXPipeline.__call__`` without the text
+encoder. ``guidance`` (classifier-free, scale 6) puts the video with and without the prompt into one batch of 2. The
+ranges are ``denoising`` with ``transformer`` and ``scheduler`` inside, and ``decode``; each call of attention is in
+the range ``attention``, except with ``compile``, because a range breaks the graph.
 
-49 frames of 480 x 720 are 13 x 30 x 45 = 17550 tokens of the video and 226 of the prompt, over which each of the 30
-layers attends with 30 heads of 64. 50 steps are thus 1500 calls of attention, both halves of the guidance in each.
+49 frames of 480 x 720 are 17550 tokens of the video and 226 of the prompt; 30 layers attend over them with 30 heads of
+64. ``weights: random`` takes the same time as trained weights. Otherwise ``weights`` is a folder with ``transformer``,
+``scheduler`` and ``vae`` as Hugging Face stores them; nothing is downloaded. The prompt's embeddings are always random,
+so errors and the share that SpargeAttn skips say nothing about a trained model.
 
-``weights: random`` is the architecture with random weights, which cost the same time; the video is noise. Otherwise it
-names a folder that has ``transformer``, ``scheduler`` and ``vae`` as Hugging Face stores them; nothing is downloaded.
-The prompt's embeddings are random in both. What depends on the values says nothing of a trained model: the errors, and
-of SpargeAttn what it skips beyond the half of the keys that its defaults leave out.
-
-Copies between layouts are part of what is compared. Each layer makes three: q and k into their norms, and attention's
-output back into the order of the tokens, but for ``sdpa_efficient``, which writes it so. torch's SDPA, flash-attn,
-xformers and SageAttention add none, since they take any view whose last axis is contiguous; SpargeAttn copies v.
-SageAttention 1 subtracts K's mean from K in place, 2 into a tensor of its own, and for sm_90 it pads v.
+Layout copies are part of the comparison: each layer copies q and k into their norms, and the output of attention into
+the order of the tokens, except for ``sdpa_efficient``, which writes it in that order. SpargeAttn also copies v.
 """
 
 from __future__ import annotations
@@ -27,34 +21,23 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from profpipe import load
-from profpipe.errors import did_you_mean
 from profpipe.ranges import annotate
-
-if TYPE_CHECKING:
-    import _cogvideox_model
-    import _cogvideox_room
-    import _errors
-    import _implementations
-    import _obstacles
-    import _reference
-    import _setting
-    from _cogvideox_model import Phase, Setting
-else:
-    _cogvideox_model = load.module(Path(__file__).with_name("_cogvideox_model.py"))
-    _cogvideox_room = load.module(Path(__file__).with_name("_cogvideox_room.py"))
-    _errors = load.module(Path(__file__).with_name("_errors.py"))
-    _implementations = load.module(Path(__file__).with_name("_implementations.py"))
-    _obstacles = load.module(Path(__file__).with_name("_obstacles.py"))
-    _reference = load.module(Path(__file__).with_name("_reference.py"))
-    _setting = load.module(Path(__file__).with_name("_setting.py"))
-    Phase, Setting = _cogvideox_model.Phase, _cogvideox_model.Setting
+from profpipe.workload_lib import (
+    attention_config,
+    cogvideox_model,
+    cogvideox_requirements,
+    error_metrics,
+    implementations,
+    reference,
+    requirements,
+)
+from profpipe.workload_lib.cogvideox_model import CogVideoXConfig, Phase
+from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
 
 PARAMS = {
     "impl": "sdpa_flash",
@@ -74,26 +57,27 @@ PARAMS = {
 
 WHAT = ("step", "denoise", "end_to_end")
 
-#: Of CogVideoXPipeline and of the scripts that published times for this model.
+#: The scale in CogVideoXPipeline and in the scripts with published times for this model.
 GUIDANCE_SCALE = 6.0
 
 
-# --- what profpipe asks of a workload --------------------------------------------------------------------------------
+# --- the functions of a workload -------------------------------------------------------------------------------------
 
 
 def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
-    """Makes the model on the GPU (else the CPU) and returns what one iteration runs.
+    """Make the model on the GPU (else the CPU) and return the callable that runs one iteration.
 
-    That returns the noise predicted (``step``), the latents ``(1, frames, channels, height, width)`` (``denoise``) or
-    the video ``(1, 3, frames, height, width)``. Raises ValueError for parameters that make no sense on any machine.
+    The callable returns the predicted noise (``step``), the latents ``(1, frames, channels, height, width)``
+    (``denoise``) or the video ``(1, 3, frames, height, width)``. Raises ValueError for parameters that are invalid on
+    every machine.
     """
-    s = _case(params)
-    model = _Model(s, _cogvideox_model.transformer(s), annotate)
-    if s.what == "step":
+    config = parse_params(params)
+    model = _Model(config, cogvideox_model.transformer(config), annotate)
+    if config.what == "step":
         return model.step
-    if s.what == "denoise":
+    if config.what == "denoise":
         return model.denoise
-    vae = _cogvideox_model.vae(s)
+    vae = cogvideox_model.vae(config)
 
     def end_to_end() -> Tensor:
         latents = model.denoise()
@@ -104,70 +88,73 @@ def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
 
 
 def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
-    """Floating-point operations of the transformer's matrix products, all steps together; the VAE's are not counted.
+    """Return the FLOPs of the transformer's matrix products over all steps, without the VAE.
 
-    By data type where attention computes in others than the model's.
+    By data type where attention computes in other types than the model.
     """
-    s = _case(params)
-    total, attention = _cogvideox_model.flops_per_step(s) * _steps(s), _flops_of_attention(s)
-    by_type = _implementations.by_type(s.attention, attention)
+    config = parse_params(params)
+    total, attention = cogvideox_model.flops_per_step(config) * _steps(config), _flops_of_attention(config)
+    by_type = implementations.flops_by_dtype(config.attention, attention)
     if not isinstance(by_type, dict):
         return total
-    return {**by_type, s.dtype: by_type.get(s.dtype, 0.0) + total - attention}
+    return {**by_type, config.dtype: by_type.get(config.dtype, 0.0) + total - attention}
 
 
 def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """FLOPs and least bytes of the calls of attention in one iteration: q, k, v read and the output written once."""
-    s = _case(params)
-    if s.compile:
+    """Return FLOPs and least bytes of attention in one iteration: q, k, v read and the output written once."""
+    config = parse_params(params)
+    if config.compile:
         return {}
-    calls, rows = s.model.layers * _steps(s), s.batch * s.tokens * s.model.width
-    path = "transformer > attention" if s.what == "step" else "denoising > transformer > attention"
-    flops = _implementations.by_type(s.attention, _flops_of_attention(s))
-    return {path: {"flops": flops, "bytes_moved": 4.0 * calls * rows * s.torch_dtype.itemsize}}
+    calls, rows = config.model.layers * _steps(config), config.batch * config.tokens * config.model.width
+    path = "transformer > attention" if config.what == "step" else "denoising > transformer > attention"
+    flops = implementations.flops_by_dtype(config.attention, _flops_of_attention(config))
+    return {path: {"flops": flops, "bytes_moved": 4.0 * calls * rows * config.torch_dtype.itemsize}}
 
 
-def _flops_of_attention(s: Setting) -> float:
-    return 4.0 * s.model.layers * _steps(s) * s.batch * s.tokens**2 * s.model.width
+def _flops_of_attention(config: CogVideoXConfig) -> float:
+    return 4.0 * config.model.layers * _steps(config) * config.batch * config.tokens**2 * config.model.width
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """The transformer's parameters, the tokens that attention sees, and how often it is called."""
-    s = _case(params)
+    """Return the transformer's parameters, the sequence length of attention, and its number of calls."""
+    config = parse_params(params)
     return {
-        "parameters": (float(_cogvideox_model.parameter_count(s)), "1"),
-        "tokens": (float(s.tokens), "1"),
-        "attention_calls": (float(s.model.layers * _steps(s)), "1"),
+        "parameters": (float(cogvideox_model.parameter_count(config)), "1"),
+        "tokens": (float(config.tokens), "1"),
+        "attention_calls": (float(config.model.layers * _steps(config)), "1"),
     }
 
 
 def expects(params: Mapping[str, Any]) -> str:
-    """The kernel family that must be found in a trace; ``a|b``: any of them; empty: none is expected."""
-    return _implementations.expected_family(_case(params).attention)
+    """Return the kernel family that a trace must contain; ``a|b``: any of them; empty: none."""
+    return implementations.expected_family(parse_params(params).attention)
 
 
 def available(params: Mapping[str, Any]) -> str | None:
-    """Why this case cannot run here and what to do about it, or None."""
-    s = _case(params)
-    row = _implementations.IMPLEMENTATIONS[s.impl]
-    wrong = _obstacles.other_length(s.attention, row, "frames, height or width")
-    return wrong or _cogvideox_room.lacking(s)
+    """Return why the case cannot run here and the remedy, or None."""
+    config = parse_params(params)
+    row = implementations.IMPLEMENTATIONS[config.impl]
+    wrong = requirements.unsupported_length(config.attention, row, "frames, height or width")
+    return wrong or cogvideox_requirements.missing_requirement(config)
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    """How far the calls of attention in the first step are from attention in fp32, and what the step comes to.
+    """Compare attention in the first step with attention in fp32, and the prediction with that of the model in fp32.
 
-    The five measures of ``_errors``, over all layers, each on the q, k and v that the layer has: of some query rows,
-    spread evenly, against all keys. ``prediction_rel_l1`` and ``prediction_cosine`` are of the noise predicted, against
-    the same weights and inputs computed in fp32; they hold the rounding of the whole model too. With random weights a
-    prediction hardly depends on attention, so a small difference in it says little.
+    The five measures cover all layers, each with its own q, k and v: some query rows, spread evenly, over all keys.
+    ``prediction_rel_l1`` and ``prediction_cosine`` compare the predicted noise with that of the same weights and inputs
+    in fp32; they include the rounding of the whole model. With random weights a prediction hardly depends on
+    attention, so a small difference in it says little.
     """
-    s = replace(_case(params), what="step", steps=1, vae_tiling=False)
-    attention, prediction = _errors.Difference(), _errors.Difference()
-    prediction.add(_Model(s, _cogvideox_model.transformer(s), nullcontext).step().cpu(), _in_fp32(_same_for_all(s)))
-    eager = replace(s, compile=False)
-    compared = _compared(eager.attention, _cogvideox_model.attend(eager, nullcontext), attention)
-    _Model(eager, _cogvideox_model.transformer(eager), nullcontext, compared).step()
+    config = replace(parse_params(params), what="step", steps=1, vae_tiling=False)
+    attention, prediction = error_metrics.Difference(), error_metrics.Difference()
+    prediction.add(
+        _Model(config, cogvideox_model.transformer(config), nullcontext).step().cpu(),
+        _in_fp32(replace(config, impl="sdpa_math", compile=False)),  # the same for every implementation
+    )
+    eager = replace(config, compile=False)
+    compared = _compared(eager.attention, cogvideox_model.attend(eager, nullcontext), attention)
+    _Model(eager, cogvideox_model.transformer(eager), nullcontext, compared).step()
     whole = prediction.measures()
     return {
         **attention.measures(),
@@ -179,63 +166,60 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
-def _case(params: Mapping[str, Any]) -> Setting:
-    """The parameters with defaults; ValueError names the wrong one and what is possible."""
-    for name in params:
-        if name not in PARAMS:
-            raise ValueError(f"unknown parameter {name!r}. {did_you_mean(name, PARAMS)}")
-    values: dict[str, Any] = {**PARAMS, **params}
-    _setting.known("impl", values["impl"], _implementations.IMPLEMENTATIONS)
-    _setting.known("size", values["size"], _cogvideox_model.SIZES)
-    _setting.known("what", values["what"], WHAT)
-    _setting.known("dtype", values["dtype"], _setting.DTYPES)
-    for name in ("guidance", "vae_tiling", "compile"):
-        if type(values[name]) is not bool:
-            raise ValueError(f"{name} must be true or false, not {values[name]!r}")
-    for name in ("frames", "height", "width", "steps"):
-        if type(values[name]) is not int or values[name] < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {values[name]!r}")
-    if values["frames"] % _cogvideox_model.FRAMES != 1:
+def parse_params(params: Mapping[str, Any]) -> CogVideoXConfig:
+    """Return the config of ``params`` with defaults. Raises ValueError for a wrong value."""
+    values = with_defaults(params, PARAMS)
+    check_choice("impl", values["impl"], implementations.IMPLEMENTATIONS)
+    check_choice("size", values["size"], cogvideox_model.SIZES)
+    check_choice("what", values["what"], WHAT)
+    check_choice("dtype", values["dtype"], attention_config.DTYPES)
+    check_bool(values, "guidance", "vae_tiling", "compile")
+    check_positive(values, ("frames", "height", "width", "steps"))
+    if values["frames"] % cogvideox_model.FRAMES != 1:
         raise ValueError(f"frames must be a multiple of 4 and one more, as 49 is, not {values['frames']}")
     for name in ("height", "width"):
-        if values[name] % (_cogvideox_model.PIXELS * _cogvideox_model.PATCH):
+        if values[name] % (cogvideox_model.PIXELS * cogvideox_model.PATCH):
             raise ValueError(f"{name} must be a multiple of 16, not {values[name]}")
     if values["steps"] > 1000:
         raise ValueError(f"steps must be at most 1000, the steps of the training, not {values['steps']}")
-    return Setting(**values | {"weights": str(values["weights"])})
+    return CogVideoXConfig(**values | {"weights": str(values["weights"])})
 
 
-def _steps(s: Setting) -> int:
-    """Calls of the transformer in one iteration."""
-    return 1 if s.what == "step" else s.steps
+def _steps(config: CogVideoXConfig) -> int:
+    """Return the number of calls of the transformer in one iteration."""
+    return 1 if config.what == "step" else config.steps
 
 
 # --- one iteration ---------------------------------------------------------------------------------------------------
 
 
 class _Model:
-    """The transformer with its attention swapped, and what the loop feeds it: all of it follows from ``seed``."""
+    """The transformer with swapped attention, and the inputs of the loop; ``seed`` sets all of them."""
 
-    def __init__(self, s: Setting, transformer: Any, phase: Phase, attention: _setting.Forward | None = None) -> None:
-        attend = attention or _cogvideox_model.attend(s, phase)
-        transformer.set_attn_processor(_cogvideox_model.SwappedAttention(attend))
-        self._setting, self._phase = s, phase
-        self._transformer = _compiled(transformer) if s.compile else transformer
-        self._scheduler = _cogvideox_model.scheduler(s)
-        # Drawn on the CPU, so that they are the same numbers on every machine.
-        generator = torch.Generator().manual_seed(s.seed)
-        prompts = torch.randn(s.batch, s.model.text, s.model.text_width, generator=generator)
-        noise = torch.randn(s.latent, generator=generator) * self._scheduler.init_noise_sigma
-        self._prompts, self._noise = (made.to(_setting.device(), s.torch_dtype) for made in (prompts, noise))
+    def __init__(
+        self, config: CogVideoXConfig, transformer: Any, phase: Phase, attention: attention_config.Forward | None = None
+    ) -> None:
+        attend = attention or cogvideox_model.attend(config, phase)
+        transformer.set_attn_processor(cogvideox_model.SwappedAttention(attend))
+        self._setting, self._phase = config, phase
+        self._transformer = _compiled(transformer) if config.compile else transformer
+        self._scheduler = cogvideox_model.scheduler(config)
+        # Drawn on the CPU, so that the numbers are the same on every machine.
+        generator = torch.Generator().manual_seed(config.seed)
+        prompts = torch.randn(config.batch, config.model.text, config.model.text_width, generator=generator)
+        noise = torch.randn(config.latent, generator=generator) * self._scheduler.init_noise_sigma
+        self._prompts, self._noise = (
+            made.to(attention_config.device(), config.torch_dtype) for made in (prompts, noise)
+        )
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """The noise that the transformer predicts for the first step: ``(batch, frames, channels, height, width)``."""
+        """Return the predicted noise of the first step: ``(batch, frames, channels, height, width)``."""
         return self._predict(self._noise, self._scheduler.timesteps[0])
 
     @torch.no_grad()
     def denoise(self) -> Tensor:
-        """The latents after all steps."""
+        """Return the latents after all steps."""
         latents = self._noise
         with self._phase("denoising"):
             for time in self._scheduler.timesteps:
@@ -262,9 +246,9 @@ class _Model:
 
 
 def _compiled(transformer: Any) -> Any:
-    """The transformer compiled for its shape alone, in as many graphs as its attention needs.
+    """Compile the transformer for its shape, in as many graphs as its attention needs.
 
-    What earlier cases compiled is forgotten first: it would count against torch's limit of recompilations.
+    Compiled code of earlier cases is dropped first: it would count against torch's limit of recompilations.
     """
     torch.compiler.reset()
     return torch.compile(transformer, dynamic=False)
@@ -273,17 +257,19 @@ def _compiled(transformer: Any) -> Any:
 # --- the reference ---------------------------------------------------------------------------------------------------
 
 #: Query rows of each layer that are compared with the reference.
-_CHECKED_ROWS = 1024
+CHECKED_ROWS = 1024
 
 
-def _compared(setting: _setting.Setting, attend: _setting.Forward, difference: Any) -> _setting.Forward:
-    """``attend``, with its difference from the reference taken in."""
-    rows = slice(None, None, max(1, setting.seqlen // _CHECKED_ROWS))
+def _compared(
+    config: attention_config.AttentionConfig, attend: attention_config.Forward, difference: Any
+) -> attention_config.Forward:
+    """Return ``attend`` that adds its difference from the reference to ``difference``."""
+    rows = slice(None, None, max(1, config.seqlen // CHECKED_ROWS))
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Before the call, for an implementation may write into its inputs (SageAttention 1 does).
-        with _reference.full_fp32_precision():
-            expected = _exact(setting, q[:, :, rows], k, v)
+        # Before the call, because an implementation may write into its inputs (SageAttention 1 does).
+        with reference.full_fp32_precision():
+            expected = _exact(config, q[:, :, rows], k, v)
         out = attend(q, k, v)
         difference.add(out[:, rows], expected)
         return out
@@ -291,24 +277,19 @@ def _compared(setting: _setting.Setting, attend: _setting.Forward, difference: A
     return attention
 
 
-def _exact(setting: _setting.Setting, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention in fp32 with the layouts of ``attend``, in blocks: all scores at once would fit no GPU."""
-    items = (tuple(tensor[item].transpose(0, 1) for tensor in (q, k, v)) for item in range(setting.batch))
-    return torch.stack([torch.cat([some for _, _, some in _reference.reference(setting, *item)]) for item in items])
-
-
-def _same_for_all(s: Setting) -> Setting:
-    """The same case for every implementation, whose reference is one."""
-    return replace(s, impl="sdpa_math", compile=False)
+def _exact(config: attention_config.AttentionConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute attention in fp32 with the layouts of ``attend``, in blocks: all scores at once fit no GPU."""
+    items = (tuple(tensor[item].transpose(0, 1) for tensor in (q, k, v)) for item in range(config.batch))
+    return torch.stack([torch.cat([some for _, _, some in reference.reference(config, *item)]) for item in items])
 
 
 @functools.lru_cache(maxsize=1)
-def _in_fp32(s: Setting) -> Tensor:
-    """What the weights and inputs of ``s`` predict when computed in fp32, on the CPU; kept for the next case."""
-    exact = replace(s, dtype="fp32")
-    weights = torch.nn.Module.float(_cogvideox_model.transformer(s))
+def _in_fp32(config: CogVideoXConfig) -> Tensor:
+    """Return the prediction for the weights and inputs of ``config`` in fp32, on the CPU; cached for the next case."""
+    exact = replace(config, dtype="fp32")
+    weights = torch.nn.Module.float(cogvideox_model.transformer(config))
     model = _Model(exact, weights, nullcontext, functools.partial(_exact, exact.attention))
     # The inputs as the case has them, rounded.
-    model._prompts, model._noise = (tensor.to(s.torch_dtype).float() for tensor in (model._prompts, model._noise))
-    with _reference.full_fp32_precision():
+    model._prompts, model._noise = (tensor.to(config.torch_dtype).float() for tensor in (model._prompts, model._noise))
+    with reference.full_fp32_precision():
         return model.step().cpu()

@@ -1,16 +1,13 @@
-"""Attention over several GPUs: one call, its sequence parted among the processes of ``processes: N``.
+"""Attention over several GPUs: one call, its sequence sharded over the processes of ``processes: N``.
 
-``method`` is one of PyTorch's two rings, heads by DTensor, or ``single`` (see ``_parallel.py``, which also says what of
-them a CPU runs), ``backend`` the kernel of ``scaled_dot_product_attention`` that each process calls: flash, efficient
-or cudnn. ``load_balance`` deals a causal sequence out so that the processes of a ring have equal work; without it the
-last has 2N - 1 times that of the first. It means nothing to the other methods, and without ``causal``.
+``method`` is one of PyTorch's two rings, heads by DTensor, or ``single`` (``profpipe/workload_lib/parallel.py``).
+``backend`` is the kernel of ``scaled_dot_product_attention`` in each process: flash, efficient or cudnn.
+``load_balance`` shards a causal sequence so that the processes of a ring have equal work; without it the last process
+has 2N - 1 times the work of the first. Every process draws all inputs and keeps its shard. ``mode: fwd_bwd`` adds
+``torch.autograd.grad`` for q, k and v. The passes are in the ranges ``forward`` and ``backward``.
 
-The inputs follow from ``seed`` alone: every process draws the whole of them and keeps its shard. ``mode: fwd_bwd`` adds
-``torch.autograd.grad`` for q, k and v. The passes stand in the ranges ``forward`` and ``backward``.
-
-Work and memory traffic are those of one device, so that TFLOP/s stand beside what one device can do; ``flops_all`` is
-what all of them do together. A ring without load balance gives each device the mean. ``bytes_received`` is what one
-device gets from the others. Peak memory is that of torch's allocator; NCCL holds buffers of its own beside it.
+FLOPs and bytes are those of one device; ``flops_all`` is the sum over all devices, ``bytes_received`` what one device
+receives from the others. Peak memory is that of torch's allocator, without the buffers of NCCL.
 """
 
 from __future__ import annotations
@@ -18,26 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from profpipe import load
-from profpipe.errors import did_you_mean
 from profpipe.ranges import annotate
-
-if TYPE_CHECKING:
-    import _errors
-    import _implementations
-    import _parallel
-    import _setting
-else:
-    _errors = load.module(Path(__file__).with_name("_errors.py"))
-    _implementations = load.module(Path(__file__).with_name("_implementations.py"))
-    _parallel = load.module(Path(__file__).with_name("_parallel.py"))
-    _setting = load.module(Path(__file__).with_name("_setting.py"))
+from profpipe.workload_lib import attention_config, error_metrics, implementations, parallel
+from profpipe.workload_lib.parameters import check_bool, check_choice, with_defaults
 
 PARAMS = {
     "method": "ring_allgather",
@@ -59,98 +44,98 @@ NAMES = ("out", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(_setting.Setting):
-    """The parameters of one case, checked. ``impl`` is the backend's name among the implementations of attention."""
+class Case(attention_config.AttentionConfig):
+    """The checked parameters of one case. ``impl`` is the backend as an implementation of attention."""
 
     method: str
     load_balance: bool
     seed: int
 
     @property
-    def parallel(self) -> bool:
+    def is_parallel(self) -> bool:
         return self.method != "single"
 
     @property
     def devices(self) -> int:
-        """Among how many the work of one call is parted."""
-        return _parallel.world() if self.parallel else 1
+        """The number of devices that share the work of one call."""
+        return parallel.world() if self.is_parallel else 1
 
     @property
-    def of_q(self) -> int:
-        """Elements of q, which k, v, the output and the gradients have too."""
+    def elements(self) -> int:
+        """Elements of q, k, v, the output and each gradient."""
         return self.batch * self.heads * self.seqlen * self.head_dim
 
     def shards(self, *tensors: Tensor) -> list[Tensor]:
-        return _parallel.shards(tensors, self.method, causal=self.causal, load_balance=self.load_balance)
+        return parallel.shards(tensors, self.method, causal=self.causal, load_balance=self.load_balance)
 
 
-# --- what profpipe asks of a workload --------------------------------------------------------------------------------
+# --- the functions of a workload -------------------------------------------------------------------------------------
 
 
 def build(params: Mapping[str, Any]) -> Callable[[], object]:
-    """Allocates this process's shards and returns what one iteration runs, together with the other processes'.
+    """Allocate the shards of this process and return the callable that runs one iteration in all processes.
 
-    Sends nothing, so that a process that runs out of memory here leaves none of the others waiting.
+    Sends nothing, so that no process waits for one that runs out of memory here.
     """
-    case = _case(params)
-    return _iteration(case, _parallel.prepare(case.method, case), case.shards(*_inputs(case)), annotate)
+    case = parse_params(params)
+    return iteration(case, parallel.prepare(case.method, case), case.shards(*draw_inputs(case)), annotate)
 
 
 def flops(params: Mapping[str, Any]) -> float:
-    """Floating-point operations of one device, the mean where they differ; counted as in the workload ``attention``."""
-    case = _case(params)
+    """Return the FLOPs of one device, the mean where they differ; counted as in the workload ``attention``."""
+    case = parse_params(params)
     return _flops_all(case) / case.devices
 
 
 def bytes_moved(params: Mapping[str, Any]) -> float:
-    """Bytes that one device must at least move to and from its own memory.
+    """Return the bytes that one device must read and write in its own memory at least.
 
-    Its shards of q and out (by ``heads``: all four), and every key and value, which a ring brings to every device. With
-    a backward pass: these again, the log-sum-exp twice (fp32, one a query row), the gradients of out and q and, of all
-    keys and values, those of k and v.
+    Its shards of q and out (with ``heads`` also of k and v), and all keys and values, which a ring sends to every
+    device. With a backward pass: these again, the log-sum-exp twice (fp32, one per query row), the gradients of out
+    and q, and those of all keys and values.
     """
-    case = _case(params)
-    element, parts = _setting.DTYPES[case.dtype].itemsize, case.devices
-    of_q = case.of_q * element / parts
-    of_kv = 2 * case.of_q * element / (parts if case.method == "heads" else 1)
+    case = parse_params(params)
+    element, parts = attention_config.DTYPES[case.dtype].itemsize, case.devices
+    of_q = case.elements * element / parts
+    of_kv = 2 * case.elements * element / (parts if case.method == "heads" else 1)
     forward = 2 * of_q + of_kv
-    if not case.backward:
+    if not case.needs_grad:
         return forward
     log_sum_exp = 4 * case.batch * case.heads * case.seqlen / parts
     return (forward + log_sum_exp) + (4 * of_q + 2 * of_kv + log_sum_exp)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """``flops_all``: of all devices together. ``bytes_received``: by one device from the others, in one call."""
-    case = _case(params)
+    """Return ``flops_all`` (all devices) and ``bytes_received`` (by one device from the others, in one call)."""
+    case = parse_params(params)
     return {"flops_all": (_flops_all(case), "flop"), "bytes_received": (_bytes_received(case), "byte")}
 
 
 def expects(params: Mapping[str, Any]) -> str:
-    """The kernel family that must be found in a trace; ``a|b``: any of them; empty: none is expected."""
-    return _implementations.expected_family(_case(params))
+    """Return the kernel family that a trace must contain; ``a|b``: any of them; empty: none."""
+    return implementations.expected_family(parse_params(params))
 
 
 def available(params: Mapping[str, Any]) -> str | None:
-    """Why this case cannot run here and what to do about it, or None. Looks at this process only."""
-    case = _case(params)
-    return _not_parallel(case) or _not_divisible(case) or _implementations.unavailable(case)
+    """Return why the case cannot run here and the remedy, or None; for this process only."""
+    case = parse_params(params)
+    return _missing_processes(case) or _indivisible(case) or implementations.unavailable_reason(case)
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    """This process's shards of the output and gradients against those of one device's scaled_dot_product_attention.
+    """Compare the shards of output and gradients with those of scaled_dot_product_attention on one device.
 
-    The reference has the same backend, dtype and inputs, so what remains is what the parallelism does: the order of
-    sums, and the ring's merging of partial results.
+    The reference has the same backend, dtype and inputs, so differences come from the parallelism: the order of sums,
+    and the merge of partial results in a ring.
     """
-    case = _case(params)
-    shards = case.shards(*_inputs(case))
-    produced = _iteration(case, _parallel.prepare(case.method, case), shards, nullcontext)()
+    case = parse_params(params)
+    shards = case.shards(*draw_inputs(case))
+    produced = iteration(case, parallel.prepare(case.method, case), shards, nullcontext)()
     del shards
-    expected = _iteration(case, _parallel.prepare("single", case), _inputs(case), nullcontext)()
+    expected = iteration(case, parallel.prepare("single", case), draw_inputs(case), nullcontext)()
     found: dict[str, float] = {}
     for name, got, whole in zip(NAMES, produced, expected, strict=False):
-        difference = _errors.Difference()
+        difference = error_metrics.Difference()
         difference.add(got.detach(), case.shards(whole.detach())[0])
         found |= difference.measures(name)
     return found
@@ -159,45 +144,41 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
 # --- parameters and inputs -------------------------------------------------------------------------------------------
 
 
-def _case(params: Mapping[str, Any]) -> Case:
-    """The parameters with defaults; ValueError names the wrong one and what is possible."""
-    for name in params:
-        if name not in PARAMS:
-            raise ValueError(f"unknown parameter {name!r}. {did_you_mean(name, PARAMS)}")
-    values = {**PARAMS, **params}
-    _setting.known("method", values["method"], _parallel.METHODS)
-    _setting.known("mode", values["mode"], MODES)
+def parse_params(params: Mapping[str, Any]) -> Case:
+    """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
+    values = with_defaults(params, PARAMS)
+    check_choice("method", values["method"], parallel.METHODS)
+    check_choice("mode", values["mode"], MODES)
     backend = values.pop("backend")
-    _setting.known("backend", backend, BACKENDS)
-    if type(values["load_balance"]) is not bool:
-        raise ValueError(f"load_balance must be true or false, not {values['load_balance']!r}")
+    check_choice("backend", backend, BACKENDS)
+    check_bool(values, "load_balance")
     return Case(impl=f"sdpa_{backend}", **values)
 
 
-def _inputs(case: Case) -> list[Tensor]:
-    """q, k, v and, for the backward pass, the gradient of the output, whole; the same numbers in every process.
+def draw_inputs(case: Case) -> list[Tensor]:
+    """Draw the whole q, k, v and, for the backward pass, the upstream gradient; the same in every process.
 
-    The gradient has the strides that the backends give the output, ``(batch, seqlen, heads, head_dim)`` in memory: with
-    others cuDNN's backward pass would copy it.
+    The gradient has the strides of the output, ``(batch, seqlen, heads, head_dim)`` in memory: cuDNN's backward pass
+    would copy a gradient with other strides.
     """
-    device = _setting.device()
+    device = attention_config.device()
     generator = torch.Generator(device).manual_seed(case.seed)
-    options: dict[str, Any] = {"generator": generator, "device": device, "dtype": _setting.DTYPES[case.dtype]}
+    options: dict[str, Any] = {"generator": generator, "device": device, "dtype": attention_config.DTYPES[case.dtype]}
     shape = (case.batch, case.heads, case.seqlen, case.head_dim)
     tensors = [torch.randn(shape, **options) for _ in range(3)]
-    if case.backward:
+    if case.needs_grad:
         tensors.append(torch.randn(case.q_shape, **options).transpose(1, 2))
     return tensors
 
 
-def _iteration(
+def iteration(
     case: Case,
-    forward: _parallel.Forward,
+    forward: parallel.Forward,
     tensors: list[Tensor],
     phase: Callable[[str], AbstractContextManager[object]],
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """What one iteration runs, its two passes each in a ``phase``: (output, gradients of q, k, v)."""
-    inputs = [tensor.requires_grad_(case.backward) for tensor in tensors[:3]]
+    """Return one iteration, with each pass in a ``phase``; it returns (output, gradients of q, k, v)."""
+    inputs = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
 
     def forward_only() -> tuple[Tensor, ...]:
         with phase("forward"):
@@ -209,7 +190,7 @@ def _iteration(
         with phase("backward"):
             return (out, *torch.autograd.grad(out, inputs, tensors[3]))
 
-    return forward_and_backward if case.backward else forward_only
+    return forward_and_backward if case.needs_grad else forward_only
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -218,40 +199,40 @@ def _iteration(
 def _flops_all(case: Case) -> float:
     visible_keys = case.seqlen / 2 if case.causal else case.seqlen
     forward = 4 * case.batch * case.heads * case.seqlen * visible_keys * case.head_dim
-    return forward * (3.5 if case.backward else 1)
+    return forward * (3.5 if case.needs_grad else 1)
 
 
 def _bytes_received(case: Case) -> float:
-    """As the sources of torch 2.11 and 2.13 send them.
+    """Return the bytes received by one device, as in the sources of torch 2.11 and 2.13.
 
-    A ring brings the keys and values of the others, in the backward pass once more, and passes the sums of their
-    gradients on N times, in fp32. By ``heads`` each of q, k, v and out, and of their gradients, keeps 1/N of a shard.
+    A ring sends all keys and values, once more in the backward pass, and passes the sums of their gradients on N
+    times, in fp32. With ``heads``, each of q, k, v and out, and of their gradients, keeps 1/N of a shard.
     """
-    parts, element = case.devices, _setting.DTYPES[case.dtype].itemsize
+    parts, element = case.devices, attention_config.DTYPES[case.dtype].itemsize
     if parts == 1:
         return 0.0
     of_others = (parts - 1) / parts
     if case.method == "heads":
-        tensors = 8 if case.backward else 4
-        return tensors * case.of_q * element / parts * of_others
-    keys_and_values = 2 * case.of_q * element * of_others
-    return keys_and_values * 2 + 2 * case.of_q * 4 if case.backward else keys_and_values
+        tensors = 8 if case.needs_grad else 4
+        return tensors * case.elements * element / parts * of_others
+    keys_and_values = 2 * case.elements * element * of_others
+    return keys_and_values * 2 + 2 * case.elements * 4 if case.needs_grad else keys_and_values
 
 
-# --- why a case cannot run here --------------------------------------------------------------------------------------
+# --- requirements ----------------------------------------------------------------------------------------------------
 
 
-def _not_parallel(case: Case) -> str | None:
-    if not case.parallel:
+def _missing_processes(case: Case) -> str | None:
+    if not case.is_parallel:
         return None
-    if _parallel.world() == 1:
+    if parallel.world() == 1:
         return f"{case.method} needs at least two processes. Set processes: 2 in the workload, or use method: single."
-    return _parallel.missing() if case.method in _parallel.RINGS else None
+    return parallel.missing_context_parallel() if case.method in parallel.RINGS else None
 
 
-def _not_divisible(case: Case) -> str | None:
+def _indivisible(case: Case) -> str | None:
     parts = case.devices
-    even = case.method in _parallel.RINGS and _parallel.balanced(case.causal, case.load_balance)
+    even = case.method in parallel.RINGS and parallel.is_balanced(case.causal, case.load_balance)
     if case.seqlen % (chunks := 2 * parts if even else parts):
         return f"a seqlen of {case.seqlen} cannot be parted into {chunks} equal chunks. Use a multiple of {chunks}."
     if case.method == "heads" and case.heads % parts:

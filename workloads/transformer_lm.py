@@ -1,20 +1,20 @@
-"""A decoder-only language model in plain PyTorch: one of its passes, forward and backward, or a whole training step.
+"""A decoder-only language model in plain PyTorch: a pass, forward and backward, or a training step.
 
-``block: modern`` is the block of Llama: RoPE, RMSNorm, SwiGLU, no biases, an output layer of its own. ``classic`` is
+``block: modern`` is the block of Llama: RoPE, RMSNorm, SwiGLU, no biases, a separate output layer. ``classic`` is
 GPT-2's: learned positions, LayerNorm, a GELU MLP, biases, the output layer tied to the embedding. Neither has dropout.
-The sizes small to xl are GPT-2's, 2.7B is GPT-3's. With ``size: custom`` the four numbers come from ``d_model``,
-``d_ff``, ``layers`` and ``heads``, and those left at 0 are small's; the other sizes leave all four at 0.
+The sizes small to xl are GPT-2's, 2.7B is GPT-3's. ``size: custom`` takes the dimensions from ``d_model``, ``d_ff``,
+``layers`` and ``heads``, with those of small in place of 0; for other sizes all four stay 0.
 
-Weights are fp32. bf16 and fp16 run the forward pass under autocast, as mixed-precision training does. fp16 also scales
-the loss with a GradScaler, as it must: its kernels, and where AdamW is not fused its wait for the GPU, are part of the
-step. fp32 uses TF32 only where the process allows it, which torch by default does not.
+Weights are fp32. bf16 and fp16 run the forward pass under autocast, as in mixed-precision training. fp16 also scales
+the loss with a GradScaler: its kernels, and its wait for the GPU where AdamW is not fused, are part of the step. fp32
+uses TF32 only where the process allows it; torch's default does not.
 
-``what: forward`` computes the loss without gradients; ``backward`` the gradients alone, of a graph that is made once
-and kept. ``forward_backward`` does both, the gradients freed before the next forward pass; ``train_step`` adds AdamW
-(``adamw``: which of torch's loops), without clipping or a schedule. The passes stand in the ranges ``forward`` (with
-``loss`` inside), ``backward`` and ``optimizer``. ``attention: plain`` has ``attention scores``, ``softmax`` and ``final
-matmul`` in each layer; ``sdpa`` is one call. ``compile: true`` compiles the model, not the loss and the optimizer, and
-opens no range inside the model, since a range would break its graph.
+``what: forward`` computes the loss without gradients; ``backward`` only the gradients, on a graph that is made once
+and kept. ``forward_backward`` does both and frees the gradients before the next forward pass; ``train_step`` adds
+AdamW (``adamw``: which implementation of torch), without clipping or a schedule. The passes are in the ranges
+``forward`` (with ``loss`` inside), ``backward`` and ``optimizer``. ``attention: plain`` has the ranges ``attention
+scores``, ``softmax`` and ``final matmul`` in each layer; ``sdpa`` is one call. ``compile: true`` compiles the model
+without loss and optimizer, and without ranges inside the model, because a range breaks the graph.
 """
 
 from __future__ import annotations
@@ -23,29 +23,22 @@ import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from profpipe import load
 from profpipe.ranges import annotate
-
-if TYPE_CHECKING:
-    import _errors
-    import _lm_memory
-    import _lm_model
-    import _lm_room
-    import _lm_setting
-    import _lm_step
-    from _lm_setting import Setting
-else:
-    _errors = load.module(Path(__file__).with_name("_errors.py"))
-    _lm_memory = load.module(Path(__file__).with_name("_lm_memory.py"))
-    _lm_model = load.module(Path(__file__).with_name("_lm_model.py"))
-    _lm_room = load.module(Path(__file__).with_name("_lm_room.py"))
-    _lm_setting = load.module(Path(__file__).with_name("_lm_setting.py"))
-    _lm_step = load.module(Path(__file__).with_name("_lm_step.py"))
+from profpipe.workload_lib import (
+    attention_config,
+    error_metrics,
+    lm_config,
+    lm_memory,
+    lm_model,
+    lm_requirements,
+    lm_step,
+)
+from profpipe.workload_lib.lm_config import LmConfig
 
 PARAMS = {
     "size": "small",
@@ -68,93 +61,96 @@ PARAMS = {
 
 
 def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
-    """Allocates the model on the GPU (else the CPU) and returns what one iteration runs; that returns the loss.
+    """Allocate the model on the GPU (else the CPU) and return the callable that runs one iteration.
 
-    Raises ValueError for parameters that make no sense on any machine.
+    The callable returns the loss. Raises ValueError for parameters that are invalid on every machine.
     """
-    return _lm_step.iteration(_setting(params), annotate)
+    return lm_step.iteration(parse_params(params), annotate)
 
 
-def _setting(params: Mapping[str, Any]) -> Setting:
-    return _lm_setting.setting(params, PARAMS)
+def parse_params(params: Mapping[str, Any]) -> LmConfig:
+    return lm_config.lm_config(params, PARAMS)
 
 
 def flops(params: Mapping[str, Any]) -> float:
-    """Floating-point operations of the matrix products; all else is not counted.
+    """Return the FLOPs of the matrix products only.
 
-    Forward: 2 x tokens x elements of the matrices (the output layer's too, the embedding's not), and for attention
+    Forward: 2 x tokens x elements of the matrices (with the output layer, without the embedding), and for attention
     4 x tokens x visible keys x d_model in each layer. ``plain`` computes the whole square and masks it afterwards, so
-    every key counts; of ``sdpa`` half the context counts, since its kernels skip masked blocks. The backward pass is
-    twice the forward: what SDPA's kernels compute again in it is not counted. AdamW has no matrix product.
+    every key counts; for ``sdpa`` half the context counts, because its kernels skip masked blocks. The backward pass
+    is twice the forward, without what SDPA's kernels recompute. AdamW has no matrix product.
     """
-    s = _setting(params)
-    visible_keys = s.context if s.attention == "plain" else s.context / 2
-    attention = 4 * s.layers * s.tokens * visible_keys * s.d_model
-    forward = 2 * s.tokens * (s.block_weights + s.d_model * s.vocab) + attention
-    return forward * {"forward": 1, "backward": 2}.get(s.what, 3)
+    config = parse_params(params)
+    visible_keys = config.context if config.attention == "plain" else config.context / 2
+    attention = 4 * config.layers * config.tokens * visible_keys * config.d_model
+    forward = 2 * config.tokens * (config.block_weights + config.d_model * config.vocab) + attention
+    return forward * {"forward": 1, "backward": 2}.get(config.what, 3)
 
 
 def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """FLOPs and least bytes of attention's ranges in one forward pass, all layers together, by path of the range.
+    """Return FLOPs and least bytes of attention's ranges in one forward pass, over all layers, by path of the range.
 
-    Bytes: each operand read once and each result written once, in the precision of the case. What eager PyTorch does
-    beside that (scaling, masking, autocast's conversions to fp32 and back) is traffic which the count leaves out. The
-    FLOPs of a softmax are 5 an element: maximum, difference, exponential, sum, quotient.
+    Bytes: each operand is read once and each result written once, in the precision of the case. The count excludes
+    other traffic of eager PyTorch (scaling, masking, autocast's conversions to fp32 and back). The FLOPs of a softmax
+    are 5 per element: maximum, difference, exponential, sum, quotient.
     """
-    s = _setting(params)
-    if s.attention != "plain" or s.compile or s.what == "backward":
+    config = parse_params(params)
+    if config.attention != "plain" or config.compile or config.what == "backward":
         return {}
-    product = 2.0 * s.layers * s.tokens * s.context * s.d_model
-    element = s.layers * s.dtype.itemsize
-    scores, rows = s.score_elements, s.tokens * s.d_model
+    product = 2.0 * config.layers * config.tokens * config.context * config.d_model
+    element = config.layers * config.dtype.itemsize
+    scores, rows = config.score_elements, config.tokens * config.d_model
     return {
         "forward > attention scores": {"flops": product, "bytes_moved": element * (2 * rows + scores)},
-        "forward > softmax": {"flops": 5.0 * s.layers * scores, "bytes_moved": element * 2 * scores},
+        "forward > softmax": {"flops": 5.0 * config.layers * scores, "bytes_moved": element * 2 * scores},
         "forward > final matmul": {"flops": product, "bytes_moved": element * (scores + 2 * rows)},
     }
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    return {"parameters": (float(_lm_model.parameter_count(_setting(params))), "1")}
+    return {"parameters": (float(lm_model.parameter_count(parse_params(params))), "1")}
 
 
 def available(params: Mapping[str, Any]) -> str | None:
-    """Why this case cannot run here and what to do about it, or None."""
-    return _lm_room.lacking(_setting(params))
+    """Return why the case cannot run here and the remedy, or None."""
+    return lm_requirements.missing_requirement(parse_params(params))
 
 
-#: Tokens of the first sequence that are compared with the reference, whose memory this bounds.
+#: Tokens of the first sequence that are compared with the reference, which limits the memory of the reference.
 _CHECKED_TOKENS = 1024
 
 
 def check(params: Mapping[str, Any]) -> dict[str, float]:
-    """The five measures of ``_errors`` of the logits, against the same weights in fp64 with attention by its formula.
+    """Compare the logits with those of the same weights in fp64 and attention by its formula.
 
-    Of a fresh model, as it is before its first step. The reference takes the first 1024 tokens of the first sequence,
-    which see no later ones, and converts one layer at a time. Infinite where the model gave a NaN or an infinity.
+    The model is new, before its first step. The reference takes the first 1024 tokens of the first sequence, which see
+    no later tokens, and converts one layer at a time. Errors are infinite where a logit is NaN or infinite.
     """
-    model = _lm_step.Model(_setting(params), nullcontext)
+    model = lm_step.Model(parse_params(params), nullcontext)
     with torch.no_grad():
         logits, _ = model.forward()
         expected = model.tokens[:1, :_CHECKED_TOKENS]
-        hidden = _lm_model.later_keys(expected.shape[1], expected.device)
+        hidden = lm_model.later_keys(expected.shape[1], expected.device)
         for layer in model.layers:
-            expected = _lm_model.by_formula(copy.deepcopy(layer), hidden).double()(expected)
-        difference = _errors.Difference()
+            expected = lm_model.use_plain_attention(copy.deepcopy(layer), hidden).double()(expected)
+        difference = error_metrics.Difference()
         difference.add(logits[:1, :_CHECKED_TOKENS], expected)
     return difference.measures()
 
 
 def snapshot(params: Mapping[str, Any], folder: Path) -> Mapping[str, Mapping[str, tuple[float, str, int]]]:
-    """With ``memory_snapshot: true``, the GPU memory of one iteration; ``memory.pickle`` in ``folder`` is its record.
+    """With ``memory_snapshot: true``, record the GPU memory of one iteration in ``memory.pickle`` in ``folder``.
 
-    That file is for torch's viewer (pytorch.org/memory_viz). Returned are, by path of the range,
-    ``allocated_at_start``, ``peak_allocated`` and ``allocated_at_end``, and by line of the source ``allocation:<rank>``
-    and ``held:<rank>``, each with its unit and how often it was counted. Empty on a CPU, and where this torch has no
-    such record.
+    The file is for torch's viewer (pytorch.org/memory_viz). Returns ``allocated_at_start``, ``peak_allocated`` and
+    ``allocated_at_end`` by path of the range, and ``allocation:<rank>`` and ``held:<rank>`` by line of the source, each
+    with unit and number of occurrences. Empty on a CPU, and where torch has no such record.
     """
-    s = _setting(params)
-    needed = ("_record_memory_history", "_snapshot")  # not public, so they may go
-    if not s.memory_snapshot or _lm_setting.device() == "cpu" or not all(hasattr(torch.cuda.memory, n) for n in needed):
+    config = parse_params(params)
+    needed = ("_record_memory_history", "_snapshot")  # private functions of torch, which may disappear
+    if (
+        not config.memory_snapshot
+        or attention_config.device() == "cpu"
+        or not all(hasattr(torch.cuda.memory, n) for n in needed)
+    ):
         return {}
-    return _lm_memory.record(s, folder / "memory.pickle")
+    return lm_memory.record(config, folder / "memory.pickle")

@@ -1,1 +1,1 @@
-"""The parts of ``analyze``: tables -> findings."""
+"""The tables to findings: dataclasses without wording."""

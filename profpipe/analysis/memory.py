@@ -1,4 +1,4 @@
-"""The records of memory that a workload kept of its cases, from the tables."""
+"""Read the records of memory that a workload kept of its cases."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pandas as pd
 
-from profpipe.analysis.recorded import Number
-from profpipe.phase_findings import Allocation, Memory, PhaseMemory
-from profpipe.tables import PATH_SEPARATOR
+from profpipe.analysis.case_index import Number
+from profpipe.analysis.findings.phases import Allocation, Memory, PhaseMemory
+from profpipe.results.schema import PATH_SEPARATOR
 
 _RANKED = re.compile(r"allocation:(\d+)")
 
 
-def records(
+def read_memory(
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]], cases: Iterable[str], folder: str
 ) -> Iterator[Memory]:
-    """The record of each of ``cases`` that has one; ``folder`` is that of their job in the run's."""
+    """Yield the record of each of ``cases`` that has one; ``folder`` is the job's, relative to the run's."""
     own: dict[str, dict[str, Mapping[str, Number]]] = {}
     for (case, profiler, subject), found in numbers.items():
         if profiler == "plain" and subject:
@@ -33,14 +33,11 @@ def records(
 
 
 def _outer_first(names: Iterable[str]) -> Iterator[str]:
-    """In the order given, each after the ranges around it: other numbers of a range may stand before them."""
+    """Yield ``names`` in their order, each after the ranges around it: other numbers may stand before them."""
     names = list(names)
-    around = (PATH_SEPARATOR.join(steps[:depth]) for steps in map(_steps, names) for depth in range(1, len(steps) + 1))
+    steps = (name.split(PATH_SEPARATOR) for name in names)
+    around = (PATH_SEPARATOR.join(path[:depth]) for path in steps for depth in range(1, len(path) + 1))
     return (path for path in dict.fromkeys(around) if path in names)
-
-
-def _steps(path: str) -> list[str]:
-    return path.split(PATH_SEPARATOR)
 
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
@@ -49,7 +46,7 @@ def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:
-    """In the order of their ranks: the largest first."""
+    """Return the allocations in the order of their ranks: the largest first."""
     ranked: dict[int, Allocation] = {}
     for place, found in subjects.items():
         for metric, number in found.items():

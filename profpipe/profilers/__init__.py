@@ -1,4 +1,4 @@
-"""The profilers: each a module that meets ``job.Profiler``; it builds commands and never runs them."""
+"""The profilers: modules that implement ``job.Profiler``. They build commands and never run them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from profpipe.job import Profiler
 from profpipe.profilers import ncu, nsys, plain, rocprof, torch
 
-#: In the order in which they run: the undisturbed times first, the slowest tool last.
+#: In the order in which they run: times without a profiler first, the slowest tool last.
 ALL: Final[Mapping[str, Profiler]] = {
     "plain": plain,
     "torch": torch,

@@ -1,7 +1,7 @@
-"""Nsight Compute: hardware counters of each kernel of one iteration a case.
+"""Run Nsight Compute: hardware counters of each kernel in one iteration of a case.
 
-Every kernel is replayed several times, so its times are comparable with those of others only with
-``--clock-control none``; by default ncu also locks the clock to its base.
+ncu replays every kernel several times, and by default locks the clock to its base: times are comparable with those of
+other profilers only with ``--clock-control none``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find(ask: Ask) -> Tool | Missing:
     answer = ask([path, "--version"]) or ""
     if match := _VERSION.search(answer):
         return Tool(NAME, match[1], path)
-    return Missing(NAME, f"{path} does not start", "Install Nsight Compute anew.")
+    return Missing(NAME, f"{path} does not start", "Install Nsight Compute again.")
 
 
 def report(job: Job) -> Path:
@@ -50,7 +50,7 @@ def commands(job: Job) -> list[Command]:
         "--clock-control", "none",
         *(["--import-source", "yes"] if options.get("source") else []),
         *_kernels(options),
-        # The harness calls cudaProfilerStart around the measured iteration; a command of the user's need not.
+        # The harness calls cudaProfilerStart around the measured iteration; a command need not.
         *(["--profile-from-start", "off"] if job.script else []),
         "-f", "-o", str(report(job)),
         *workload_argv(job),
@@ -59,16 +59,16 @@ def commands(job: Job) -> list[Command]:
 
 
 def _kernels(options: Mapping[str, Any]) -> list[str]:
-    """The filter on names. Kernels that wait for another process would hang, for ncu lets only one run at a time.
+    """Return the filter on names. Kernels that wait for another process would hang: ncu runs one kernel at a time.
 
-    Guided, it is ``--kernel-id`` with the invocations that ``guide.jobs`` chose, one list for all kernels. 2025.3.1
-    counts them by name from cudaProfilerStart (its documentation: by name, grid, block and shared memory), and what the
-    list takes besides is left out of the figures (``formats/guided.py``). The count of ``--filter-mode
-    per-launch-config`` is not by name: of kernels launched in one shape, as matmuls often are, it would take the first.
+    Guided, the filter is ``--kernel-id`` with the chosen invocations, one list for all kernels. ncu 2025.3.1 counts
+    invocations by name from cudaProfilerStart (its documentation: by name, grid, block and shared memory). Launches
+    that the list takes in addition are left out of the tables (``ingest/ncu/guided.py``). ``--filter-mode
+    per-launch-config`` does not count by name: of all kernels of one shape it would take the first.
     """
     unwanted, wanted = options.get("exclude", ""), options.get("kernels", "all")
     if wanted == "guided":
-        wanted = options["pattern"]  # set by guide.jobs, once another profiler's capture has named the kernels
+        wanted = options["pattern"]  # set by the runner from another profiler's capture
     parts = [f"(?!.*(?:{unwanted}))" if unwanted else "", "" if wanted == "all" else f".*(?:{wanted})"]
     if not any(parts):
         return []
@@ -81,12 +81,12 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
 
 
 def _any_of(numbers: Sequence[str]) -> str:
-    """One number, or a regular expression of several, which ncu takes in its place."""
+    """Return one number, or a regular expression of several."""
     return numbers[0] if len(numbers) == 1 else f"^({'|'.join(numbers)})$"
 
 
 def _without_colons(pattern: str) -> str:
-    """The regular expression for ``--kernel-id``, whose parts are divided by colons."""
+    """Remove colons, which divide the parts of ``--kernel-id``, from the regular expression."""
     return pattern.replace("(?:", "(").replace(":", ".")
 
 

@@ -1,6 +1,6 @@
-"""Nsight Systems: a timeline of all cases in one report, exported to SQLite with the same nsys.
+"""Run Nsight Systems: a timeline of all cases in one report, exported to SQLite with the same nsys.
 
-An old nsys cannot open a newer report, so the export happens on the spot and both files are kept.
+An older nsys cannot open the report, so it is exported at once, and both files are kept.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ KEEPS_ENDED_CASES = False
 
 _VERSION = re.compile(r"version (\d{4}\.\d+\.\d+)")
 
-#: The constructor in which nsys 2022.4 fails on a busy machine: it opens the semaphore (sem_open, ENOENT) by which its
-#: agent waits for the workload's process before the agent has made it, ends that process before it runs, and leaves.
-_SEMAPHORE_TOO_EARLY = "ProcessWaiterImpl::ProcessWaiterImpl"
+#: nsys 2022.4 can fail at these two places on a busy machine, before the workload runs. In the first it opens a
+#: semaphore (sem_open, ENOENT) that its agent has not created yet, in the second its agent has not opened its port.
+_AGENT_TOO_LATE = ("ProcessWaiterImpl::ProcessWaiterImpl", "Local Endpoint is not available")
 
 
 def find(ask: Ask) -> Tool | Missing:
@@ -28,7 +28,7 @@ def find(ask: Ask) -> Tool | Missing:
     answer = ask([path, "--version"]) or ""
     if match := _VERSION.search(answer):
         return Tool(NAME, match[1], path)
-    return Missing(NAME, f"{path} does not start: {_last_line(answer)}", "Install Nsight Systems anew.")
+    return Missing(NAME, f"{path} does not start: {_last_line(answer)}", "Install Nsight Systems again.")
 
 
 def _last_line(text: str) -> str:
@@ -44,7 +44,7 @@ def sqlite(job: Job) -> Path:
 
 
 def commands(job: Job) -> list[Command]:
-    """Profile, then export. No ``--`` before the application: nsys 2022 and 2023 print their usage instead."""
+    """Return the commands that profile and export. nsys 2022 and 2023 accept no ``--`` before the application."""
     assert isinstance(job.tool, Tool)
     nsys = job.tool.path
     profile = [
@@ -58,18 +58,17 @@ def commands(job: Job) -> list[Command]:
     ]  # fmt: skip
     export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
     return [
-        Command(tuple(profile), makes=(report(job),), false_start=_SEMAPHORE_TOO_EARLY),
+        Command(tuple(profile), makes=(report(job),), false_starts=_AGENT_TOO_LATE),
         Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
     ]
 
 
 def _capture(job: Job) -> list[str]:
-    """From the harness's cudaProfilerStart to its Stop; `stop` keeps the application's exit code.
+    """Return the options that capture from cudaProfilerStart to Stop; `stop` keeps the application's exit code.
 
-    Without a GPU nothing would ever start the capture, and a command of the user's may not call cudaProfilerStart:
-    both are recorded from beginning to end. So are several processes, all of them into one report: which of their calls
-    would begin and end the one capture is documented nowhere. What they do before and after the measured iterations
-    then stands outside every case's range.
+    Jobs without a GPU and commands may not call cudaProfilerStart, and NVIDIA does not document which of several
+    processes starts and ends the capture of their common report. All of these are recorded from beginning to end; work
+    before and after the measured iterations is then outside the range of every case.
     """
     if job.script is None or not job.on_gpu or job.processes > 1:
         return []
@@ -81,11 +80,11 @@ def artifacts(job: Job) -> list[Path]:
 
 
 def diagnose(log: str) -> tuple[str, str] | None:
-    """nsys reports most failures only in its output; the exit code is the application's."""
-    if _SEMAPHORE_TOO_EARLY in log:
+    """Find nsys's failure in its output: the exit code is the application's."""
+    if any(text in log for text in _AGENT_TOO_LATE):
         return (
             "failed",
-            "nsys lost its own agent while it started: the machine is too busy. Run again with less beside it.",
+            "nsys lost its own agent while it started: the machine is too busy. Run again when it has less load.",
         )
     if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
         return "failed", "nsys could not convert what it recorded: its host half lacks a library. Reinstall nsys."

@@ -1,4 +1,4 @@
-"""No profiler: CUDA events around each iteration, ``perf_counter`` on a CPU."""
+"""Run without a profiler: CUDA events around each iteration, ``perf_counter`` on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEEPS_ENDED_CASES = True
 
 
 def find(ask: Ask) -> Tool | Missing:
-    """Always here: it needs nothing but the workload itself."""
+    """Return the tool, which is always present."""
     return Tool(NAME, version="")
 
 
@@ -20,7 +20,7 @@ def commands(job: Job) -> list[Command]:
 
 
 def artifacts(job: Job) -> list[Path]:
-    """The harness's own records. A command of the user's leaves none: its wall time is the result."""
+    """Return the harness's records. A command has none: its result is its wall time."""
     return job.records if job.script else []
 
 

@@ -1,6 +1,6 @@
-"""rocprof, three generations: rocprofv3 where it is, else rocprofv2, else rocprof (v1).
+"""Run rocprofv3, else rocprofv2, else rocprof (v1).
 
-Never run on AMD hardware by this project: the command lines follow AMD's sources and documentation.
+The command lines follow AMD's sources and documentation; they were never run on AMD hardware.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 NAME = "rocprof"
 KEEPS_ENDED_CASES = False
 
-#: ROCm does not put its tools on PATH by itself.
+#: ROCm does not add its tools to PATH.
 _ROCM = Path("/opt/rocm/bin")
 
 _GENERATIONS = ("rocprofv3", "rocprofv2", "rocprof")
@@ -29,7 +29,7 @@ def find(ask: Ask) -> Tool | Missing:
 
 
 def _version(ask: Ask, path: str, variant: str) -> str:
-    """Only rocprofv3 of ROCm 7 and later has --version; ROCm's own version stands in a file."""
+    """Return the tool's version. Only rocprofv3 from ROCm 7 on has --version; ROCm's version is in a file."""
     match = re.search(r"(\d+\.\d+(?:\.\d+)?)", ask([path, "--version"]) or "") if variant == "rocprofv3" else None
     if match:
         return match[1]
@@ -45,7 +45,7 @@ def commands(job: Job) -> list[Command]:
 
 
 def _v3(job: Job) -> list[str]:
-    """CSV asked for by name: from ROCm 7 on the default is a database. ``--stats`` alone records nothing."""
+    """Request CSV: from ROCm 7 on the default is a database. ``--stats`` alone records nothing."""
     assert isinstance(job.tool, Tool)
     return [
         job.tool.path, "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--hip-trace", "--stats",
@@ -54,14 +54,14 @@ def _v3(job: Job) -> list[str]:
 
 
 def _v2(job: Job) -> list[str]:
-    """Without ``--hip-trace`` nothing tells which call launched a kernel, and its range is known by time only."""
+    """Trace HIP: without ``--hip-trace`` no file has the call of a kernel, and its range is known by time only."""
     assert isinstance(job.tool, Tool)
     trace = ["--kernel-trace", "--roctx-trace", "--hip-trace"]
     return [job.tool.path, *trace, "-d", str(job.folder), "-o", job.stem, *workload_argv(job)]
 
 
 def _v1(job: Job) -> list[str]:
-    """``--hip-trace`` implies ``--stats``, which implies time stamps; with it the kernels' ranges are written too."""
+    """Trace HIP: ``--hip-trace`` implies ``--stats``, which implies time stamps, and writes the kernels' ranges."""
     assert isinstance(job.tool, Tool)
     csv = str(job.folder / f"{job.stem}.csv")
     return [job.tool.path, "--hip-trace", "--roctx-trace", "-o", csv, *workload_argv(job)]
@@ -69,10 +69,10 @@ def _v1(job: Job) -> list[str]:
 
 _ARGV = {"rocprofv3": _v3, "rocprofv2": _v2, "rocprof": _v1}
 
-#: The names are the tool's to choose, so the runner is told what they are like.
+#: Patterns of the files that the tools write.
 _MAKES = {"rocprofv3": "{}*_kernel_trace.csv", "rocprofv2": "*{}*.csv", "rocprof": "{}*"}
 
-#: The forms in which a recording is left, of which one is read: the others are its sums, or the same launches again.
+#: Formats of a recording, of which one is read: the others are its sums, or the same launches again.
 _FULLEST_FIRST = (
     r"_kernel_trace\.csv$",
     r"\.db$",
@@ -84,8 +84,8 @@ _FULLEST_FIRST = (
 
 
 def artifacts(job: Job) -> list[Path]:
-    """The fullest form of what the tool left, wherever below the folder: its path may hold host name and process id."""
-    # rocprofv2 puts the name behind its own: results_capture.csv.
+    """Return the fullest format below the folder: the path may hold host name and process id."""
+    # rocprofv2 writes results_capture.csv.
     ours = re.compile(rf"(results_)?{job.stem}(?!-\d)")
     left = [path for path in sorted(job.folder.rglob("*")) if ours.match(path.name)]
     forms = ([path for path in left if re.search(form, path.name)] for form in _FULLEST_FIRST)

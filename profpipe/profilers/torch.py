@@ -1,8 +1,7 @@
-"""torch.profiler, inside the workload's process: one chrome trace a case, of several processes one each."""
+"""Run torch.profiler inside the workload's process: one Chrome trace for each case and process."""
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
@@ -12,7 +11,9 @@ KEEPS_ENDED_CASES = True
 
 
 def find(ask: Ask) -> Tool | Missing:
-    """torch by its metadata: importing it would cost seconds in a process that does not need it."""
+    """Find torch by its metadata: importing it takes seconds."""
+    from importlib import metadata  # which takes 10 ms to import
+
     try:
         return Tool(NAME, metadata.version("torch"))
     except metadata.PackageNotFoundError:
@@ -24,7 +25,7 @@ def commands(job: Job) -> list[Command]:
 
 
 def artifacts(job: Job) -> list[Path]:
-    """A trace for each case that was measured; a skipped case leaves none."""
+    """Return the traces of all cases; a skipped case leaves none."""
     stems = [job.stem, *(f"{job.stem}.rank{rank}" for rank in range(1, job.processes))]
     numbers = range(1, len(job.cases) + 1)
     traces = [job.folder / f"{stem}.{number}.pt.trace.json.gz" for stem in stems for number in numbers]

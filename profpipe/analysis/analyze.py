@@ -1,0 +1,216 @@
+"""Turn the tables of a run into findings.
+
+Times of different profilers never meet in one ratio: each workload has one basis for its times, and one profiler whose
+kernels give its shares.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis import (
+    duplicate_cases,
+    kernel_breakdown,
+    launch_counts,
+    memory,
+    ncu_metrics,
+    phases,
+    profiler_agreement,
+    ranks,
+    roofline,
+    study_tables,
+    validity,
+    winner,
+)
+from profpipe.analysis.case_index import CaseIndex
+from profpipe.analysis.case_results import are_comparable, baseline_of, case_results, choose_basis, shared_marks
+from profpipe.analysis.cases import lay_out, order
+from profpipe.analysis.findings.kernels import Counters, Phase
+from profpipe.analysis.findings.phases import PhaseWork
+from profpipe.analysis.findings.workloads import (
+    Axes,
+    CaseResult,
+    Findings,
+    Limit,
+    Shape,
+    SwitchCost,
+    Unreliability,
+    WorkloadFindings,
+)
+from profpipe.analysis.roofline import Rates
+from profpipe.analysis.workload_data import WorkloadData
+from profpipe.measure.flags import Flag
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import ALL, Tables
+
+#: Kernels of a case that a report can show, unless the pipeline file asks for another number.
+TOP = 8
+
+
+def analyze(tables: Tables, run: Manifest) -> Findings:
+    """Return all findings."""
+    names = dict.fromkeys(name for table in ALL for name in getattr(tables, table.name)["workload"].unique())
+    expectations, unseen = validity.expectations(tables, run), validity.unseen(tables)
+    workloads = [_workload_data(tables, str(name), run) for name in names]
+    results_on = functools.partial(case_results, run=run)
+    studies, plots = (
+        study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
+    )
+    duplicates = duplicate_cases.find_duplicates(workloads)
+    unreliable = {(u.workload, case): Unreliability.NO_KERNELS for u in unseen for case in u.cases}
+    unreliable |= {(e.workload, e.case): Unreliability.WRONG_KERNELS for e in expectations if not e.is_met}
+    contradicted = [timed for pair in duplicates for timed in (pair.longer, pair.shorter)]
+    unreliable |= {(timed.workload, timed.case): Unreliability.CONTRADICTED for timed in contradicted}
+    return Findings(
+        workloads=tuple(
+            _workload(data, run, {case: why for (name, case), why in unreliable.items() if name == data.name})
+            for data in workloads
+        ),
+        studies=studies,
+        plots=plots,
+        not_run=validity.not_run(tables, run),
+        pending=validity.pending(run),
+        has_ended=run.ended is not None,
+        expectations=expectations,
+        coverage=validity.coverage(tables, run),
+        unattributed=validity.unattributed(tables, run),
+        unseen=unseen,
+        launch_counts=tuple(found for data in workloads for found in launch_counts.compare(data)),
+        duplicates=duplicates,
+    )
+
+
+def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
+    declared = run.workload(name)
+    frames = {table.name: getattr(tables, table.name) for table in ALL}
+    own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
+    planned = [case for job in run.jobs_of(name) for case in job.cases]
+    layout, index = lay_out(own, declared, planned), CaseIndex.of(own)
+    is_command = bool(declared.get("command"))
+    breakdowns = index.breakdowns(once=is_command)
+    basis = choose_basis(index, breakdowns, "wall" if is_command else "time")
+    return WorkloadData(name, declared, layout, index, breakdowns, basis, validity.preferred(own.kernels))
+
+
+def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreliability]) -> WorkloadFindings:
+    name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
+    kernels = index.tables.kernels
+    targets = (declared.get("ncu") or {}).get("targets") or {}
+    counters = ncu_metrics.collect_counters(index, layout.params, targets)
+    peaks, rates = Rates.of_workload(name, run)
+    cases = case_results(data, basis, run)
+    cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
+    divided = [
+        (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
+    ]
+    kernel_phases = {id: kernel_breakdown.phases(totals, id, count) for id, count, totals in divided}
+    highest_clock = _highest_clock(run, name)
+    conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
+    agreements = (
+        profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
+        for id, case in cases.items()
+    )
+    requested = (run.pipeline.get("report") or {}).get("top_kernels")
+    top = (kernel_breakdown.top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
+    plain_folder = next((job.folder for job in run.jobs_of(name) if job.profiler == "plain"), "")
+    return WorkloadFindings(
+        name=name,
+        fixed=layout.fixed,
+        varying=layout.varying,
+        compare=layout.compare,
+        baseline=layout.baseline,
+        basis=basis,
+        kernel_profiler=data.profiler,
+        shapes=tuple(_shapes(cases, data, unreliable)),
+        variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
+        shared_marks=shared_marks(cases.values()),
+        launches=_count_launches(kernels, "profiler"),
+        untimed=_count_launches(kernels[kernels["total_ns"].isna()], ["case", "profiler"]),
+        requested_samples=declared.get("repeats"),
+        top=tuple(itertools.chain.from_iterable(top)),
+        phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
+        phase_work=tuple(_phase_work(index, cases, kernel_phases, rates)),
+        host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
+        ranks=tuple(ranks.find_ranks(index, layout.params)),
+        memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),
+        agreements=tuple(filter(None, agreements)),
+        overheads=tuple(roofline.overheads(index.numbers)),
+        top_kernels=requested,
+        counters=tuple(itertools.chain.from_iterable(counters.values())),
+        targets=targets if any(counters.values()) else {},
+        ridges=rates.ridges,
+        rates_from=rates.source,
+        rates_measured=rates is not peaks,
+        highest_clock=highest_clock,
+        tolerance=declared.get("tolerance") or {},
+    )
+
+
+def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:
+    """Count kernel launches by the columns ``by``; copies and sets are none."""
+    launched = kernels[kernels["kind"].isin(["kernel", "graph"])]
+    return {key: int(calls) for key, calls in launched.groupby(by, sort=False)["calls"].sum().items()}
+
+
+def _highest_clock(run: Manifest, workload: str) -> float | None:
+    """Return the maximum SM clock in Hz of the GPUs that the workload's jobs ran on; None where these differ."""
+    names = {entry.device for job in run.jobs_of(workload) for entry in job.devices}
+    clocks = {gpu.max_sm_clock_hz for gpu in run.machine.gpus or () if not names or gpu.name in names}
+    return clocks.pop() if len(clocks) == 1 else None
+
+
+def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[Counters]) -> Limit:
+    breakdown, dram = case.breakdown, None
+    if breakdown is not None and breakdown.iterations:
+        totals = index.totals[case.id, breakdown.profiler]
+        launches = {name: calls / breakdown.iterations for name, (calls, _) in totals.by_name.items()}
+        # ncu may have profiled one launch of many, which represents the others only if all do the same work.
+        representative = [
+            row
+            for row in counters
+            if row.calls >= launches.get(row.kernel, 0.0) or not totals.has_high_variance(row.kernel)
+        ]
+        dram = roofline.dram(case, representative, launches)
+    return roofline.limit(case, rates, *(dram or (None, None)))
+
+
+def _shapes(
+    cases: Mapping[str, CaseResult], data: WorkloadData, unreliable: Mapping[str, Unreliability]
+) -> Iterator[Shape]:
+    by_shape: dict[Axes, list[CaseResult]] = {}
+    for case in cases.values():
+        by_shape.setdefault(case.shape, []).append(case)
+    for axes in order(by_shape):
+        own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
+        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), winner.judge(own, unreliable))
+
+
+def _switch_costs(
+    own: Iterable[CaseResult], cases: Mapping[str, CaseResult], data: WorkloadData
+) -> Iterator[SwitchCost]:
+    for case in own:
+        base = baseline_of(case, cases, data)
+        if base is None or case.is_baseline or not are_comparable(base, case):
+            continue
+        assert base.breakdown and case.breakdown
+        accuracy = {one.accuracy.mark for one in (base, case) if one.accuracy}
+        # Without a check the kernel times are still shown, with the flag.
+        if Flag.INACCURATE not in accuracy:
+            measured = case.speedup if "time" in case.values and "time" in base.values else None
+            mark = str(Flag.UNCHECKED) if Flag.UNCHECKED in accuracy else ""
+            yield kernel_breakdown.switch_cost(case.variant, base.breakdown, case.breakdown, measured, mark)
+
+
+def _phase_work(
+    index: CaseIndex, cases: Mapping[str, CaseResult], kernel_phases: Mapping[str, list[Phase]], rates: Rates
+) -> Iterator[PhaseWork]:
+    for case, work in phases.read_declared_work(index.numbers).items():
+        if case in cases:
+            yield from phases.find_phase_work(cases[case], work, kernel_phases.get(case, []), rates)

@@ -1,0 +1,187 @@
+"""Give each case of a workload its time, rates, flags and speed-up over the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis import kernel_breakdown, ranks, roofline
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
+from profpipe.analysis.findings.workloads import Basis, CaseResult, KernelBreakdown, Measure
+from profpipe.analysis.roofline import Rates
+from profpipe.analysis.workload_data import WorkloadData
+from profpipe.job import Status
+from profpipe.measure.flags import Flag
+from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import FAILED
+
+
+def choose_basis(
+    index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]], timed_as: str
+) -> Basis | None:
+    """Return the measured calls, unless another profiler has at least twice as many cases; then its kernel sums."""
+    timed = [key for key, own in index.numbers.items() if key[1:] == ("plain", "") and "time" in own]
+    counts = {Basis("plain", timed_as): len(timed)}
+    for profiler in kernel_breakdown.PREFERENCE:
+        seen = [own[profiler] for own in breakdowns.values() if profiler in own]
+        if seen:
+            counts[Basis(profiler, seen[0].kind)] = len(seen)
+    return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
+
+
+def case_results(data: WorkloadData, basis: Basis | None, run: Manifest) -> dict[str, CaseResult]:
+    """Return every case of the workload by its id."""
+    peaks, _ = Rates.of_workload(data.name, run)
+    cases = {id: _measured(data, id, basis, peaks) for id in data.layout.params}
+    if basis:
+        overheads = roofline.overheads(data.recorded.numbers)
+        slowed = {o.case for o in overheads if o.profiler == basis.profiler and o.is_large}
+        cases |= {
+            id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
+        }
+    shared = shared_marks(cases.values())
+    cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
+    return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
+
+
+def shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
+    """Return the flags that every timed case has; none for a single case."""
+    timed = [case.marks for case in cases if case.time]
+    return tuple(mark for mark in timed[0] if all(mark in marks for marks in timed)) if len(timed) > 1 else ()
+
+
+def baseline_of(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadData) -> CaseResult | None:
+    name = data.layout.baseline_of(case.id)
+    return None if name is None else cases.get(name)
+
+
+def are_comparable(base: CaseResult, case: CaseResult) -> bool:
+    """Return True if both have kernel sums, or both sums of CPU operators, which stand in for lost kernels."""
+    return bool(base.breakdown and case.breakdown and base.breakdown.kind == case.breakdown.kind)
+
+
+def _measured(data: WorkloadData, id: str, basis: Basis | None, peaks: Rates) -> CaseResult:
+    """Return one case with its time, rates and flags."""
+    index, breakdowns, statuses = data.recorded, data.breakdowns.get(id, {}), data.recorded.statuses.get(id, {})
+    status = statuses.get(basis.profiler, Status.OK) if basis else Status.OK
+    # An interrupted case has not failed: its samples count.
+    time = None if basis is None or status in FAILED else _time(index, id, breakdowns, basis)
+    case = CaseResult(
+        id=id,
+        params=data.layout.params[id],
+        variant=data.layout.variant(id),
+        shape=data.layout.shape(id),
+        outcome="" if time else next((s for s in (status, *statuses.values()) if s != Status.OK), ""),
+        time=time,
+        breakdown=breakdowns.get(data.profiler or ""),
+        values=_values(index, id),
+        is_baseline=data.layout.baseline_of(id) == id,
+    )
+    case = replace(_with_rates(case, peaks), accuracy=_accuracy(index, case, data.declared))
+    case = replace(case, marks=_flags(index, case, basis, data.declared, peaks))
+    if basis is not None and basis.is_timed and Flag.HOST_BOUND not in case.marks and roofline.starves(case):
+        return replace(case, marks=(*case.marks, Flag.HOST_BOUND))
+    return case
+
+
+def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown], basis: Basis) -> Measure | None:
+    if not basis.is_timed:
+        breakdown = breakdowns.get(basis.profiler)
+        return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
+    own: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
+    if (time := own.get("time")) is None:
+        return None
+    p10, p90 = (own[name].value if name in own else None for name in ("time_p10", "time_p90"))
+    n = None if pd.isna(time.n) else int(time.n)
+    low, high = (None if pd.isna(end) else float(end) for end in (time.ci_low, time.ci_high))
+    return Measure(time.value, n, low, high, p10, p90)
+
+
+def _values(index: CaseIndex, case: str) -> dict[str, float]:
+    """Return every number of the case itself; those of `plain` first, then of the other profilers' processes.
+
+    Errors and memory of several processes are the worst of them. ``issue`` is at most the time of an iteration of the
+    loop: versions before 0.2 recorded more.
+    """
+    found: dict[str, float] = {}
+    for profiler in ("plain", *kernel_breakdown.PREFERENCE):
+        for metric, number in index.numbers.get((case, profiler, ""), {}).items():
+            if profiler == "plain" or not metric.startswith(OF_ITS_PROCESS):
+                found.setdefault(metric, number.value)
+    if "issue" in found:
+        found["issue"] = min(found["issue"], found.get("loop_wall", math.inf))
+    return found | ranks.worst_numbers(index, case)
+
+
+def _with_rates(case: CaseResult, peaks: Rates) -> CaseResult:
+    """Add FLOP/s, bytes/s and their shares of the peaks. A sum over an unknown number of calls gives no rate."""
+    if case.time is None or case.time.ns <= 0 or case.time.n is None:
+        return case
+    flops, moved = case.values.get("flops"), case.values.get("bytes_moved")
+    # The dense equivalent of sparse work may exceed the peak; the work that is done may not.
+    done = case.values.get("flops_effective", flops)
+    peak_flops, peak_bytes, per_s = peaks.flops_of(case.params, case.values), peaks.bytes_per_s, 1e9 / case.time.ns
+    return replace(
+        case,
+        tflops=flops * per_s / 1e12 if flops else None,
+        gbytes_per_s=moved * per_s / 1e9 if moved else None,
+        of_peak_flops=done * per_s / peak_flops if done and peak_flops else None,
+        of_peak_bytes=moved * per_s / peak_bytes if moved and peak_bytes else None,
+    )
+
+
+def _flags(
+    index: CaseIndex, case: CaseResult, basis: Basis | None, declared: Mapping[str, Any], peaks: Rates
+) -> tuple[str, ...]:
+    """Return the flags that the harness set under the basis, and those that only the whole run shows."""
+    if basis is None:
+        return ()
+    flags = list(index.flags.get((case.id, basis.profiler), ()))
+    n, requested = case.time.n if case.time else None, declared.get("repeats")
+    if requested and n is not None and n < requested and not declared.get("command"):
+        flags.append(Flag.TOO_FEW_SAMPLES)
+    idle_share = (case.breakdown.idle_share if case.breakdown else None) or 0.0
+    if basis.quantity == "kernel" and idle_share > roofline.HOST_BOUND:
+        flags.append(Flag.HOST_BOUND)
+    if basis.is_timed and ranks.has_waited(index, case.id):
+        flags.append(Flag.WAITED)
+    peak_share = (case.of_peak_flops or 0) / peaks.headroom(case.params, case.values)
+    if max(peak_share, case.of_peak_bytes or 0) > 1:
+        flags.append(Flag.ABOVE_PEAK)
+    if case.accuracy is not None:
+        # The tolerance of this run replaces the flag that the process stored.
+        flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.mark] * bool(case.accuracy.mark)
+    return tuple(dict.fromkeys(flags))
+
+
+def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -> Verdict | None:
+    """Judge the result of a timed case by its error metrics; without a tolerance, by its stored flag."""
+    if case.time is None:
+        return None
+    limits = declared.get("tolerance") or {}
+    verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
+    # A NaN is stored as the worst value of its measure, which a measure without a limit does not tell from a number.
+    nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
+    if is_flagged and not verdict.mark and (nans or not limits):
+        return Verdict(Flag.INACCURATE, nan=tuple(nans))
+    return verdict if limits or verdict.mark else None
+
+
+def _with_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
+    """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
+    if base is None or case.is_disqualified:
+        return case
+    if base.is_disqualified:
+        return replace(case, baseline_mark=base.accuracy.mark if base.accuracy else "")
+    kernel = call = None
+    # A table from elsewhere may hold a time of 0.
+    if base.time and case.time and case.time.ns > 0:
+        call = base.time.ns / case.time.ns
+    if are_comparable(base, case) and base.breakdown and case.breakdown and case.breakdown.total.ns > 0:
+        kernel = base.breakdown.total.ns / case.breakdown.total.ns
+    return replace(case, speedup=call, kernel_speedup=kernel)

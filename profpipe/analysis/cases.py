@@ -1,0 +1,230 @@
+"""The axes of a workload's cases: which vary, which one is compared, and which case is the baseline."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from profpipe.analysis.findings.workloads import Axes
+from profpipe.analysis.kernel_totals import rows
+from profpipe.results.schema import ALL, Tables
+
+#: The axis whose values are alternatives to each other, where a matrix has it.
+COMPARED = "impl"
+
+#: Parameters that are always shown, even where only the workload's default sets them.
+_ALWAYS_SHOWN = ("dtype", "causal")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cases of one workload relate.
+
+    ``params`` gives the parameters of each case id, in the order in which the cases were planned. ``varying`` are the
+    axes with more than one value, ``compare`` is the one that is compared, ``baseline`` what a baseline case has.
+    """
+
+    params: Mapping[str, Mapping[str, Any]]
+    fixed: Axes
+    varying: tuple[str, ...]
+    compare: str | None
+    baseline: Mapping[str, Any]
+
+    def variant(self, case: str) -> str:
+        """Return the case's value on the compared axis and its optional parameters: ``sparge topk=0.5``.
+
+        An axis other than the implementation has its name: ``compile=true``.
+        """
+        params = self.params[case]
+        named = []
+        if self.compare is not None and self.compare in params:
+            value = shown(params[self.compare])
+            named.append(value if self.compare == COMPARED else f"{self.compare}={value}")
+        return " ".join([*named, *self.options(params)])
+
+    def options(self, params: Mapping[str, Any], drop_axes: Iterable[str] = ()) -> list[str]:
+        """Return the parameters that only some cases set, except ``drop_axes``: ``["topk=0.5"]``."""
+        left = [axis for axis in self.extra if axis not in drop_axes and params.get(axis) is not None]
+        return [f"{axis}={shown(params[axis])}" for axis in left]
+
+    def shape(self, case: str) -> Axes:
+        """Return the other axes that vary, with the case's values."""
+        params = self.params[case]
+        return tuple((axis, params[axis]) for axis in self.varying if axis != self.compare and axis not in self.extra)
+
+    def baseline_of(self, case: str) -> str | None:
+        """Return the case with the baseline's values and otherwise the same ones."""
+        if not self.baseline:
+            return None
+        return self._by_point.get(self._point({**self.params[case], **self.baseline}))
+
+    @functools.cached_property
+    def _by_point(self) -> dict[tuple[str, ...], str]:
+        """The first case of each combination of values; indexed because every case looks it up."""
+        found: dict[tuple[str, ...], str] = {}
+        for case, params in self.params.items():
+            found.setdefault(self._point(params), case)
+        return found
+
+    def _point(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        axes = dict.fromkeys([*(axis for axis in self.varying if axis not in self.extra), *self.baseline])
+        return tuple(shown(params.get(axis)) for axis in axes)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All parameters of all cases."""
+        return tuple(dict.fromkeys(axis for params in self.params.values() for axis in params))
+
+    @functools.cached_property
+    def extra(self) -> tuple[str, ...]:
+        """The varying axes that only some cases have: options of what is compared, not part of a shape."""
+        cases = self.params.values()
+        return tuple(axis for axis in self.varying if any(axis not in p for p in cases) or self._is_null_of_some(axis))
+
+    def _is_null_of_some(self, axis: str) -> bool:
+        """Return True if ``topk: null`` means that a case has no such option.
+
+        Where each compared value has both null and numbers, or where the values are words, null is a value like others.
+        """
+        if self.compare is None or axis == self.compare:
+            return False
+        by_compared: dict[str, list[Any]] = {}
+        for params in self.params.values():
+            by_compared.setdefault(shown(params.get(self.compare)), []).append(params.get(axis))
+        sets_none = any(all(value is None for value in own) for own in by_compared.values())
+        return sets_none and all(value is None or is_number(value) for own in by_compared.values() for value in own)
+
+
+def lay_out(tables: Tables, declared: Mapping[str, Any], planned: Iterable[str] = ()) -> Layout:
+    """Return the layout of the workload in ``tables``; ``declared`` is its entry in the resolved pipeline, or empty.
+
+    ``planned`` are its cases in order. The tables have them in the order of measurement, in shuffled rounds.
+    """
+    params = _params(tables, planned)
+    axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
+    varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
+    own = {*(declared.get("params") or {}), *(declared.get("matrix") or {})}
+    set_here = {*own, *_ALWAYS_SHOWN} if own else set(axes)
+    fixed = tuple(
+        (axis, next(iter(params.values()))[axis]) for axis in axes if axis not in varying and axis in set_here
+    )
+    baseline = {axis: value for axis, value in (declared.get("baseline") or {}).items() if axis in axes}
+    compare = next((axis for axis in (COMPARED, *baseline) if axis in varying), None)
+    if compare is None and COMPARED in axes:
+        compare = COMPARED
+        fixed = tuple(pair for pair in fixed if pair[0] != COMPARED)
+    return Layout(params, fixed, tuple(varying), compare, baseline)
+
+
+def _params(tables: Tables, planned: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the parameters of each case, planned cases first; those in the id come before others."""
+    recorded: dict[str, dict[str, Any]] = {}
+    for case, text in rows(tables.cases, "case", "params"):
+        recorded.setdefault(case, {}).update(json.loads(text) if text else {})
+    known = dict.fromkeys(case for table in ALL for case in getattr(tables, table.name)["case"].unique())
+    every = dict.fromkeys([*(case for case in planned if case in known), *known])
+    named = [case for case in every if case] or list(every)
+    return _with_defaults({case: parse_id(case) | recorded.get(case, {}) for case in named})
+
+
+def _with_defaults(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add the workload's defaults that all recorded cases share to cases that crashed before recording them."""
+    named = {case: parse_id(case) for case in params}
+    if not all(named.values()):
+        return params
+    mentioned = {axis for point in named.values() for axis in point}
+    values: dict[str, dict[str, Any]] = {}
+    for point in params.values():
+        for axis in point.keys() - mentioned:
+            values.setdefault(axis, {})[_key(point[axis])] = point[axis]
+    alike = {axis: next(iter(seen.values())) for axis, seen in values.items() if len(seen) == 1}
+    return {case: point | {axis: alike[axis] for axis in alike if axis not in point} for case, point in params.items()}
+
+
+def parse_id(case: str) -> dict[str, Any]:
+    """Return the parameters in ``impl=fa2,seqlen=512``; empty for another kind of name."""
+    parts = [part.partition("=") for part in re.split(r",(?=[^,=]+=)", case)]
+    if not all(equals for _, equals, _ in parts):
+        return {}
+    return {unquote(axis): _scalar(unquote(text)) for axis, _, text in parts}
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(text)
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def shown(value: Any) -> str:
+    """Return a parameter's value as the pipeline file writes it."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return True if two values are written the same; one may come from a case's name."""
+    return shown(one) == shown(other)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+#: Names of axes that are lengths.
+_LENGTHS = re.compile(r"seq|len|context|token|total", re.IGNORECASE)
+
+
+def running_axis(shapes: Iterable[Axes]) -> str | None:
+    """Return the axis of plots and tables: a length if one varies, else the axis with the most numbers."""
+    values: dict[str, set[Any]] = {}
+    for shape in shapes:
+        for axis, value in shape:
+            values.setdefault(axis, set()).add(value)
+    counts = {axis: len(seen) for axis, seen in values.items() if len(seen) > 1 and all(map(is_number, seen))}
+    return max(counts, key=lambda axis: (bool(_LENGTHS.search(axis)), counts[axis]), default=None)
+
+
+def without(shape: Axes, axis: str) -> Axes:
+    return tuple(pair for pair in shape if pair[0] != axis)
+
+
+def in_words(shape: Axes) -> str:
+    """Return a shape as text: ``seqlen 2048, not causal``."""
+    words = []
+    for axis, value in shape:
+        if isinstance(value, bool):
+            words.append(axis if value else f"not {axis}")
+        else:
+            # "forward", not "what forward".
+            words.append(shown(value) if axis == "what" and not is_number(value) else f"{axis} {shown(value)}")
+    return ", ".join(words)
+
+
+def order(shapes: Iterable[Axes]) -> list[Axes]:
+    """Sort shapes by their words, in order of first appearance, then by their numbers."""
+    shapes = list(dict.fromkeys(shapes))
+    words: dict[str, int] = {}
+    for shape in shapes:
+        for axis, value in shape:
+            words.setdefault(f"{axis}={shown(value)}", len(words))
+
+    def rank(shape: Axes) -> list[tuple[int, float]]:
+        keyed = [(0, float(v)) if is_number(v) else (1, float(words[f"{a}={shown(v)}"])) for a, v in shape]
+        # Words first, so that causal and not causal are blocks with the sizes inside.
+        return [key for key in keyed if key[0]] + [key for key in keyed if not key[0]]
+
+    return sorted(shapes, key=rank)

@@ -1,0 +1,57 @@
+"""Compare the times of a case that two workloads of a run measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from profpipe.analysis import ranks
+from profpipe.analysis.case_index import Number
+from profpipe.analysis.findings.warnings import DuplicateTimes, TimedCase
+from profpipe.analysis.workload_data import WorkloadData
+from profpipe.measure.flags import Flag
+
+#: From this ratio on times with disjoint intervals differ: clocks alone explain less.
+_LEAST_RATIO = 1.15
+
+
+def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, ...]:
+    """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
+    timed: dict[str, list[tuple[TimedCase, Number]]] = {}
+    for data in workloads if len(workloads) > 1 else ():
+        for key, case, time in _timed(data):
+            timed.setdefault(key, []).append((case, time))
+    unlike = [
+        DuplicateTimes(*sorted((one[0], other[0]), key=lambda case: -case.ns))
+        for same in timed.values()
+        for one, other in itertools.combinations(same, 2)
+        if one[0].workload != other[0].workload and _differ(one[1], other[1])
+    ]
+    return tuple(sorted(unlike, key=lambda pair: -pair.factor))
+
+
+def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
+    """Yield each timed case with a key that equal cases of other workloads share.
+
+    A run records the names of environment variables without values, so a workload with variables equals no other.
+    """
+    declared, index = data.declared, data.recorded
+    mode = (declared.get("timing") or {}).get("mode") or "eager"
+    setting = [declared.get("script"), declared.get("processes") or 1, mode, data.name if declared.get("env") else ""]
+    for case, params in data.layout.params.items() if declared.get("script") else ():
+        time = index.numbers.get((case, "plain", ""), {}).get("time")
+        # A time that includes other work says nothing about the other workload's time.
+        is_shared = Flag.OTHER_PROCESS in index.flags.get((case, "plain"), ()) or ranks.has_waited(index, case)
+        if time is not None and time.value > 0 and not is_shared:
+            axes = tuple((axis, params[axis]) for axis in data.layout.varying if axis in params)
+            key = json.dumps([*setting, params], sort_keys=True, default=str)
+            yield key, TimedCase(data.name, case, time.value, axes), time
+
+
+def _differ(one: Number, other: Number) -> bool:
+    short, long = sorted((one, other), key=lambda number: number.value)
+    known = not (pd.isna(short.ci_high) or pd.isna(long.ci_low))
+    return known and short.ci_high < long.ci_low and long.value > _LEAST_RATIO * short.value

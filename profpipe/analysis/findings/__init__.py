@@ -1,0 +1,1 @@
+"""What the analysis found, as plain values."""

@@ -1,0 +1,462 @@
+"""The findings of the analysis as plain values, without wording.
+
+Times are nanoseconds, sizes bytes, shares between 0 and 1. ``None`` means not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from profpipe.analysis.findings.agreement import Agreement
+from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
+from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
+from profpipe.analysis.findings.ranks import RankResult
+from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.warnings import (
+    Coverage,
+    DuplicateTimes,
+    Expectation,
+    LaunchCounts,
+    NotRun,
+    Pending,
+    Unattributed,
+    Unseen,
+)
+from profpipe.measure.tolerance import Verdict
+
+Axes = tuple[tuple[str, Any], ...]
+
+#: From this share on, a case has the flag profiler_overhead. Loops of 30 iterations repeat within about 3 %.
+OVERHEAD = 0.10
+
+#: The least change of a category that is reported, as a share of the call.
+CHANGE = 0.02
+
+#: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
+_AS_LONG = 0.9
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A time per call: the median of ``n`` samples and how far they spread, or a mean over ``n`` iterations."""
+
+    ns: float
+    n: int | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval in ns."""
+        return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
+
+    @property
+    def margin(self) -> float | None:
+        """The larger side of the 95 % interval as a share of the time: 0.02 where it goes up to 2 % below or above."""
+        if self.interval is None or not self.ns:
+            return None
+        return max(abs(end - self.ns) for end in self.interval) / self.ns
+
+
+@dataclass(frozen=True)
+class ClassTotal:
+    """Launches and kernel time of a class or a category of kernels, per call."""
+
+    calls: float = 0.0
+    ns: float = 0.0
+
+    def __add__(self, other: ClassTotal) -> ClassTotal:
+        return ClassTotal(self.calls + other.calls, self.ns + other.ns)
+
+
+@dataclass(frozen=True)
+class KernelBreakdown:
+    """The kernel time of one case under one profiler, by category and by class.
+
+    ``iterations`` is None where it is unknown: then all numbers are sums over all of them. ``kind`` is ``kernel``, or
+    ``cpu_op`` for the self time of CPU operators. ``idle_share`` is the share of the case's range, or of the time from
+    its first kernel to the last if that is longer, in which no kernel ran.
+    """
+
+    profiler: str
+    kind: str
+    iterations: int | None
+    categories: Mapping[str, ClassTotal]
+    total: ClassTotal
+    #: The same time by kernel class.
+    classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    idle_share: float | None = None
+    #: Per call: the time in which some kernel ran, and the time of the case's range on the host.
+    busy_ns: float | None = None
+    range_ns: float | None = None
+    #: Kernels without a category, by class.
+    other_classes: Mapping[str, ClassTotal] = field(default_factory=dict)
+    #: Per call: from the first kernel's start to the last one's end, gaps included.
+    span_ns: float | None = None
+    #: memcpy and memset, which are not in ``total``.
+    copies: ClassTotal = ClassTotal()
+
+    def category(self, name: str) -> ClassTotal:
+        return self.categories.get(name, ClassTotal())
+
+    def least_change(self, other: KernelBreakdown) -> float:
+        """Return the least change of a category in ns that is reported: a share of the shorter call."""
+        return CHANGE * min(self.total.ns, other.total.ns)
+
+    @property
+    def is_fused(self) -> bool:
+        """True if an attention kernel ran, not gemm, softmax and gemm."""
+        return self.category("attention").ns > 0
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The quantity that a workload's times are.
+
+    ``quantity``: ``time`` (measured calls), ``wall`` (processes of a command), ``kernel`` or ``cpu_op`` (sums).
+    """
+
+    profiler: str
+    quantity: str
+
+    @property
+    def is_timed(self) -> bool:
+        """True if calls were timed, not kernels summed."""
+        return self.quantity in ("time", "wall")
+
+
+class Limiter(str, Enum):
+    """What keeps a call from being faster."""
+
+    HOST = "host"  # issuing the call takes longer than running it
+    COMPUTE = "compute"  # more FLOP per byte than the ridge of the roofline
+    MEMORY = "memory"  # fewer
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of a call; ``limited_by`` is None where it is unknown.
+
+    ``flops_share`` and ``bandwidth_share`` are the shares of the machine's rates that the call reaches. ``issue_ns``
+    is the host's time to issue it, ``gpu_ns`` the GPU's time to run it. ``intensity`` and ``ridge`` are FLOP per byte.
+    ``dram_bytes`` is the DRAM traffic that ncu measured. ``dtypes`` are the data types of the rates, where these are
+    not the type that the case names.
+    """
+
+    limited_by: Limiter | None = None
+    flops_share: float | None = None
+    issue_ns: float | None = None
+    gpu_ns: float | None = None
+    intensity: float | None = None
+    dram_bytes: float | None = None
+    bandwidth_share: float | None = None
+    dtypes: tuple[str, ...] = ()
+    ridge: float | None = None
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: its place in the comparison, and its numbers."""
+
+    id: str
+    params: Mapping[str, Any]
+    variant: str
+    shape: Axes
+    marks: tuple[str, ...] = ()
+    #: The status of a case without a time.
+    outcome: str = ""
+    time: Measure | None = None
+    breakdown: KernelBreakdown | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    tflops: float | None = None
+    of_peak_flops: float | None = None
+    gbytes_per_s: float | None = None
+    of_peak_bytes: float | None = None
+    speedup: float | None = None
+    is_baseline: bool = False
+    #: Why there is no speed-up over the baseline: its result is ``inaccurate`` or ``unchecked``.
+    baseline_mark: str = ""
+    #: The flags that not every timed case of the workload has.
+    unshared_marks: tuple[str, ...] = ()
+    #: The speed-up from the kernel times of one profiler, whatever the basis of ``time``.
+    kernel_speedup: float | None = None
+    limit: Limit = Limit()
+    #: The verdict on the result of a timed case, where the pipeline sets a tolerance.
+    accuracy: Verdict | None = None
+
+    @property
+    def is_disqualified(self) -> bool:
+        """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
+        return self.accuracy is not None and bool(self.accuracy.mark)
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if the case leaves out a part of the work that ``tflops`` counts."""
+        return "flops_effective" in self.values and bool(self.values.get("flops"))
+
+    @property
+    def tflops_done(self) -> float | None:
+        """TFLOP/s of the work that is done; for sparse work less than ``tflops``."""
+        if self.tflops is None or not self.is_sparse:
+            return self.tflops
+        return self.tflops * self.values["flops_effective"] / self.values["flops"]
+
+
+class WinVerdict(str, Enum):
+    """Whether the fastest case of a shape may be called that."""
+
+    CLEAR = "clear"
+    TIE = "tie"  # the 95 % interval of another case overlaps
+    INCONCLUSIVE = "inconclusive"  # a mark could have made the win
+    UNOPPOSED = "unopposed"  # no other case has a time
+
+
+class Unreliability(str, Enum):
+    """Why a case's time is not the time of what the pipeline file asks for."""
+
+    NO_KERNELS = "no_kernels"  # a profiler saw no kernel of the case
+    WRONG_KERNELS = "wrong_kernels"  # kernels of another family ran
+    CONTRADICTED = "contradicted"  # the same case took a different time in another workload
+
+
+@dataclass(frozen=True)
+class UnreliableCase:
+    variant: str
+    cause: Unreliability
+
+
+@dataclass(frozen=True)
+class NoAccurateResult:
+    """No case is accurate. ``flag`` is that of the lowest time; ``is_same`` if all cases have it."""
+
+    flag: str
+    has_others: bool
+    is_same: bool
+
+
+@dataclass(frozen=True)
+class FlaggedTime:
+    """Flags of one case could have made the lead."""
+
+    variant: str
+    flags: tuple[str, ...]
+    lacks_interval: bool = False
+
+
+@dataclass(frozen=True)
+class PossiblyFaster:
+    """Cases that waited for another process: their own times may be lower than the best."""
+
+    variants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClockDifference:
+    """SM clocks in Hz that could explain the lead of the best case over ``other``."""
+
+    best: str
+    other: str
+    best_hz: float
+    other_hz: float
+
+
+#: A reason why the lowest time is not called the fastest.
+Doubt: TypeAlias = "UnreliableCase | NoAccurateResult | FlaggedTime | PossiblyFaster | ClockDifference"
+
+
+@dataclass(frozen=True)
+class Win:
+    """The fastest case of a shape, and whether it may be called that.
+
+    ``doubts`` are the reasons of an inconclusive verdict, the most important one first. Cases whose result is outside
+    the tolerance take no part; ``disqualified`` are those of them with a lower time than the best. ``tied`` are the
+    best and the cases whose 95 % intervals overlap the best one's.
+    """
+
+    best: CaseResult
+    second: CaseResult | None
+    verdict: WinVerdict
+    doubts: tuple[Doubt, ...] = ()
+    disqualified: tuple[CaseResult, ...] = ()
+    tied: tuple[CaseResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class SwitchCost:
+    """The effect of replacing the baseline by ``variant``; ratios above 1 are faster.
+
+    All but ``measured_call`` come from one profiler's kernels. ``amdahl_limit`` is the speed-up of the call if the
+    attention kernel took no time. ``changes`` are (category, difference in ns per call, in calls); the category
+    ``copies`` is in no ratio. ``mark`` is ``unchecked`` if the pipeline sets a tolerance and a result was not compared.
+    """
+
+    variant: str
+    attention: float | None
+    with_helpers: float | None
+    call: float
+    measured_call: float | None
+    amdahl_limit: float | None
+    changes: tuple[tuple[str, float, float], ...] = ()
+    mark: str = ""
+
+    @property
+    def faster_kernel_slower_call(self) -> bool:
+        """True if the kernel is over 1 % faster and the call over 1 % slower."""
+        call = self.measured_call if self.measured_call is not None else self.call
+        return self.attention is not None and self.attention > 1.01 and call < 0.99
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All cases that differ only in the compared axis; the fastest first, those without a time last."""
+
+    axes: Axes
+    cases: tuple[CaseResult, ...]
+    switch_costs: tuple[SwitchCost, ...] = ()
+    win: Win | None = None
+
+    @property
+    def timed(self) -> tuple[CaseResult, ...]:
+        return tuple(point for point in self.cases if point.time is not None)
+
+    @property
+    def fastest(self) -> CaseResult | None:
+        """The case with the lowest time of those that are not disqualified."""
+        return next((point for point in self.timed if not point.is_disqualified), None)
+
+    @property
+    def baseline(self) -> CaseResult | None:
+        return next((point for point in self.cases if point.is_baseline), None)
+
+    @property
+    def size(self) -> float:
+        """The product of the numbers; without any (``size small``), the FLOPs of a call.
+
+        Numbers below 1 (``dropout 0.1``, or 0 for a default) do not count.
+        """
+        numbers = [v for _, v in self.axes if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        if numbers:
+            return math.prod((max(number, 1.0) for number in numbers), start=1.0)
+        return max((point.values.get("flops") or 1.0 for point in self.cases), default=1.0)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What a profiler added to the loop of a case, as a share of the wall time of an iteration without it."""
+
+    case: str
+    profiler: str
+    share: float
+
+    @property
+    def is_large(self) -> bool:
+        return self.share > OVERHEAD
+
+
+@dataclass(frozen=True)
+class WorkloadFindings:
+    """The findings of one workload or one ingested file."""
+
+    name: str
+    #: Parameters with one value, and those whose values differ between cases.
+    fixed: Axes
+    varying: tuple[str, ...]
+    compare: str | None
+    baseline: Mapping[str, Any]
+    basis: Basis | None
+    kernel_profiler: str | None
+    shapes: tuple[Shape, ...]
+    #: Launches by profiler, also of those without a time.
+    launches: Mapping[str, int] = field(default_factory=dict)
+    #: Launches without a time, by case and profiler.
+    untimed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    #: Values of the compared axis, in the order in which the cases were planned.
+    variants: tuple[str, ...] = ()
+    #: Flags that every timed case has.
+    shared_marks: tuple[str, ...] = ()
+    requested_samples: int | None = None
+    top: tuple[KernelRow, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    phase_work: tuple[PhaseWork, ...] = ()
+    #: Of cases without kernels.
+    host_phases: tuple[HostPhase, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    ranks: tuple[RankResult, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
+    overheads: tuple[Overhead, ...] = ()
+    counters: tuple[Counters, ...] = ()
+    #: How many kernels of a case the report shows; None where the pipeline file does not say.
+    top_kernels: int | None = None
+    #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
+    targets: Mapping[str, float] = field(default_factory=dict)
+    #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
+    ridges: Mapping[str, float] = field(default_factory=dict)
+    rates_from: str = ""
+    #: True if the rates were measured on such a machine, not computed from its data sheet.
+    rates_measured: bool = False
+    #: The maximum SM clock of the GPU in Hz.
+    highest_clock: float | None = None
+    #: The largest error allowed, by measure; empty without a tolerance.
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cases(self) -> tuple[CaseResult, ...]:
+        return tuple(point for shape in self.shapes for point in shape.cases)
+
+    @property
+    def varying_shape(self) -> tuple[str, ...]:
+        """The names of the shapes' axes."""
+        return tuple(axis for axis, _ in self.shapes[0].axes) if self.shapes else ()
+
+    @property
+    def is_per_call(self) -> bool:
+        """True if kernel times are per call, not sums over all iterations."""
+        return all(point.breakdown.iterations is not None for point in self.cases if point.breakdown)
+
+    @property
+    def largest(self) -> Shape | None:
+        """The shape with the largest ``size``; of equals the one with most timed cases, then the longest."""
+        ranks = [(shape.size, len(shape.timed)) for shape in self.shapes]
+        highest = max(ranks, default=None)
+        equals = [shape for shape, rank in zip(self.shapes, ranks, strict=True) if rank == highest]
+        times = [max((case.time.ns for case in shape.timed if case.time), default=0.0) for shape in equals]
+        return next((s for s, ns in zip(equals, times, strict=True) if ns >= _AS_LONG * max(times)), None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All findings of a run."""
+
+    workloads: tuple[WorkloadFindings, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    pending: tuple[Pending, ...] = ()
+    has_ended: bool = True
+    expectations: tuple[Expectation, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    unattributed: tuple[Unattributed, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+    launch_counts: tuple[LaunchCounts, ...] = ()
+    duplicates: tuple[DuplicateTimes, ...] = ()
+    #: The tables and the plots that the pipeline file names.
+    studies: tuple[Study, ...] = ()
+    plots: tuple[Study, ...] = ()
+
+    @property
+    def case_count(self) -> int:
+        return sum(1 for workload in self.workloads for point in workload.cases if point.id)
+
+    @property
+    def failed(self) -> bool:
+        """True if a case failed, or an expectation or the required coverage was not met."""
+        return self.is_unmet or any(group.status not in ("ok", "skipped") for group in self.not_run)
+
+    @property
+    def is_unmet(self) -> bool:
+        """True if an expectation of a workload, or the coverage that the pipeline requires, was not met."""
+        return any(not e.is_met for e in self.expectations) or any(c.is_too_low for c in self.coverage)

@@ -1,0 +1,132 @@
+"""Divide a call's kernel time into categories, and compare the categories of two implementations."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pandas as pd
+
+from profpipe.analysis.findings.kernels import KernelRow, Phase
+from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, SwitchCost
+from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
+from profpipe.config.kernel_categories import CATEGORIES, category
+from profpipe.results.schema import PATH_SEPARATOR
+
+#: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.
+PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
+
+#: SageAttention and SpargeAttn subtract the mean of K before quantising it. PyTorch computes that mean in a kernel
+#: with a general name (sageattention/core.py, ``smooth_k``).
+_SMOOTHING_FAMILIES, _SMOOTHING = ("sage", "sparge"), "MeanOps"
+
+
+def device_rows(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernels and whole graphs; without any, the CPU operators. Copies and sets are left out.
+
+    So are launches without a time: some section sets of ncu record no durations.
+    """
+    kernels = kernels[kernels["total_ns"].notna()]
+    device = kernels[kernels["kind"].isin(["kernel", "graph"])]
+    return device if len(device) else kernels[kernels["kind"] == "cpu_op"]
+
+
+def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: CaseRange) -> KernelBreakdown | None:
+    """Divide the kernel time of one case, per call where ``count`` iterations are known; None without any time."""
+    if not own.total_ns > 0:
+        return None
+    families = {kernel.family for kernel in own.work if kernel.kernel_class == "attention"}
+    smooths = any(family.startswith(_SMOOTHING_FAMILIES) for family in families)
+    none = ClassTotal()
+    categories: dict[str, ClassTotal] = {}
+    classes: dict[str, ClassTotal] = {}
+    rest: dict[str, ClassTotal] = {}
+    total, runs = none, count or 1
+    for kernel, (calls, ns) in own.work.items():
+        added = ClassTotal(calls / runs, ns / runs)
+        name = "helpers" if smooths and _SMOOTHING in kernel.name else _category(kernel)
+        categories[name] = categories.get(name, none) + added
+        for sums in (classes, rest) if name == "rest" else (classes,):
+            sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
+        total += added
+    if not own.kernels:
+        return KernelBreakdown(profiler, "cpu_op", count, categories, total, classes, other_classes=rest)
+    return KernelBreakdown(
+        profiler,
+        "kernel",
+        count,
+        categories,
+        total,
+        classes,
+        other_classes=rest,
+        idle_share=own_range.idle_share,
+        busy_ns=own_range.per_call(own_range.busy_ns),
+        range_ns=own_range.per_call(own_range.wall_ns),
+        span_ns=own_range.per_call(own_range.span_ns),
+        copies=ClassTotal(own.copies / runs, own.copies_ns / runs),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _category(kernel: Kernel) -> str:
+    return category(kernel.name, kernel.kernel_class, kernel.kind)
+
+
+def switch_cost(
+    variant: str, base: KernelBreakdown, other: KernelBreakdown, measured: float | None, mark: str = ""
+) -> SwitchCost:
+    """Compare ``variant`` with the baseline by one profiler's kernels. ``measured`` is the speed-up of timed calls."""
+    attention = with_helpers = limit = None
+    before, after = base.category("attention").ns, other.category("attention").ns
+    if base.is_fused and other.is_fused:
+        attention = before / after
+        with_helpers = (before + base.category("helpers").ns) / (after + other.category("helpers").ns)
+    share = before / base.total.ns
+    if base.is_fused and share < 1:
+        limit = 1 / (1 - share)
+    call = base.total.ns / other.total.ns
+    return SwitchCost(variant, attention, with_helpers, call, measured, limit, _changes(base, other), mark)
+
+
+def _changes(base: KernelBreakdown, other: KernelBreakdown) -> tuple[tuple[str, float, float], ...]:
+    """Return the categories except attention whose time changes by 2 % of the shorter call, largest first.
+
+    Copies and sets count, because a call contains them: cuDNN sets memory for 0.8 us before a kernel of 9 us.
+    """
+    pairs = [(name, base.category(name), other.category(name)) for name in CATEGORIES[1:]]
+    pairs.append(("copies", base.copies, other.copies))
+    changes = ((name, after.ns - before.ns, after.calls - before.calls) for name, before, after in pairs)
+    reported = (change for change in changes if abs(change[1]) >= base.least_change(other))
+    return tuple(sorted(reported, key=lambda change: -abs(change[1])))
+
+
+def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> list[KernelRow]:
+    """Return the ``limit`` kernels of ``case`` with the most time, over all phases and streams."""
+    total, runs = own.total_ns, count or 1
+    ordered = sorted(own.work.items(), key=lambda item: (-item[1][1], item[0].name))
+    return [
+        KernelRow(case, kernel.name, kernel.kernel_class, kernel.family, calls / runs, ns / runs, ns / total)
+        for kernel, (calls, ns) in ordered[:limit]
+    ]
+
+
+def phases(own: KernelTotals, case: str, count: int | None) -> list[Phase]:
+    """Return the launches and the kernel time of each user range in ``case``, nested ranges included."""
+    sums: dict[str, ClassTotal] = {}
+    for path, (calls, ns) in own.phases.items():
+        steps = path.split(PATH_SEPARATOR) if path else []
+        for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):
+            sums[name] = sums.get(name, ClassTotal()) + ClassTotal(calls, ns)
+    total, runs = own.total_ns, count or 1
+    return [Phase(case, name, s.calls / runs, s.ns / runs, s.ns / total) for name, s in sums.items() if s.ns > 0]
+
+
+def unclassified(rows: pd.DataFrame, limit: int) -> tuple[float, float, tuple[tuple[str, float], ...]]:
+    """Return total ns, the classified share, and the largest unclassified kernels as (name, share)."""
+    rows = device_rows(rows)
+    total = float(rows["total_ns"].sum())
+    if not total:
+        return 0.0, 1.0, ()
+    other = rows[rows["kernel_class"] == "other"].groupby("kernel")["total_ns"].sum().sort_values(ascending=False)
+    largest = tuple((str(name), float(ns) / total) for name, ns in other.head(limit).items())
+    return total, 1 - float(other.sum()) / total, largest

@@ -1,0 +1,81 @@
+"""Find the cost of the workload's ranges: the host's time where no kernel ran, and kernel time beside declared work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import pandas as pd
+
+from profpipe.analysis.case_index import Number
+from profpipe.analysis.findings.kernels import Phase
+from profpipe.analysis.findings.phases import HostPhase, PhaseWork
+from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernel_totals import rows
+from profpipe.analysis.roofline import FAR_BELOW, OF_TYPE, Rates
+
+#: case -> path of the range -> its FLOPs and bytes
+DeclaredWork = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+_WORK = ("flops", "bytes_moved")
+_FIGURES = ("range", "instances", "wall_ns")
+
+
+def find_host_phases(ranges: pd.DataFrame, cases: Collection[str]) -> Iterator[HostPhase]:
+    """Yield the ranges of ``cases`` that one profiler timed, summed over processes.
+
+    A profiler on a machine without a GPU records ranges and no kernel.
+    """
+    timed = ranges[ranges["wall_ns"].notna() & ranges["case"].isin(cases)]
+    sums = timed.groupby(["case", "profiler", "range"], sort=False)[["instances", "wall_ns"]].sum().reset_index()
+    for case, own in sums.groupby("case", sort=False):
+        seen = set(own.loc[own["range"] != "", "profiler"])
+        profiler = next((name for name in PREFERENCE if name in seen), "")
+        figures = {path: (n, ns) for path, n, ns in rows(own[own["profiler"] == profiler], *_FIGURES)}
+        calls, call_ns = figures.pop("", (0, 0.0))
+        for path, (instances, wall) in figures.items():
+            share, per = wall / call_ns if call_ns else None, calls or 1
+            yield HostPhase(str(case), path, profiler, instances / per, wall / per, share, is_per_call=bool(calls))
+
+
+def read_declared_work(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> DeclaredWork:
+    """Return the declared work of ranges. `plain` writes it; under other profilers a subject is a kernel's name."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (case, profiler, subject), own in numbers.items():
+        work = {name: number.value for name, number in own.items() if name in _WORK or name.startswith(OF_TYPE)}
+        if profiler == "plain" and subject and work:
+            found.setdefault(case, {})[subject] = work
+    return found
+
+
+def find_phase_work(
+    point: CaseResult, work: Mapping[str, Mapping[str, float]], phases: Iterable[Phase], rates: Rates
+) -> Iterator[PhaseWork]:
+    """Yield the ``phases`` of one profiler that have ``work``; none where the number of calls is unknown."""
+    if point.breakdown is None or point.breakdown.iterations is None:
+        return
+    timed = [phase for phase in phases if phase.phase in work and phase.ns > 0]
+    time, all_flops = sum(phase.ns for phase in timed), sum(work[phase.phase].get("flops", 0.0) for phase in timed)
+    bandwidth = rates.bytes_per_s
+    for phase in timed:
+        peak, (flops, moved) = rates.flops_of(point.params, work[phase.phase]), map(work[phase.phase].get, _WORK)
+        of_flops = flops * 1e9 / phase.ns / peak if flops and peak else None
+        of_bandwidth = moved * 1e9 / phase.ns / bandwidth if moved and bandwidth else None
+        ridge = peak / bandwidth if peak and bandwidth else None
+        limited_by = ""
+        # As for whole calls: a phase far below both rates does something else than its declared work.
+        if flops and moved and ridge and max(of_flops or 0.0, of_bandwidth or 0.0) >= FAR_BELOW:
+            limited_by = "compute" if flops / moved > ridge else "memory"
+        yield PhaseWork(
+            point.id,
+            phase.phase,
+            phase.ns,
+            flops=flops,
+            bytes_moved=moved,
+            of_time=phase.ns / time,
+            of_work=flops / all_flops if flops and all_flops else None,
+            of_flops=of_flops,
+            of_bandwidth=of_bandwidth,
+            ridge=ridge,
+            limited_by=limited_by,
+        )

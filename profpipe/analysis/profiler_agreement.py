@@ -1,0 +1,557 @@
+"""Compare the time of a call as each profiler measured it, and find why the times differ."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from profpipe.analysis import ranks
+from profpipe.analysis.case_index import CaseIndex
+from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
+from profpipe.analysis.findings.kernels import Counters
+from profpipe.analysis.findings.ranks import RankResult
+from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown
+from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernel_totals import KernelTotals, Key
+from profpipe.analysis.roofline import QUEUE, loop_walls
+from profpipe.measure.flags import Flag
+from profpipe.results.manifest import Manifest
+
+#: The most between two kernels of one stream when the CPU is ahead of the GPU, and the most that the events take.
+_GAP_NS, _EVENTS_NS = 3_000.0, 6_000.0
+
+#: The most that torch.profiler adds to an operator on a CPU: 6 us were measured on a busy one.
+_OPERATOR_NS = 10_000.0
+
+#: Shares by which the host's time to issue a call varies, and by which a wait under a profiler may be in the call too.
+_ISSUE_VARIES, _WAIT_VARIES = 0.25, 0.25
+
+#: The most that a cold L2 adds to a launch: 60 MB at 3 TB/s.
+_COLD_NS = 20_000.0
+
+#: A kernel's mean differs by this from capture to capture: of 186 below 50 us in two runs on an H200, nsys and torch
+#: differ by less in 95 %. Launches within one capture differ by as much again, which excuses no mean of 30 of them.
+_JITTER_NS = 300.0
+
+#: Copies and sets that take less are no cause.
+_LEAST_COPIES_NS = 100.0
+
+#: Below this idle share of its range a call is not limited by the host.
+_IDLE = 0.2
+
+#: Clocks at which ncu ran a kernel, newest spelling first.
+_NCU_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
+
+#: Two sums of the same times differ by at most this share.
+_ROUNDED = 1e-3
+
+_COMMUNICATION = "communication_busy"
+
+#: NVML reports clocks in such steps.
+_CLOCK_STEP_HZ = 15e6
+_RECORDED = ("sm_clock_min", "sm_clock", "sm_clock_max")
+
+
+@dataclass(frozen=True)
+class ClockSamples:
+    """The SM clock during a case, as the GPU counted it or NVML reported it: lowest, median and highest, in Hz."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the profilers of a workload ran.
+
+    ``longest`` holds, by kernel, ncu's mean (ns) and clock (Hz) in its longest launch that agrees with the reference.
+    ``flushed`` are the profilers under which the harness empties the caches before a call. ``clocks`` and ``walls``
+    are the recorded SM clock of a case under a profiler, and the ns of an iteration of its loop. ``ranks`` holds the
+    processes of the cases that several processes ran.
+    """
+
+    ncu_locks_clocks: bool = False
+    ncu_empties_caches: bool = True
+    highest_hz: float | None = None
+    longest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    flushed: frozenset[str] = frozenset()
+    clocks: Mapping[Key, ClockSamples] = field(default_factory=dict)
+    ranks: Mapping[str, Sequence[RankResult]] = field(default_factory=dict)
+    walls: Mapping[Key, float] = field(default_factory=dict)
+
+
+def _has_flag(argv: Sequence[str], flag: str, value: str) -> bool:
+    return f"{flag}={value}" in argv or (flag, value) in itertools.pairwise(argv)
+
+
+def read_conditions(
+    run: Manifest,
+    workload: str,
+    counters: Mapping[str, Iterable[Counters]],
+    recorded: CaseIndex,
+    highest_hz: float | None,
+) -> Conditions:
+    """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
+    jobs, declared = run.jobs_of(workload), run.workload(workload)
+    ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
+    by_case: dict[str, list[RankResult]] = {}
+    for rank in ranks.find_ranks(recorded, counters):
+        by_case.setdefault(rank.case, []).append(rank)
+    clocks = {
+        key[:2]: ClockSamples(*(numbers[name].value for name in _RECORDED))
+        for key, numbers in recorded.numbers.items()
+        if not key[2] and all(name in numbers and numbers[name].value > 0 for name in _RECORDED)
+    }
+    return Conditions(
+        ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
+        ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
+        highest_hz=highest_hz,
+        longest=_longest_launches(counters, recorded.totals, clocks, highest_hz),
+        flushed=frozenset(() if declared.get("command") else (job.profiler for job in jobs)),
+        clocks=clocks,
+        ranks=by_case,
+        walls=loop_walls(recorded.numbers),
+    )
+
+
+def _longest_launches(
+    counters: Mapping[str, Iterable[Counters]],
+    tallies: Mapping[Key, KernelTotals],
+    clocks: Mapping[Key, ClockSamples],
+    highest_hz: float | None,
+) -> dict[str, tuple[float, float]]:
+    """Return by kernel ncu's mean (ns) and clock (Hz) in the longest of its cases in which the reference agrees.
+
+    The reference also agrees where it would at the GPU's highest clock: the GPU keeps that under ncu, not under load.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for case, row in ((case, row) for case, rows in counters.items() for row in rows):
+        reference = next((name for name in PREFERENCE if name != "ncu" and (case, name) in tallies), "")
+        calls, ns = tallies.get((case, reference), KernelTotals()).by_name.get(row.kernel, (0.0, 0.0))
+        clock = _counted_clock(row)
+        if clock and calls and ns and row.mean_ns:
+            seen = clocks.get((case, reference))
+            slowdown = min(1.0, seen.median / highest_hz) if seen and highest_hz else 1.0
+            if any(abs(row.mean_ns / mean - 1) <= CLOSE for mean in (ns / calls, slowdown * ns / calls)):
+                found[row.kernel] = max(found.get(row.kernel, (0.0, 0.0)), (row.mean_ns, clock))
+    return found
+
+
+def _counted_clock(row: Counters) -> float | None:
+    return next((row.values[name][0] for name in _NCU_CLOCKS if name in row.values), None)
+
+
+def compare_profilers(
+    point: CaseResult,
+    breakdowns: Mapping[str, KernelBreakdown],
+    tallies: Mapping[Key, KernelTotals],
+    conditions: Conditions,
+    counters: Iterable[Counters] = (),
+) -> Agreement | None:
+    """Compare the times of one case; ``breakdowns`` by profiler, ``counters`` of ncu. None for fewer than two times.
+
+    This is the one place where times of two profilers meet: shares, speed-ups and rates never mix them.
+    """
+    comparable = {name: own for name, own in breakdowns.items() if own.iterations is not None}
+    reference = next((name for name in PREFERENCE if name in comparable), None)
+    if reference is None:
+        return None
+    case = _ReferenceCase(point, comparable[reference], tallies[point.id, reference], conditions)
+    figures: list[Figure | None] = [Figure(reference, case.ns)]
+    if (timed := point.values.get("time")) is not None:
+        figures.append(_compare_timed_call(case, timed))
+    for name in PREFERENCE:
+        if name == "ncu" and name in comparable and name != reference:
+            clocks = {row.kernel: clock for row in counters if (clock := _counted_clock(row))}
+            figures.append(_compare_ncu(case, comparable[name], tallies[point.id, name], clocks))
+        elif name in comparable and name != reference:
+            figures.append(_compare_kernels(case, name, comparable[name].total.ns))
+    found = tuple(figure for figure in figures if figure)
+    return Agreement(point.id, reference, found) if len(found) > 1 else None
+
+
+@dataclass(frozen=True)
+class _ReferenceCase:
+    """A case under the profiler that the others are compared with."""
+
+    point: CaseResult
+    breakdown: KernelBreakdown
+    totals: KernelTotals
+    conditions: Conditions
+
+    @property
+    def ns(self) -> float:
+        return self.breakdown.total.ns
+
+    @property
+    def profiler(self) -> str:
+        return self.breakdown.profiler
+
+    @property
+    def gaps_ns(self) -> float:
+        """The most that launch gaps and the events themselves take."""
+        return self.breakdown.total.calls * _GAP_NS + _EVENTS_NS
+
+    def clock(self, profiler: str) -> ClockSamples | None:
+        return self.conditions.clocks.get((self.point.id, profiler))
+
+    @property
+    def is_compute_bound(self) -> bool:
+        return self.point.limit.limited_by == "compute"
+
+
+#: The reasons of a difference that explain all of it; empty where nothing does.
+_Reasons = tuple[Reason, ...]
+
+
+#: A row of a table of causes: the cause, whether it holds, and its numbers.
+_Row = tuple[Cause, bool, Mapping[str, "float | str"]]
+
+
+def _reason(cause: Cause, **numbers: float | str) -> _Reasons:
+    return (Reason(cause, numbers),)
+
+
+def _holding(*causes: _Row) -> _Reasons:
+    return tuple(Reason(cause, numbers) for cause, holds, numbers in causes if holds)
+
+
+def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, part: _Reasons = ()) -> Figure:
+    """Return the figure of ``profiler``; ``part`` explains some of the difference where no reason explains it all."""
+    difference = ns / case.ns - 1
+    if abs(difference) <= CLOSE:
+        return Figure(profiler, ns, difference)
+    return Figure(profiler, ns, difference, reasons or part, is_unexplained=not reasons)
+
+
+def _compare_kernels(case: _ReferenceCase, profiler: str, ns: float) -> Figure:
+    ratio = ns / case.ns
+    if case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.breakdown.total.calls * _JITTER_NS:
+        return _figure(case, profiler, ns, _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS))
+    return _figure(case, profiler, ns, _different_clock(case, profiler, ratio))
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def _different_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+    return _recorded_clock(case, profiler, ratio) or _throttled(case, profiler, ratio)
+
+
+def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+    """Return the recorded clocks as the reason why ``profiler`` has ``ratio`` times the reference's time.
+
+    A call that arithmetic limits takes as many cycles at each clock. So the clocks are the reason where they differ by
+    at least half of what the times do, and where the remaining difference in cycles needs no reason.
+    """
+    clock, base = case.clock(profiler), case.clock(case.profiler)
+    if abs(ratio - 1) <= CLOSE or not case.is_compute_bound or clock is None or base is None:
+        return ()
+    faster, cycles = base.median / clock.median, ratio * clock.median / base.median
+    if abs(cycles - 1) > CLOSE or (faster - 1) / (ratio - 1) < 0.5:
+        return ()
+    return _reason(
+        Cause.CLOCK,
+        profiler=profiler,
+        hz=clock.median,
+        reference=case.profiler,
+        reference_hz=base.median,
+        cycles=cycles - 1,
+    )
+
+
+def _reference_below_highest(case: _ReferenceCase, ratio: float) -> _Reasons:
+    """Return the reference's clock as the reason why ncu, under which the GPU rests between kernels, is faster."""
+    base, highest = case.clock(case.profiler), case.conditions.highest_hz
+    if 1 - ratio <= CLOSE or not case.is_compute_bound or base is None or highest is None:
+        return ()
+    if ratio < base.median / highest * (1 - CLOSE) or (1 - base.median / highest) / (1 - ratio) < 0.5:
+        return ()
+    return _reason(Cause.BELOW_HIGHEST, reference=case.profiler, hz=base.median, highest_hz=highest)
+
+
+def _throttled(case: _ReferenceCase, profiler: str, ratio: float) -> _Reasons:
+    """Return a clock that was held back as the reason why ``profiler`` has ``ratio`` times the reference's time.
+
+    A call that arithmetic limits takes as many cycles at each clock, so kernels of ``ns`` ran at the clock of the timed
+    call times its time over ``ns``. The result is a range, because the time around the kernels is known by its limit
+    only. It must lie within what was recorded under the profiler, else within what the GPU can reach. Runs before 0.2
+    recorded clocks of timed calls only.
+
+    The time says too little of the kernels where they ran on several streams, where they are so short that the time
+    around them exceeds the difference that needs a reason, and where something other than arithmetic limits them.
+
+    ncu counts another clock than NVML: on an H200 it counts 1.79 GHz in attention kernels of 1 ms and more where NVML
+    reports 1.98, and the times are the same within 1 %. So the two are never compared.
+    """
+    marks = tuple(mark for mark in (Flag.THROTTLED, Flag.CLOCK_SPREAD) if mark in case.point.marks)
+    numbers = [case.point.values.get(name) for name in ("time", "sm_clock", "sm_clock_min", "sm_clock_max")]
+    if not marks or not all(numbers) or not case.is_compute_bound or len(case.totals.streams) > 1:
+        return ()
+    ns, timed, low, high = (float(number or 0.0) for number in numbers)
+    around = case.gaps_ns + case.breakdown.copies.ns
+    if around > CLOSE * ns:
+        return ()
+    highest = case.conditions.highest_hz or high
+    clocks = {case.profiler: (timed * (ns - around) / case.ns, timed * ns / case.ns)}
+    if profiler != "plain":
+        clocks[profiler] = clocks[case.profiler][0] / ratio, clocks[case.profiler][1] / ratio
+    held = " and ".join(marks)
+    reasons = _reason(Cause.THROTTLED, hz=timed, low=low, high=high, marks=held, highest_hz=highest)
+    for name, (least, most) in clocks.items():
+        samples = case.clock(name)
+        recorded = (samples.low, samples.high) if samples else None
+        lower, upper = recorded or (low, highest)
+        if most < lower - _CLOCK_STEP_HZ or least > upper + _CLOCK_STEP_HZ:
+            return ()
+        seen = {"recorded_low": recorded[0], "recorded_high": recorded[1]} if recorded else {}
+        derived = {"low": min(least, highest), "high": min(most, highest)}
+        reasons += _reason(Cause.DERIVED_CLOCK, profiler=name, **derived, **seen)
+    return reasons
+
+
+# --- timed calls -----------------------------------------------------------------------------------------------------
+
+
+def _compare_timed_call(case: _ReferenceCase, ns: float) -> Figure:
+    reasons, part = _why_shorter(case, ns) if ns < case.ns else (_why_longer(case, ns), ())
+    reasons, spread = reasons or _different_clock(case, "plain", ns / case.ns), _spread(case)
+    found = (spread or reasons) if case.breakdown.kind == "cpu_op" else (reasons or spread)
+    return _figure(case, "plain", ns, found, part)
+
+
+def _spread(case: _ReferenceCase) -> _Reasons:
+    """Return the spread of the call's time if the kernels' time lies within it.
+
+    The interval is of the median among these samples. Where the clock moved while they were taken, the profiler's calls
+    may have met another clock, and the median moves with it: a time that some of the samples had is possible.
+    """
+    marks, time, ns = case.point.marks, case.point.time, case.ns
+    if time is None or "time" not in case.point.values:
+        return ()
+    p10, p90 = time.p10 or math.inf, time.p90 or 0.0
+    low, high = time.ci_low or math.inf, time.ci_high or 0.0
+    is_unknown = time.ci_low is None or time.ci_high is None
+    return _holding(
+        (Cause.SPREAD, Flag.CLOCK_SPREAD in marks and p10 <= ns <= p90, {"p10": p10, "p90": p90}),
+        (Cause.SPREAD, is_unknown and Flag.TOO_FEW_SAMPLES in marks, {}),
+        (Cause.SPREAD, not is_unknown and low <= ns <= high, {"ci_low": low, "ci_high": high}),
+    )[:1]
+
+
+def _why_shorter(case: _ReferenceCase, ns: float) -> tuple[_Reasons, _Reasons]:
+    """Return why the call is shorter than the sum of its kernels, and what explains a part where nothing explains all.
+
+    Kernels that run at once count once in the time in which some kernel runs, and each in the sum. A GPU that waits for
+    another runs a kernel of communication, longer in some captures than in others. The remainder must be the call's
+    time, as kernels in a row would be: a wait that the call has in it as well is no reason.
+    """
+    breakdown, streams, difference = case.breakdown, len(case.totals.streams), case.ns - ns
+    if breakdown.kind == "cpu_op":
+        return _operator_overhead(case, ns), ()
+    at_once = case.ns - breakdown.busy_ns if streams > 1 and breakdown.busy_ns else 0.0
+    overlap = _reason(Cause.OVERLAP, ns=at_once, streams=streams) if at_once > _ROUNDED * case.ns else ()
+    if overlap and _explains(case, ns, at_once):
+        return overlap, ()
+    at_once = at_once if overlap else 0.0
+    waited, waiting = _communication_wait(case)
+    if waited and _explains(case, ns, at_once + waited, _WAIT_VARIES):
+        return (waiting + overlap if waited >= at_once else overlap + waiting), ()
+    if not overlap:
+        return (), ()
+    if clock := _recorded_clock(case, "plain", ns / (case.ns - at_once)):
+        return overlap + clock, ()
+    if at_once > difference:
+        return (), _reason(Cause.OVERLAP, excess_ns=at_once - difference)
+    return (), _reason(Cause.OVERLAP, ns=at_once, of_ns=difference)
+
+
+def _explains(case: _ReferenceCase, ns: float, less: float, varies: float = 0.0) -> bool:
+    """Return True if the sum of kernels without ``less`` is a call of ``ns``, and ``less`` most of the difference.
+
+    The remainder may be 3 % off or longer by launch gaps; where ``less`` varies, by that share of the difference.
+    """
+    difference = case.ns - ns
+    longer = max(CLOSE * ns, case.gaps_ns + case.breakdown.copies.ns, varies * difference)
+    return -CLOSE * ns <= less - difference <= longer and 2 * less >= difference
+
+
+def _operator_overhead(case: _ReferenceCase, ns: float) -> _Reasons:
+    """Return why CPU operators take longer under their profiler: its cost for each, or what the loop shows."""
+    longer, own = case.ns - ns, {"profiler": case.profiler}
+    alone, under = (case.conditions.walls.get((case.point.id, name), 0.0) for name in ("plain", case.profiler))
+    is_loop_slower = alone > 0 and under - alone >= longer / 2
+    return _holding(
+        (Cause.PROFILER_OVERHEAD, longer <= case.breakdown.total.calls * _OPERATOR_NS, own),
+        (Cause.PROFILER_OVERHEAD, is_loop_slower, {**own, "loop_ns": under, "alone_ns": alone}),
+    )[:1]
+
+
+def _communication_wait(case: _ReferenceCase) -> tuple[float, _Reasons]:
+    """Return what waiting for one another adds to the mean over the GPUs (ns), and the reason.
+
+    Each GPU waits for as long as it communicates more than the GPU that communicates least, unless it computes then.
+    """
+    own = [
+        rank
+        for rank in case.conditions.ranks.get(case.point.id, ())
+        if rank.profiler == case.profiler and _COMMUNICATION in rank.numbers
+    ]
+    if len(own) < 2:
+        return 0.0, ()
+    least, *_, most = sorted(own, key=lambda rank: rank.numbers[_COMMUNICATION])
+    shortest, longest = least.numbers[_COMMUNICATION], most.numbers[_COMMUNICATION]
+    exposed = [r.numbers[_COMMUNICATION] * (1 - r.numbers.get("communication_overlap", 0.0) / 100) for r in own]
+    waits = [min(r.numbers[_COMMUNICATION] - shortest, alone) for r, alone in zip(own, exposed, strict=True)]
+    return sum(waits) / len(waits), _reason(
+        Cause.COMMUNICATION, slow=most.name, slow_ns=longest, fast=least.name, fast_ns=shortest
+    )
+
+
+def _why_longer(case: _ReferenceCase, ns: float) -> _Reasons:
+    extra, calls, copies = ns - case.ns, case.breakdown.total.calls, case.breakdown.copies.ns
+    if case.breakdown.kind == "cpu_op":
+        return _reason(Cause.BETWEEN_OPERATORS)
+    of_copies = _reason(Cause.COPIES, ns=copies) if copies >= _LEAST_COPIES_NS else ()
+    if copies and extra <= 1.1 * copies + _EVENTS_NS / 6:
+        return _reason(Cause.COPIES, ns=copies)
+    if extra <= case.gaps_ns + copies:
+        gaps = _reason(Cause.LAUNCH_GAPS, ns=extra - copies, kernels=calls)
+        return of_copies + gaps if copies > extra / 2 else gaps + of_copies
+    return _slowest_process(case, ns) or _host_bound(case, ns)
+
+
+def _slowest_process(case: _ReferenceCase, ns: float) -> _Reasons:
+    """Return why a call of several processes is longer than their kernels: it ends with the last of them.
+
+    So it is where the fastest takes no longer than the kernels, and the slowest as long as the call.
+    """
+    own = case.conditions.ranks.get(case.point.id, ())
+    times = sorted((rank.numbers["time"], rank.name) for rank in own if "time" in rank.numbers)
+    if len(times) < 2 or not any(_COMMUNICATION in rank.numbers for rank in own):
+        return ()
+    (least, fast), (most, slow) = times[0], times[-1]
+    if least > (1 + CLOSE) * (case.breakdown.busy_ns or case.ns) or ns > (1 + CLOSE) * most:
+        return ()
+    return _reason(Cause.SLOWEST_RANK, slow=slow, slow_ns=most, fast=fast, fast_ns=least)
+
+
+def _host_bound(case: _ReferenceCase, ns: float) -> _Reasons:
+    """Return the host as the reason why a call takes longer than its kernels.
+
+    A call is queued whole before it begins, unless it waits for the GPU or has more launches than the queue holds.
+    Where the host issues the others more slowly than the GPU runs them, the call takes no longer than the host takes to
+    issue it, and no less than the host takes for the launches that the queue does not hold.
+    Runs without a recorded ``issue`` did not queue calls ahead, and the host's time was in theirs.
+    """
+    marks, calls = case.point.marks, case.breakdown.total.calls
+    synchronises, issue = Flag.SYNCHRONISES in marks, case.point.values.get("issue")
+    if issue is None:
+        idle = case.breakdown.idle_share or 0.0
+        return _holding(
+            (Cause.SYNCHRONISATION, synchronises, {}),
+            (Cause.HOST_BOUND, idle > _IDLE, {"idle": idle}),
+            (Cause.HOST_BOUND, Flag.HOST_BOUND in marks, {}),
+        )[:1]
+    late = 1.0 if synchronises else 1 - QUEUE / max(calls, 1.0)
+    is_slow = late > 0 and (1 - _ISSUE_VARIES) * late * issue <= ns <= (1 + _ISSUE_VARIES) * issue
+    return _holding(
+        (Cause.SYNCHRONISATION, is_slow and synchronises, {"issue_ns": issue}),
+        (Cause.HOST_BOUND, is_slow, {"issue_ns": issue, "launches": calls, "queue": QUEUE}),
+    )[:1]
+
+
+# --- ncu -------------------------------------------------------------------------------------------------------------
+
+
+def _compare_ncu(
+    case: _ReferenceCase, breakdown: KernelBreakdown, totals: KernelTotals, clocks: Mapping[str, float]
+) -> Figure | None:
+    """Compare ncu with the reference over the kernels that both saw; ``clocks`` are those that ncu counted, by kernel.
+
+    ncu may have profiled one launch of a kernel, whose time then stands for all in a call. Where launches differ it
+    does not, and the kernel is left out. None where no kernel is left.
+    """
+    ours, launches, by_kernel, has_varying = 0.0, 0.0, dict[str, float](), False
+    runs, ncu_runs = case.breakdown.iterations or 1, breakdown.iterations or 1
+    for name, (calls, ns) in case.totals.by_name.items():
+        ncu_calls, ncu_ns = totals.by_name.get(name, (0.0, 0.0))
+        if not calls or not ncu_calls:
+            continue
+        if ncu_calls / ncu_runs < calls / runs and case.totals.has_high_variance(name):
+            has_varying = True
+            continue
+        ours, launches = ours + ns / runs, launches + calls / runs
+        by_kernel[name] = ncu_ns / ncu_calls * calls / runs
+    if not ours:
+        return None if has_varying else Figure("ncu", totals.total_ns, is_unexplained=True, covered=0.0)
+    theirs, covered = sum(by_kernel.values()), ours / case.ns
+    difference, is_far = theirs / ours - 1, abs(theirs / ours - 1) > CLOSE
+    reasons: _Reasons = ()
+    if difference > 0:
+        reasons = _why_ncu_is_slower(case, by_kernel, ours, launches, clocks)
+    # ncu runs one kernel at a time, and the GPU rests between them: its clock is the higher one, or the one it locks.
+    elif not case.conditions.ncu_locks_clocks and covered > 1 - CLOSE:
+        ratio = theirs / ours
+        reasons = _reference_below_highest(case, ratio) or _throttled(case, "ncu", ratio)
+    if abs(theirs - ours) <= launches * _JITTER_NS and not reasons:
+        reasons = _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS)
+    if is_far and not reasons:
+        reasons = _single_launch(case, by_kernel, totals)
+    return Figure("ncu", theirs, difference, reasons if is_far else (), is_far and not reasons, covered)
+
+
+def _why_ncu_is_slower(
+    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, launches: float, clocks: Mapping[str, float]
+) -> _Reasons:
+    """Return ncu's clock, and its own controls of cache and clock, both of which are on by default.
+
+    A call's first kernel finds cold caches under the reference as well, where the harness empties them.
+    """
+    conditions, extra_ns = case.conditions, sum(by_kernel.values()) - ours
+    colder = min(launches, case.breakdown.total.calls - 1) if case.profiler in conditions.flushed else launches
+    return _counted_below_longer(case, by_kernel, ours, clocks) + _holding(
+        (Cause.COLD_CACHE, extra_ns <= colder * _COLD_NS and conditions.ncu_empties_caches, {}),
+        (Cause.LOCKED_CLOCK, conditions.ncu_locks_clocks, {}),
+    )
+
+
+def _counted_below_longer(
+    case: _ReferenceCase, by_kernel: Mapping[str, float], ours: float, clocks: Mapping[str, float]
+) -> _Reasons:
+    """Return the clock that ncu counts, where it is below that of longer launches by as much as the times are.
+
+    A GPU at rest does not begin a kernel at its full clock: on an H200 ncu counts 1.72 to 1.74 GHz in attention kernels
+    of 0.1 ms and 1.79 GHz in those of 1 ms, whose times are nsys's. ``by_kernel`` are ncu's times, in ns per call.
+    """
+    longest = case.conditions.longest
+    known = {name: ns for name, ns in by_kernel.items() if name in clocks and name in longest}
+    cycles = sum(ns * clocks[name] for name, ns in known.items())
+    full = sum(ns * longest[name][1] for name, ns in known.items())
+    lost = sum(ns * (1 - clocks[name] / longest[name][1]) for name, ns in known.items())
+    theirs, total = sum(by_kernel.values()), sum(known.values())
+    if lost < (theirs - ours) / 2 or abs((theirs - lost) / ours - 1) > CLOSE:
+        return ()
+    return _reason(Cause.NCU_CLOCK, hz=cycles / total, longer_hz=full / total, share=lost / ours)
+
+
+def _single_launch(case: _ReferenceCase, by_kernel: Iterable[str], ncu: KernelTotals) -> _Reasons:
+    """Return that ncu's figure rests on a single launch, which may as well be one of the reference's.
+
+    One kernel alone must make the difference: that two kernels both happen to be longer is no chance. Its time must lie
+    between the reference's shortest and longest launch and, because one odd launch widens that, near the mean.
+    """
+    seen, known = ncu.by_name, case.totals.by_name
+    off = {name: seen[name][1] / seen[name][0] - known[name][1] / known[name][0] for name in by_kernel}
+    total = sum(difference * known[name][0] for name, difference in off.items())
+    deciding = [name for name, difference in off.items() if difference * total > 0]
+    if len(deciding) != 1 or seen[deciding[0]][0] != 1 or known[deciding[0]][0] == 1:
+        return ()
+    (name,), ns, span = deciding, seen[deciding[0]][1], case.totals.time_range(deciding[0])
+    if span is None or not all(low <= ns <= high for low, high in (span, case.totals.typical_range(name))):
+        return ()
+    (low, high), launches = span, known[name][0]
+    return _reason(Cause.SINGLE_LAUNCH, ns=ns, low=low, high=high, launches=launches, reference=case.profiler)

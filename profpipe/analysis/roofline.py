@@ -1,0 +1,200 @@
+"""What limits a call (host, arithmetic or memory), and what a profiler adds to its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from profpipe.analysis.case_index import Number
+from profpipe.analysis.findings.kernels import Counters
+from profpipe.analysis.findings.workloads import CaseResult, Limit, Limiter, Overhead
+from profpipe.measure.flags import Flag
+from profpipe.results.manifest import Manifest, PeakRates
+
+#: Spellings of data types in parameters, to those of the machine's rates.
+_DTYPES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float64": "fp64"}
+
+#: The prefix of a metric with the FLOPs of one data type: ``flops.int8``.
+OF_TYPE = "flops."
+
+#: Above this idle share of a case's range, launching takes longer than running.
+HOST_BOUND = 0.5
+
+#: Below this share of both peaks, the declared FLOPs and bytes do not describe what the call does.
+FAR_BELOW = 0.1
+
+#: Launching this many times longer than running makes a call host-bound, as in ``measure.sampling``.
+_SLOWER = 1.05
+
+#: About how many launches a CUDA stream queues before the host has to wait.
+QUEUE = 1024
+
+#: Metrics of cases with several processes, or with GPUs that communicate.
+_DISTRIBUTED = ("time_own", "communication_busy")
+
+_DRAM_RATE = "dram__bytes.sum.per_second"
+
+#: The least share of a call's kernel time that ncu must have measured to tell its DRAM traffic.
+_LEAST_COVERED = 0.9
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The machine's rates: FLOP/s by data type, bytes/s; ``source`` is the rule or the measurement.
+
+    ``flops_in_16_bits`` are the higher rates of kernels that accumulate in 16 bits, which no workload declares.
+    """
+
+    flops: Mapping[str, float]
+    bytes_per_s: float | None
+    source: str = ""
+    flops_in_16_bits: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stated: PeakRates) -> Rates:
+        """Read ``peaks`` or ``ceilings`` of the manifest."""
+        flops = {name: rate for name, rate in stated.flops.items() if rate is not None}
+        return cls(flops, stated.bytes_per_s, stated.source, stated.flops_in_16_bits)
+
+    @classmethod
+    def of_workload(cls, name: str, run: Manifest) -> tuple[Rates, Rates]:
+        """Return the peaks of the workload's GPU, and the rates for its limits: ceilings where they were measured.
+
+        The GPU is the one that the jobs name. Jobs that name none have the machine's rates.
+        """
+        machine, jobs = run.machine, run.jobs_of(name)
+        named = [job for job in jobs if job.devices]
+        stated = [job.peaks or machine.peaks for job in named or jobs] or [machine.peaks]
+        are_equal = all(one == stated[0] for one in stated)
+        unknown = PeakRates(source="unknown: its jobs ran on GPUs of different rates")
+        peaks = cls.of((stated[0] or PeakRates()) if are_equal else unknown)
+        names = {entry.device for job in named for entry in job.devices} or {gpu.name for gpu in machine.gpus or ()}
+        measured = machine.ceilings or PeakRates()
+        is_same_gpu = measured.device is None or names == {measured.device}
+        ceilings = cls.of(measured)
+        return peaks, ceilings if is_same_gpu and ceilings.flops else peaks
+
+    def flops_of(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float | None:
+        """Return the FLOP/s for a case with ``params``; None where the rate of any data type is unknown.
+
+        That is the rate of the data type that the case names. Where ``work`` has FLOPs by data type, it is their sum
+        over the least time that they take one after the other.
+        """
+        parts = _by_type(work) or {_named_type(params): 1.0}
+        rates = [self.flops.get(name) for name in parts]
+        if len(rates) == 1:
+            return rates[0]
+        least_s = [flop / rate for flop, rate in zip(parts.values(), rates, strict=True) if rate]
+        return sum(parts.values()) / sum(least_s) if len(least_s) == len(parts) else None
+
+    def headroom(self, params: Mapping[str, Any], work: Mapping[str, float]) -> float:
+        """Return how many times ``flops_of`` a case may reach: more than 1 on a GeForce."""
+        usual = self.flops_of(params, work)
+        most = replace(self, flops={**self.flops, **self.flops_in_16_bits}).flops_of(params, work)
+        return most / usual if usual and most else 1.0
+
+    @property
+    def ridges(self) -> dict[str, float]:
+        return {name: rate / self.bytes_per_s for name, rate in self.flops.items()} if self.bytes_per_s else {}
+
+
+def _named_type(params: Mapping[str, Any]) -> str:
+    """Return the data type that a case names as ``dtype`` or ``precision``."""
+    name = str(params.get("dtype") or params.get("precision") or "").lower()
+    return _DTYPES.get(name, name)
+
+
+def _by_type(work: Mapping[str, float]) -> dict[str, float]:
+    """Return FLOPs by data type, from metrics such as ``flops.int8``; empty where a workload declares one number."""
+    found = {name.removeprefix(OF_TYPE): flop for name, flop in work.items() if name.startswith(OF_TYPE) and flop > 0}
+    return {_DTYPES.get(name, name): flop for name, flop in found.items()}
+
+
+def limit(case: CaseResult, rates: Rates, dram_bytes: float | None, dram_bytes_per_s: float | None) -> Limit:
+    """Return what limits ``case``; the last two are the DRAM traffic of a call that ncu measured.
+
+    The declared bytes are the least that a call must move, and an unfused call moves more. So measured traffic decides;
+    without it, a call that stays far below both peaks has no known limit.
+    """
+    issue, gpu_ns, flops = case.values.get("issue"), _gpu_ns(case), case.values.get("flops")
+    moved, per_s = case.values.get("bytes_moved"), (case.gbytes_per_s or 0.0) * 1e9 or None
+    if dram_bytes:
+        moved, per_s = dram_bytes, dram_bytes_per_s
+    peak, memory = rates.flops_of(case.params, case.values), rates.bytes_per_s
+    ridge = peak / memory if peak and memory else None
+    bandwidth_share = per_s / memory if per_s and memory else None
+    done = case.values.get("flops_effective", flops)
+    flops_share = case.tflops * 1e12 / peak * (done / flops) if case.tflops and peak and flops and done else None
+    intensity = done / moved if done and moved else None
+    limited_by = None
+    if _is_host_bound(case, issue, gpu_ns):
+        limited_by = Limiter.HOST
+    elif intensity and ridge and (dram_bytes or max(flops_share or 0.0, bandwidth_share or 0.0) >= FAR_BELOW):
+        limited_by = Limiter.COMPUTE if intensity > ridge else Limiter.MEMORY
+    types = tuple(_by_type(case.values))
+    dtypes = () if types == (_named_type(case.params),) else types
+    return Limit(limited_by, flops_share, issue, gpu_ns, intensity, dram_bytes, bandwidth_share, dtypes, ridge)
+
+
+def _gpu_ns(case: CaseResult) -> float | None:
+    """Return the kernel time of a call; where it is unknown, the time of the call.
+
+    Kernels of several processes include waiting for each other, so there it is the time of the call as well.
+    """
+    timed = case.values.get("time")
+    is_single = timed is None or case.values.keys().isdisjoint(_DISTRIBUTED)
+    breakdown = case.breakdown
+    if is_single and breakdown and breakdown.kind == "kernel" and breakdown.iterations is not None:
+        return breakdown.total.ns
+    return timed
+
+
+def starves(case: CaseResult) -> bool:
+    """Return True if the GPU waits for launches even though as many calls were queued as the queue holds."""
+    breakdown, issue, time = case.breakdown, case.values.get("issue"), case.values.get("time")
+    if breakdown is None or breakdown.kind != "kernel" or not breakdown.iterations or issue is None or time is None:
+        return False
+    is_slower = min(issue, time) > _SLOWER * breakdown.total.ns
+    return breakdown.total.calls > QUEUE and is_slower and Flag.SYNCHRONISES not in case.marks
+
+
+def _is_host_bound(case: CaseResult, issue: float | None, gpu_ns: float | None) -> bool:
+    """Return True if launching takes longer than running. The flag of the timed call decides where it is set."""
+    if Flag.HOST_BOUND in case.marks:
+        return True
+    if issue is not None and gpu_ns is not None:
+        return issue > _SLOWER * gpu_ns
+    idle = case.breakdown.idle_share if case.breakdown else None
+    return idle is not None and idle > HOST_BOUND
+
+
+def dram(case: CaseResult, counters: Iterable[Counters], launches: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the DRAM bytes of a call and the bytes/s while its kernels run, as ncu measured them.
+
+    ``launches`` are those of each kernel in a call. None where ncu measured too small a share of the call's kernels.
+    """
+    if case.breakdown is None or case.breakdown.iterations is None:
+        return None
+    moved = seconds = 0.0
+    for row in counters:
+        if row.mean_ns and _DRAM_RATE in row.values and row.kernel in launches:
+            kernel_s = row.mean_ns / 1e9 * launches[row.kernel]
+            seconds += kernel_s
+            moved += row.values[_DRAM_RATE][0] * kernel_s
+    covered = seconds * 1e9 / case.breakdown.total.ns
+    return (moved, moved / seconds) if seconds and covered >= _LEAST_COVERED else None
+
+
+def loop_walls(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> dict[tuple[str, str], float]:
+    """Return the ns of an iteration of the loop around the call, by case and profiler."""
+    return {key[:2]: own["loop_wall"].value for key, own in numbers.items() if not key[2] and "loop_wall" in own}
+
+
+def overheads(numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]) -> Iterator[Overhead]:
+    """Yield what each profiler added to the loop of each case."""
+    walls = loop_walls(numbers)
+    for (case, profiler), wall in walls.items():
+        alone = walls.get((case, "plain"))
+        if profiler != "plain" and alone:
+            yield Overhead(case, profiler, wall / alone - 1)

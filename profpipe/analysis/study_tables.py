@@ -1,0 +1,509 @@
+"""Fill the tables and plots of a pipeline file (`tables:`, `plots:`).
+
+The cases become one tidy frame with a row for each case, phase and value. All times of a table are of one basis and
+all its kernels of one profiler, whichever workloads the table spans.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis import kernel_breakdown, ranks
+from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
+from profpipe.analysis.cases import is_number, same, shown
+from profpipe.analysis.findings.studies import Cell, Grid, NoValue, Study
+from profpipe.analysis.findings.workloads import Axes, Basis, CaseResult, ClassTotal, KernelBreakdown
+from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
+from profpipe.analysis.workload_data import WorkloadData
+from profpipe.config.kernel_categories import CATEGORIES
+from profpipe.config.study_values import METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.measure.flags import Flag
+from profpipe.results.schema import PATH_SEPARATOR
+
+#: Axes of a table that are no parameters of its cases.
+VALUE, PHASE, WORKLOAD = "value", "phase", "workload"
+
+#: Columns of the frame that are no axes: the number of the case, its result, the placed axes without a value, the cell.
+_CASE, _RESULT, _MISSING_AXES, _CELL = "#case", "#result", "#missing", "#cell"
+_NO_AXES = (PHASE, VALUE, _CASE, _RESULT, _MISSING_AXES, _CELL)
+
+#: A table with more rows than these is divided by its first axis, into so many tables at most.
+_ROWS, _TABLES = 24, 9
+
+_BASELINE_REASONS = {Flag.INACCURATE: NoValue.BASELINE_INACCURATE, Flag.UNCHECKED: NoValue.BASELINE_UNCHECKED}
+
+#: The cases of a workload with their times on a basis.
+ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """An entry of `tables`, or of `plots`, whose rows are what it runs over and whose columns are its lines."""
+
+    entry: Mapping[str, Any]
+    where: Mapping[str, Sequence[Any]]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[StudyValue, ...]
+    phases: tuple[str, ...]
+    profiler: str | None
+    is_plot: bool
+    #: Axes that name no row or column: those of `where`, and those that the pipeline file fixes.
+    unplaced: tuple[str, ...]
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """The axes of the rows and columns, ``value`` and ``phase`` among them."""
+        return (*self.rows, *self.columns)
+
+
+def fill_studies(
+    entries: Iterable[Mapping[str, Any]], workloads: Sequence[WorkloadData], results_on: ResultsOn
+) -> tuple[Study, ...]:
+    """Return each entry of `tables` or `plots` whose workloads are in this run, filled."""
+    found = []
+    for entry in entries:
+        names = entry.get("workload") or ()
+        if chosen := [data for data in workloads if data.name in names or not names]:
+            found.append(_fill(_read_request(entry, chosen), chosen, results_on))
+    return tuple(found)
+
+
+def _read_request(entry: Mapping[str, Any], workloads: Sequence[WorkloadData]) -> _Request:
+    """Return an entry of run.json. Several values, or phases, become columns where the entry does not place them.
+
+    A plot that names no lines has one for each value of the compared axis, in each workload.
+    """
+    is_plot, rows = "over" in entry, list(entry["rows"]) if "rows" in entry else [entry["over"]]
+    columns = list(entry.get("columns") or entry.get("lines") or ())
+    if is_plot and not columns:
+        compared = [data.layout.compare for data in workloads if data.layout.compare not in (None, entry["over"])]
+        columns = [*([WORKLOAD] if len(workloads) > 1 else []), *filter(None, compared[:1])]
+    values, phases = list(entry["value"]), list(entry.get("phase") or ())
+    for axis, several in ((PHASE, phases), (VALUE, values)):
+        if len(several) > 1 and axis not in rows + columns:
+            columns.append(axis)
+    return _Request(
+        entry,
+        where=entry.get("where") or {},
+        rows=tuple(rows),
+        columns=tuple(columns),
+        values=tuple(map(parse_value, values)),
+        phases=tuple(phases) or ("",),
+        profiler=entry.get("profiler"),
+        is_plot=is_plot,
+        unplaced=(*(entry.get("where") or ()), *(axis for data in workloads for axis, _ in data.layout.fixed)),
+    )
+
+
+def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: ResultsOn) -> Study:
+    basis = _choose_basis(request, workloads)
+    profiler = request.profiler if request.profiler != "plain" else None
+    profiler = profiler or next((data.profiler for data in workloads if data.profiler), None)
+    every = _read_frame(request, [_Reader(d, request, results_on(d, basis), profiler) for d in workloads])
+    frame = every[~every[_MISSING_AXES].astype(bool)]
+    rows, columns = _varying(frame, request.rows) or request.rows[:1], _varying(frame, request.columns)
+    dividing = _dividing_axes(frame, rows)
+    rows = rows[len(dividing) :]
+    compare = next((data.layout.compare for data in workloads if data.layout.compare), None)
+    breakdown = _any_breakdown(workloads, profiler)
+    absent = {value.name: why for value in request.values if (why := _why_absent(frame, value))}
+    grids = _grids(request, frame, (rows, columns), dividing, () if request.is_plot else tuple(absent))
+    cases = frame.drop_duplicates(_CASE)
+    compared = cases[compare] if compare in cases else [None] * len(cases)
+    baselines = [result.is_baseline for result in cases[_RESULT]]
+    return Study(
+        title=str(request.entry["title"]),
+        note=str(request.entry.get("note") or ""),
+        is_first=bool(request.entry.get("first")),
+        values=request.values,
+        phases=tuple(filter(None, request.phases)),
+        row_axes=rows,
+        column_axes=columns,
+        grids=tuple(grid for grid in grids if grid.rows),
+        skipped_grids=sum(not grid.rows for grid in grids),
+        has_cases=not frame.empty,
+        absent=absent,
+        empty_phases=_empty_phases(frame, (*rows, *columns)),
+        shared_flags=_shared_flags(frame, request.values),
+        fixed=_fixed(request, frame, (*dividing, *rows, *columns)),
+        units={value.name: _stored_unit(value, workloads) for value in request.values},
+        requested_units=tuple(request.entry.get("unit") or ()),
+        basis=(basis.profiler, basis.quantity) if basis else None,
+        kernel_profiler=profiler,
+        is_per_call=breakdown is None or breakdown.iterations is not None,
+        is_cpu=breakdown is not None and breakdown.kind == "cpu_op",
+        compare=compare,
+        baselines=tuple(dict.fromkeys(at for at, is_baseline in zip(compared, baselines, strict=True) if is_baseline)),
+        cases_without_axis=Counter(every.drop_duplicates(_CASE)[_MISSING_AXES].explode().dropna()),
+        tolerance=_shared_tolerance(workloads),
+        has_sparse_cases=any(result.is_sparse for result in cases[_RESULT]),
+    )
+
+
+def _shared_tolerance(workloads: Sequence[WorkloadData]) -> dict[str, float]:
+    first, *others = (data.declared.get("tolerance") or {} for data in workloads)
+    return {measure: limit for measure, limit in first.items() if all(o.get(measure) == limit for o in others)}
+
+
+def _choose_basis(request: _Request, workloads: Sequence[WorkloadData]) -> Basis | None:
+    """Return the basis of the table's times: that of the workloads, or of the requested profiler."""
+    if request.profiler is None:
+        return next((data.basis for data in workloads if data.basis), None)
+    if request.profiler == "plain":
+        return Basis("plain", "wall" if any(data.declared.get("command") for data in workloads) else "time")
+    found = _any_breakdown(workloads, request.profiler)
+    return Basis(found.profiler, found.kind) if found else None
+
+
+def _any_breakdown(workloads: Sequence[WorkloadData], profiler: str | None) -> KernelBreakdown | None:
+    """Return the breakdown of any case under ``profiler``: all of them share their kind."""
+    found = (data.breakdowns.get(case, {}).get(profiler or "") for data in workloads for case in data.layout.params)
+    return next(filter(None, found), None)
+
+
+def _stored_unit(value: StudyValue, workloads: Sequence[WorkloadData]) -> str:
+    """Return the stored unit of a value; of a metric the unit in its rows."""
+    if value.source is not Source.METRIC:
+        return value.unit
+    numbers = (_find_number(data.recorded, case, value.subject) for data in workloads for case in data.layout.params)
+    return next((number.unit for number in numbers if number), "")
+
+
+# --- the frame -------------------------------------------------------------------------------------------------------
+
+
+def _read_frame(request: _Request, readers: Iterable[_Reader]) -> pd.DataFrame:
+    """Return a row for each case, phase and value, with the axes of the case and the cell."""
+    records = [{**record, _CASE: i} for i, case in enumerate(c for r in readers for c in r.read()) for record in case]
+    named = dict.fromkeys([WORKLOAD, *request.placed, *request.unplaced, *itertools.chain(*records)])
+    columns = [*(axis for axis in named if axis not in _NO_AXES), *_NO_AXES]
+    # pandas would write NaN where a case does not have an axis.
+    return pd.DataFrame([{**dict.fromkeys(columns), **record} for record in records], columns=columns, dtype=object)
+
+
+def _why_absent(frame: pd.DataFrame, value: StudyValue) -> frozenset[str]:
+    """Return why no case has ``value`` though some ran; empty where a case has it.
+
+    The speedup of a baseline over itself is no result where the other cases are inaccurate or unchecked.
+    """
+    cells = list(frame.loc[frame[VALUE] == value.name, _CELL])
+    reasons = frozenset(cell.missing for cell in cells)
+    is_disqualified = not reasons.isdisjoint((NoValue.INACCURATE, NoValue.UNCHECKED))
+    numbers = {cell.value for cell in cells} - ({1.0} if value.name == "speedup" and is_disqualified else set())
+    return reasons if numbers == {None} and (is_disqualified or "" in reasons) else frozenset()
+
+
+def _empty_phases(frame: pd.DataFrame, axes: Sequence[str]) -> tuple[str, ...]:
+    """Return the requested ranges in which no case has anything."""
+    if PHASE not in axes:
+        return ()
+    is_filled = frame[_CELL].map(lambda cell: cell.value is not None or bool(cell.missing))
+    filled = set(frame.loc[is_filled.astype(bool), PHASE])
+    return tuple(phase for phase in frame[PHASE].unique() if phase and phase not in filled)
+
+
+def _shared_flags(frame: pd.DataFrame, values: Iterable[StudyValue]) -> tuple[str, ...]:
+    """Return the flags of all cases, where several ran."""
+    first = next((value.name for value in values if value.source is Source.CALL), None)
+    cells = frame.loc[frame[VALUE] == first, _CELL]
+    ran = [cell.flags for cell in cells if cell.flags or cell.value is not None]
+    return tuple(flag for flag in ran[0] if all(flag in flags for flags in ran)) if len(ran) > 1 else ()
+
+
+# --- rows and columns ------------------------------------------------------------------------------------------------
+
+
+def _varying(frame: pd.DataFrame, axes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis in (VALUE, PHASE) or _count(frame, [axis]) > 1)
+
+
+def _count(frame: pd.DataFrame, axes: Sequence[str]) -> int:
+    """Return how many combinations of values ``axes`` have; None counts as a value."""
+    return len(frame[list(axes)].drop_duplicates()) if axes else min(1, len(frame))
+
+
+def _fixed(request: _Request, frame: pd.DataFrame, axes: Sequence[str]) -> Axes:
+    """Return the axes with one value: placed ones and those of `where` first, then what the pipeline file fixes."""
+    named = dict.fromkeys((*request.placed, *request.unplaced))
+    others = [axis for axis in named if axis not in (*axes, VALUE, PHASE, WORKLOAD)]
+    return tuple((axis, frame[axis].iloc[0]) for axis in others if _count(frame, [axis]) == 1)
+
+
+def _dividing_axes(frame: pd.DataFrame, row_axes: Sequence[str]) -> tuple[str, ...]:
+    """Return the leading axes of the rows that divide a table which would be too long."""
+    length, dividing = _count(frame, [axis for axis in row_axes if axis not in (VALUE, PHASE)]), 0
+    for depth, axis in enumerate(row_axes[:-1], 1):
+        is_short = length <= _ROWS * _count(frame, row_axes[:dividing])
+        if is_short or axis in (VALUE, PHASE) or _count(frame, row_axes[:depth]) > _TABLES:
+            break
+        dividing = depth
+    return tuple(row_axes[:dividing])
+
+
+def _grids(
+    request: _Request,
+    frame: pd.DataFrame,
+    axes: tuple[Sequence[str], Sequence[str]],
+    dividing: Sequence[str],
+    absent: Sequence[str],
+) -> list[Grid]:
+    """Return a grid for each combination of the dividing axes, and of those that would put two cases in a cell."""
+    placed = [axis for axis in (*dividing, *axes[0], *axes[1]) if axis not in (VALUE, PHASE)]
+    left = [*dividing, *_colliding_axes(frame, placed)]
+    kept = frame[~frame[VALUE].isin(absent)]
+    parts = [part for _, part in kept.groupby(left, sort=False, dropna=False)] if left else [kept]
+    grids = [_pivot(request, part, left, axes) for part in parts if not part.empty]
+    return sorted(grids, key=lambda grid: -math.prod((v for _, v in grid.others if is_number(v)), start=1.0))
+
+
+def _colliding_axes(frame: pd.DataFrame, placed: Sequence[str]) -> list[str]:
+    """Return the axes in which cases differ that would share a cell."""
+    cases = frame.drop_duplicates(_CASE).drop(columns=list(_NO_AXES))
+    if len(cases) == _count(cases, placed):
+        return []
+    axes = [axis for axis in cases.columns if axis not in placed]
+    return [axis for axis in axes if _count(cases, [*placed, axis]) > _count(cases, placed)]
+
+
+def _pivot(
+    request: _Request, part: pd.DataFrame, left: Sequence[str], axes: tuple[Sequence[str], Sequence[str]]
+) -> Grid:
+    """Return the cells by row and column; a table leaves out those that hold skipped cases alone."""
+    keys = [pd.Series(_places(part, each), index=part.index) for each in axes]
+    is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
+    lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
+    order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases)}
+    rows, columns = (
+        _in_order(key[~is_lost], part, each, order) for key, is_lost, each in zip(keys, lost, axes, strict=True)
+    )
+    cells = dict(zip(zip(*keys, strict=True), part[_CELL], strict=True))
+    return Grid(
+        others=tuple((axis, part[axis].iloc[0]) for axis in left),
+        rows=rows,
+        columns=columns,
+        cells=tuple(tuple(cells.get((row, column)) for column in columns) for row in rows),
+        skipped=(keys[0][lost[0]].nunique(), keys[1][lost[1]].nunique()),
+    )
+
+
+def _places(part: pd.DataFrame, axes: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(part[axis] for axis in axes), strict=True)) if axes else [()] * len(part)
+
+
+def _in_order(
+    places: Iterable[tuple[Any, ...]], part: pd.DataFrame, axes: Sequence[str], order: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[Any, ...], ...]:
+    """Return each place once: axis by axis, numbers by size, and words as they were planned or requested."""
+    positions = []
+    for axis in axes:
+        values = order.get(axis) or list(dict.fromkeys(part[axis]))
+        values = sorted(values) if axis not in order and all(map(is_number, values)) else values
+        positions.append({value: i for i, value in enumerate(values)})
+    return tuple(sorted(set(places), key=lambda place: [at[value] for at, value in zip(positions, place, strict=True)]))
+
+
+# --- one value of one case -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PhaseData:
+    """Kernel totals and ranges of a workload inside one phase: (instances, wall ns, busy ns) of a range, in all."""
+
+    totals: Mapping[Key, KernelTotals]
+    ranges: Mapping[Key, tuple[float, ...]]
+
+    @classmethod
+    def read(cls, data: WorkloadData, phase: str) -> _PhaseData:
+        kernels, ranges = data.recorded.tables.kernels, data.recorded.tables.ranges
+        paths = {path for path in ranges["range"].unique() if (_opens(path, phase) if phase else not path)}
+        found: dict[Key, tuple[float, ...]] = {}
+        names = ("case", "profiler", "instances", "wall_ns", "busy_ns")
+        for case, profiler, *figures in rows(ranges[ranges["range"].isin(paths)], *names):
+            # Of several processes, and of several ranges of that name, the sum: missing where one of them is.
+            before = found.get((case, profiler), (0.0, 0.0, 0.0))
+            known = (math.nan if pd.isna(figure) else float(figure) for figure in figures)
+            found[case, profiler] = tuple(map(sum, zip(before, known, strict=True)))
+        if not phase:
+            return cls(data.recorded.totals, found)
+        inside = {path for path in kernels["phase"].unique() if _is_within(path, phase)}
+        return cls(sum_kernels(kernels[kernels["phase"].isin(inside)]), found)
+
+
+def _is_within(path: str, phase: str) -> bool:
+    """Return True if the steps of ``phase`` are all in ``path``, in their order and at any depth."""
+    steps = iter(path.split(PATH_SEPARATOR))
+    return all(wanted in steps for wanted in phase.split(PATH_SEPARATOR))
+
+
+def _opens(path: str, phase: str) -> bool:
+    """Return True if ``path`` is the range itself, not one nested in it: its time would count twice."""
+    return _is_within(path, phase) and not _is_within(path.rpartition(PATH_SEPARATOR)[0], phase)
+
+
+class _Reader:
+    """Reads the cases that one workload gives to a table."""
+
+    def __init__(
+        self, data: WorkloadData, request: _Request, results: Mapping[str, CaseResult], profiler: str | None
+    ) -> None:
+        self._data, self._request, self._results, self._profiler = data, request, results, profiler
+        self._phases = {phase: _PhaseData.read(data, phase) for phase in request.phases}
+
+    def read(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the records of each case that `where` selects, one for each phase and value."""
+        request, known = self._request, {VALUE, PHASE, *self._data.layout.axes}
+        for result in self._results.values():
+            axes = self._axes(result)
+            if all(any(same(axes.get(axis), v) for v in values) for axis, values in request.where.items()):
+                # A metric that is an axis is missing where the case ended before it was written.
+                missing = tuple(axis for axis in request.placed if axis not in axes and axis not in known)
+                shared = {**self._with_options(axes), _RESULT: result, _MISSING_AXES: missing}
+                yield [
+                    {**shared, PHASE: phase, VALUE: value.name, _CELL: self._cell(result, value, phase)}
+                    for phase in request.phases
+                    for value in request.values
+                ]
+
+    def _axes(self, result: CaseResult) -> dict[str, Any]:
+        """Return the parameters of a case, and the metrics that the table takes for axes."""
+        axes: dict[str, Any] = {WORKLOAD: self._data.name}
+        axes |= {axis: value if isinstance(value, Hashable) else shown(value) for axis, value in result.params.items()}
+        for axis in (*self._request.placed, *self._request.where):
+            if axis not in axes and (number := self._number(result, axis)):
+                axes[axis] = int(number.value) if float(number.value).is_integer() else number.value
+        return axes
+
+    def _with_options(self, axes: dict[str, Any]) -> dict[str, Any]:
+        """Add to the compared value what only some cases set: ``sparge topk=0.5``."""
+        compare = self._data.layout.compare
+        extra = self._data.layout.options(axes, drop_axes=self._request.placed)
+        if compare is None or compare not in axes or not extra:
+            return axes
+        return {**axes, compare: " ".join([shown(axes[compare]), *extra])}
+
+    def _cell(self, result: CaseResult, value: StudyValue, phase: str) -> Cell:
+        statuses = self._data.recorded.statuses.get(result.id, {})
+        if value.source is Source.KERNELS:
+            found = self._kernel_value(result, value, phase)
+            status = statuses.get(self._profiler or "", "ok")
+            if isinstance(found, NoValue):
+                return Cell(missing=found)
+            return Cell(found, "" if found is not None else status if status != "ok" else result.outcome)
+        if value.source is Source.CALL:
+            # A table shows the flags of a case once: its further numbers are of the same measurement.
+            first = next(other for other in self._request.values if other.source is Source.CALL)
+            flags = result.marks if self._request.is_plot or value == first else ()
+            number = _call_value(result, value.subject)
+            return Cell(number, _no_value(result, value.subject) if number is None else result.outcome, flags)
+        other = _verdict(result) if value.name == "passed" else self._metric(result, value)
+        # Another profiler may have the time of a case whose own metric is missing.
+        plain = statuses.get("plain", "ok")
+        stopped = "" if plain == "ok" else plain
+        return Cell(other, "" if other is not None else _no_value(result, value.name) or stopped)
+
+    def _metric(self, result: CaseResult, value: StudyValue) -> float | None:
+        number = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
+        return number.value if number else None
+
+    def _number(self, result: CaseResult, metric: str) -> Number | None:
+        return _find_number(self._data.recorded, result.id, metric.removeprefix("metric."))
+
+    def _kernel_value(self, result: CaseResult, value: StudyValue, phase: str) -> float | str | NoValue | None:
+        breakdown = self._data.breakdowns.get(result.id, {}).get(self._profiler or "")
+        if breakdown is None:
+            return None
+        key, runs, data = (result.id, breakdown.profiler), breakdown.iterations or 1, self._phases[phase]
+        if value.subject == "range":
+            total = dict(zip(("calls", "time", "busy"), data.ranges.get(key, ()), strict=False)).get(value.figure)
+            return None if total is None or math.isnan(total) else total / runs
+        if (totals := data.totals.get(key)) is None:
+            return None
+        if phase:
+            breakdown = kernel_breakdown.break_down(breakdown.profiler, totals, breakdown.iterations, CaseRange())
+        if breakdown is None:
+            return None
+        if value.subject == "most_launched":
+            return _most_launched(totals, value.figure, runs)
+        if breakdown.category("graph").ns and value.subject not in ("kernels", "graph"):
+            return NoValue.IN_GRAPHS
+        if value.subject == "attention" and not breakdown.is_fused and breakdown.category("softmax").ns:
+            return NoValue.UNFUSED
+        return _category_value(breakdown, value)
+
+
+def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
+    """Return what `plain`, else another profiler's process, recorded for the case itself.
+
+    Of errors and memory of several processes it is the worst. A metric of a process is of one profiler for all cases:
+    `plain`, else the first that recorded any.
+    """
+    profilers: Sequence[str] = ("plain", *kernel_breakdown.PREFERENCE)
+    if metric.startswith(OF_ITS_PROCESS):
+        profilers = [name for name in profilers if name in index.recorders.get(metric, ())][:1]
+    for profiler in profilers:
+        number = index.numbers.get((case, profiler, ""), {}).get(metric)
+        if number is not None:
+            worst = ranks.worst_numbers(index, case).get(metric) if profiler == "plain" else None
+            return number if worst is None else replace(number, value=worst)
+    return None
+
+
+def _verdict(result: CaseResult) -> str | None:
+    """Return whether the result is within its workload's tolerance, where it was compared with a reference."""
+    if result.accuracy is None or result.accuracy.mark == Flag.UNCHECKED:
+        return None
+    return "fail" if result.accuracy.mark else "pass"
+
+
+def _call_value(result: CaseResult, name: str) -> float | None:
+    if result.time is None:
+        return None
+    per_s = 1e9 / result.time.ns if result.time.ns and result.time.n is not None else None
+    # What a sparse implementation does not leave out of its `flops`.
+    effective = result.values.get("flops_effective")
+    return {
+        "time": result.time.ns,
+        "p10": result.time.p10,
+        "p90": result.time.p90,
+        "throughput": per_s,
+        "tflops": result.tflops,
+        "tflops_effective": effective * per_s / 1e12 if effective is not None and per_s else None,
+        "bandwidth": result.gbytes_per_s,
+        "speedup": result.speedup,
+    }[name]
+
+
+def _no_value(result: CaseResult, name: str) -> str:
+    """Return why a case has no such value: its status, or that of its comparison with the reference."""
+    if name in ("speedup", "passed") and result.is_disqualified and result.accuracy is not None:
+        return result.accuracy.mark
+    if name == "speedup" and result.baseline_mark and not result.outcome:
+        return _BASELINE_REASONS[Flag(result.baseline_mark)]
+    return result.outcome
+
+
+def _category_value(breakdown: KernelBreakdown, value: StudyValue) -> float:
+    if value.subject == "kernels":
+        part = breakdown.total
+    elif value.subject in CATEGORIES:
+        part = breakdown.category(value.subject)
+    else:
+        part = breakdown.classes.get(value.subject, ClassTotal())
+    return {"time": part.ns, "calls": part.calls, "share": part.ns / breakdown.total.ns}[value.figure]
+
+
+def _most_launched(totals: KernelTotals, figure: str, runs: int) -> float | str | None:
+    """Return a figure of the kernel with the most launches, of several with as many the one with the most time."""
+    if not totals.by_name:
+        return None
+    name, (calls, ns) = max(totals.by_name.items(), key=lambda item: item[1])
+    values: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
+    return values.get(figure, ns / totals.total_ns)

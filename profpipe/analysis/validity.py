@@ -1,0 +1,176 @@
+"""Find what limits the trust in a run: missing cases, unexpected kernels, unclassified and unattributed time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pandas as pd
+
+from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Pending, Unattributed, Unseen
+from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
+from profpipe.analysis.kernel_totals import rows
+from profpipe.job import Status
+from profpipe.results.manifest import JobEntry, Manifest
+from profpipe.results.schema import Tables
+
+#: The expectation of a workload that runs gemm, softmax and gemm instead of one attention kernel.
+_UNFUSED = ("unfused", "math", "none")
+
+#: Kernels of the harness: the cache flush between samples (``zero_`` of an int32 buffer), and ``torch.cuda._sleep``,
+#: which measures the clock.
+_HARNESS_KERNELS = r"FillFunctor<int>|spin_kernel"
+
+#: Profilers that the harness starts for the measured iterations only: they record no set-up and no warm-up.
+_ITERATIONS_ONLY = ("torch", "ncu")
+
+#: (name, family, ns)
+_AttentionKernel = tuple[str, str, float]
+
+
+def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
+    """Return the cases that did not end well, grouped by how they ended, and the jobs of which no case says so.
+
+    Cases that ran out of memory are one group, although their allocations differ.
+    """
+    every: dict[str, set[str]] = {}
+    ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
+    names = ("workload", "case", "profiler", "status", "reason")
+    for workload, case, profiler, status, reason in rows(tables.cases, *names):
+        every.setdefault(workload, set()).add(case)
+        if status not in ("ok", ""):
+            key = workload, status, "" if status == Status.OOM else reason
+            ended.setdefault(key, {}).setdefault(case, {}).setdefault(profiler, reason)
+    groups: dict[tuple[tuple[str, str, str], frozenset[str]], dict[str, dict[str, str]]] = {}
+    for key, cases in ended.items():
+        for case, reasons in cases.items():
+            groups.setdefault((key, frozenset(reasons)), {})[case] = reasons
+    named = {(key[0], profiler) for key, profilers in groups for profiler in profilers}
+    seen = set(rows(tables.cases, "workload", "profiler"))
+    return (
+        *(_group(key[0], Status(key[1]), own, every[key[0]], run) for (key, _), own in groups.items()),
+        *(_failed_job(job, seen) for job in run.jobs if job.status is not Status.OK and _key(job) not in named),
+    )
+
+
+def _group(
+    workload: str, status: Status, reasons: Mapping[str, Mapping[str, str]], every: set[str], run: Manifest
+) -> NotRun:
+    """Return the cases of a group; ``reasons`` are by case and profiler, ``every`` has all cases of the workload."""
+    profilers, reason = zip(*next(iter(reasons.values())).items(), strict=True)
+    jobs = [job for job in run.jobs_of(workload) if job.profiler in profilers and job.log]
+    logs = tuple(dict.fromkeys(job.log for job in jobs if not job.cases or not reasons.keys().isdisjoint(job.cases)))
+    is_whole = reasons.keys() == every
+    return NotRun(workload, status, reason[0], profilers, tuple(reasons), is_whole, logs)
+
+
+def _failed_job(job: JobEntry, seen: set[tuple[str, str]]) -> NotRun:
+    logs = (job.log,) if job.log else ()
+    return NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, logs, _key(job) in seen)
+
+
+def _key(job: JobEntry) -> tuple[str, str]:
+    return job.workload, job.profiler
+
+
+def pending(run: Manifest) -> tuple[Pending, ...]:
+    """Return the planned cases that no job has, of a run that has not ended."""
+    if run.ended:
+        return ()
+    done: dict[tuple[str, str], set[str]] = {}
+    for job in run.jobs:
+        done.setdefault((job.workload, job.profiler), set()).update(job.cases)
+    found: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
+    for planned in run.planned:
+        known = done.get((planned.workload, planned.profiler))
+        absent = () if known is None else tuple(case for case in planned.cases if case not in known)
+        if known is None or absent:
+            found.setdefault((planned.workload, absent, planned.cut_off), []).append(planned.profiler)
+    return tuple(Pending(workload, tuple(profilers), cases, cut) for (workload, cases, cut), profilers in found.items())
+
+
+def preferred(kernels: pd.DataFrame) -> str | None:
+    """Return the profiler whose kernels represent a workload."""
+    present = set(device_rows(kernels)["profiler"])
+    return next((name for name in PREFERENCE if name in present), None)
+
+
+def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
+    """Return for each case that requests a kernel family, and of which kernels were recorded, whether the family ran.
+
+    An expectation is about the names of GPU kernels: CPU operators do not count, launches without a time do.
+    """
+    names = ["workload", "case", "profiler", "kernel", "kernel_class", "kernel_family"]
+    kernels = tables.kernels[(tables.kernels["kind"] == "kernel") & tables.kernels["workload"].isin(run.expects)]
+    sums = kernels.groupby(names, sort=False)["total_ns"].sum().reset_index()
+    recorded: dict[tuple[str, str], dict[str, list[_AttentionKernel]]] = {}
+    for workload, case, profiler, kernel, kernel_class, family, ns in rows(sums, *names, "total_ns"):
+        own = recorded.setdefault((workload, case), {}).setdefault(profiler, [])
+        if kernel_class == "attention":
+            own.append((kernel, family or "unnamed", ns))
+    return tuple(
+        _expectation(workload, case, family, next((seen[name] for name in PREFERENCE if name in seen), []))
+        for workload, requested in run.expects.items()
+        for case, family in requested.items()
+        if family and (seen := recorded.get((workload, case)))
+    )
+
+
+def _expectation(workload: str, case: str, requested: str, attention: Collection[_AttentionKernel]) -> Expectation:
+    by_family: dict[str, float] = {}
+    for _, family, ns in attention:
+        by_family[family] = by_family.get(family, 0.0) + ns
+    families = tuple(sorted(by_family, key=lambda family: (-by_family[family], family)))
+    # `sage2|sparge`: any of the two is requested, or the kernel's name fits both.
+    wanted = set(requested.split("|"))
+    is_met = not families if requested in _UNFUSED else any(wanted & set(family.split("|")) for family in families)
+    is_copy = "fa2" in wanted and any("pytorch_flash" in kernel for kernel, *_ in attention)
+    return Expectation(workload, case, requested, families, is_met, is_copy)
+
+
+def coverage(tables: Tables, run: Manifest) -> tuple[Coverage, ...]:
+    """Return the classified share of each workload's kernel time, from the profiler that represents it."""
+    minimum = (run.pipeline.get("coverage") or {}).get("min_classified")
+    found = []
+    for workload, recorded in tables.kernels.groupby("workload", sort=False):
+        profiler = preferred(recorded)
+        if profiler is not None:
+            own = recorded[recorded["profiler"] == profiler]
+            inside = own[own["case"] != ""]
+            # An ingested file may have no case at all.
+            own = device_rows(inside if len(inside) else own)
+            total, classified, largest = unclassified(own, limit=5)
+            kind = str(own["kind"].iloc[0])
+            found.append(Coverage(str(workload), profiler, kind, total, classified, largest, minimum))
+    return tuple(found)
+
+
+def unattributed(tables: Tables, run: Manifest) -> tuple[Unattributed, ...]:
+    """Return the kernel time outside every case, of captures that have cases."""
+    ours = {_key(job) for job in run.jobs if job.cases}
+    found = []
+    for (workload, profiler), recorded in tables.kernels.groupby(["workload", "profiler"], sort=False):
+        own = device_rows(recorded)
+        outside = own[own["case"] == ""]
+        ns = float(outside["total_ns"].sum())
+        if ns and len(outside) < len(own):
+            flush = float(outside.loc[outside["kernel"].str.contains(_HARNESS_KERNELS), "total_ns"].sum())
+            share = ns / float(own["total_ns"].sum())
+            has_setup = (workload, profiler) in ours and profiler not in _ITERATIONS_ONLY
+            found.append(Unattributed(str(workload), str(profiler), ns, share, flush, has_setup))
+    return tuple(found)
+
+
+def unseen(tables: Tables) -> tuple[Unseen, ...]:
+    """Return cases that ended well without a kernel in a capture that has kernels of other cases.
+
+    ncu does not count: it profiles selected kernels.
+    """
+    key = ["workload", "profiler"]
+    seen = {pair: set(cases) - {""} for pair, cases in tables.kernels.groupby(key)["case"].unique().items()}
+    found = []
+    for pair, cases in tables.cases[tables.cases["status"] == "ok"].groupby(key, sort=False)["case"]:
+        workload, profiler = map(str, pair)
+        missing = tuple(case for case in cases if case not in seen.get(pair, ()))
+        if seen.get(pair) and missing and profiler != "ncu":
+            found.append(Unseen(workload, profiler, missing))
+    return tuple(found)

@@ -1,0 +1,112 @@
+"""``profpipe compare``: the times of two runs, and a gate for CI."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from profpipe import errors
+from profpipe.analysis.compare_runs import (
+    Change,
+    Comparison,
+    GateCause,
+    Intervals,
+    ParamDifference,
+    compare_runs,
+    find_gate_failure,
+)
+from profpipe.commands import arguments
+from profpipe.job import count_cases
+from profpipe.report.units import time_unit
+from profpipe.results import folders, store
+
+EXAMPLES = """\
+  profpipe compare 20261120T120000Z-attention latest
+  profpipe compare out/before out/after --gate 5    # exit code 4 if a case became more than 5 % slower"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="the run to compare with: its folder, its name below --out, or latest")
+    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.add_argument(
+        "--gate", type=arguments.percentage, metavar="PERCENT", help="exit with 4 if a case of B is slower by more"
+    )
+    arguments.add_out(parser)
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return args.gate is None
+
+
+def main(args: argparse.Namespace) -> int:
+    (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in (args.a, args.b))
+    found = compare_runs(a, b, manifest_a, manifest_b)
+    print(text(found))
+    if args.gate is not None:
+        if failure := gate_text(found, args.gate):
+            raise errors.GateFailed(failure)
+        print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
+    return errors.OK
+
+
+def text(found: Comparison) -> str:
+    """Return one line for each case, and one for each difference between the runs."""
+    same = "is the same" if found.changed_params else "has a time"
+    lines = _table(found.changes) or [f"No case {same} in both runs."]
+    lines += [f"{name}: has a time in A and failed in B" for name in found.lost]
+    lines += [f"{name}: has a time in A and none in B" for name in found.absent]
+    if found.changed_params:
+        lines.append(
+            f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
+        )
+        lines += [f"{case.name}: {', '.join(map(_difference, case.differences))}" for case in found.changed_params]
+    if found.gpus:
+        lines.append(f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}.")
+    if found.is_b_unfinished:
+        lines.append("B has not ended: `profpipe resume` continues it.")
+    return "\n".join(lines)
+
+
+def _table(changes: Sequence[Change]) -> list[str]:
+    if not changes:
+        return []
+    width = max(len(change.name) for change in changes)
+    unit = time_unit([time for change in changes for time in (change.before_ns, change.after_ns)])
+    lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
+    for change in changes:
+        notes = {Intervals.APART: "", Intervals.OVERLAP: "  within the noise", Intervals.UNKNOWN: "  no interval kept"}
+        note = notes[change.intervals]
+        if change.inaccurate_in:
+            note += f"  inaccurate in {' and '.join(change.inaccurate_in)}"
+        times = f"{unit.of(change.before_ns):>9}  {unit.of(change.after_ns):>9}"
+        lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{note}")
+    return lines
+
+
+def _difference(difference: ParamDifference) -> str:
+    a, b = ("none" if value is None else value for value in (difference.a, difference.b))
+    return f"{difference.param} {a} and {b}"
+
+
+def gate_text(found: Comparison, percent: float) -> str:
+    """Return why B does not pass the gate; empty if it passes."""
+    failure = find_gate_failure(found, percent)
+    if failure is None:
+        return ""
+    count, is_one, names = count_cases(len(failure.cases)), len(failure.cases) == 1, ", ".join(failure.cases)
+    match failure.cause:
+        case GateCause.UNFINISHED:
+            return "B has not ended, so its missing cases cannot be judged. `profpipe resume` continues it."
+        case GateCause.SLOWER:
+            return f"{count} {'is' if is_one else 'are'} more than {percent:g} % slower: {names}"
+        case GateCause.NEWLY_INACCURATE:
+            return f"{count} {'was' if is_one else 'were'} within the tolerance in A, and not in B: {names}"
+        case GateCause.LOST:
+            return f"{count} had a time in A and did not end well in B: {names}"
+        case GateCause.CHANGED_PARAMS:
+            params = dict.fromkeys(each.param for case in found.changed_params for each in case.differences)
+            return (
+                f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
+            )
+        case GateCause.NOTHING_TO_JUDGE:
+            return "there is nothing to judge. Name two runs of the same cases, both under plain."

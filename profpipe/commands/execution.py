@@ -1,0 +1,90 @@
+"""Carry out a run and report it: the common part of ``run`` and ``resume``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from profpipe import profilers
+from profpipe.commands import rendering
+from profpipe.config import yaml
+from profpipe.errors import ConfigError, Interrupted, ProfpipeError
+from profpipe.job import Missing, count_cases, readable
+from profpipe.results import database, folders, manifest, store
+from profpipe.runner import guided_ncu, session
+from profpipe.runner.progress import Display
+from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.session import Session
+
+
+def print_jobs(request: RunRequest) -> None:
+    """Print every job with its exact commands. Nothing is started or written."""
+    session.load_rules(request)
+    folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
+    for job in session.plan_jobs(request, Machine.examine(request), folder):
+        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}, in {job.cwd}")
+        for case in job.cases:
+            print(f"#   {readable(case.id)}")
+        if isinstance(job.tool, Missing):
+            print(f"# skipped: {job.tool}")
+            continue
+        for command in profilers.ALL[job.profiler].commands(guided_ncu.preview(job)):
+            print(job.shown(command))
+
+
+def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> int:
+    """Carry out a new run; ``command`` is kept in its record."""
+    run = session.create(request, command)
+    with folders.lock(run.folder):
+        return carry_out(run, args)
+
+
+def carry_out(run: Session, args: argparse.Namespace) -> int:
+    """Run the jobs that are left, write the report and print it; return the exit code."""
+    try:
+        return _carry_out(run, args)
+    except KeyboardInterrupt:
+        # While jobs run, interrupts are counted and not raised. This one came while the report was written.
+        what = "Interrupted before SUMMARY.md was written. The measurements are kept."
+        raise Interrupted(f"{what} To write the report: {resume_command(run.folder)}") from None
+
+
+def _carry_out(run: Session, args: argparse.Namespace) -> int:
+    stop: ProfpipeError | None = None
+    with Path(os.devnull).open("w") as null, Display(null if args.quiet else None) as display:
+        try:
+            run.carry_out(display)
+        except Interrupted as interrupt:
+            stop = Interrupted(f"{interrupt} To continue: {resume_command(run.folder)}")
+    if stop is None and (failed := len(run.disk_full_cases)):
+        remedy = f"Free some space, then continue: {resume_command(run.folder)}"
+        stop = ProfpipeError(f"{count_cases(failed)} failed because the disk was full. {remedy}")
+    if stop is None:
+        run.end()
+    store.save_parquet(run.folder, run.data)
+    result = rendering.write_report(run.folder, run.data, run.manifest, run.request.pipeline_dir)
+    _remember(run)
+    if stop is None:
+        run.manifest.save(run.folder)
+    rendering.print_result(result, args, stop.exit_code if stop else None)
+    if stop:
+        raise stop
+    return result.exit_code
+
+
+def _remember(run: Session) -> None:
+    try:
+        database.store_run(run.request.out, run.folder, run.data, run.manifest)
+    except ConfigError as error:
+        # The run itself is complete.
+        print(f"profpipe: {error} This run is not in the history; its folder is complete.", file=sys.stderr)
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes a run, as the user can type it. auto_profile.sh does not put profpipe on PATH."""
+    program = ["profpipe"] if shutil.which("profpipe") else [sys.executable, "-m", "profpipe"]
+    return shlex.join([*program, "resume", yaml.shown(folder)])

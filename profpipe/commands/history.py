@@ -1,0 +1,80 @@
+"""``profpipe history``: the last runs, and the time of each case in them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from profpipe import errors
+from profpipe.commands import arguments
+from profpipe.job import readable
+from profpipe.report.units import time_unit
+from profpipe.results import database
+
+EXAMPLES = """\
+  profpipe history
+  profpipe history -n 3 --out results"""
+
+Row = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=arguments.positive_count, default=10, help="how many runs (default: 10)")
+    arguments.add_out(parser)
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return True
+
+
+def main(args: argparse.Namespace) -> int:
+    print(text(*database.read_history(args.out, args.n)))
+    return errors.OK
+
+
+def text(runs: Sequence[Row], times: Sequence[Row]) -> str:
+    """Return the runs and a table of times for each pipeline.
+
+    ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first.
+    """
+    parts = []
+    for name in dict.fromkeys(str(row["name"]) for row in runs):
+        own = [row for row in runs if row["name"] == name]
+        ids = [str(row["run"]) for row in reversed(own)]
+        lines = [f"Pipeline {name}", *_run_lines(own)]
+        if own_times := [row for row in times if row["run"] in ids]:
+            lines += ["", *_time_lines(own_times, ids)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No runs."
+
+
+def _run_lines(runs: Sequence[Row]) -> Iterator[str]:
+    width = max(len(row["run"]) for row in runs)
+    yield f"{'run':{width}}  {'started':25}  cases ok"
+    for row in runs:
+        state = "" if row["ended"] else "  unfinished"
+        yield f"{row['run']:{width}}  {row['started']:25}  {row['ok'] or 0} of {row['cases'] or 0}{state}"
+
+
+def _time_lines(times: Sequence[Row], runs: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each case, with a column for each of ``runs`` that has a time."""
+    timed = {str(row["run"]) for row in times}
+    shown = [run for run in runs if run in timed]
+    grouped = groupby(times, key=lambda row: f"{row['workload']}/{readable(row['case'])}")
+    values = {name: {str(row["run"]): float(row["value"]) for row in rows} for name, rows in grouped}
+    unit = time_unit([row["value"] for row in times])
+    cells = {name: [unit.of(own[run]) if run in own else "-" for run in shown] for name, own in values.items()}
+    widths = [max(map(len, column)) for column in zip(*cells.values(), strict=True)]
+    width = max(map(len, cells))
+    yield f"median time in {unit.name}, one column for each run with times, the oldest first"
+    for name, row in cells.items():
+        columns = "  ".join(f"{cell:>{length}}" for cell, length in zip(row, widths, strict=True))
+        yield f"{name:{width}}  {columns}{_change(*(values[name].get(run) for run in shown[-2:]))}"
+
+
+def _change(before: float | None, after: float | None = None) -> str:
+    if not (before and after):
+        return ""
+    return f"  {(after / before - 1) * 100:+.1f}% since the run before"

@@ -1,0 +1,34 @@
+"""``profpipe list``: the workloads of a pipeline and their cases."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profpipe import errors
+from profpipe.config import loader
+from profpipe.job import count_cases, readable
+from profpipe.runner import plan
+
+EXAMPLES = """\
+  profpipe list                                    # those of pipeline.yaml
+  profpipe list pipelines/attention_scaling.yaml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return True
+
+
+def main(args: argparse.Namespace) -> int:
+    pipeline = loader.load_pipeline(Path(args.pipeline))
+    for name, workload in pipeline.workloads.items():
+        cases = plan.cases(workload)
+        program = workload.script or " ".join(workload.command or ())
+        print(f"{name}: {program}, {count_cases(len(cases))} under {', '.join(workload.profilers)}")
+        for case in cases:
+            print(f"  {readable(case.id)}")
+    return errors.OK

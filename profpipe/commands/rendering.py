@@ -1,0 +1,97 @@
+"""Write the report of a run or of ingested files, and print what the user asked to see of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe import errors, plugins
+from profpipe.analysis import analyze
+from profpipe.analysis.findings.workloads import Findings
+from profpipe.errors import ConfigError
+from profpipe.job import Status
+from profpipe.report import render
+from profpipe.report.text import first_screen
+from profpipe.results import schema
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
+
+
+@dataclass(frozen=True)
+class Result:
+    """A report. ``is_unmet`` says that an expectation of the pipeline file was not met."""
+
+    summary: Path
+    data: Tables
+    exit_code: int
+    is_unmet: bool
+    #: What the terminal shows of the report.
+    first_screen: str = ""
+
+
+def write_report(folder: Path, data: Tables, manifest: Manifest, pipeline_dir: Path | None) -> Result:
+    """Write SUMMARY.md, its pictures and the text files into ``folder``."""
+    template = plugins.find("templates", "SUMMARY.md.j2", pipeline_dir)
+    if template is None:
+        raise ConfigError("templates/SUMMARY.md.j2", "is missing.", "Install profpipe again.")
+    findings = analyze.analyze(data, manifest)
+    document = render.render(findings, data, manifest, folder, template)
+    return replace(judge(folder, data, manifest, findings), first_screen=first_screen(document))
+
+
+def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
+    """Return the result of a run whose report exists already."""
+    findings = findings or analyze.analyze(data, manifest)
+    is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
+    is_failure = is_bad or findings.failed or bool(manifest.refused)
+    return Result(folder / "SUMMARY.md", data, errors.SOME_FAILED if is_failure else errors.OK, findings.is_unmet)
+
+
+def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:
+    """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``)."""
+    path = shown_path(result.summary)
+    if args.json:
+        print(json.dumps(as_json(result, exit_code)))
+    elif args.quiet:
+        print(path)
+    else:
+        print(f"{result.first_screen}\n\nTables and details: {shown_path(result.summary.parent)}\nReport: {path}")
+    if result.is_unmet:
+        what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
+        print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
+
+
+def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
+    """Return path, exit code, counts by status, and the median time of each case in ns as plain values."""
+    cases, metrics = result.data.cases, result.data.metrics
+    is_time = (metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")
+    times = {(row["workload"], row["case"]): row for row in metrics[is_time].to_dict("records")}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in cases.to_dict("records"):
+        key = row["workload"], row["case"]
+        params = json.loads(row["params"] or "{}")
+        entry = results.setdefault(key, {"workload": key[0], "case": key[1], "params": params, "status": {}})
+        entry["status"][row["profiler"]] = row["status"]
+        if row["profiler"] == "plain":
+            entry["flags"] = json.loads(row["flags"] or "[]")
+            for name, column in (("time_ns", "value"), ("ci_low_ns", "ci_low"), ("ci_high_ns", "ci_high")):
+                value = times.get(key, {}).get(column)
+                entry[name] = None if pd.isna(value) else float(value)
+    return {
+        "summary": str(result.summary.resolve()),
+        "exit_code": result.exit_code if exit_code is None else exit_code,
+        "statuses": {str(status): int(count) for status, count in cases["status"].value_counts().items()},
+        "results": list(results.values()),
+    }
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` as the user would type it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

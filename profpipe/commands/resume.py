@@ -1,0 +1,46 @@
+"""``profpipe resume``: finish a run that was interrupted, killed or stopped by a full disk."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profpipe.commands import arguments, execution, rendering
+from profpipe.results import folders
+from profpipe.runner import session
+from profpipe.runner.request import RunRequest
+
+EXAMPLES = """\
+  profpipe resume                                   # the latest run in out/ that is not finished
+  profpipe resume out/20261120T120000Z-attention"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", help="a run's folder or name (default: the latest that is not finished)")
+    arguments.add_output_format(parser)
+    arguments.add_out(parser)
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return False
+
+
+def main(args: argparse.Namespace) -> int:
+    folder = folders.find_unfinished(args.out) if args.run is None else folders.find(args.run, args.out)
+    return finish(folder, args)
+
+
+def finish(folder: Path, args: argparse.Namespace) -> int:
+    """Carry out the jobs that are left; return the exit code of the whole run."""
+    request = RunRequest.load(folder)
+    with folders.lock(folder):
+        known = session.load(folder, request)
+        if not known.is_complete:
+            known.reopen()
+            return execution.carry_out(known, args)
+        result = rendering.judge(folder, known.data, known.manifest)
+        if args.json or args.quiet:
+            rendering.print_result(result, args)
+        else:
+            print(f"{folder.name} has nothing left to do.")
+        return result.exit_code

@@ -1,0 +1,25 @@
+"""``profpipe schema``: the JSON schema of a pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from profpipe import errors
+from profpipe.config import loader
+
+EXAMPLES = """\
+  profpipe schema > pipeline.schema.json    # for completion and checks in an editor"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the command has no options."""
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return True
+
+
+def main(args: argparse.Namespace) -> int:
+    print(json.dumps(loader.schema(), indent=1))
+    return errors.OK

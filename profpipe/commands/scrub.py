@@ -1,0 +1,44 @@
+"""``profpipe scrub``: remove private data from exports, in place."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from profpipe import errors
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import registry
+from profpipe.profilers import nsys_export
+from profpipe.scrub import exports
+
+EXAMPLES = """\
+  profpipe scrub capture.sqlite trace.json.gz
+  profpipe scrub out/latest/raw/*/nsys/*.sqlite"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
+
+
+def only_prints(args: argparse.Namespace) -> bool:
+    return False
+
+
+def main(args: argparse.Namespace) -> int:
+    """Scrub each file and print how many entries were removed, never their text."""
+    parsers, code = registry.parsers(), errors.OK
+    for path in args.files:
+        try:
+            if nsys_export.is_report(path) or nsys_export.is_recording(path):
+                raise UnreadableFile(
+                    path, "is nsys's own report, which cannot be changed", "Share an export of it instead."
+                )
+            removed = exports.scrub(path, registry.name_of(registry.choose(path, parsers)))
+        except (UnreadableFile, OSError) as refused:
+            print(f"profpipe: {refused}", file=sys.stderr)
+            code = errors.SOME_FAILED
+        else:
+            counts = ", ".join(f"{count} of {where}" for where, count in removed.items())
+            print(f"{path}: {f'removed {counts}' if counts else 'nothing to remove'}")
+    return code

@@ -1,0 +1,176 @@
+"""Load and validate pipeline.yaml before anything runs.
+
+Each mistake is reported with the file, the path in the file and the nearest correct word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from profpipe.config import validation
+from profpipe.config.models import Pipeline, Settings
+from profpipe.config.workload_files import readable_params
+from profpipe.config.yaml import mapping_at, placeholders, read, scalar, shown, substituted, takes_text, written_list
+from profpipe.errors import ConfigError, did_you_mean
+
+#: (axis, the baseline's value in the file, the value that replaces it).
+_Moved = tuple[str, Any, Any]
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a pipeline file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Pipeline.model_json_schema(by_alias=True)}
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> Pipeline:
+    """Return the pipeline in the file ``path``, with the defaults merged into each workload.
+
+    ``overrides`` are ``KEY=VALUE`` as for ``--set``. Raises ConfigError with a line for each mistake.
+    """
+    where = shown(path)
+    written = read(path, where)
+    document = substituted(written, env, where)
+    for override in overrides:
+        _override(document, override, path)
+    for node in (document, written):
+        _keep_commas(node, path)
+    _narrow_studies(document, _narrow_baselines(document, written))
+    _merge_defaults(document)
+    try:
+        pipeline = Pipeline.model_validate(document)
+    except ValidationError as error:
+        raise validation.as_error(where, validation.form_mistakes(error)) from None
+    if mistakes := validation.unknown_names(pipeline, path, written):
+        raise validation.as_error(where, mistakes)
+    return pipeline
+
+
+def variables(path: Path) -> list[str]:
+    """Return the environment variables that the file uses, except those below ``env``, which may be secrets."""
+    return list(dict.fromkeys(placeholders(read(path, shown(path)))))
+
+
+def _merge_defaults(document: dict[str, Any]) -> None:
+    """Merge ``defaults`` into each workload. Mappings such as ``env`` are merged key by key, at every level."""
+    defaults, workloads = document.get("defaults"), document.get("workloads")
+    if not isinstance(defaults, dict) or not isinstance(workloads, dict):
+        return
+    # An unknown key in the defaults is reported once, and not again in every workload.
+    shared = {k: v for k, v in defaults.items() if k in Settings.model_fields}
+    workloads.update({name: _merged(shared, own) for name, own in workloads.items() if isinstance(own, dict)})
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in shared if isinstance(shared[key], dict) and isinstance(own.get(key), dict)}
+    return {**shared, **own, **{key: _merged(shared[key], own[key]) for key in both}}
+
+
+def _override(document: dict[str, Any], override: str, path: Path) -> None:
+    """Apply one ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
+    key, equals, text = override.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError("--set", f"{override!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
+    value = _override_value(keys, text)
+    workloads = mapping_at(document, "workloads")
+    has_workloads = isinstance(document.get("workloads"), dict)
+    if keys[0] == "workloads" and len(keys) > 1 and has_workloads and keys[1] not in workloads:
+        raise ConfigError("--set", f"unknown workload '{keys[1]}'.", did_you_mean(keys[1], workloads))
+    if keys[0] in Pipeline.model_fields:
+        _assign(document, keys, value)
+    elif keys[0] in Settings.model_fields:
+        for name in workloads:
+            _assign(document, ["workloads", name, *keys], value)
+    elif len(keys) > 1:
+        remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Settings.model_fields])
+        raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)
+    else:
+        _set_axis(document, workloads, keys[0], value, path)
+
+
+def _override_value(keys: list[str], text: str) -> Any:
+    in_file = keys if keys[0] in Pipeline.model_fields else ["defaults", *keys]
+    try:
+        return text if takes_text(tuple(in_file)) else scalar(text)
+    except ValueError as error:
+        remedy = "Write the value as a number or a word, several as a,b; any other text goes into the file, in quotes."
+        raise ConfigError("--set", f"{'.'.join(keys)}: {error}.", remedy) from None
+
+
+def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, value: Any, path: Path) -> None:
+    """Make an axis of a parameter in each workload that knows it, so that the names of cases hold its value."""
+    known = {
+        name: {*mapping_at(each, "params"), *mapping_at(each, "matrix"), *_declared(each, path)}
+        for name, each in workloads.items()
+    }
+    if not any(param in names for names in known.values()):
+        names = {*Settings.model_fields}.union(*known.values())
+        raise ConfigError("--set", f"unknown name '{param}'.", did_you_mean(param, names))
+    for name in known:
+        if param in known[name]:
+            _assign(document, ["workloads", name, "matrix", param], value)
+            mapping_at(workloads[name], "params").pop(param, None)
+
+
+def _declared(workload: Any, path: Path) -> dict[str, Any]:
+    script = workload.get("script") if isinstance(workload, dict) else None
+    return readable_params(str(script), path) if script else {}
+
+
+def _keep_commas(document: dict[str, Any], path: Path) -> None:
+    """Keep a text as one value for a parameter whose default in PARAMS has commas: ``seqlens: 128,128``.
+
+    Only ``;`` separates the values of such a parameter.
+    """
+    for workload in mapping_at(document, "workloads").values():
+        declared = _declared(workload, path)
+        whole = [name for name, default in declared.items() if isinstance(default, str) and "," in default]
+        exclude = workload.get("exclude") if whole else None
+        for point in (mapping_at(workload, "matrix"), *(exclude if isinstance(exclude, list) else ())):
+            for name in whole if isinstance(point, dict) else ():
+                if isinstance(point.get(name), str) and ";" not in point[name]:
+                    point[name] = [point[name]]
+
+
+def _narrow_baselines(document: dict[str, Any], written: dict[str, Any]) -> dict[str, list[_Moved]]:
+    """Replace a baseline that the environment or ``--set`` removed from the matrix by the axis's first value.
+
+    ``IMPLS=fa2,sage ./auto_profile.sh`` is no mistake in the file. A baseline that the file's own matrix lacks is a
+    mistake and stays. Returns the replaced values by workload.
+    """
+    moved: dict[str, list[_Moved]] = {}
+    for name, workload in mapping_at(document, "workloads").items():
+        matrix, baseline = mapping_at(workload, "matrix"), mapping_at(workload, "baseline")
+        in_file = mapping_at(written, "workloads", name, "matrix")
+        for axis, value in baseline.items():
+            now, before = written_list(matrix.get(axis)), written_list(in_file.get(axis))
+            if now and value not in now and before and value in before:
+                baseline[axis] = now[0]
+                moved.setdefault(name, []).append((axis, value, now[0]))
+    return moved
+
+
+def _narrow_studies(document: dict[str, Any], moved: Mapping[str, Sequence[_Moved]]) -> None:
+    """Replace the values of a replaced baseline in the ``where`` of tables and plots too."""
+    listed = [entries for part in ("tables", "plots") if isinstance(entries := document.get(part), list)]
+    for study in (entry for entries in listed for entry in entries if isinstance(entry, dict)):
+        workloads = written_list(study.get("workload")) or list(moved)
+        for axis, values in mapping_at(study, "where").items():
+            pairs = [(old, new) for name in workloads for of, old, new in moved.get(str(name), ()) if of == axis]
+            if pairs and (chosen := written_list(values)):
+                study["where"][axis] = [next((new for old, new in pairs if old == value), value) for value in chosen]
+
+
+def _assign(document: dict[str, Any], keys: list[str], value: Any) -> None:
+    node = document
+    for key in keys[:-1]:
+        below = node.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise ConfigError("--set", f"'{key}' in {'.'.join(keys)} is not a mapping.")
+        node = below
+    node[keys[-1]] = value

@@ -1,0 +1,241 @@
+"""The models of a pipeline file: one frozen pydantic model for each mapping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from profpipe.config.yaml import as_list
+from profpipe.job import Scalar
+from profpipe.measure.tolerance import Measure, bound
+
+ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+Names = Annotated[list[str], BeforeValidator(as_list)]
+Values = Annotated[list[Scalar], BeforeValidator(as_list), Field(min_length=1)]
+Point = Mapping[str, Scalar]
+Region = Mapping[str, Annotated[list[Scalar], BeforeValidator(as_list)]]
+
+
+def _validate_regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_validate_regex)]
+
+
+def _validate_name(name: str) -> str:
+    if name == "lock" or name.endswith(".json"):
+        raise ValueError("is the name of a file that each run writes; choose another name")
+    return name
+
+
+#: Also the name of a folder below ``raw/``.
+WorkloadName = Annotated[str, Field(pattern=_NAME), AfterValidator(_validate_name)]
+
+
+def _validate_limits(limits: Mapping[Measure, float]) -> Mapping[Measure, float]:
+    for measure, limit in limits.items():
+        if measure.startswith("cosine") and limit > 1:
+            raise ValueError(f"no {measure} is {bound(measure, limit)}: 1 is the most that it can be")
+    return limits
+
+
+Limits = Annotated[
+    Mapping[Measure, Annotated[float, Field(ge=0, allow_inf_nan=False)]], AfterValidator(_validate_limits)
+]
+
+
+#: Times are finite: JSON, and so run.json, cannot hold infinity.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_TIMEOUT = "seconds without a next case or the end of the job after which the process and its children are killed"
+_CASE_TIMEOUT = "seconds after which a case, or one round of it, is killed; the others continue in a new process"
+
+
+class _Model(BaseModel):
+    # Defaults are validated too: a resumed run reads back their normalised form and must find the same values.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class NcuTargets(_Model):
+    """Throughput in % of the hardware's peak below which the report names a kernel."""
+
+    memory: float = Field(80.0, ge=0, le=100, description="memory throughput")
+    sm: float = Field(90.0, ge=0, le=100, description="SM throughput")
+
+
+class Ncu(_Model):
+    """Metrics and kernels that Nsight Compute collects."""
+
+    set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
+    sections: tuple[str, ...] = Field(
+        ("MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
+        description="additional ncu --section names; the first two fill ncu_memory_metrics.txt and "
+        "ncu_compute_metrics.txt, the third gives the reasons for stalls",
+    )
+    kernels: Regex = Field(
+        "all", description="'all', 'guided' (the kernels with the largest share), or a regular expression"
+    )
+    top: int = Field(3, ge=1, description="number of kernels of a case that 'guided' profiles")
+    source: bool = Field(False, description="embed the source code of kernels in the ncu report")
+    targets: NcuTargets = NcuTargets()
+    exclude: Regex = Field(
+        "nccl", description="kernels that are never replayed; a kernel that waits for another process would hang"
+    )
+
+
+class Timing(_Model):
+    """Settings of the times that are measured without a profiler."""
+
+    target: float = Field(
+        0.005, gt=0, lt=1, description="stop when half the 95 % interval is at most this share of the median"
+    )
+    budget_s: Seconds = Field(2.0, le=86_400, description="seconds of sampling for each case, all rounds together")
+    most: int = Field(10_000, ge=1, description="largest number of samples of a case")
+    mode: Literal["eager", "cuda_graph", "both"] = Field(
+        "eager", description="launch each call, replay a CUDA graph, or both"
+    )
+    order: Literal["interleaved", "sequential"] = Field(
+        "interleaved", description="cases in rounds, or one after the other"
+    )
+    rounds: int = Field(3, ge=1, description="rounds when interleaved, so that drift affects all cases alike")
+    seed: int = Field(0, description="seed of the random order in each round")
+    flush: bool = Field(True, description="overwrite the caches before each sample; false sets the flag warm_cache")
+
+
+class Coverage(_Model):
+    """Share of the kernel time that must be classified; below it the exit code is 1."""
+
+    min_classified: float | None = Field(
+        None, ge=0, le=1, description="smallest classified share of the kernel time, 0 to 1"
+    )
+
+
+class KernelRule(_Model):
+    """Rules for the class of a kernel, tried before those of parsers/kernel_classes.yaml."""
+
+    pattern: Regex = Field(description="regular expression that is searched in the kernel name")
+    kernel_class: str = Field(alias="class", description="attention, gemm, copy, add, ...")
+    family: str = Field("", description="implementation that the kernel belongs to: fa2, cudnn, ...")
+
+
+class Settings(_Model):
+    """Settings of all workloads; a workload may override each of them."""
+
+    profilers: Annotated[list[ProfilerName], BeforeValidator(as_list), Field(min_length=1)] = Field(
+        ["plain", "torch", "nsys", "ncu"], description="profilers to run; each runs a workload in its own process"
+    )
+    warmup: int = Field(10, ge=0, description="smallest number of iterations before the measured ones")
+    repeats: int = Field(30, ge=1, description="measured iterations of each case, at least (ncu: one)")
+    timeout_s: Seconds = Field(900.0, description=_TIMEOUT)
+    case_timeout_s: Seconds | None = Field(None, description=_CASE_TIMEOUT)
+    isolate: bool = Field(False, description="start one process for each case instead of one for all")
+    processes: int = Field(1, ge=1, description="ranks that run each case together under torchrun, one on each GPU")
+    env: Mapping[str, str] = Field({}, description="environment variables of the workload's process")
+    ncu: Ncu = Ncu()
+    timing: Timing = Timing()
+    tolerance: Limits = Field(
+        {}, description="largest error and smallest cosine of a case that may win: {error_rel_l1: 0.05, cosine: 0.99}"
+    )
+    skip_larger_after_oom: bool = Field(
+        True, description="after a case ran out of memory, skip cases that are larger in every dimension"
+    )
+
+
+class Workload(Settings):
+    """Workloads by name: each is a script with `build`, or a command."""
+
+    script: str | None = Field(
+        None, description="file with build(params): a path beside this file, or a name in workloads/"
+    )
+    command: tuple[str, ...] | None = Field(
+        None, description="argument list; {name} becomes the parameter of that name"
+    )
+    params: Mapping[str, Scalar] = Field({}, description="parameters with the same value in every case")
+    matrix: Mapping[str, Values] = Field(
+        {}, description="parameters that vary: the cases are all combinations of the lists"
+    )
+    exclude: tuple[Region, ...] = Field((), description="cases to remove: those that match all values of an entry")
+    include: tuple[Point, ...] = Field((), description="cases to add")
+    baseline: Point | None = Field(None, description="the case that speed-ups are relative to: {impl: sdpa_flash}")
+
+    @model_validator(mode="after")
+    def _validate_command(self) -> Workload:
+        if (self.script is None) == (self.command is None) or self.command == ():
+            raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
+        if self.processes > 1 and self.command is not None:
+            raise ValueError("'processes' is for a 'script'. Let the command start its own: [torchrun, ..., train.py]")
+        if self.processes > 1 and self.timing.mode != "eager":
+            raise ValueError("'timing.mode' must be eager with several processes")
+        return self
+
+
+class _Study(_Model):
+    """Keys that the tables and plots of a study share."""
+
+    title: str = Field(min_length=1, description="heading in the report")
+    workload: Names = Field([], description="workloads whose cases are shown; not needed if there is only one")
+    where: Mapping[str, Values] = Field({}, description="cases to show: {precision: bf16, batch: [1, 8]}")
+    value: Names = Field(
+        min_length=1, description="time, tflops, memory, attention.share, kernels.calls, any metric, ..."
+    )
+    unit: Names = Field([], description="units of the values: ms, GiB, million; without it a readable one is chosen")
+    phase: Names = Field([], description="only kernels of these ranges of the workload: forward, 'forward > softmax'")
+    profiler: ProfilerName | None = Field(
+        None, description="profiler of the times and kernels; without it the one that the report uses"
+    )
+
+
+class Table(_Study):
+    """Tables that the report shows first."""
+
+    rows: Names = Field(
+        min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in this order"
+    )
+    columns: Names = Field([], description="as rows; several values or phases that are placed nowhere become columns")
+    note: str = Field("", description="one or two sentences above the table")
+    first: bool = Field(False, description="show the table at the top of the report, above the answer on speed")
+
+
+class Plot(_Study):
+    """Plots of the study: a picture for each value, with a panel for each combination of the other axes."""
+
+    over: str = Field(min_length=1, description="axis or metric with numbers on the x axis: seqlen, tokens")
+    lines: Names = Field(
+        [], description="axes with a line for each value, 'workload' or 'phase'; without it the compared axis"
+    )
+
+
+class Report(_Model):
+    """Settings of the report."""
+
+    top_kernels: int | None = Field(
+        None,
+        ge=1,
+        description="kernels that are listed for each case; without it 8 for a single case and 3 for several",
+    )
+
+
+class Pipeline(_Model):
+    """A pipeline file."""
+
+    version: Literal[1] = Field(description="version of the format")
+    name: str = Field("profpipe", pattern=_NAME, description="part of the name of the run's folder")
+    defaults: Settings = Settings()
+    workloads: Mapping[WorkloadName, Workload] = Field(min_length=1)
+    coverage: Coverage = Coverage()
+    kernel_classes: tuple[KernelRule, ...] = ()
+    tables: tuple[Table, ...] = Field((), description="tables that the report shows first")
+    plots: tuple[Plot, ...] = Field((), description="plots that the report shows after these tables")
+    report: Report = Report()

@@ -1,0 +1,179 @@
+"""Read a pipeline file as plain data: safe YAML with its placeholders replaced, not validated yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from profpipe.errors import ConfigError
+
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+
+
+def as_list(value: object) -> object:
+    """Return a single value, or ``1024,4096`` as an environment variable holds it, as a list.
+
+    ``;`` separates values that contain commas: ``128;128,128`` is 128 and 128,128.
+    """
+    if isinstance(value, str) and ("," in value or ";" in value):
+        items = value.split(";" if ";" in value else ",")
+        return [scalar(item.strip()) for item in items if item.strip()]
+    return [value] if isinstance(value, (str, int, float, bool)) else value
+
+
+def scalar(text: str) -> Any:
+    """Return ``text`` as YAML reads an unquoted value: 16 is a number, true a bool, fp16 a string.
+
+    Raises ValueError for text that YAML cannot read: ``[128``, ``*x``.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{text!r} is no value of YAML: {why}") from None
+    return value if isinstance(value, (int, float, bool)) or value is None else text
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with two differences.
+
+    A duplicate key is an error; PyYAML keeps the last one. ``1e-3`` is a number as in YAML 1.2; PyYAML reads YAML 1.1,
+    which demands a point and a signed exponent.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key_node.value in seen:
+                problem = f"the key '{key_node.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENTIAL, list("-+.0123456789"))
+
+
+def read(path: Path, where: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file. ``where`` names the file in a ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(where, f"{error.strerror or error}.", "Name a pipeline file: profpipe run FILE.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None
+    try:
+        document = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise ConfigError(line, f"is not YAML: {error.problem or error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-13-45 looks like a date
+        raise ConfigError(where, f"is not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(where, "is nested too deeply.", "A pipeline file has a handful of levels.") from None
+    if not isinstance(document, dict):
+        raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
+    _check_ends(document, where)
+    return document
+
+
+def _check_ends(node: Any, where: str, path: tuple[str, ...] = (), around: tuple[int, ...] = ()) -> None:
+    """Raise ConfigError if an alias (``*a``) stands inside its own value."""
+    if id(node) in around:
+        raise ConfigError(f"{where}: {'.'.join(path)}", "is an alias of what it stands in.", "Write out what it means.")
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        _check_ends(child, where, (*path, str(key)), (*around, id(node)))
+
+
+def shown(path: Path) -> str:
+    """Return a path as the user would type it: relative to the current folder if it is below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, ...] = ()) -> Any:
+    """Return ``node`` with every ``${NAME:-default}`` replaced.
+
+    A value that is one placeholder gets its YAML type back, except where ``takes_text``.
+    """
+    if isinstance(node, dict):
+        return {k: substituted(v, env, where, (*path, str(k))) for k, v in node.items()}
+    if isinstance(node, list):
+        return [substituted(v, env, where, (*path, str(i))) for i, v in enumerate(node)]
+    if not isinstance(node, str) or "${" not in node:
+        return node
+
+    def value(match: re.Match[str]) -> str:
+        # As in the shell, ':-' also replaces a variable that is set and empty.
+        given = env.get(match[1]) or match[2]
+        if given is None:
+            raise ConfigError(
+                f"{where}: {'.'.join(path)}",
+                f"environment variable {match[1]} is not set and has no default.",
+                f"Set it, or write ${{{match[1]}:-VALUE}}.",
+            )
+        return given
+
+    text = _PLACEHOLDER.sub(value, node)
+    if not (whole := _PLACEHOLDER.fullmatch(node)) or takes_text(path):
+        return text
+    try:
+        return scalar(text)
+    except ValueError as error:
+        remedy = f"Set {whole[1]} to a number or a word, or write the text into the file, in quotes."
+        raise ConfigError(f"{where}: {'.'.join(path)}", f"environment variable {whole[1]}: {error}.", remedy) from None
+
+
+def takes_text(path: tuple[str, ...]) -> bool:
+    """Return True if the value at ``path`` of a pipeline file is always text, as in commands and ``env``."""
+    return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
+
+
+def placeholders(node: Any) -> Iterator[str]:
+    """Yield the names of the environment variables in ``node``, except those below a key ``env``."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key != "env":
+                yield from placeholders(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from placeholders(item)
+    elif isinstance(node, str):
+        yield from (match[1] for match in _PLACEHOLDER.finditer(node))
+
+
+def mapping_at(node: Any, *keys: str) -> dict[str, Any]:
+    """Return the mapping below ``keys`` of an unvalidated document; an empty one if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
+def written_list(node: Any) -> list[Any] | None:
+    """Return the values that the author wrote for a list, or None if the node is no list.
+
+    A placeholder stands for its default, or for None if it has no default.
+    """
+    try:
+        if isinstance(node, list):
+            return [_default(item) for item in node]
+        values = as_list(_default(node))
+    except ValueError:
+        return None
+    return values if isinstance(values, list) else None
+
+
+def _default(node: Any) -> Any:
+    if isinstance(node, str) and (match := _PLACEHOLDER.fullmatch(node)):
+        return None if match[2] is None else scalar(match[2])
+    return node

@@ -1,0 +1,1 @@
+"""A profiler's file to the tables."""

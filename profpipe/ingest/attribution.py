@@ -1,0 +1,263 @@
+"""Find the ranges that a launch belongs to.
+
+The rule is that of ``nsys stats -r nvtx_kern_sum`` (2022.4, its scripts): a launch belongs to the ranges of the calling
+thread in which the call begins and ends, whenever the kernel ran. There are two additions, whose launches are counted:
+
+* A launch from a thread without a range around it belongs, by time, to a range of another thread of its process.
+  Autograd launches the backward pass from another thread while the caller waits in its ``backward`` range.
+* A launch in ranges without a case (hooks push ranges in autograd's thread) belongs to the case that another thread of
+  its process has open. So does the range itself, by the time at which it opens.
+
+All times are integers of nanoseconds on one clock of any origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
+from profpipe.results import schema
+
+#: The thread of a launch without a call in the file.
+NO_THREAD = np.iinfo(np.int64).min
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Instances of ranges; ``name`` indexes ``names``. Threads of different processes must have different ids."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    process: Int64s
+    name: Ints
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Calls that started work on the GPU; ``is_kernel`` is False for copies and sets."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    process: Int64s
+    is_kernel: Bools
+
+
+class Paths:
+    """A tree of nested ranges; a node is a path, node 0 the empty one."""
+
+    def __init__(self) -> None:
+        self.parent = [0]
+        self.name = [""]
+        self.in_case = [False]
+        self.depth = [0]
+        self._children: dict[tuple[int, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def child(self, parent: int, name: str) -> int:
+        """Return the node of range ``name`` inside ``parent``."""
+        node = self._children.get((parent, name))
+        if node is None:
+            node = self._children[parent, name] = len(self.parent)
+            self.parent.append(parent)
+            self.name.append(name)
+            self.in_case.append(self.in_case[parent] or name.startswith(schema.CASE_PREFIX))
+            self.depth.append(self.depth[parent] + 1)
+        return node
+
+    def ancestors(self, node: int) -> list[int]:
+        """Return the nodes from the outermost range to ``node``."""
+        found = []
+        while node:
+            found.append(node)
+            node = self.parent[node]
+        return found[::-1]
+
+    def names_of(self, node: int) -> list[str]:
+        return [self.name[n] for n in self.ancestors(node)]
+
+    def graft(self, below: int, node: int) -> int:
+        """Return the node of ``node``'s ranges inside ``below``."""
+        for name in self.names_of(node):
+            below = self.child(below, name)
+        return below
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """``path`` of each launch and ``range_path`` of each range: nodes of ``paths``. ``by_time``: of another thread."""
+
+    paths: Paths
+    path: Ints
+    range_path: Ints
+    by_time: Bools
+
+    def cases_and_phases(self, paths: Ints) -> tuple[list[str], list[str]]:
+        """Return the cases and the phases of ``paths``."""
+        split = [schema.split_path(self.paths.names_of(int(node))) for node in paths]
+        return [case for case, _ in split], [phase for _, phase in split]
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """One thread's open path ``since`` each time, ``until`` its first end, and its innermost range's start (opened)."""
+
+    process: int
+    since: Int64s
+    path: Ints
+    until: Int64s
+    opened: Int64s
+    start: Int64s
+    end: Int64s
+    name: list[str]
+
+    def at(self, start: Int64s, end: Int64s, paths: Paths) -> tuple[Ints, Int64s]:
+        """Return path and opening time of the innermost range around each call, path 0 where there is none."""
+        where = np.searchsorted(self.since, start, side="right") - 1
+        path, opened = self.path[where], self.opened[where]
+        # A call can outlive a range of another thread. That is rare, so these calls are searched one by one.
+        for i in np.flatnonzero(end > self.until[where]):
+            around = np.flatnonzero((self.start <= start[i]) & (self.end >= end[i]))
+            path[i] = 0
+            for r in around:
+                path[i] = paths.child(int(path[i]), self.name[r])
+            opened[i] = self.start[around[-1]] if len(around) else _NEVER
+        return path, opened
+
+
+def attribute(ranges: Ranges, launches: Launches) -> Attribution:
+    """Return the path of each launch and range: the ranges around it in the order of their opening."""
+    paths = Paths()
+    range_path = np.zeros(len(ranges.start), dtype=np.int32)
+    timelines: dict[int, _Timeline] = {}
+    for thread, rows in groups(ranges.thread):
+        timelines[thread], range_path[rows] = _timeline(ranges, rows, paths)
+    path = np.zeros(len(launches.start), dtype=np.int32)
+    for thread, rows in groups(launches.thread):
+        if thread in timelines:
+            path[rows], _ = timelines[thread].at(launches.start[rows], launches.end[rows], paths)
+    working = set(pd.unique(launches.thread[launches.is_kernel]).tolist())
+    by_time = _place_by_time(launches, path, timelines, working, paths)
+    in_case = np.array(paths.in_case)
+    with_cases = {thread: timeline for thread, timeline in timelines.items() if in_case[timeline.path].any()}
+    opened = Launches(ranges.start, ranges.start, ranges.thread, ranges.process, np.zeros(len(range_path), dtype=bool))
+    _place_by_time(opened, range_path, with_cases, working, paths)
+    return Attribution(paths, path, range_path, by_time)
+
+
+def _timeline(ranges: Ranges, rows: Ints, paths: Paths) -> tuple[_Timeline, Ints]:
+    """Return the timeline of one thread, and the path of each of its ranges."""
+    opening = np.lexsort((-ranges.end[rows], ranges.start[rows]))
+    start, end = ranges.start[rows][opening], ranges.end[rows][opening]
+    name = [ranges.names[code] for code in ranges.name[rows][opening].tolist()]
+    since, path, until, opened, own = _sweep(start, end, name, paths)
+    range_path = np.zeros(len(rows), dtype=np.int32)
+    range_path[opening] = own
+    process = int(ranges.process[rows[0]])
+    return _Timeline(process, since, path, until, opened, start, end, name), range_path
+
+
+def _sweep(start: Int64s, end: Int64s, name: list[str], paths: Paths) -> tuple[Int64s, Ints, Int64s, Int64s, Ints]:
+    """Open and close ranges (ordered by start) in the order of time; return the open path after each step."""
+    count = len(start)
+    rank = np.arange(count)
+    # A range holds a call that begins in the nanosecond of its end, so it closes one later. It does not hold one that
+    # opens in that nanosecond. At one time ranges close before others open, the innermost first.
+    when = np.concatenate([end + 1, start])
+    opens = np.repeat([0, 1], count)
+    order = np.lexsort((np.concatenate([-rank, rank]), opens, when))
+    starts, ends = start.tolist(), end.tolist()
+    own = np.zeros(count, dtype=np.int32)
+    path, until, opened = [0], [_NEVER], [_NEVER]
+    stack: list[int] = []
+    open_path, open_until = [0], [_NEVER]
+    closed = [False] * count
+
+    def push(r: int) -> None:
+        stack.append(r)
+        open_path.append(paths.child(open_path[-1], name[r]))
+        open_until.append(min(open_until[-1], ends[r]))
+
+    def close(r: int) -> None:
+        # Start/end ranges, and push/pop ranges of two domains, may close before a range inside them.
+        depth = len(stack) - 1 if stack[-1] == r else stack.index(r)
+        inner = stack[depth + 1 :]
+        del stack[depth:], open_path[depth + 1 :], open_until[depth + 1 :]
+        closed[r] = True
+        for other in inner:
+            push(other)
+
+    for step in order.tolist():
+        r = step % count
+        if step >= count:
+            while open_until[-1] <= starts[r]:
+                close(next(other for other in reversed(stack) if ends[other] <= starts[r]))
+            push(r)
+            own[r] = open_path[-1]
+        elif not closed[r]:
+            close(r)
+        path.append(open_path[-1])
+        until.append(open_until[-1])
+        opened.append(starts[stack[-1]] if stack else _NEVER)
+    since = np.concatenate([[np.iinfo(np.int64).min], when[order]]).astype(np.int64)
+    return since, np.array(path, dtype=np.int32), np.array(until), np.array(opened), own
+
+
+def _place_by_time(
+    launches: Launches, path: Ints, timelines: dict[int, _Timeline], working: set[int], paths: Paths
+) -> Bools:
+    """Give launches without a range or case the path of another thread, in place, and return which were moved.
+
+    ``working`` are the threads that launch kernels.
+    """
+    moved = np.zeros(len(path), dtype=bool)
+    in_case = np.array(paths.in_case)
+    is_movable = ~in_case[path] if in_case.any() else path == 0
+    rows = np.flatnonzero(is_movable & (launches.thread != NO_THREAD))
+    hosts_of: dict[int, list[int]] = {}
+    for thread, timeline in sorted(timelines.items(), key=lambda item: item[0]):
+        hosts_of.setdefault(timeline.process, []).append(thread)
+    for process, group in groups(launches.process[rows]):
+        if process in hosts_of:
+            hosts = {t: (timelines[t], t in working) for t in hosts_of[process]}
+            _move(launches, rows[group], hosts, path, moved, paths)
+    return moved
+
+
+def _move(
+    launches: Launches,
+    rows: Ints,
+    hosts: dict[int, tuple[_Timeline, bool]],
+    path: Ints,
+    moved: Bools,
+    paths: Paths,
+) -> None:
+    start, end, own = launches.start[rows], launches.end[rows], path[rows]
+    best = np.zeros(len(rows), dtype=np.int32)
+    best_rank = np.full(len(rows), -1)
+    best_opened = np.full(len(rows), np.iinfo(np.int64).min)
+    for thread, (timeline, works) in hosts.items():
+        found, opened = timeline.at(start, end, paths)
+        cased = np.array(paths.in_case)[found]
+        # Several threads may have a range around the launch. A case comes first: its whole process works for it. Then a
+        # thread that launches kernels: a data loader's range is no cause of a backward kernel. Then the range that was
+        # opened last, as by a thread that waits for the launch. Then the lowest id, which is the first thread's.
+        rank = 2 * cased + works
+        usable = (found != 0) & (cased | (own == 0)) & (launches.thread[rows] != thread)
+        better = usable & ((rank > best_rank) | ((rank == best_rank) & (opened > best_opened)))
+        best[better], best_rank[better], best_opened[better] = found[better], rank[better], opened[better]
+    found_rows = np.flatnonzero(best)
+    code, firsts = combine(own[found_rows], best[found_rows])
+    grafts = [paths.graft(int(best[i]), int(own[i])) for i in found_rows[firsts]]
+    path[rows[found_rows]] = np.array(grafts, dtype=np.int32)[code]
+    moved[rows[found_rows]] = True

@@ -1,0 +1,66 @@
+"""Group rows of arrays by key, and unite the intervals of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Int64s = npt.NDArray[np.int64]
+Ints = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+
+def groups(key: Int64s) -> list[tuple[int, Ints]]:
+    """Return (value, its rows in order) for each value in ``key``."""
+    codes, values = pd.factorize(key)
+    if len(values) <= 8:
+        return [(int(value), np.flatnonzero(codes == code)) for code, value in enumerate(values)]
+    order = np.argsort(codes, kind="stable")
+    stops = np.cumsum(np.bincount(codes, minlength=len(values)))
+    return [(int(v), rows) for v, rows in zip(values, np.split(order, stops[:-1]), strict=True)]
+
+
+def combine(*keys: Ints) -> tuple[Ints, Ints]:
+    """Return (number of each row's combination of keys, first row of each), numbered in order of appearance."""
+    codes = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        code, values = pd.factorize(key)
+        codes *= max(len(values), 1)
+        codes += code
+        codes, _ = pd.factorize(codes)
+    firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
+    firsts[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return codes, firsts
+
+
+def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:
+    """Return the length of the union of each group's intervals, which are ordered by start."""
+    if not len(group):
+        return np.zeros(groups)
+    low = int(start[0])
+    span = int(end.max()) - low + 1
+    if span * groups >= 2**62:
+        parts = [(group == g) for g in range(groups)]
+        return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
+    # Sorting numbers that carry their position is several times as fast as a stable argsort. The rest is in place: with
+    # ten million kernels each array is 80 MB.
+    bits = len(group).bit_length()
+    keys = group.astype(np.int64)
+    keys <<= bits
+    keys |= np.arange(len(group))
+    keys.sort()
+    order = keys & ((1 << bits) - 1)
+    keys >>= bits
+    start, end = start[order], end[order]
+    # Shifted by its group, every time lies behind all times of the groups before it: one running maximum serves all.
+    shift = np.multiply(keys, span, out=order)
+    shift -= low
+    start += shift
+    end += shift
+    reached = np.maximum.accumulate(end)
+    np.maximum(start[1:], reached[:-1], out=start[1:])
+    end -= start
+    return np.bincount(keys, weights=np.maximum(end, 0, out=end), minlength=groups).astype(np.float64)

@@ -1,0 +1,285 @@
+"""Give a kernel name one spelling for every tool.
+
+Tools write the same kernel in five ways: mangled (rocprof, ``ncu``), by EDG's rules (nsys, ncu: ``(int)64``,
+``const T1 *``, ``[lambda() (instance 1)]``), by GNU's (Kineto, rocprof: ``64``, ``float const*``, ``{lambda()#1}``),
+by LLVM's (``'lambda'()``), and shortened (CSV of ncu from 2025 on: ``at::native::`` becomes ``at::``, ``true`` becomes
+``1``, ``cutlass::arch::Sm80`` becomes ``arch::Sm80``). ``normalise`` brings all of them to one spelling:
+
+* GNU's order and spacing (``float const*``, ``>>``), ``(anonymous namespace)``, ``{lambda(int)#1}``, plain numbers for
+  integers and bools. Enumerations keep their type: it can be the only difference between two kernels.
+* No return type, and no ``::operator()() const`` between lambdas.
+* No parameter list behind template arguments, where EDG writes ``T1`` and GNU the type: the arguments identify the
+  instance. Behind a plain name it stays (``fmha_cutlassF_...(PyTorchMemEffAttention::...)``).
+* One namespace before each name inside template arguments and parameters, as in ncu's CSV. The kernel's name keeps all
+  namespaces but PyTorch's ``native``.
+
+Names without template arguments (nsys's short name, ncu's function name) and ncu CSVs without namespaces keep their
+spelling.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_ANONYMOUS = "(anonymous namespace)"
+_INTEGERS = {"int", "bool", "unsigned", "signed", "long", "short", "char", "__int64"}
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<anonymous>\(anonymous namespace\))"
+    r"|(?P<word>operator\s*(?:\(\)|\[\]|<=>|->\*?|<<=?|>>=?|[-+*/%^&|=!<>]=?|~)|[A-Za-z_$~][\w$]*)"
+    r"|(?P<number>\d[\w.]*)|(?P<mark>::|&&|->|\.\.\.|.)",
+    re.DOTALL,
+)
+_SUFFIXES = re.compile(r"(?:\.kd| \[clone \.kd\]| \(\.kd\))+$")
+#: A C++ name has an identifier with template arguments or a parameter list directly behind it.
+_CPP = re.compile(r"[\w>}]<|[\w>}]\(|^<unnamed>::|^void ")
+_EDG_LOCAL = re.compile(r"\[(lambda\([^\[\]]*\)|unnamed type) \(instance (\d+)\)\]")
+_LLVM_LAMBDA = re.compile(r"'lambda(\d*)'(\((?:[^()]|\([^()]*\))*\))")
+_NSYS_COPY = re.compile(r"^\[CUDA memcpy ([HDAP])to([HDAP])\]$")
+_CALLABLE = re.compile(r"[\w$>}]$|operator\(\)$")
+_WORD, _NEEDS_SPACE = re.compile(r"[\w$]"), re.compile(r"[\w$>}*&]$")
+_NAMESPACE = re.compile(r"[A-Za-z_]\w*|\(anonymous namespace\)")
+_PLACES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
+
+
+@functools.lru_cache(maxsize=65536)
+def normalise(name: str) -> str:
+    """Return the one spelling of ``name``. Text that is no C++ name only loses ``.kd`` and ``[clone .kd]``."""
+    text = _SUFFIXES.sub("", name.strip())
+    if text.startswith("_Z"):
+        text = demangle(text)
+    if copy := _NSYS_COPY.match(text):
+        # nsys 2022 writes HtoD, 2023 and later Host-to-Device.
+        return f"[CUDA memcpy {_PLACES[copy[1]]}-to-{_PLACES[copy[2]]}]"
+    if text.startswith("[CUDA ") or not _CPP.search(text):
+        return text
+    return _Parser(_one_alphabet(text)).name() or text
+
+
+def _one_alphabet(text: str) -> str:
+    """Write anonymous namespaces and lambdas in GNU's spelling."""
+    # ncu 2024 and 2025 lose the bracket of an `<unnamed>` that begins a name or an argument.
+    text = re.sub(r"(?<![\w<])unnamed>::", f"{_ANONYMOUS}::", text)
+    text = text.replace("<unnamed>", _ANONYMOUS).replace("_GLOBAL__N_1::", f"{_ANONYMOUS}::")
+    while (changed := _EDG_LOCAL.sub(r"{\1#\2}", text)) != text:
+        text = changed
+    # LLVM counts '', 0, 1 where GNU counts 1, 2, 3.
+    return _LLVM_LAMBDA.sub(lambda m: f"{{lambda{m[2]}#{int(m[1]) + 2 if m[1] else 1}}}", text)
+
+
+@functools.lru_cache(maxsize=65536)
+def demangle(name: str) -> str:
+    """Demangle an Itanium-mangled ``name``; return ``name`` where no demangler knows its grammar.
+
+    cxxfilt (the system's libstdc++) comes first: only it knows local names, such as PyTorch's lambdas.
+    itanium-demangler 1.1 reads Composable Kernel's longest names, and serves systems without libstdc++.
+    """
+    # Up to GCC 12 libstdc++ does not know __bf16 (DF16b), and neither knows _Float16 (DF16_). A decimal type replaces
+    # them: it is builtin too, so the numbers of substitutions stay right, and no GPU has it.
+    spelt = name.replace("DF16b", "Dd").replace("DF16_", "De")
+    text = _by_libstdcpp(spelt) or _by_python(spelt)
+    if text is None:
+        return name
+    text = re.sub(r"\b_?[Dd]ecimal64\b", "__bf16", text)
+    return re.sub(r"\b_?[Dd]ecimal128\b", "_Float16", text)
+
+
+def _by_libstdcpp(name: str) -> str | None:
+    try:
+        import cxxfilt
+    except ImportError:
+        return None
+    try:
+        return str(cxxfilt.demangle(name))
+    except (cxxfilt.Error, UnicodeError):
+        return None
+
+
+def _by_python(name: str) -> str | None:
+    try:
+        import itanium_demangler
+    except ImportError:
+        return None
+    try:
+        parsed = itanium_demangler.parse(name)
+        return None if parsed is None else str(parsed)
+    # Unknown grammar raises any error of its tables.
+    except (NotImplementedError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+class _Unbalanced(Exception):
+    """The brackets of the name do not close: it was cut."""
+
+
+@dataclass
+class _Parser:
+    """Read a C++ name by its brackets alone, and write it in the one spelling."""
+
+    text: str
+    at: int = 0
+    tokens: list[tuple[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = [(m.lastgroup or "", m.group()) for m in _TOKEN.finditer(self.text)]
+
+    def name(self) -> str:
+        """Return the whole name, or "" where it is cut."""
+        try:
+            written = self._item(closers="", depth=0)
+        except (_Unbalanced, RecursionError):
+            return ""
+        return written if self.at == len(self.tokens) else ""
+
+    def _peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
+
+    def _items(self, closer: str, depth: int) -> list[str]:
+        """Read the comma-separated items and the ``closer``."""
+        items = []
+        while True:
+            item = self._item(closers="," + closer, depth=depth)
+            end = self._peek()
+            if not end:
+                raise _Unbalanced
+            self.at += 1
+            if item or end == ",":
+                items.append(item)
+            if end == closer:
+                return items
+
+    def _item(self, closers: str, depth: int) -> str:
+        written = _Item(depth)
+        while self.at < len(self.tokens) and not (self._peek() in closers and closers):
+            kind, token = self.tokens[self.at]
+            self.at += 1
+            if not closers and token in (">", ")", "]", "}"):
+                # ncu 2025 loses brackets and the text before them.
+                raise _Unbalanced
+            if kind == "space":
+                written.space = True
+            elif token == "<" and written.takes_arguments():
+                written.arguments(self._items(">", depth + 1))
+            elif token == "(":
+                self._parenthesis(written, self._items(")", depth + 1))
+            elif token in "{[":
+                closer = "}" if token == "{" else "]"
+                written.word(token + ", ".join(self._items(closer, depth + 1)) + closer)
+            else:
+                written.token(kind, token)
+        return written.text()
+
+    def _parenthesis(self, written: _Item, inner: list[str]) -> None:
+        if not written.callable():
+            written.parenthesised(inner, before_number=bool(re.match(r"-?\d|-$", self._peek())))
+            return
+        mark = self.at
+        while self._peek().strip() in ("", "const", "&", "&&") and self._peek():
+            self.at += 1
+        is_scope = self._peek() == "::"
+        if not is_scope:
+            self.at = mark
+        written.parameters(inner, is_scope)
+
+
+@dataclass
+class _Item:
+    """One name, type or value: its ``pieces``, and the state that decides the spelling of the next piece."""
+
+    depth: int
+    pieces: list[str] = field(default_factory=list)
+    space: bool = False
+    #: Where the qualified name begins; the pieces before it are a return type or a cv-qualifier.
+    start: int = 0
+    templated: bool = False
+
+    def _add(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.space = False
+
+    def word(self, piece: str) -> None:
+        if not self.pieces or self.pieces[-1] != "::":
+            self.start = len(self.pieces)
+            self.templated = False
+        self._add(piece)
+
+    def token(self, kind: str, token: str) -> None:
+        if kind in ("word", "anonymous"):
+            plain = re.sub(r"^operator\s+", "operator", token)
+            self.word({"true": "1", "false": "0"}.get(plain, plain) if self.depth else plain)
+        elif kind == "number":
+            self.word(re.sub(r"^(\d+)[uUlL]+$", r"\1", token))
+        else:
+            self._add(token)
+
+    def takes_arguments(self) -> bool:
+        return bool(self.pieces) and not self.space and bool(re.search(r"[\w$}]$|^operator\(\)$", self.pieces[-1]))
+
+    def callable(self) -> bool:
+        return bool(self.pieces) and not self.space and bool(_CALLABLE.search(self.pieces[-1]))
+
+    def arguments(self, arguments: list[str]) -> None:
+        self._add(f"<{', '.join(arguments)}>")
+        self.templated = True
+
+    def parenthesised(self, inner: list[str], before_number: bool) -> None:
+        is_integer_cast = before_number and len(inner) == 1 and set(inner[0].split()) <= _INTEGERS
+        if not is_integer_cast:
+            self._add(("" if not self.space or not self.pieces else " ") + f"({', '.join(inner)})")
+
+    def parameters(self, parameters: list[str], is_scope: bool) -> None:
+        """Add a parameter list: of the kernel, or of the function around a local name (``is_scope``)."""
+        if is_scope or not self.depth:
+            del self.pieces[: self.start]
+            self.start = 0
+        if self.pieces[-1] == "operator()" and len(self.pieces) > 2 and self.pieces[-3].startswith("{lambda"):
+            # The lambda's piece already has the parameters of its operator().
+            del self.pieces[-2:]
+        elif not self.templated:
+            self._add(f"({', '.join(parameters)})")
+        self.space = False
+
+    def text(self) -> str:
+        pieces = _east_const(self.pieces) if self.depth else self.pieces
+        if not self.depth and pieces[:1] == ["void"]:
+            pieces = pieces[1:]
+        written = ""
+        for piece in _without_namespaces(pieces, keep_all=not self.depth):
+            spaced = piece == "const" or (_WORD.match(piece) and _NEEDS_SPACE.search(written))
+            written += f" {piece}" if spaced and written else piece
+        return written.strip()
+
+
+def _east_const(pieces: list[str]) -> list[str]:
+    """Write ``const float *`` as ``float const*``."""
+    if len(pieces) < 2 or pieces[0] != "const":
+        return pieces
+    end = next((i for i, piece in enumerate(pieces) if piece in ("*", "&", "&&")), len(pieces))
+    return [*pieces[1:end], "const", *pieces[end:]]
+
+
+def _without_namespaces(pieces: Sequence[str], keep_all: bool) -> list[str]:
+    """Drop PyTorch's ``native``, and all but one namespace before each name unless ``keep_all``."""
+    kept: list[str] = []
+    i = 0
+    while i < len(pieces):
+        spaces = []
+        while i + 1 < len(pieces) and pieces[i + 1] == "::" and _NAMESPACE.fullmatch(pieces[i]):
+            spaces.append(pieces[i])
+            i += 2
+        if spaces[:2] == ["at", "native"]:
+            del spaces[1]
+        if not keep_all:
+            named = [k for k, space in enumerate(spaces) if space != _ANONYMOUS]
+            spaces = spaces[named[-1] :] if named else spaces
+        kept += [part for space in spaces for part in (space, "::")]
+        if i < len(pieces):
+            kept.append(pieces[i])
+            i += 1
+            while i + 1 < len(pieces) and pieces[i] == "::" and kept[-1] != "::":
+                # Members and lambdas follow the entity, never namespaces.
+                kept += pieces[i : i + 2]
+                i += 2
+    return kept

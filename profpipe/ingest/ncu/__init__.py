@@ -1,0 +1,1 @@
+"""Code that the parsers of Nsight Compute share."""

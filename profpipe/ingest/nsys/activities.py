@@ -1,0 +1,239 @@
+"""Read the GPU's work and the CUDA calls of an nsys export as columns of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profpipe.ingest import attribution, launch_order
+from profpipe.ingest.groupby import Int64s, combine, groups
+from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
+from profpipe.results import schema
+
+PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
+NULL: Final = null(np.int64)
+#: The thread in the id of a thread. The 24 bits above it are the pid, in the ids of processes too.
+THREAD_BITS: Final = 0xFFFFFF
+
+_KINDS: Final = {"KERNEL": "kernel", "GRAPH_TRACE": "graph", "MEMCPY": "memcpy", "MEMSET": "memset"}
+#: ENUM_CUDA_MEMCPY_OPER, in the spelling of nsys 2023 and later.
+_COPIES: Final = {
+    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+#: Not found, not ready, peer access already enabled: programs ask for these answers.
+_HARMLESS_RESULTS: Final = (500, 600, 704)
+#: Longer captures are damaged: sums and differences of their times would overflow.
+_LONGEST_NS: Final = 2**53
+UNNAMED: Final = "(unnamed)"
+
+
+class Damaged(Exception):
+    """The export cannot be read; the message says what is wrong with it."""
+
+
+def pids(ids: Int64s) -> Int64s:
+    """Return the pid in each id of a process, -1 where the id is NULL."""
+    return np.where(ids == NULL, -1, (ids >> 24) & THREAD_BITS)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS."""
+
+    kind: npt.NDArray[np.int8]
+    start: Int64s
+    end: Int64s
+    process: Int64s
+    device: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    correlation: npt.NDArray[np.uint32]
+    name: npt.NDArray[np.int32]
+    names: list[str]
+    dropped: int
+
+    def is_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
+
+
+@dataclass(frozen=True)
+class Calls:
+    """CUDA API calls, times in ns; ``graphs``: the rows that launch graphs, ``failed``: counts by (name, result)."""
+
+    start: Int64s
+    end: Int64s
+    thread: Int64s
+    correlation: npt.NDArray[np.uint32]
+    graphs: npt.NDArray[np.intp]
+    failed: Counter[tuple[str, int]]
+
+    @property
+    def process(self) -> Int64s:
+        return self.thread & ~THREAD_BITS
+
+
+def read(export: Source, strings: Strings) -> tuple[Work, Calls]:
+    """Read the two large tables at the same time: their reader needs no interpreter lock."""
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        calls = executor.submit(_read_calls, export, strings)
+        work = _read_work(export, strings)
+        return work, calls.result()
+
+
+def _read_work(export: Source, strings: Strings) -> Work:
+    parts = [_read_activity(export, table, kind, strings) for table, kind in _KINDS.items()]
+    names = list(dict.fromkeys(name for _, labels in parts for name in labels))
+    number = {name: code for code, name in enumerate(names)}
+    for columns, labels in parts:
+        columns["name"] = np.array([number[label] for label in labels], dtype=np.int32)[columns["name"]]
+    filled = [columns for columns, _ in parts if len(columns["start"])] or [parts[0][0]]
+    # Each column is freed once it is joined: with ten million kernels two copies of all of them would not fit.
+    joined = {key: _joined([columns.pop(key) for columns in filled]) for key in list(filled[0])}
+    sane = _sane(joined["start"], joined["end"])
+    dropped = int(len(sane) - sane.sum())
+    if dropped:
+        joined = {key: values[sane] for key, values in joined.items()}
+    start, end = joined["start"], joined["end"]
+    if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
+        raise Damaged("its times span more than 100 days: the file is damaged")
+    return Work(**joined, names=names, dropped=dropped)
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
+    return (start != NULL) & (end > start)
+
+
+def read_shapes(export: Source) -> pd.DataFrame | None:
+    """Return ``grid`` and ``block`` (``32x2x16``) of the kernels in ``Work``, None where the export lacks them."""
+    table, sizes = f"{PREFIX}KERNEL", [f"{what}{axis}" for what in ("grid", "block") for axis in "XYZ"]
+    if not set(sizes) <= set(export.columns(table)):
+        return None
+    columns = read_numbers(export, table, dict.fromkeys(("start", "end", *sizes), np.int64))
+    sane = _sane(columns["start"], columns["end"])
+    code, firsts = combine(*(columns[size][sane] for size in sizes))
+    # One text for each shape: captures have millions of launches and dozens of shapes.
+    distinct = np.stack([columns[size][sane][firsts] for size in sizes], axis=1).tolist()
+    texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
+    texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
+    return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
+
+
+def _read_activity(
+    export: Source, table: str, kind: str, strings: Strings
+) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
+    """Return the columns of one table of activities, and the names that its column ``name`` indexes."""
+    named_by = {"kernel": ("demangledName", "shortName", "mangledName"), "graph": ("graphId", "graphExecId")}
+    candidates = named_by.get(kind, ("copyKind",) if kind == "memcpy" else ())
+    label, *others = [name for name in candidates if name in export.columns(PREFIX + table)] or ["label"]
+    columns = read_numbers(
+        export,
+        PREFIX + table,
+        {
+            "start": np.int64, "end": np.int64, "globalPid": np.int64, "deviceId": np.int32, "streamId": np.int32,
+            "correlationId": np.uint32, label: np.int32,
+        },
+    )  # fmt: skip
+    codes, labels = pd.factorize(_first_known(export, PREFIX + table, columns.pop(label), others))
+    renamed = {"globalPid": "process", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
+    columns = {renamed.get(name, name): values for name, values in columns.items()}
+    columns["kind"] = np.full(len(codes), schema.KINDS.index(kind), dtype=np.int8)
+    columns["name"] = codes.astype(np.int32)
+    return columns, _names_of(kind, labels, strings)
+
+
+def _first_known(export: Source, table: str, labels: npt.NDArray[Any], others: list[str]) -> npt.NDArray[Any]:
+    """Fill the missing ``labels`` from the first of the columns ``others`` that has one."""
+    for name in others:
+        unknown = labels == null(np.int32)
+        if not unknown.any():
+            break
+        # Read with the start: SQLite may give a column that has an index in the order of that index.
+        columns = read_numbers(export, table, {"start": np.int64, name: np.int32})
+        labels = np.where(unknown, columns[name], labels)
+    return labels
+
+
+def _names_of(kind: str, labels: npt.NDArray[Any], strings: Strings) -> list[str]:
+    if kind == "kernel":
+        found = strings.of(labels)
+        if found and not any(found):
+            raise Damaged("its export was interrupted: no kernel's name is in the table StringIds")
+        return [name or UNNAMED for name in found]
+    if kind == "graph":
+        # Ids count in the order of creation, so an id means the same graph in the next run of the program.
+        return ["[CUDA graph]" if label == null(np.int32) else f"[CUDA graph {label}]" for label in labels]
+    if kind == "memcpy":
+        return [f"[CUDA memcpy {_COPIES.get(int(label), 'Unknown')}]" for label in labels]
+    return ["[CUDA memset]"] * len(labels)
+
+
+def _read_calls(export: Source, strings: Strings) -> Calls:
+    columns = read_numbers(
+        export,
+        PREFIX + "RUNTIME",
+        {
+            "start": np.int64, "end": np.int64, "globalTid": np.int64, "correlationId": np.uint32,
+            "nameId": np.int32, "returnValue": np.int32,
+        },
+    )  # fmt: skip
+    graphs = np.flatnonzero(np.isin(columns["nameId"], strings.ids_with("GraphLaunch")))
+    wrong = np.flatnonzero(columns["returnValue"])
+    wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
+    names = strings.of(columns["nameId"][wrong])
+    failed = Counter((_call_name(n), int(r)) for n, r in zip(names, columns["returnValue"][wrong], strict=True))
+    return Calls(columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, failed)
+
+
+def _call_name(name: str | None) -> str:
+    """Remove the version of the signature: ``cudaLaunchKernel_v7000``."""
+    return re.sub(r"_v\d+$", "", name or "a call")
+
+
+def launches(work: Work, calls: Calls) -> attribution.Launches:
+    """Return the call behind each activity, joined by process and correlation id: ids are unique in a process only."""
+    call = _join(work, calls)
+    known = np.flatnonzero(call >= 0)
+    start, end = np.zeros(len(call), np.int64), np.zeros(len(call), np.int64)
+    thread = np.full(len(call), attribution.NO_THREAD)
+    for column, values in ((start, calls.start), (end, calls.end), (thread, calls.thread)):
+        column[known] = values[call[known]]
+    return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
+
+
+def _join(work: Work, calls: Calls) -> npt.NDArray[np.int64]:
+    """Return the row of each activity's call, -1 where the file has none."""
+    call = np.full(len(work.start), -1, dtype=np.int64)
+    of_calls = dict(groups(calls.process))
+    for process, rows in groups(work.process):
+        if process in of_calls:
+            call[rows] = _find(work.correlation[rows], calls, of_calls[process])
+    call[work.correlation == 0] = -1
+    return call
+
+
+def _find(wanted: npt.NDArray[np.uint32], calls: Calls, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """Find the rows of one process's calls by correlation id; of several with one id the first to begin."""
+    rows = rows[np.argsort(-calls.start[rows], kind="stable")]
+    ids = calls.correlation[rows].astype(np.int64)
+    low, span = int(ids.min()), int(ids.max()) - int(ids.min()) + 1
+    if span <= 8 * (len(ids) + len(wanted)):
+        # CUPTI counts upwards, so a table with a place for each id is small.
+        place = np.full(span + 1, -1, dtype=np.int64)
+        place[ids - low] = rows
+        at = wanted.astype(np.int64) - low
+        return place[np.where((at >= 0) & (at < span), at, span)]
+    known, last = np.unique(ids[::-1], return_index=True)
+    at = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    return np.where(known[at] == wanted, rows[::-1][last[at]], -1)

@@ -1,0 +1,223 @@
+"""Read columns of a profiler's tables as numpy arrays, from SQLite or from a folder with a Parquet file per table.
+
+A missing table or column reads as NULL: exporters leave out empty tables, and columns changed with the versions. A NULL
+number is the least value of its type, 0 for unsigned types.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import adbc_driver_manager
+import adbc_driver_sqlite
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+Numbers = npt.NDArray[Any]
+Dtypes = Mapping[str, type[np.integer[Any]]]
+
+#: What reading a damaged file can raise. UnicodeDecodeError: SQLite's message quotes bytes that are no text.
+FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError)
+
+SQLITE_HEAD: Final = b"SQLite format 3\0"
+_BATCH_ROWS: Final = 1 << 16
+
+
+class Source(Protocol):
+    """Tables by name."""
+
+    def columns(self, table: str) -> list[str]:
+        """Return the names of ``table``'s columns, none where there is no such table."""
+
+    def count_rows(self, table: str) -> int:
+        """Return the number of rows of ``table``, which exists."""
+
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the rows of ``table``. Close the generator: the driver's cursor must not outlive its connection."""
+
+
+class Database:
+    """A SQLite file, opened so that nothing is written beside it: the folder may be read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
+        with closing(sqlite3.connect(self._uri, uri=True)) as database:
+            database.text_factory = lambda text: text.decode("utf-8", "replace")
+            found = database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
+
+    def tables(self) -> list[str]:
+        return list(self._columns)
+
+    def columns(self, table: str) -> list[str]:
+        return self._columns.get(table, [])
+
+    def count_rows(self, table: str) -> int:
+        with closing(sqlite3.connect(self._uri, uri=True)) as database:
+            return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
+
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+        # The driver takes a column's type from the first rows, and fails at a text after rows of NULL.
+        chosen = ", ".join(f"ifnull({_quoted(c)}, '')" if c == "text" else _quoted(c) for c in columns)
+        # Without the driver's cursors: up to 1.12 they print a traceback after a statement that failed.
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            adbc_driver_manager.AdbcConnection(database) as connection,
+            adbc_driver_manager.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+            statement.set_sql_query(f"SELECT {chosen} FROM {_quoted(table)}")
+            stream, _ = statement.execute_query()
+            with pa.RecordBatchReader.from_stream(stream) as reader:
+                yield from reader
+
+
+class ParquetFolder:
+    """A folder with TABLE.parquet for each table."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def columns(self, table: str) -> list[str]:
+        from pyarrow import parquet
+
+        file = self._path / f"{table}.parquet"
+        return list(parquet.read_schema(file).names) if file.is_file() else []
+
+    def count_rows(self, table: str) -> int:
+        from pyarrow import parquet
+
+        return int(parquet.read_metadata(self._path / f"{table}.parquet").num_rows)
+
+    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
+            yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def null(dtype: type[np.integer[Any]]) -> int:
+    return int(np.iinfo(dtype).min)
+
+
+def numbers(column: pa.Array, dtype: type[np.integer[Any]]) -> Numbers:
+    """Cast ``column`` to ``dtype``; numbers that are too large become NULL. Raises ArrowInvalid for other values.
+
+    An unsigned ``dtype`` keeps the lowest bits: exporters write some ids of 32 bits with a sign.
+    """
+    kind = pa.from_numpy_dtype(dtype)
+    try:
+        fitting = column.cast(kind)
+    except pa.ArrowInvalid:
+        fitting = _fitting(column, kind)
+    return fitting.fill_null(null(dtype)).to_numpy(zero_copy_only=False)
+
+
+def _fitting(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    wide = _signed(column).cast(pa.int64())
+    cut = wide.cast(kind, safe=False)
+    if pa.types.is_unsigned_integer(kind):
+        return cut
+    is_whole = pyarrow.compute.equal(cut.cast(pa.int64()), wide)
+    return pyarrow.compute.if_else(is_whole, cut, pa.scalar(None, kind))
+
+
+def _signed(column: pa.Array) -> pa.Array:
+    """Give ids of 64 bits a sign, as SQLite has them; Parquet may store them without."""
+    return column.view(pa.int64()) if pa.types.is_uint64(column.type) else column
+
+
+def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Numbers]:
+    """Read the ``wanted`` columns of ``table`` batch by batch into arrays of their final length."""
+    present = [name for name in wanted if name in source.columns(table)]
+    rows = source.count_rows(table) if present else 0
+    found = {
+        name: np.empty(rows, dtype) if name in present else np.full(rows, null(dtype), dtype)
+        for name, dtype in wanted.items()
+    }
+    at = 0
+    if present:
+        with closing(source.batches(table, present)) as batches:
+            for batch in batches:
+                part = slice(at, at := at + batch.num_rows)
+                if at <= rows:
+                    for name, column in zip(present, batch.columns, strict=True):
+                        found[name][part] = numbers(column, wanted[name])
+    if at != rows:
+        raise sqlite3.DatabaseError(f"table {table} counts {rows} rows and gives {at}")
+    return found
+
+
+def read_rows(source: Source, table: str, *names: str) -> list[tuple[str, ...]]:
+    """Read columns of a small table as text, empty for NULL. No rows where the table lacks one of the columns."""
+    rows: list[tuple[str, ...]] = []
+    if set(names) <= set(source.columns(table)):
+        with closing(source.batches(table, list(names))) as batches:
+            for batch in batches:
+                rows += zip(*(_texts(column) for column in batch.columns), strict=True)
+    return rows
+
+
+def _texts(column: pa.Array) -> list[str]:
+    """Decode ``column``: side tables hold paths and environments in the encoding of their machine."""
+    if not pa.types.is_primitive(column.type) and not pa.types.is_null(column.type):
+        return [text.decode("utf-8", "replace") for text in column.cast(pa.binary()).fill_null(b"").to_pylist()]
+    return ["" if value is None else str(value) for value in _signed(column).to_pylist()]
+
+
+def read_lookup(source: Source, table: str, key: str, value: str) -> dict[str, str]:
+    return {row[0]: row[1] for row in read_rows(source, table, key, value)}
+
+
+def read_texts(source: Source, table: str, name: str, rows: int) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return (number of each row's text, the texts). Text 0 is empty and stands for NULL."""
+    known: dict[str, int] = {"": 0}
+    if name not in source.columns(table):
+        return np.zeros(rows, dtype=np.int64), list(known)
+    codes = [np.zeros(0, dtype=np.int64)]
+    with closing(source.batches(table, [name])) as batches:
+        for batch in batches:
+            encoded = pyarrow.compute.dictionary_encode(batch.column(0).cast(pa.binary()).fill_null(b""))
+            texts = [text.decode("utf-8", "replace") for text in encoded.dictionary.to_pylist()]
+            number = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
+            codes.append(number[encoded.indices.to_numpy()])
+    return np.concatenate(codes), list(known)
+
+
+class Strings:
+    """A table of numbered strings, kept as bytes: captures store process environments of any encoding in it."""
+
+    def __init__(self, source: Source, table: str, number: str, value: str) -> None:
+        ids, values = [np.zeros(0, dtype=np.int64)], []
+        with closing(source.batches(table, [number, value])) as batches:
+            for batch in batches:
+                ids.append(numbers(batch.column(0), np.int64))
+                values.append(batch.column(1).cast(pa.binary()))
+        self._ids = np.concatenate(ids)
+        self._order = np.argsort(self._ids)
+        self._values = pa.chunked_array(values, type=pa.binary())
+
+    def of(self, ids: Numbers) -> list[str | None]:
+        """Return the text of each of ``ids``, None for an unknown id."""
+        if not len(self._ids):
+            return [None] * len(ids)
+        at = np.searchsorted(self._ids, ids, sorter=self._order).clip(max=len(self._ids) - 1)
+        rows = self._order[at]
+        found = self._values.take(pa.array(rows)).to_pylist()
+        known = (self._ids[rows] == ids).tolist()
+        return [(t or b"").decode("utf-8", "replace") if k else None for t, k in zip(found, known, strict=True)]
+
+    def ids_with(self, part: str) -> npt.NDArray[np.int64]:
+        """Return the ids of the strings that contain ``part``."""
+        found = pyarrow.compute.match_substring(self._values, part).fill_null(False)
+        return self._ids[found.to_numpy().astype(bool)]

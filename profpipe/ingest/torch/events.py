@@ -1,0 +1,163 @@
+"""Read the GPU events, calls, operators and ranges of a Chrome trace as columns of numbers.
+
+The trace is read event by event: a million of them take a gigabyte as Python objects.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from array import array
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import json_stream, launch_order
+from profpipe.results import schema
+
+MISSING: Final = float("nan")
+#: Microseconds (a year): events further apart are damaged.
+_FOREVER: Final = 3.2e13
+
+KINDS: Final = ("kernel", "memcpy", "memset")
+#: Categories of Kineto, in lower case: torch 1.8 capitalises them and has no "gpu_" before its copies. Left out are
+#: gpu_user_annotation, which spans kernels of the trace, flows, and the Python stack.
+_SORTS: Final = {
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset", "memset": "memset",
+    "cpu_op": "op", "operator": "op", "user_annotation": "range",
+    "cuda_runtime": "call", "runtime": "call", "cuda_driver": "call", "driver": "call",
+}  # fmt: skip
+_RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
+
+_FIELDS: Final = {
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape"),
+    "call": ("name", "thread", "start", "correlation", "external"),
+    "op": ("name", "thread", "start", "dur", "external"),
+    "range": ("name", "thread", "start", "dur", "external"),
+}
+
+
+@dataclass
+class Trace:
+    """Events as flat columns: names and threads are codes, times microseconds.
+
+    Times count from the epoch until ``settle`` moves their origin.
+    """
+
+    columns: dict[str, array[float]] = field(default_factory=lambda: {sort: array("d") for sort in _FIELDS})
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    #: (grid, block) of the kernels, each ``32x2x16``; the column ``shape`` numbers them.
+    shapes: dict[tuple[str, str], int] = field(default_factory=dict)
+    top: dict[str, Any] = field(default_factory=dict)
+    dropped: int = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if category is None or event.get("ph") != "X":
+            return
+        sort = _SORTS.get(category) or _SORTS.get(str(category).lower())
+        if sort is None:
+            return
+        if category == "Operator" and event["name"].startswith(("ProfilerStep#", schema.CASE_PREFIX)):
+            sort = "range"  # torch 1.8 has no category for annotations
+        start, dur = float(event["ts"]), float(event["dur"])
+        if not (0 <= dur < _FOREVER and math.isfinite(start)):
+            self.dropped += 1
+            return
+        args = event.get("args") or {}
+        external = number(args.get("External id", args.get("external id")))
+        name = self.names.setdefault(str(event["name"]), len(self.names))
+        if sort in KINDS:
+            self._add_gpu(event, args, (name, KINDS.index(sort), start, dur, external))
+            return
+        thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
+        if sort == "call":
+            values = (name, thread, start, number(args.get("correlation")), external)
+        else:
+            values = (name, thread, start, dur, external)
+        self.columns[sort].extend(values)
+
+    def _add_gpu(self, event: dict[str, Any], args: dict[str, Any], seen: tuple[float, ...]) -> None:
+        name, kind, start, dur, external = seen
+        # Kineto draws a GPU as a process and a stream as its thread.
+        device, stream = (args.get(key, event.get(own)) for key, own in (("device", "pid"), ("stream", "tid")))
+        place = (number(device), number(stream))
+        grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
+        shape = self.shapes.setdefault((grid, block), len(self.shapes))
+        self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external, shape))
+
+    def settle(self) -> None:
+        """Drop the events that lie far from the others, and count time from one of the rest.
+
+        A double of epoch microseconds, as in old traces, has too few digits for nanoseconds.
+        """
+        times = {sort: self._values(sort)[:, names.index("start")] for sort, names in _FIELDS.items()}
+        starts = np.concatenate(list(times.values()))
+        if not len(starts):
+            return
+        # The first event may be damaged, and a mean of two need not be a whole nanosecond.
+        origin = np.partition(starts, len(starts) // 2)[len(starts) // 2]
+        for sort, start in times.items():
+            start -= origin
+            possible = np.abs(start) < _FOREVER
+            if not possible.all():
+                self.dropped += int((~possible).sum())
+                self.columns[sort] = array("d", self._values(sort)[possible].tobytes())
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Return the names by their codes, without halves of surrogate pairs, which Arrow cannot store."""
+        return [name.encode("utf-8", "replace").decode() for name in self.names]
+
+    @cached_property
+    def pids(self) -> pd.Series[Any]:
+        """Return the process of each thread where it is a number."""
+        return pd.Series([number(process) for process, _ in self.threads], dtype="Float64")
+
+    @cached_property
+    def process_codes(self) -> np.ndarray:
+        """Number the process of each thread; the last number is for the unknown thread of an empty trace."""
+        return pd.factorize(np.array([str(process) for process, _ in [*self.threads, (None, None)]], dtype=object))[0]
+
+    def frame(self, sort: str) -> pd.DataFrame:
+        return pd.DataFrame(self._values(sort), columns=list(_FIELDS[sort]))
+
+    def _values(self, sort: str) -> np.ndarray:
+        """Return the events of a sort, one row each: a view of the column."""
+        return np.frombuffer(self.columns[sort], dtype=np.float64).reshape(-1, len(_FIELDS[sort]))
+
+
+def number(value: Any) -> float:
+    """Return ``value`` as a number, NaN where it is none. torch 1.8 quotes its ids."""
+    if type(value) is int:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return MISSING
+
+
+def read(path: Path) -> Trace:
+    """Read the whole trace. Raises ``UnreadableFile`` where the text or the zip ends early, or is no trace."""
+    trace = Trace()
+    try:
+        with json_stream.open_text(path) as stream:
+            for key, value in json_stream.items(stream, unroll="traceEvents"):
+                if key != "traceEvents":
+                    trace.top[key] = value
+                elif isinstance(value, dict):
+                    trace.add(value)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
+        size = f"{path.stat().st_size:,} bytes"
+        raise UnreadableFile(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnreadableFile(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
+    trace.settle()
+    return trace

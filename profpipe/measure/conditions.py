@@ -1,0 +1,212 @@
+"""The conditions of a GPU during a measurement: clocks, power, temperature, throttling and other processes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from profpipe.measure.flags import Flag
+
+#: ``nvmlClocksEventReason...``, up to driver 535 ``nvmlClocksThrottleReason...``: the bits are the same (nvml.h).
+_IDLE: Final = 0x1
+_REASONS: Final = {
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+_THROTTLES: Final = (0x4, 0x8, 0x20, 0x40, 0x80)
+
+#: A reason counts from this share of the readings on: one reading in a hundred does not change a median.
+_LEAST_SHARE: Final = 0.05
+#: Clocks that differ by more, relative to the highest, set the flag ``clock_spread``.
+_CLOCK_SPREAD: Final = 0.05
+#: A short drop of the clock by less does not change a time noticeably: an H200 near its power limit reports "software
+#: power cap" at 1965 of 1980 MHz.
+_THROTTLED_SHARE: Final = 0.02
+#: A drop of the median of many counts by this share does: the median time follows, and ten runs of one case must agree
+#: within 1 % or say why not. A single count is no more exact than that, half of the counts are.
+_THROTTLED_MEDIAN_SHARE: Final = 0.01
+#: Accuracy of a counted clock.
+_COUNT_TOLERANCE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of a GPU; None where the driver does not report a value. ``reasons`` are NVML's bits.
+
+    ``highest_hz`` is the highest SM clock of this GPU.
+    """
+
+    sm_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    reasons: int | None = None
+    highest_hz: float | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return bool((self.reasons or 0) & _IDLE)
+
+    @property
+    def is_slowed(self) -> bool:
+        """Return True if the clock is noticeably below the highest, or unknown."""
+        if self.sm_clock_hz is None or self.highest_hz is None:
+            return True
+        return self.sm_clock_hz < (1 - _THROTTLED_SHARE) * self.highest_hz
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The readings of a GPU under load, and the largest number of other processes on it; None: unknown.
+
+    ``counted_hz`` are SM clocks that the GPU itself counted (``CudaTimer.record_clock``). They replace the clocks of
+    NVML, which are up to some 100 ms old.
+    """
+
+    readings: tuple[Reading, ...] = ()
+    other_processes: int | None = None
+    counted_hz: tuple[float, ...] = ()
+
+    @property
+    def sm_clock_hz(self) -> float | None:
+        return _aggregate(statistics.median, self._clocks)
+
+    @property
+    def sm_clock_min_hz(self) -> float | None:
+        """The lowest, without the lowest twentieth: a drop that short does not change a median."""
+        return _aggregate(lambda clocks: sorted(clocks)[int(_LEAST_SHARE * len(clocks))], self._clocks)
+
+    @property
+    def sm_clock_max_hz(self) -> float | None:
+        """The highest, without the highest twentieth: the clock is at its peak until power reaches its limit."""
+        return _aggregate(lambda clocks: sorted(clocks)[-1 - int(_LEAST_SHARE * len(clocks))], self._clocks)
+
+    @property
+    def _clocks(self) -> list[float]:
+        return self._counted or self._known("sm_clock_hz")
+
+    @property
+    def _highest_hz(self) -> float:
+        return max(self._known("highest_hz"), default=math.inf)
+
+    @property
+    def _counted(self) -> list[float]:
+        """The counted clocks that this GPU can have: a clock that changes during the count gives a wrong result."""
+        return [clock for clock in self.counted_hz if clock <= (1 + _COUNT_TOLERANCE) * self._highest_hz]
+
+    @property
+    def kept_highest_clock(self) -> bool:
+        """Return True if the median of the counted clocks is the highest clock; False where either is unknown."""
+        counted_hz = self.counted_clock_hz
+        kept = counted_hz is not None and counted_hz >= (1 - _COUNT_TOLERANCE) * self._highest_hz
+        return kept and not self.throttles
+
+    @property
+    def counted_clock_hz(self) -> float | None:
+        """The median of the counted clocks, the lower of two, at most the GPU's highest clock: counts are inexact."""
+        return _aggregate(lambda counted: min(statistics.median_low(counted), self._highest_hz), self._counted)
+
+    @property
+    def power_w(self) -> float | None:
+        return _aggregate(statistics.fmean, self._known("power_w"))
+
+    @property
+    def power_max_w(self) -> float | None:
+        return _aggregate(max, self._known("power_w"))
+
+    @property
+    def temperature_c(self) -> float | None:
+        return _aggregate(max, self._known("temperature_c"))
+
+    @property
+    def reasons(self) -> dict[str, float]:
+        """The reasons for a clock below the highest, each with its share of the readings."""
+        known = self._known("reasons")
+        counts = {name: sum(bool(int(bits) & bit) for bits in known) for bit, name in _REASONS.items()}
+        return {name: count / len(known) for name, count in counts.items() if count}
+
+    @property
+    def throttles(self) -> dict[str, float]:
+        """The reasons that slowed the clock and are no user's setting, each with its share of the readings."""
+        known = [reading for reading in self.readings if reading.reasons is not None]
+        shares = {
+            _REASONS[bit]: sum(bool((reading.reasons or 0) & bit) and self._is_slowed(reading) for reading in known)
+            / len(known)
+            for bit in _THROTTLES
+            if known
+        }
+        return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+
+    def _is_slowed(self, reading: Reading) -> bool:
+        """Return True if the clock was noticeably below the highest: by the counts, else by the reading."""
+        lowest, median, highest = self.sm_clock_min_hz, self.sm_clock_hz, reading.highest_hz
+        if self._counted and lowest is not None and median is not None and highest is not None:
+            return lowest < (1 - _THROTTLED_SHARE) * highest or median < (1 - _THROTTLED_MEDIAN_SHARE) * highest
+        return reading.is_slowed
+
+    def _known(self, name: str) -> list[float]:
+        return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
+
+    @property
+    def flags(self) -> list[Flag]:
+        low, high = self.sm_clock_min_hz, self.sm_clock_max_hz
+        is_set = {
+            Flag.THROTTLED: bool(self.throttles),
+            Flag.CLOCK_SPREAD: low is not None and high is not None and high - low > _CLOCK_SPREAD * high,
+            Flag.OTHER_PROCESS: bool(self.other_processes),
+        }
+        return [flag for flag, holds in is_set.items() if holds]
+
+    @property
+    def notes(self) -> list[str]:
+        """The numbers behind each flag, for the record."""
+        causes = ", ".join(f"{name} in {100 * share:.0f} %" for name, share in self.throttles.items())
+        clocks = (self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz)
+        low, high, median = (f"{(hz or 0) / 1e6:.0f}" for hz in clocks)
+        by_flag = {
+            Flag.THROTTLED: f"throttled: {causes} of {len(self.readings)} readings",
+            Flag.CLOCK_SPREAD: f"SM clock between {low} and {high} MHz, median {median} MHz",
+            Flag.OTHER_PROCESS: f"other processes on the GPU: {self.other_processes}",
+        }
+        return [by_flag[flag] for flag in self.flags]
+
+    def metrics(self) -> dict[str, tuple[float, str]]:
+        """Return the rows of the metrics table, name -> (value, unit), without unknown values."""
+        rows = {
+            "sm_clock": (self.sm_clock_hz, "Hz"),
+            "sm_clock_min": (self.sm_clock_min_hz, "Hz"),
+            "sm_clock_max": (self.sm_clock_max_hz, "Hz"),
+            "power": (self.power_w, "W"),
+            "power_max": (self.power_max_w, "W"),
+            "temperature": (self.temperature_c, "degC"),
+        }
+        return {name: (value, unit) for name, (value, unit) in rows.items() if value is not None}
+
+
+def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
+    """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown."""
+    readings = tuple(Reading(**reading) for reading in record.get("readings", ()))
+    return Conditions(readings, record.get("other_processes"), tuple(record.get("counted_hz", ())))
+
+
+def combine(many: Iterable[Conditions]) -> Conditions:
+    """Return the conditions of a case over all its visits."""
+    visits = list(many)
+    return Conditions(
+        tuple(chain.from_iterable(visit.readings for visit in visits)),
+        max((visit.other_processes for visit in visits if visit.other_processes is not None), default=None),
+        tuple(chain.from_iterable(visit.counted_hz for visit in visits)),
+    )
+
+
+def _aggregate(statistic: Callable[[list[float]], float], values: list[float]) -> float | None:
+    return statistic(values) if values else None

@@ -1,0 +1,31 @@
+"""The validity flags of a measurement. The tables store the values; ``report/sections/flags.py`` explains them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Flag(str, Enum):
+    """Why a measured number needs care. A member equals its stored word and is written as that word."""
+
+    # Set by measure: conditions of the GPU.
+    THROTTLED = "throttled"
+    CLOCK_SPREAD = "clock_spread"
+    OTHER_PROCESS = "other_process"
+    # Set by measure: samples.
+    NOISY = "noisy"
+    TOO_FEW_SAMPLES = "too_few_samples"
+    HOST_BOUND = "host_bound"
+    SYNCHRONISES = "synchronises"
+    NOT_CAPTURED = "not_captured"
+    WARM_CACHE = "warm_cache"
+    # Set by measure: results.
+    UNCHECKED = "unchecked"
+    INACCURATE = "inaccurate"
+    # Set by analysis.
+    ABOVE_PEAK = "above_peak"
+    PROFILER_OVERHEAD = "profiler_overhead"
+    WAITED = "waited"
+
+    # From Python 3.12 on the text of a mixed-in member would be `Flag.NOISY`.
+    __str__ = str.__str__

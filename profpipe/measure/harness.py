@@ -1,0 +1,375 @@
+"""Runs the cases of a job one after the other, inside the workload's process, under any profiler.
+
+``python -m profpipe.measure.harness raw/<workload>/<profiler>/cases.json`` appends to ``events.jsonl`` beside the
+specification, one line at a time, so a crash loses no case that ended before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gc
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from profpipe import plugins, ranges
+from profpipe.errors import UNWRITTEN, is_disk_full, one_line
+from profpipe.job import Status
+from profpipe.measure import (
+    cuda_graph,
+    distributed,
+    gpu_monitor,
+    oom_pruning,
+    process_info,
+    rounds,
+    sampling,
+    workload_metrics,
+)
+from profpipe.measure.capture import Region, capture_cases, single_threaded_autograd
+from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
+from profpipe.measure.flags import Flag
+
+#: Exit code of a process that could not continue after a CUDA error.
+CONTEXT_LOST = 70
+
+#: As results.schema.CASE_PREFIX, which this process does not import, because the schema needs pandas.
+CASE_PREFIX = "profpipe:"
+
+
+class Events:
+    """``events.jsonl``: one JSON object a line, flushed at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, event: str, **fields: Any) -> None:
+        self._stream.write(json.dumps({"event": event, **fields}, default=str) + "\n")
+        self._stream.flush()
+
+    def metric(self, case: str, metric: str, value: float | None, unit: str) -> None:
+        if value is not None:
+            self.write("metric", case=case, subject="", metric=metric, value=value, unit=unit, n=1)
+
+    def for_case(self, case: str) -> Callable[..., None]:
+        """Return ``write`` for one case."""
+        return functools.partial(self.write, case=case)
+
+
+def main(argv: list[str]) -> int:
+    """Run the specification ``argv[0]``; return 0 when every case was tried, whatever its status."""
+    try:
+        _run(Path(argv[0]))
+    except OSError as error:
+        if not is_disk_full(str(error)):
+            raise
+        _print_if_possible(traceback.format_exc())
+        return UNWRITTEN
+    return 0
+
+
+def _print_if_possible(text: str) -> None:
+    """The log may be on the full disk as well, and an interpreter that cannot flush its streams exits with code 120."""
+    for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
+        try:
+            stream.write(last)
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _run(spec_path: Path) -> None:
+    spec = json.loads(spec_path.read_text(encoding="utf-8"))
+    ranks = distributed.join(spec.get("processes", 1))
+    log = spec_path.parent / distributed.events_file(ranks.rank)
+    # Several processes measure all rounds again: one of them may have been ended a round earlier than another.
+    names = () if ranks.is_distributed else {case["id"] for case in spec["cases"]}
+    earlier = rounds.load_earlier_rounds(log, names)
+    with log.open("a", encoding="utf-8") as stream:
+        events = Events(stream)
+        described = {"ranges": ranges.use(spec["profiler"]), **ranks.describe(), **process_info.describe()}
+        events.write("started", profiler=spec["profiler"], **described)
+        worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, process_info.device(), ranks)
+        worker.freeze_imports()
+        if spec["profiler"] == "plain":
+            time_cases(worker, earlier)
+        else:
+            profile_cases(worker, spec_path.parent)
+        ranks.shutdown()
+        events.write("finished", time=time.time())
+
+
+# --- one visit to a case ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaseEnd:
+    """How a case ended."""
+
+    status: str
+    reason: str = ""
+    flags: Sequence[str] = ()
+
+
+@dataclass
+class Worker:
+    """This process: its specification and workload, and what earlier visits to cases left.
+
+    ``oom_params`` are the parameters of cases that ran out of memory, ``seconds`` the time spent by case.
+    """
+
+    workload: Any
+    spec: Mapping[str, Any]
+    events: Events
+    device: str
+    ranks: Ranks = SINGLE_PROCESS
+    oom_params: list[Mapping[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    visit_clocks_hz: list[float] = field(default_factory=list)
+    frozen_modules: int = 0
+
+    @property
+    def script(self) -> Path:
+        return Path(self.spec["script"]).resolve()
+
+    @property
+    def flush(self) -> bool:
+        return bool(self.spec["options"].get("timing", {}).get("flush", True))
+
+    def visit(self, case: Mapping[str, Any], measure: Callable[[dict[str, Any]], CaseEnd | None]) -> bool:
+        """Visit ``case`` once; return True if the case ended. A case that fails does not end those after it."""
+        name, begin = case["id"], time.time()
+        params = {**getattr(self.workload, "PARAMS", {}), **case["params"]}
+        self.events.write("case_started", case=name, params=params, time=begin)
+        try:
+            end = self._agree_on_end(name, self._try_case(name, params, measure))
+        except distributed.EndedByPeer as ended:
+            self.clean_up()
+            end = CaseEnd(ended.status, ended.reason)
+        if end is not None and end.status == Status.OOM:
+            self.oom_params.append(params)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.time() - begin
+        if end is not None:
+            self.events.write("case_ended", case=name, **vars(end), seconds=self.seconds[name])
+        if end is not None and end.status == Status.CRASHED:
+            # Every later call would fail in this process; the runner starts a new one for the next case.
+            sys.exit(CONTEXT_LOST)
+        return end is not None
+
+    def _try_case(
+        self, name: str, params: dict[str, Any], measure: Callable[[dict[str, Any]], CaseEnd | None]
+    ) -> CaseEnd | None:
+        """Return how the visit ended in this process. Raises EndedByPeer where another process ended the case."""
+        lost = ""
+        try:
+            end = self._skip_reason(name, params) or measure(params)
+        except distributed.EndedByPeer:
+            raise
+        except Exception as error:  # an error of the workload ends its case, not the other cases
+            status = Status.OOM if _is_out_of_memory(error) else Status.FAILED
+            end = CaseEnd(status, str(error) if isinstance(error, BuildError) else one_line(error))
+            self.events.write("error", case=name, traceback=traceback.format_exc())
+            if isinstance(error, cuda_graph.CaptureAborted):
+                lost = "torch is left in the middle of the capture"
+        if self.clean_up():
+            lost = "the CUDA context is lost"
+        return CaseEnd(Status.CRASHED, f"{end.reason if end else 'CUDA error'}; {lost}") if lost else end
+
+    def _agree_on_end(self, name: str, end: CaseEnd | None) -> CaseEnd | None:
+        """Return how the visit ended in all processes."""
+        own = end or CaseEnd(distributed.CONTINUE)
+        try:
+            status, reason, flags = self.ranks.agree_on_end(own.status, own.reason, own.flags)
+        except distributed.PeerTimeout:
+            # torchrun ends the other processes with this one, and the runner starts new ones for the next case if the
+            # events of rank 0 have the end of this case.
+            reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
+            ended = {"status": own.status, "reason": reason, "flags": own.flags}
+            with Path(self.spec["folder"], distributed.events_file(0)).open("a", encoding="utf-8") as stream:
+                Events(stream).write("case_ended", case=name, **ended)
+            sys.exit(CONTEXT_LOST)
+        return CaseEnd(status, reason, flags) if status else None
+
+    def _skip_reason(self, name: str, params: Mapping[str, Any]) -> CaseEnd | None:
+        """Return why the case is skipped. On the first visit, also write the kernels that the case must run."""
+        if name in self.seconds:
+            return None
+        if self.ranks.missing_gpus:
+            return CaseEnd(Status.SKIPPED, self.ranks.missing_gpus)
+        expects = getattr(self.workload, "expects", None)
+        self.events.write("expects", case=name, family=(expects(params) if expects else None) or "")
+        prunes = self.spec["options"].get("skip_larger_after_oom", True)
+        if prunes and any(oom_pruning.is_larger(params, smaller) for smaller in self.oom_params):
+            return CaseEnd(Status.SKIPPED, "larger in every dimension than a case that ran out of memory")
+        available = getattr(self.workload, "available", None)
+        if available and (reason := available(params)):
+            return CaseEnd(Status.SKIPPED, reason)
+        self.ranks.barrier("available")
+        return None
+
+    def build(self, params: dict[str, Any]) -> Callable[[], object]:
+        """Return the workload's callable for ``params``. Raises BuildError with the place in the workload's file."""
+        try:
+            fn = self.workload.build(params)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if Path(frame.filename) == self.script]
+            place = f" ({_relative(self.script)}:{lines[-1]})" if lines else ""
+            raise BuildError(f"{one_line(error)}{place}") from error
+        if not callable(fn):
+            code = getattr(self.workload.build, "__code__", None)  # none where build is an object with __call__
+            place = f"{_relative(self.script)}:{code.co_firstlineno}" if code else _relative(self.script)
+            returned = "None" if fn is None else f"an object of type {type(fn).__name__}"
+            remedy = "Return the callable that runs one iteration."
+            raise BuildError(f"{place}: build(params) returned {returned}. {remedy}")
+        return fn
+
+    def clean_up(self) -> bool:
+        """Free the case's memory before the next case; return True if the CUDA context did not survive the case."""
+        gc.collect()
+        if process_info.device() == "cuda":
+            torch = process_info.torch()
+            try:
+                torch.cuda.synchronize()
+                _clear_workspaces()
+                torch.cuda.empty_cache()
+                if not torch.cuda.memory_allocated():
+                    self.freeze_imports()
+            except RuntimeError:
+                return True
+        return False
+
+    def freeze_imports(self) -> None:
+        """Exclude modules imported since the last call from ``gc.collect``, which costs 0.1 s a visit otherwise.
+
+        This freezes all live objects, so no case may hold tensors then: they would never be freed.
+        """
+        if self.frozen_modules != len(sys.modules):
+            gc.collect()
+            gc.freeze()
+            self.frozen_modules = len(sys.modules)
+
+
+class BuildError(Exception):
+    """``build`` of the workload failed; the message has the place in the workload's file."""
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+#: Messages of torch's allocators of the GPU and of the host, of cuBLAS and cuDNN, and of the C library.
+_OUT_OF_MEMORY: Final = re.compile(
+    r"out of memory|(can't|cannot) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE
+)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    has_errno = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return has_errno or isinstance(error, MemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+def _clear_workspaces() -> None:
+    """Free the workspace that cuBLAS keeps in torch's memory, 32 MiB on an H200, and that the next call would count."""
+    torch = process_info.torch()
+    if torch is not None and process_info.device() == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+# --- without a profiler ----------------------------------------------------------------------------------------------
+
+
+def time_cases(worker: Worker, earlier: Mapping[str, Any]) -> None:
+    """Time the cases in rounds; ``earlier`` are the samples of an earlier process."""
+    plan, cases = rounds.TimingPlan.from_spec(worker.spec), worker.spec["cases"]
+    clock = "cuda_event" if worker.device == "cuda" else "perf_counter"
+    worker.events.write("order", rounds=plan.rounds, seed=plan.seed, clock=clock)
+    shared: dict[str, Any] = {"ranks": worker.ranks, "visit_clocks_hz": worker.visit_clocks_hz}
+    timed = {
+        name: rounds.TimedCase(plan, worker.device, CASE_PREFIX + name, worker.events.for_case(name), **shared)
+        for name in (case["id"] for case in cases)
+    }
+    for name, samples in earlier.items():
+        timed[name].restore(samples)
+    ended: set[str] = set()
+    for number, case in plan.visits(cases):
+        name = case["id"]
+        if name in ended or number <= timed[name].rounds:
+            continue
+        if worker.visit(case, functools.partial(time_case, worker, name, timed[name])):
+            ended.add(name)
+
+
+def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[str, Any]) -> CaseEnd | None:
+    fn = worker.build(params)
+    _clear_workspaces()  # of products that made the inputs
+    worker.ranks.barrier("built")
+    if not case.visit(fn):
+        return None
+    flags, snapshots = case.finish(fn), Path(worker.spec["folder"], "snapshots", worker.ranks.file_name(name))
+    del fn  # a reference may need the memory that the callable holds
+    worker.ranks.barrier("timed")
+    limits, events = worker.spec["options"].get("tolerance", {}), worker.events.for_case(name)
+    return CaseEnd(
+        Status.OK, flags=[*flags, *workload_metrics.write(worker.workload, params, snapshots, events, limits)]
+    )
+
+
+# --- under a profiler ------------------------------------------------------------------------------------------------
+
+
+def profile_cases(worker: Worker, folder: Path) -> None:
+    with capture_cases(worker.spec, folder, worker.ranks) as region:
+        for case in worker.spec["cases"]:
+            worker.visit(case, functools.partial(profile_case, worker, case["id"], region))
+
+
+def profile_case(worker: Worker, name: str, region: Region, params: dict[str, Any]) -> CaseEnd:
+    fn, repeats, range_name = worker.build(params), worker.spec["repeats"], CASE_PREFIX + name
+    if worker.spec["options"].get("timing", {}).get("mode") == "cuda_graph":
+        fn = cuda_graph.capture_graph(fn)
+    worker.ranks.barrier("built")
+    warmup = worker.spec["warmup"]
+    # The first call of the load is the last call of the warm-up, so that a call of a minute is not made once more.
+    loads = warmup > 0 and worker.device == "cuda" and worker.spec["profiler"] != "ncu"
+    sampling.warm_up(fn, warmup - loads, device=worker.device)
+    worker.ranks.barrier("warm")
+    load = functools.partial(_apply_load, worker, fn) if loads else lambda: None
+    if worker.spec["profiler"] == "ncu":
+        repeats = 1  # ncu replays each kernel for every group of counters, so one iteration has them all
+        with region(load), single_threaded_autograd(), ranges.annotate(range_name):
+            fn()
+    else:
+        # The clocks help to explain why times under a profiler differ from times without one.
+        with region(load), gpu_monitor.monitor_device(worker.device) as monitor:
+            run_loop = functools.partial(sampling.run_loop, ranks=worker.ranks, flush=worker.flush)
+            loop = run_loop(fn, repeats, device=worker.device, range_name=range_name, annotate=ranges.annotate)
+        worker.events.metric(name, "loop_wall", loop.wall_ns, "ns")
+        conditions = replace(monitor.conditions(), counted_hz=loop.clocks_hz)
+        if conditions.counted_clock_hz is not None:
+            worker.visit_clocks_hz.append(conditions.counted_clock_hz)
+        for metric, (value, unit) in conditions.metrics().items():
+            worker.events.metric(name, metric, value, unit)
+    worker.events.metric(name, "iterations", repeats, "1")
+    # ncu flushes the caches itself before each replay.
+    is_warm = not worker.flush and worker.spec["profiler"] != "ncu"
+    return CaseEnd(Status.OK, flags=[Flag.WARM_CACHE] if is_warm else [])
+
+
+def _apply_load(worker: Worker, fn: Callable[[], object]) -> None:
+    with gpu_monitor.monitor_gpu():  # NVML is opened at its first use, which can take as long as a GPU needs to idle
+        highest_hz = max(worker.visit_clocks_hz, default=None)
+        sampling.apply_load(fn, device=worker.device, ranks=worker.ranks, clock_hz=highest_hz, flush=worker.flush)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

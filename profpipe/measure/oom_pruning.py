@@ -1,0 +1,35 @@
+"""Compares the sizes of two cases: a case is skipped if a smaller one ran out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Parameters that are numbers and no dimensions.
+_NO_DIMENSIONS = {"memory_cap_gib", "seed"}
+
+
+def is_larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
+    """Return True if a case with ``params`` is larger in every dimension than the one that ran out of memory.
+
+    Every number is at least as large, one is larger, and every other value is equal. True and False are not numbers,
+    and neither are a seed and a memory limit: a larger one needs no more memory. Cases with different parameters are
+    not comparable. Nor is 0 with another number: 0 often means that the workload chooses ("as many as heads"), which
+    may be more than any number.
+    """
+    if params.keys() != oom_params.keys():
+        return False
+    numbers: list[tuple[Any, Any]] = []
+    others: list[tuple[Any, Any]] = []
+    for name, value in params.items():
+        is_dimension = name not in _NO_DIMENSIONS and _is_number(value) and _is_number(oom_params[name])
+        (numbers if is_dimension else others).append((value, oom_params[name]))
+    return (
+        all(type(value) is type(other) and value == other for value, other in others)
+        and all(value >= other and bool(value) == bool(other) for value, other in numbers)
+        and any(value > other for value, other in numbers)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,266 @@
+"""Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
+
+Each visit builds its case anew, so that only one case's tensors are in memory, and writes its samples to
+``events.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from profpipe import ranges
+from profpipe.measure import conditions, cuda_graph, gpu_monitor, sampling
+from profpipe.measure.conditions import Conditions
+from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
+from profpipe.measure.flags import Flag
+from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
+
+#: Metric of one process's times in a distributed job. The case's own times are those of the slowest process, because
+#: a collective call ends with it.
+RANK_TIME = "time_own"
+
+#: Metric of the times of CUDA graph replays, beside those of eager launches.
+GRAPH_TIME = "time_cuda_graph"
+
+#: Length of the loop without a profiler, and its least number of iterations: the first launch and the last
+#: synchronisation, some 0.1 ms, are outside the iterations.
+_LOOP_NS: Final = 30e6
+_LEAST_ITERATIONS: Final = 10
+
+Write = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """How the cases of one process are timed; from the pipeline's ``timing``, ``warmup`` and ``repeats``.
+
+    Several processes must make the same calls, so nothing they do may depend on a time: they make ``warmup`` calls
+    and take ``repeats`` samples in one round.
+    """
+
+    rule: sampling.StoppingRule
+    rounds: int
+    seed: int
+    mode: str
+    warmup: int
+    repeats: int
+    flush: bool = True
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> TimingPlan:
+        timing, repeats = spec["options"].get("timing", {}), spec["repeats"]
+        seed, flush = timing.get("seed", 0), timing.get("flush", True)
+        if spec.get("processes", 1) > 1:
+            fixed = sampling.StoppingRule(min_samples=repeats, budget_s=math.inf, max_samples=repeats)
+            return cls(fixed, 1, seed, "eager", spec["warmup"], repeats, flush)
+        defaults = sampling.StoppingRule()
+        rule = sampling.StoppingRule(
+            min_samples=repeats,
+            target=timing.get("target", defaults.target),
+            budget_s=timing.get("budget_s", defaults.budget_s),
+            max_samples=max(repeats, timing.get("most", defaults.max_samples)),
+        )
+        rounds = timing.get("rounds", 1) if timing.get("order") == "interleaved" else 1
+        # A round without a sample would only warm up.
+        rounds = max(1, min(rounds, repeats))
+        return cls(rule, rounds, seed, timing.get("mode", "eager"), spec["warmup"], repeats, flush)
+
+    def visits(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield (round from 1, case) in the order of measurement; a single round keeps the order of the pipeline."""
+        for number in range(1, self.rounds + 1):
+            order = list(cases)
+            if self.rounds > 1:
+                random.Random(f"{self.seed}/{number}").shuffle(order)
+            yield from ((number, case) for case in order)
+
+
+@dataclass(frozen=True)
+class RoundSamples:
+    """The samples of one visit to a case, and their conditions."""
+
+    values_ns: list[float]
+    conditions: Conditions = field(default_factory=Conditions)
+
+
+@dataclass
+class TimedCase:
+    """A case and the results of its visits so far.
+
+    ``samples_ns`` and ``launches`` by metric: ``time``, and ``time_cuda_graph`` in mode both. ``write(event,
+    **fields)`` appends to events.jsonl.
+    """
+
+    plan: TimingPlan
+    device: str
+    range_name: str
+    write: Write
+    ranks: Ranks = SINGLE_PROCESS
+    samples_ns: dict[str, list[float]] = field(default_factory=dict)
+    rounds: int = 0
+    conditions: list[Conditions] = field(default_factory=list)
+    last: sampling.Samples | None = None
+    not_captured: bool = False
+    launches: dict[str, LaunchProfile | None] = field(default_factory=dict)
+    #: By metric: a visit that loaded the GPU fully kept the highest clock, and so did every later visit.
+    keeps_clock: dict[str, bool] = field(default_factory=dict)
+    #: SM clocks of all visits; the cases of a process share this list.
+    visit_clocks_hz: list[float] = field(default_factory=list)
+
+    def restore(self, earlier: Mapping[str, Mapping[int, RoundSamples]]) -> None:
+        """Take over the rounds of an earlier process, and write them again.
+
+        The last round is measured again: the facts of a case that are no samples follow from it.
+        """
+        for metric, rounds in earlier.items():
+            for number, measured in rounds.items():
+                if number < self.plan.rounds:
+                    self._add(metric, number, measured)
+                    self.rounds = max(self.rounds, number)
+
+    def visit(self, fn: Callable[[], object]) -> bool:
+        """Time ``fn`` for the next round; return True after the last. In mode `both` the eager times are the case's."""
+        self.rounds += 1
+        self.last = self._sample(self._timed_callable(fn), "time")
+        if self.plan.mode == "both" and not self.not_captured:
+            self._sample_graph(fn)
+        return self.rounds >= self.plan.rounds
+
+    def _sample_graph(self, fn: Callable[[], object]) -> None:
+        """Time the graph as well; a call that cannot be captured keeps its eager times."""
+        try:
+            replay = cuda_graph.capture_graph(fn)
+        except cuda_graph.NotCapturable as error:
+            if isinstance(error, cuda_graph.CaptureAborted):
+                raise  # this process can measure nothing more
+            self.not_captured = True
+            self.write("note", text=str(error))
+        else:
+            self._sample(replay, GRAPH_TIME)
+
+    def _timed_callable(self, fn: Callable[[], object]) -> Callable[[], object]:
+        return cuda_graph.capture_graph(fn) if self.plan.mode == "cuda_graph" else fn
+
+    def _warm_up(self, fn: Callable[[], object], metric: str, budget_s: float) -> None:
+        # Rounds restored from an earlier process are no visits of this one: nothing is compiled yet.
+        is_repeated = metric in self.launches
+        # A repeated visit finds compiled kernels and tuned plans; it warms up caches and the allocator.
+        warmup = min(self.plan.warmup, 3) if is_repeated else self.plan.warmup
+        # On a GPU, `sample` waits for stable times once everything is compiled.
+        if self.ranks.is_distributed or (is_repeated and self.device == "cuda"):
+            sampling.warm_up(fn, warmup, device=self.device)
+        else:
+            sampling.warm_up_until_stable(fn, device=self.device, min_calls=warmup, budget_s=budget_s)
+
+    def _sample(self, fn: Callable[[], object], metric: str) -> sampling.Samples:
+        earlier = self.samples_ns.get(metric, [])
+        rule = self.plan.rule.for_round(min(self.rounds, self.plan.rounds), self.plan.rounds, len(earlier))
+        self._warm_up(fn, metric, rule.budget_s / 2)
+        before = self.launches.get(metric)
+        highest_hz = max(self.visit_clocks_hz, default=None)
+        with gpu_monitor.monitor_device(self.device) as monitor:
+            samples = sampling.sample(
+                fn,
+                device=self.device,
+                rule=rule,
+                earlier=earlier,
+                range_name=self.range_name,
+                annotate=ranges.annotate,
+                ranks=self.ranks,
+                on_start=monitor.clear,
+                prior=PriorMeasurement(before, self.keeps_clock.get(metric, False), clock_hz=highest_hz),
+                flush=self.plan.flush,
+            )
+        # After a pause the host takes longer to launch, so the shortest launch time of all visits counts.
+        launch = samples.launch
+        self.launches[metric] = _limit_host_time(launch, before.host_ns) if before else launch
+        measured = replace(monitor.conditions(), counted_hz=samples.clocks_hz)
+        loaded = samples.fully_loaded or self.keeps_clock.get(metric, False)
+        self.keeps_clock[metric] = loaded and measured.kept_highest_clock
+        if self.ranks.is_distributed:
+            self.write("samples", metric=RANK_TIME, round=self.rounds, unit="ns", values=samples.values_ns)
+            samples = replace(samples, values_ns=self.ranks.all_max_each(samples.values_ns))
+        self._add(metric, self.rounds, RoundSamples(samples.values_ns, measured))
+        for note in samples.notes:
+            self.write("note", text=note)
+        return samples
+
+    def _add(self, metric: str, number: int, measured: RoundSamples) -> None:
+        self.samples_ns.setdefault(metric, []).extend(measured.values_ns)
+        self.conditions.append(measured.conditions)
+        if measured.conditions.counted_clock_hz is not None:
+            self.visit_clocks_hz.append(measured.conditions.counted_clock_hz)
+        record = asdict(measured.conditions)
+        self.write("samples", metric=metric, round=number, unit="ns", values=measured.values_ns, conditions=record)
+
+    def finish(self, fn: Callable[[], object]) -> list[Flag]:
+        """Write the metrics of the case after its last visit; return its validity flags."""
+        assert self.last is not None
+        overall, loop_wall_ns = conditions.combine(self.conditions), self.loop_wall_ns(self._timed_callable(fn))
+        launch = self.launches["time"]
+        if loop_wall_ns is not None:  # launching takes no longer than an iteration of the loop
+            launch = _limit_host_time(launch, loop_wall_ns)
+        last = replace(self.last, launch=launch)
+        metrics = {
+            "peak_allocated": (last.peak_allocated, "byte"),
+            "peak_reserved": (last.peak_reserved, "byte"),
+            "issue": (launch and launch.host_ns, "ns"),
+            "loop_wall": (loop_wall_ns, "ns"),
+            **overall.metrics(),
+        }
+        for metric, (value, unit) in metrics.items():
+            if value is not None:
+                self.write("metric", subject="", metric=metric, value=value, unit=unit, n=1)
+        for note in overall.notes:
+            self.write("note", text=note)
+        graph_flags = [Flag.NOT_CAPTURED] if self.not_captured else []
+        return list(dict.fromkeys([*last.flags, *overall.flags, *graph_flags]))
+
+    def loop_wall_ns(self, fn: Callable[[], object]) -> float | None:
+        """Return the time of an iteration of the loop that profilers record, measured without a profiler.
+
+        None where one call exceeds the budget: a profiler's overhead is not noticeable then.
+        """
+        n = self.plan.repeats
+        if not self.ranks.is_distributed:
+            call_ns = max(statistics.median(self.samples_ns["time"]), 1.0)
+            most = max(_LEAST_ITERATIONS, math.ceil(_LOOP_NS / call_ns))
+            n = min(n, int(self.plan.rule.budget_s * 1e9 / call_ns), most)
+        if n == 0:
+            return None
+        # Sampling emptied the allocator's cache; under a profiler the calls before the loop fill it.
+        sampling.warm_up(fn, 1, device=self.device)
+        run_loop = partial(sampling.run_loop, range_name=self.range_name, annotate=ranges.annotate, ranks=self.ranks)
+        return run_loop(fn, n, device=self.device, flush=self.plan.flush).wall_ns
+
+
+def _limit_host_time(launch: LaunchProfile | None, limit_ns: float) -> LaunchProfile | None:
+    """Return ``launch`` with a launch time of at most ``limit_ns``."""
+    return replace(launch, host_ns=min(launch.host_ns, limit_ns)) if launch else None
+
+
+def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[str, dict[int, RoundSamples]]]:
+    """Return the samples of an earlier process by case, metric and round, for the cases ``names``.
+
+    Another case, the time limit or the user ended that process; its samples are as good as any.
+    """
+    found: dict[str, dict[str, dict[int, RoundSamples]]] = {}
+    if not events.is_file():
+        return found
+    for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the last line of a process that was killed while it wrote
+        if event.get("event") == "samples" and event["case"] in names:
+            metrics = found.setdefault(event["case"], {})
+            measured = RoundSamples(event["values"], conditions.conditions_from_record(event.get("conditions", {})))
+            metrics.setdefault(event.get("metric", "time"), {})[event.get("round", 1)] = measured
+    return found

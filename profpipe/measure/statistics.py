@@ -1,0 +1,54 @@
+"""The confidence interval of a median, and when successive times count as stable."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+#: Groups that must agree within the tolerance, and the length of a group.
+GROUPS: Final = 3
+GROUP_NS: Final = 10e6
+_TOLERANCE: Final = 0.02
+
+
+def median_interval(ordered: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Return the ends of a confidence interval for the median of ``ordered`` (ascending); None below six samples.
+
+    The number of samples below the true median is binomial(n, 1/2) for any distribution, so the order statistics l
+    and n + 1 - l enclose the median with probability 1 - 2 P(B < l); l is the largest with at least ``confidence``
+    (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2; Hahn and Meeker, Statistical Intervals,
+    section 5.2). Five samples reach only 94 %. The samples are assumed to be independent.
+    """
+    n, rank, below = len(ordered), 0, 0.0
+    while rank < n:
+        below += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) - n * math.log(2))
+        if below > (1 - confidence) / 2:
+            break
+        rank += 1
+    return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else None
+
+
+def relative_half_width(values: Sequence[float]) -> float | None:
+    """Return half the width of the median's interval, relative to the median; None where there is no interval."""
+    if (interval := median_interval(sorted(values))) is None:
+        return None
+    width, median = interval[1] - interval[0], statistics.median(values)
+    return width / 2 / median if median > 0 else float(width > 0)
+
+
+def is_stable(times: Sequence[float], expected: Sequence[float] = ()) -> bool:
+    """Return True if the last GROUPS of ``times`` agree within 2 %, or only vary around one value.
+
+    ``expected`` counts as earlier times in the first test. The times of a kernel of 15 us varied by 3 % from group to
+    group however long the load lasted: of five groups, the last two then lie within the range of the first three,
+    extended by the tolerance.
+    """
+    last = [*expected, *times][-GROUPS:]
+    if len(last) == GROUPS and max(last) <= (1 + _TOLERANCE) * min(last):
+        return True
+    before, latest = times[-GROUPS - 2 : -2], times[-2:]
+    return len(before) == GROUPS and (
+        min(before) <= (1 + _TOLERANCE) * min(latest) and max(latest) <= (1 + _TOLERANCE) * max(before)
+    )

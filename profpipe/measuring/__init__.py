@@ -1,1 +1,0 @@
-"""What times a callable in the workload's process: the parts of ``timing`` and of ``harness``."""

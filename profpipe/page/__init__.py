@@ -1,1 +1,0 @@
-"""The parts of ``report``: findings -> sentences, tables and plots of the page."""

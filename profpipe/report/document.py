@@ -1,0 +1,436 @@
+"""The document: everything that a page says, as values. Renderers turn it into Markdown, text or HTML.
+
+A ``Document`` holds sections, a section holds blocks. Text is a sequence of inlines, in which a plain ``str`` is text
+that a renderer escapes. Numbers stay numbers with their unit until a renderer formats them. Renderers own escaping,
+number formats, folding and links.
+
+The short page (SUMMARY.md) shows the blocks whose ``placement`` is ``SUMMARY``; ``details.md`` shows the others. A page
+without a length limit (HTML) shows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias
+
+from profpipe.report.units import Unit
+
+#: The unit of a plain number.
+NO_UNIT = Unit("", 1.0)
+
+
+class Placement(str, Enum):
+    """Which page shows a block."""
+
+    SUMMARY = "summary"
+    DETAILS = "details"
+
+
+class Format(str, Enum):
+    """How a number is written."""
+
+    NUMBER = "number"  # three or four significant digits, in a unit: 81.7
+    COUNT = "count"  # whole where it is whole: 3
+    RATIO = "ratio"  # 1.42x
+    PERCENT = "percent"  # a share as a percentage, without the sign: 81.3
+    SIGNED_PERCENT = "signed_percent"  # a difference: +8.0 %
+    PLUS_MINUS = "plus_minus"  # half the width of an interval as a share: ±0.2 %
+
+
+class Severity(str, Enum):
+    NOTE = "note"
+    WARNING = "warning"
+
+
+class Missing(str, Enum):
+    """Why a cell holds no number."""
+
+    NOT_MEASURED = "not_measured"
+    NOT_REQUESTED = "not_requested"  # the pipeline file has no such case
+    NOT_APPLICABLE = "not_applicable"
+
+
+# --- inlines ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Code:
+    """A name from a program or a file, set in a fixed-width font."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Emphasised text."""
+
+    content: Text
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to a section of the same workload or of the run (``#id``), or to a file of the run's folder."""
+
+    content: Text
+    target: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in its stored unit (ns, byte, share, ...), written in ``unit`` by ``format``.
+
+    In a sentence the unit's name follows the number. In a table the column's head holds the unit's name.
+    """
+
+    value: float | None
+    unit: Unit = NO_UNIT
+    format: Format = Format.NUMBER
+
+
+Inline: TypeAlias = "str | Code | Strong | Link | Number"
+#: A line of text. ``("fastest is ", Code("fa2"))``; a single inline may stand alone.
+Text: TypeAlias = "Inline | tuple[Inline, ...]"
+
+
+def inlines(text: Text) -> tuple[Inline, ...]:
+    """Return the inlines of ``text``."""
+    return text if isinstance(text, tuple) else (text,)
+
+
+def concat(*parts: Text) -> tuple[Inline, ...]:
+    """Return the parts as one line of text."""
+    return tuple(inline for part in parts for inline in inlines(part))
+
+
+def join(
+    parts: Iterable[Text], separator: str = ", ", last: str = " and ", most: int | None = None
+) -> tuple[Inline, ...]:
+    """Return ``a, b and c``; of more than ``most`` parts the first ones and how many follow."""
+    given = list(parts)
+    if most is not None and len(given) > most:
+        given = [*given[:most], f"{len(given) - most} more"]
+    found: list[Inline] = []
+    for i, part in enumerate(given):
+        if i:
+            found.append(last if i == len(given) - 1 else separator)
+        found.extend(inlines(part))
+    return tuple(found)
+
+
+def plain(text: Text) -> str:
+    """Return the text without markup and without formatting numbers; for tests, anchors and titles of files."""
+    parts = []
+    for inline in inlines(text):
+        if isinstance(inline, (Strong, Link)):
+            parts.append(plain(inline.content))
+        elif isinstance(inline, Code):
+            parts.append(inline.text)
+        elif isinstance(inline, Number):
+            parts.append("" if inline.value is None else f"{inline.value:g}")
+        else:
+            parts.append(inline)
+    return "".join(parts)
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. ``id`` names it for programs, ``title`` for people; the unit follows the title.
+
+    Columns of labels name the row and stay even where they are empty. Labels and words are aligned left, numbers right.
+    """
+
+    id: str
+    title: Text
+    unit: Unit | None = None
+    format: Format = Format.NUMBER
+    is_label: bool = False
+    is_words: bool = False
+
+    @property
+    def is_numeric(self) -> bool:
+        return not (self.is_label or self.is_words)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: a number in its stored unit or text, its flags, or why it is missing.
+
+    ``unit`` and ``format`` replace those of the column. ``note`` follows the number, such as an interval.
+    """
+
+    value: float | None = None
+    text: Text = ""
+    flags: tuple[str, ...] = ()
+    is_strong: bool = False
+    missing: Missing | None = None
+    unit: Unit | None = None
+    format: Format | None = None
+    note: Text = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.value is None and not self.text and not self.flags and not self.note
+
+
+def cell(content: Cell | Text | float | None) -> Cell:
+    """Return ``content`` as a cell; ``None`` is a number that was not measured."""
+    if isinstance(content, Cell):
+        return content
+    if content is None:
+        return Cell(missing=Missing.NOT_MEASURED)
+    if isinstance(content, (int, float)):
+        return Cell(value=float(content))
+    return Cell(text=content)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    content: Text
+    placement: Placement = Placement.SUMMARY
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: tuple[Text, ...]
+    placement: Placement = Placement.SUMMARY
+
+
+@dataclass(frozen=True)
+class Callout:
+    """A remark that stands out: a warning, or a note on how to read what follows."""
+
+    severity: Severity
+    content: Text
+    placement: Placement = Placement.SUMMARY
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    text: str
+    language: str = "sh"
+    placement: Placement = Placement.SUMMARY
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. ``id`` is unique in its section.
+
+    ``most_rows`` limits the rows that the short page shows. A table that is not divisible stays whole: its last rows
+    are sums.
+    """
+
+    id: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: Text = ""
+    placement: Placement = Placement.SUMMARY
+    most_rows: int | None = None
+    is_divisible: bool = True
+
+    def without_empty_columns(self) -> Table:
+        """Return the table without the number columns in which every cell is empty."""
+        kept = [i for i, c in enumerate(self.columns) if c.is_label or any(not row[i].is_empty for row in self.rows)]
+        return self._with_columns(kept)
+
+    def without(self, *ids: str) -> Table:
+        """Return the table without the columns ``ids``."""
+        return self._with_columns([i for i, column in enumerate(self.columns) if column.id not in ids])
+
+    def _with_columns(self, kept: Sequence[int]) -> Table:
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+
+
+def make_table(
+    id: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Cell | Text | float | None]],
+    title: Text = "",
+    placement: Placement = Placement.SUMMARY,
+) -> Table:
+    """Return a table without empty columns of numbers; the contents of ``rows`` become cells."""
+    cells = tuple(tuple(map(cell, row)) for row in rows)
+    return Table(id, tuple(columns), cells, title, placement).without_empty_columns()
+
+
+class ChartKind(str, Enum):
+    LINES = "lines"
+    STACKED_BARS = "stacked_bars"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a chart: its title and unit, or the names of its positions.
+
+    ``quantity`` is the stored unit of its values (ns, byte, x, share, or empty): ticks are written by it.
+    """
+
+    title: str
+    unit: Unit | None = None
+    is_log: bool = False
+    labels: tuple[str, ...] = ()
+    quantity: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series in stored units, with the 10th and 90th percentile where they are known, and its flags."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def has_visible_range(self) -> bool:
+        """Return True if the percentiles lie more than 5 % apart."""
+        return self.low is not None and self.high is not None and self.high > 1.05 * self.low
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, or one colour of stacked bars. ``key`` chooses the colour, so that a name has one colour everywhere.
+
+    ``is_rejected``: most of its results are inaccurate.
+    """
+
+    name: str
+    key: str
+    marks: tuple[Mark, ...]
+    is_baseline: bool = False
+    is_rejected: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a chart. Several panels share both axes."""
+
+    title: str
+    series: tuple[Series, ...]
+
+
+class ReferenceKind(str, Enum):
+    LEVEL = "level"  # a value that divides good from bad
+    LIMIT = "limit"  # the largest or smallest value that is allowed; named beside the lines
+    PEAK = "peak"  # the machine's limit; drawn where it is near the data
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A horizontal line of every panel."""
+
+    kind: ReferenceKind
+    value: float
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as its series. ``id`` is the stem of its file; ``alternative`` describes it for a screen reader.
+
+    ``keys`` are the keys of all series that the workload or the study may have, in the order of the palette.
+    """
+
+    id: str
+    title: str
+    kind: ChartKind
+    x: Axis
+    y: Axis
+    panels: tuple[Panel, ...]
+    caption: Text = ""
+    placement: Placement = Placement.SUMMARY
+    subtitle: str = ""
+    keys: tuple[str, ...] = ()
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def alternative(self) -> str:
+        return self.title
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """All marks of all panels."""
+        return tuple(mark for panel in self.panels for series in panel.series for mark in series.marks)
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that stay folded until a reader opens them."""
+
+    summary: Text
+    blocks: tuple[Block, ...]
+    placement: Placement = Placement.DETAILS
+
+
+#: Tables longer than this are folded.
+LONG_TABLE = 24
+
+
+def fold_if_long(table: Table) -> Details | Table:
+    """Return ``table``, folded below its title where it is long. The short page cuts a table instead of folding it."""
+    if len(table.rows) <= LONG_TABLE or not table.title or table.placement is Placement.SUMMARY:
+        return table
+    return Details(table.title, (replace(table, title=""),), table.placement)
+
+
+Block: TypeAlias = "Paragraph | Bullets | Callout | CodeBlock | Table | Chart | Details"
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a workload, or of the whole run where ``workload`` is empty. ``summary`` is its first sentence."""
+
+    id: str
+    title: Text
+    blocks: tuple[Block, ...] = ()
+    summary: Text = ""
+    workload: str = ""
+    sections: tuple[Section, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.summary or self.sections)
+
+    def tables(self) -> Iterator[Table]:
+        """Yield every table of the section, those of its subsections included."""
+        yield from _tables(self.blocks)
+        for section in self.sections:
+            yield from section.tables()
+
+
+def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Details):
+            yield from _tables(block.blocks)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report: its title and its sections in order."""
+
+    title: Text
+    sections: tuple[Section, ...] = field(default=())
+
+    def section(self, id: str, workload: str = "") -> Section | None:
+        """Return the section ``id`` of ``workload``, or None."""
+        return next((s for s in self.sections if s.id == id and s.workload == workload), None)
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """The workloads that have sections, in order."""
+        return tuple(dict.fromkeys(section.workload for section in self.sections if section.workload))
+
+    def tables(self) -> Iterator[Table]:
+        """Yield every table of the document."""
+        for section in self.sections:
+            yield from section.tables()

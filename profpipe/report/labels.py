@@ -1,0 +1,76 @@
+"""How findings are called in sentences and in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+from profpipe.analysis.cases import in_words
+from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings
+from profpipe.report.document import Code, Text, join
+from profpipe.results.manifest import Manifest
+
+PART_NAMES: Mapping[str, str] = {
+    "attention": "Attn", "helpers": "Attn helpers", "direct_copy": "direct_copy", "add": "add", "gemm": "gemm",
+    "softmax": "softmax", "rest": "everything else", "graph": "whole graphs",
+    "copies": "copies and sets (no kernels)",
+}  # fmt: skip
+
+#: The same parts inside a sentence.
+PARTS_SAID: Mapping[str, str] = {
+    "helpers": "its helper kernels", "direct_copy": "copies", "add": "additions", "gemm": "gemm", "softmax": "softmax",
+    "rest": "other kernels", "graph": "graphs", "copies": "copies and sets that are no kernels",
+}  # fmt: skip
+
+#: Said beside TFLOP/s of calls some of which are sparse.
+DENSE_WORK = (
+    "TFLOP/s count the dense work, also of calls that leave out a part of it, so they may pass what the GPU can do; "
+    "effective ones count what is done."
+)
+
+
+def case_text(point: CaseResult) -> Text:
+    """Return a case in words: ``seqlen 512, flash`` with the compared value as code."""
+    parts: list[Text] = [in_words(point.shape)] if point.shape else []
+    parts += [Code(point.variant)] if point.variant else []
+    return join(parts, last=", ") or (Code(unquote(point.id)) if point.id else "whole capture")
+
+
+def has_no_gpu(run: Manifest) -> bool:
+    """Return True if the run's machine has no GPU; of files from elsewhere the machine is unknown."""
+    return run.machine.gpus == ()
+
+
+def is_on_cpu(findings: Findings) -> bool:
+    """Return True if the profilers recorded CPU operators only."""
+    breakdowns = (case.breakdown for workload in findings.workloads for case in workload.cases)
+    return {breakdown.kind for breakdown in breakdowns if breakdown} == {"cpu_op"}
+
+
+def of_workload(name: str, findings: Findings) -> Text:
+    """Return `` of attention`` where the run has several workloads."""
+    return (" of ", Code(name)) if len(findings.workloads) > 1 else ""
+
+
+def quantity(basis: Basis | None) -> str:
+    """What the times of a workload are, in words."""
+    if basis is None:
+        return ""
+    if basis.quantity == "time":
+        return "median time of a call"
+    if basis.quantity == "wall":
+        return "wall time of the process, start-up included"
+    if basis.quantity == "cpu_op":
+        return f"self time of CPU operators per call ({basis.profiler})"
+    return f"kernel time per call ({basis.profiler})"
+
+
+def of_what(basis: Basis | None) -> str:
+    """``per call``: what follows a time in a sentence."""
+    words = {
+        "time": "per call",
+        "wall": "of wall time",
+        "kernel": "of kernel time per call",
+        "cpu_op": "of CPU operators' self time per call",
+    }
+    return words[basis.quantity] if basis else ""

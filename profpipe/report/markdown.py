@@ -1,0 +1,205 @@
+"""Write the document as GitHub's Markdown: escaped text, code spans, tables, links."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote
+
+from profpipe.report.document import (
+    Block,
+    Bullets,
+    Callout,
+    Cell,
+    Chart,
+    Code,
+    CodeBlock,
+    Column,
+    Details,
+    Document,
+    Inline,
+    Link,
+    Number,
+    Paragraph,
+    Section,
+    Severity,
+    Strong,
+    Table,
+    Text,
+    inlines,
+)
+from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number
+
+#: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
+_SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
+
+
+def escape(text: object) -> str:
+    """Plain text that no renderer takes for markup: HTML's three letters as entities, Markdown's with a backslash."""
+    flat = " ".join(str(text).split())
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", flat)
+
+
+def code(text: object) -> str:
+    """A code span, also inside a table: a pipe would end its cell even there (GFM 4.10), a backtick the span."""
+    flat = " ".join(str(text).split()).replace("|", "\\|")
+    if not flat:
+        return ""
+    longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+#: The pages of a report.
+SUMMARY, DETAILS = "SUMMARY.md", "details.md"
+
+#: (page, workload, section id) to the anchor of its heading.
+Anchors = Mapping[tuple[str, str, str], str]
+
+
+@dataclass(frozen=True)
+class Markdown:
+    """Writes a document's values as GitHub's Markdown.
+
+    ``page`` is the page that is written and ``anchors`` the headings of all pages. ``exists`` says whether a file of
+    the run's folder is there: a link to one that is not becomes text. ``names_workloads`` puts a section's workload
+    into its heading.
+    """
+
+    page: str = SUMMARY
+    anchors: Anchors = field(default_factory=dict)
+    exists: Callable[[str], bool] = lambda path: True
+    names_workloads: bool = False
+    workload: str = ""
+
+    def text(self, text: Text, in_table: bool = False) -> str:
+        return "".join(self._inline(inline, in_table) for inline in inlines(text))
+
+    def _inline(self, inline: Inline, in_table: bool) -> str:
+        if isinstance(inline, Code):
+            return code_span(inline.text, in_table)
+        if isinstance(inline, Strong):
+            return f"**{self.text(inline.content, in_table)}**"
+        if isinstance(inline, Link):
+            content, target = self.text(inline.content, in_table), self._target(inline.target)
+            return f"[{content}]({target})" if target else content
+        return escape_inline(format_number(inline) if isinstance(inline, Number) else inline)
+
+    def _target(self, target: str) -> str:
+        """Return the address of a link; empty where there is nothing to link to."""
+        if "://" in target:
+            return target
+        path, _, id = target.partition("#")
+        if path not in ("", SUMMARY, DETAILS):
+            return quote(target, safe="/#=,+") if self.exists(path) else ""
+        for page in (path,) if path else (SUMMARY, DETAILS):
+            for workload in (self.workload, ""):
+                if anchor := self.anchors.get((page, workload, id)):
+                    return f"{'' if page == self.page else page}#{anchor}"
+        return path if not id and path != self.page else ""
+
+    def heading(self, section: Section) -> str:
+        workload = f": {escape_inline(section.workload)}" if self.names_workloads and section.workload else ""
+        return f"{self.text(section.title)}{workload}"
+
+    def section(self, section: Section, level: int = 2) -> str:
+        """Return the section with its heading; empty where the section holds nothing."""
+        if not section:
+            return ""
+        own = replace(self, workload=section.workload)
+        parts = [f"{'#' * level} {self.heading(section)}" if section.title else "", own.text(section.summary)]
+        parts += map(own.block, section.blocks)
+        parts += (own.section(replace(child, workload=""), level + 1) for child in section.sections)
+        return "\n\n".join(part for part in parts if part)
+
+    def block(self, block: Block) -> str:
+        match block:
+            case Paragraph():
+                return self.text(block.content)
+            case Bullets():
+                return "\n".join(f"- {self.text(item)}" for item in block.items)
+            case Callout():
+                label = "**Warning:** " if block.severity is Severity.WARNING else ""
+                return f"> {label}{self.text(block.content)}"
+            case CodeBlock():
+                return f"```{block.language}\n{block.text}\n```"
+            case Table():
+                return self.table(block)
+            case Chart():
+                picture = f"![{escape_inline(block.alternative)}]({plot_path(block)})"
+                return "\n\n".join(filter(None, [picture, self.text(block.caption)]))
+            case Details():
+                inner = "\n\n".join(map(self.block, block.blocks))
+                return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
+
+    def table(self, table: Table) -> str:
+        """Return the table below its title; empty without rows."""
+        if not table.rows:
+            return ""
+        head = [
+            " ".join(filter(None, [self.text(column.title, in_table=True), escape_inline(format_head(column))]))
+            for column in table.columns
+        ]
+        align = ["---:" if column.is_numeric else "---" for column in table.columns]
+        letters = flag_letters(table)
+        rows = [[self._cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
+                for row in table.rows]  # fmt: skip
+        lines = "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
+        title = f"**{self.text(table.title)}**" if table.title else ""
+        legend = ", ".join(f"*{letter}*: {escape(flag)}" for flag, letter in letters.items())
+        return "\n\n".join(filter(None, [title, lines, legend]))
+
+    def _cell(self, cell: Cell, column: Column, letters: Mapping[str, str]) -> str:
+        content = escape_inline(format_cell(cell, column)) or self.text(cell.text, in_table=True)
+        content = f"**{content}**" if cell.is_strong and content else content
+        flags = f"*{', '.join(letters.get(flag) or escape(flag) for flag in cell.flags)}*" if cell.flags else ""
+        return " ".join(filter(None, [content, self.text(cell.note, in_table=True), flags]))
+
+
+def escape_inline(text: str) -> str:
+    """Escape text, and keep a blank at either end."""
+    flat = escape(text)
+    return f"{' ' * (text[:1].isspace())}{flat}{' ' * (text[-1:].isspace() and bool(flat))}"
+
+
+def code_span(text: str, in_table: bool = False) -> str:
+    """Return a code span. Only a table needs a backslash before a pipe (GFM 4.10)."""
+    return code(text) if in_table else code(text).replace("\\|", "|")
+
+
+def plot_path(chart: Chart) -> str:
+    """Return the path of a chart's picture, relative to the page."""
+    return f"plots/{chart.id}.png"
+
+
+def anchors(pages: Mapping[str, Document], names_workloads: bool) -> Anchors:
+    """Return the anchor of each section's heading as GitHub derives it; a repeated heading gets a number."""
+    found: dict[tuple[str, str, str], str] = {}
+    writer = Markdown(names_workloads=names_workloads)
+    for page, document in pages.items():
+        seen: dict[str, int] = {}
+        for section, workload in _walk(document.sections):
+            if section.title:
+                anchor = slug(html.unescape(writer.heading(section).replace("\\", "")))
+                number = seen[anchor] = seen.get(anchor, -1) + 1
+                found[page, workload, section.id] = f"{anchor}-{number}" if number else anchor
+    return found
+
+
+def _walk(sections: Sequence[Section], workload: str = "") -> Iterator[tuple[Section, str]]:
+    """Yield each section that is not empty, with the workload that it belongs to."""
+    for section in sections:
+        if section:
+            yield (replace(section, workload="") if workload else section), section.workload or workload
+            yield from _walk(section.sections, section.workload or workload)

@@ -1,0 +1,164 @@
+"""Divide a document into SUMMARY.md and details.md, and keep SUMMARY.md short.
+
+Every block stands on one of the two pages. What does not fit on SUMMARY.md moves to details.md, the least important
+sections first; a table that is too long leaves its first rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from profpipe.report.document import (
+    Block,
+    Bullets,
+    Details,
+    Document,
+    Link,
+    Paragraph,
+    Placement,
+    Section,
+    Table,
+    Text,
+    concat,
+    join,
+)
+from profpipe.report.formatting import flag_letters
+from profpipe.report.markdown import DETAILS, Markdown
+
+#: The longest SUMMARY.md, in lines.
+MOST_LINES = 150
+
+#: Sections by importance, which is not the order on the page. Others follow in the order of the document.
+IMPORTANCE = (
+    "overview", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished", "first_studies",
+    "studies", "study_plots", "skipped", "classification", "kernel_share", "switch_cost", "limits", "accuracy",
+    "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
+)  # fmt: skip
+
+#: Sections whose summary is a finding: the summary stays on SUMMARY.md where their tables move.
+FINDINGS = ("accuracy", "agreement")
+
+#: The rows of a table where the page is too short for all: tried in this order until every block finds room.
+_ROWS = (None, 24, 12)
+
+#: A table that leaves fewer rows than these moves as a whole.
+_LEAST_ROWS = 3
+
+#: The lines of the title and of the links to details.md.
+_FRAME = 4
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """A section's parts for the two pages, the lines of the first, and whether a block found no room there."""
+
+    kept: Section
+    moved: Section
+    lines: int
+    overflows: bool
+
+
+def paginate(document: Document, most_lines: int = MOST_LINES) -> tuple[Document, Document]:
+    """Return SUMMARY.md with at most ``most_lines`` lines, and details.md with everything else.
+
+    SUMMARY.md ends with the titles of the sections in details.md.
+    """
+    for most_rows in _ROWS:
+        divided = _divide_all(document.sections, most_lines - _FRAME, most_rows)
+        if not any(each.overflows for each in divided):
+            break
+    summary = replace(document, sections=tuple(each.kept for each in divided if each.kept))
+    details = replace(document, sections=tuple(each.moved for each in divided if each.moved))
+    if details.sections:
+        summary = replace(summary, sections=(*summary.sections, _contents(details)))
+    return summary, details
+
+
+def _contents(details: Document) -> Section:
+    """Return one line with the titles of the sections of ``details``, linked where they are of the whole run."""
+    titles = {section.id: section for section in reversed(details.sections) if section.title}
+    links = join(Link(titles[id].title, f"{DETAILS}#{id}") for id in reversed(titles))
+    return Section("details", "", summary=concat("More in ", Link(DETAILS, DETAILS), ": ", links, "."))
+
+
+def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -> list[_Divided]:
+    """Divide the sections, which take their lines in the order of their importance."""
+    rank = {id: i for i, id in enumerate(IMPORTANCE)}
+    if any(section.id == "overview" for section in sections):
+        # The overview has the times of each workload: the requested tables come before the others.
+        rank |= dict.fromkeys(("headline", "times"), rank["study_plots"])
+    found: dict[int, _Divided] = {}
+    for i in sorted(range(len(sections)), key=lambda i: (rank.get(sections[i].id, len(rank)), i)):
+        found[i] = _divide(sections[i], room, most_rows)
+        room -= found[i].lines
+    return [found[i] for i in range(len(sections))]
+
+
+def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
+    """Keep blocks of ``section`` while there is room; after the first that does not fit, all others move."""
+    head = (2 if section.title else 0) + (2 if section.summary else 0)
+    kept: list[Block] = []
+    moved: list[Block] = []
+    used, overflows = head, False
+    for block in section.blocks:
+        if isinstance(block, Table) and not block.rows:
+            continue
+        if overflows or block.placement is Placement.DETAILS or isinstance(block, Details):
+            moved.append(block)
+            continue
+        first, rest = _cut(block, room - used, most_rows, section.id)
+        kept += first
+        moved += rest
+        used += sum(map(_lines, first))
+        overflows = not first
+    parts: list[_Divided] = []
+    for child in section.sections:
+        parts.append(_divide(child, 0 if overflows else room - used, most_rows))
+        used += parts[-1].lines
+        overflows = overflows or parts[-1].overflows
+    short = tuple(part.kept for part in parts if part.kept)
+    long = tuple(part.moved for part in parts if part.moved)
+    is_alone = section.id in FINDINGS or not (moved or long)
+    is_kept = bool(kept or short) or (bool(section.summary) and is_alone and head <= room)
+    empty = replace(section, blocks=(), sections=(), summary="")
+    return _Divided(
+        kept=replace(section, blocks=tuple(kept), sections=short) if is_kept else empty,
+        moved=replace(section, blocks=tuple(moved), sections=long, summary="" if is_kept else section.summary),
+        lines=used if is_kept else 0,
+        overflows=overflows or (bool(section) and not is_kept and head > room),
+    )
+
+
+def _lines(block: Block) -> int:
+    """Return the lines of ``block`` on the page, the blank line after it included."""
+    if isinstance(block, Table):
+        return len(block.rows) + 3 + 2 * (bool(block.title) + bool(flag_letters(block))) if block.rows else 0
+    text = Markdown().block(block)
+    return text.count("\n") + 2 if text else 0
+
+
+def _cut(block: Block, room: int, most_rows: int | None, id: str) -> tuple[list[Block], list[Block]]:
+    """Return the blocks that stay and those that move."""
+    if isinstance(block, Table):
+        limits = [limit for limit in (most_rows, block.most_rows) if limit is not None and block.is_divisible]
+        fitting = min([*limits, room - (_lines(block) - len(block.rows)) - 2])
+        if len(block.rows) <= min(limits, default=len(block.rows)) and _lines(block) <= room:
+            return [block], []
+        if fitting < _LEAST_ROWS or not block.is_divisible:
+            return [], [block]
+        more = Paragraph(_more(len(block.rows) - fitting, "row", id))
+        return [replace(block, rows=block.rows[:fitting]), more], [replace(block, rows=block.rows[fitting:])]
+    if isinstance(block, Bullets) and room >= 3:
+        fitting = min(room - 2, most_rows or room)
+        if len(block.items) > fitting + 1:
+            more_items = _more(len(block.items) - fitting, "item", id)
+            first = replace(block, items=(*block.items[:fitting], more_items))
+            return [first], [replace(block, items=block.items[fitting:])]
+    if _lines(block) <= room:
+        return [block], []
+    return [], [block]
+
+
+def _more(number: int, noun: str, id: str) -> Text:
+    return f"{number} more {noun}{'' if number == 1 else 's'}: ", Link(DETAILS, f"{DETAILS}#{id}")

@@ -1,0 +1,1 @@
+"""Charts of the document, drawn by matplotlib."""

@@ -1,0 +1,166 @@
+"""Build the document of a run, and write its pages, plots and text files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jinja2
+
+from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.errors import ProfpipeError
+from profpipe.report import selection, text_files
+from profpipe.report.document import Document, Section
+from profpipe.report.labels import has_no_gpu
+from profpipe.report.markdown import DETAILS, SUMMARY, Markdown, anchors
+from profpipe.report.pages import paginate
+from profpipe.report.plots import matplotlib_charts
+from profpipe.report.sections import (
+    accuracy,
+    agreement,
+    cases,
+    classification,
+    commands,
+    environment,
+    files,
+    flags,
+    headline,
+    kernel_share,
+    kernels,
+    launch_counts,
+    memory,
+    not_run,
+    phases,
+    plots,
+    ranks,
+    roofline,
+    studies,
+    study_plots,
+    switch_cost,
+    times,
+    warnings,
+)
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
+
+_PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
+
+
+def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, template: Path) -> Document:
+    """Write plots, text files and the pages into ``folder``; return the document."""
+    for name, text in text_files.texts(findings, tables, run).items():
+        _write(folder / name, text)
+    document = build(findings, tables, run)
+    write(document, folder, template)
+    return document
+
+
+def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
+    """Return the document of a run: its sections in the order of the page."""
+    first = tuple(replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.is_first)
+    answer = "Answer" if first or len(findings.workloads) > 1 else ""
+    is_alone = len(findings.workloads) == 1
+    answers = {
+        workload.name: (headline.headline(workload, answer), times.times(workload, has_no_gpu(run), is_alone))
+        for workload in findings.workloads
+    }
+    sections = (
+        *first,
+        headline.overview(findings.workloads),
+        *(section for own in answers.values() for section in own if is_alone),
+        *(() if is_alone else (flags.flags(findings.workloads),)),
+        warnings.warnings(findings, run),
+        classification.classification(findings),
+        studies.study_tables([study for study in findings.studies if not study.is_first]),
+        study_plots.study_plots(findings.plots),
+        *(section for workload in findings.workloads
+          for section in (*(() if is_alone else answers[workload.name]), *_workload_sections(workload, findings))),
+        not_run.failures(findings),
+        not_run.unfinished(findings),
+        not_run.skipped(findings),
+        launch_counts.launch_counts(findings),
+        files.files(findings, run),
+        environment.environment(run),
+        commands.commands(run),
+    )  # fmt: skip
+    title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
+    return Document(title, tuple(section for section in sections if section))
+
+
+def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:
+    """Yield the sections of one workload below its headline and times; a large comparison shows some shapes only."""
+    part = selection.select(workload, findings.workloads)
+    if note := selection.note(workload, findings.workloads):
+        yield Section("selection", "", summary=note, workload=workload.name)
+    yield kernel_share.kernel_share(part)
+    yield switch_cost.switch_cost(part)
+    yield roofline.limits(workload, part)
+    yield accuracy.accuracy(part)
+    yield agreement.agreement(workload)
+    yield cases.cases(workload, part)
+    yield plots.plots(workload)
+    yield phases.phases(part)
+    yield phases.host_phases(workload)
+    yield phases.phase_work(workload)
+    yield memory.memory(workload)
+    yield ranks.ranks(part)
+    yield kernels.kernels(part)
+
+
+def write(document: Document, folder: Path, template: Path) -> None:
+    """Write SUMMARY.md, details.md and the plots, each file whole or not at all.
+
+    Raise ProfpipeError where a template of the user is wrong or out of date.
+    """
+    pages = dict(zip((SUMMARY, DETAILS), paginate(document), strict=True))
+    has_names = len(document.workloads) > 1
+    linked = anchors(pages, has_names)
+    texts = {
+        name: _fill(template, page, Markdown(name, linked, lambda path: (folder / path).exists(), has_names))
+        for name, page in pages.items()
+        if page.sections or name == SUMMARY
+    }
+    former = set().union(*(_plots_of(folder / name) for name in pages))
+    matplotlib_charts.draw_charts(document, folder)
+    if DETAILS not in texts:
+        (folder / DETAILS).unlink(missing_ok=True)
+    for name in sorted(texts, reverse=True):
+        _write(folder / name, texts[name])
+    # Other pictures in the folder belong to the user.
+    for plot in former - set(_PLOT.findall("".join(texts.values()))):
+        (folder / plot).unlink(missing_ok=True)
+
+
+def _fill(template: Path, document: Document, writer: Markdown) -> str:
+    """Return the page that ``template`` makes of the document, with one blank line between blocks."""
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    jinja.filters["markdown"] = lambda value: (
+        writer.section(value) if isinstance(value, Section) else writer.text(value)
+    )
+    try:
+        text = jinja.get_template(template.name).render(document=document, page=writer.page)
+    except jinja2.TemplateError as error:
+        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        remedy = "Compare it with the template of this version of profpipe; the tables are written."
+        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
+
+
+def _plots_of(page: Path) -> set[str]:
+    """Return the plots that a page shows; a user may have edited the page."""
+    return set(_PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))) if page.is_file() else set()
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""Findings to the sections of the document, one file a subject."""

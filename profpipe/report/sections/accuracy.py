@@ -1,0 +1,212 @@
+"""How far results are from their reference, and which of them are within the tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from profpipe.analysis.cases import shown
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.job import count_cases
+from profpipe.measure.flags import Flag
+from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
+from profpipe.report.document import (
+    Cell,
+    Code,
+    Column,
+    Format,
+    Inline,
+    Placement,
+    Section,
+    Strong,
+    Table,
+    Text,
+    fold_if_long,
+    inlines,
+    join,
+    make_table,
+)
+from profpipe.report.labels import case_text
+from profpipe.report.selection import main_cases
+
+_TITLES = {
+    "error_max": "max error", "error_mean": "mean error", "error_rel_l1": "relative L1", "error_rmse": "RMSE",
+    "cosine": "cosine",
+}  # fmt: skip
+_NAMES = {"out": "out", "dq": "dQ", "dk": "dK", "dv": "dV"}
+
+#: By dtype the relative L1 that rounding leaves between two orders of summation: on an H200, with 1024 and 4096 tokens,
+#: seven implementations in fp32 are 1e-7 to 1.6e-6 from a reference in fp32.
+_ROUNDING = {"fp32": "1e-6"}
+
+#: Cases outside the tolerance that a sentence names; more are counted.
+_NAMED = 4
+
+#: Rows from which on a case has one, its worst tensor, where all are within the tolerance.
+_MANY = 30
+
+#: The largest error of a shape is worth the short page if it is this many times the smallest one.
+_VARIES = 2.0
+
+#: A case, its tensor ("" where none was compared), and the measures of the tensor by their name.
+_Row = tuple[CaseResult, str, Mapping[str, float]]
+
+
+def accuracy(workload: WorkloadFindings) -> Section:
+    """Return the errors of each case; empty where there is no more than the errors that stand with the times.
+
+    The short page has them where a case misses the tolerance, or where errors differ between cases.
+    """
+    if not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
+        return Section("accuracy", "", workload=workload.name)
+    largest, others = main_cases(workload)
+    placement = Placement.SUMMARY if _is_notable(workload, largest) else Placement.DETAILS
+    if worst := worst_tensors(workload, [*largest, *others]):
+        every = errors(workload, [*largest, *others], "Every tensor")
+        tables = [replace(worst, placement=placement), replace(every, placement=Placement.DETAILS)]
+    else:
+        rest = errors(workload, others, "The other cases")
+        tables = [replace(errors(workload, largest), placement=placement), replace(rest, placement=Placement.DETAILS)]
+    blocks = tuple(fold_if_long(table) for table in tables if table.rows)
+    notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
+    summary = join(["Differences from the workload's reference.", *notes], " ", " ")
+    return Section("accuracy", "Accuracy", blocks, summary, workload.name) if blocks else Section("accuracy", "")
+
+
+def _is_notable(workload: WorkloadFindings, among: Sequence[CaseResult]) -> bool:
+    found = [error for case in among if (error := case.values.get("error_rel_l1", case.values.get("error_max")))]
+    varies = max(found, default=0.0) > _VARIES * min(found, default=0.0)
+    return varies or any(case.is_disqualified for case in workload.cases)
+
+
+def _verdicts(workload: WorkloadFindings) -> Text:
+    """Return the limits, how many cases are within them, and which are not."""
+    judged = [case for case in workload.cases if case.accuracy is not None]
+    missed = [case for case in judged if case.is_disqualified]
+    unchecked = [case for case in missed if case.accuracy and case.accuracy.mark == Flag.UNCHECKED]
+    outside = [case for case in missed if case not in unchecked]
+    if not workload.tolerance:
+        wrong = [case for case in judged if case.accuracy and case.accuracy.why]
+        return ("No result: ", *_named(wrong), ".") if wrong else ""
+    if not judged:
+        return ""
+    limits = join([f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items()])
+    gradients = ", for gradients as for the output" if _has_gradients(judged) else ""
+    counted = _count_within(len(judged) - len(missed), len(judged) - len(unchecked), is_all=not unchecked)
+    misses = (" Not: ", *_named(outside), ".") if outside else ()
+    rest = (" Not compared: ", *_named(unchecked, with_reason=False), ".") if unchecked else ()
+    return ("Allowed: ", *limits, f"{gradients}. {counted}.", *misses, *rest)
+
+
+def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[Inline, ...]:
+    names: list[Text] = [
+        (*inlines(case_text(case)), f" ({case.accuracy.why})" if with_reason and case.accuracy else "")
+        for case in among[:_NAMED]
+    ]
+    return join([*names, f"{len(among) - _NAMED} more"] if len(among) > _NAMED else names)
+
+
+def _count_within(within: int, compared: int, is_all: bool) -> str:
+    if not compared:
+        return "No case was compared"
+    if is_all and within == compared:
+        return "Every case is within that"
+    of = count_cases(compared) if is_all else f"{compared} compared case{'' if compared == 1 else 's'}"
+    return f"{within} of {of} {'is' if within == 1 else 'are'} within that"
+
+
+def _reference_note(workload: WorkloadFindings) -> str:
+    """Return the rounding of a reference that has the cases' own dtype: both round, so neither is exact."""
+    own = [case for case in workload.cases if case.values.keys() & set(MEASURES)]
+    alike = [case for case in own if _dtype(case) in _ROUNDING and _dtype(case) == case.params.get("reference")]
+    if not alike:
+        return ""
+    dtype = _dtype(alike[0])
+    whose = "The reference is" if len(alike) == len(own) else f"For the cases in {dtype} the reference is"
+    return f"{whose} {dtype} too: a relative L1 of about {_ROUNDING[dtype]} is rounding, in either of the two."
+
+
+def _dtype(case: CaseResult) -> str:
+    return shown(case.params["dtype"]) if "dtype" in case.params else ""
+
+
+def _has_gradients(among: Sequence[CaseResult]) -> bool:
+    return any(parts(measure)[1] != "out" for case in among for measure in case.values if measure in MEASURES)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> Table:
+    """Return a row a case and tensor: whether it is within the tolerance, else what it misses."""
+    return _table(workload, "of", [row for case in among if case.time for row in _rows(case, workload)], title)
+
+
+def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> Table | None:
+    """Return a row a case, its tensor that is nearest to a limit, where many rows are all within the tolerance.
+
+    None where there are few, or where a case is outside, or has one tensor only.
+    """
+    by_case = [(case, list(_rows(case, workload))) for case in among if case.time]
+    is_within = bool(workload.tolerance) and not any(case.is_disqualified for case, _ in by_case)
+    if sum(len(rows) for _, rows in by_case) <= max(_MANY, len(by_case)) or not is_within:
+        return None
+    worst = [max(rows, key=lambda row: _used(row[2], workload.tolerance)) for _, rows in by_case if rows]
+    return _table(workload, "worst", worst, "The worst tensor of each case")
+
+
+def _used(measures: Mapping[str, float], limits: Mapping[str, float]) -> float:
+    """Return the largest share of a limit that a tensor takes."""
+    used = 0.0
+    for measure, value in measures.items():
+        if (limit := limit_of(measure, limits)) is not None:
+            off, allowed = (1 - value, 1 - limit) if measure.startswith("cosine") else (value, limit)
+            used = max(used, off / allowed if allowed else 0.0)
+    return used
+
+
+def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
+    """Yield one row for each tensor that was compared, or one that says that none was."""
+    found = {measure: value for measure, value in case.values.items() if measure in MEASURES}
+    compared = {parts(measure)[1] for measure in found}
+    for tensor in TENSORS:
+        if tensor in compared:
+            yield case, tensor, {measure: value for measure, value in found.items() if parts(measure)[1] == tensor}
+    if not compared and workload.tolerance:
+        yield case, "", {}
+
+
+def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> Table:
+    labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
+    columns = [
+        *(Column(label, label, is_label=True) for label in labels),
+        Column("tensor", of, is_label=True),
+        *(Column(name, name_of) for name, name_of in _TITLES.items()),
+        Column("checked", "compared", format=Format.PERCENT),
+        Column("verdict", "within tolerance", is_words=True),
+    ]
+    cells = []
+    for case, tensor, measures in rows:
+        by_name = {parts(measure)[0]: _error(measure, value) for measure, value in measures.items()}
+        shape: list[Text] = [shown(value) for _, value in case.shape]
+        names = shape + ([Code(case.variant)] if workload.compare else []) or [Code(case.id)]
+        checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
+        verdict = _verdict(case, tensor)
+        cells.append([*names, _NAMES.get(tensor, "–"), *(by_name.get(name) for name in _TITLES), checked, verdict])
+    return make_table("errors", columns, cells, title)
+
+
+def _error(measure: str, value: float) -> Cell:
+    return Cell(text=cosine(value)) if measure.startswith("cosine") else Cell(value)
+
+
+def _verdict(case: CaseResult, tensor: str) -> Text | None:
+    if not tensor:
+        return Strong(str(Flag.UNCHECKED))
+    if case.accuracy is None:
+        return None
+    misses = [miss for miss in case.accuracy.misses if parts(miss.measure)[1] == tensor]
+    if misses:
+        limits = ", ".join(f"{_TITLES[parts(m.measure)[0]]} {bound(m.measure, m.limit)}" for m in misses)
+        return (Strong("no"), f": {limits}")
+    return Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"

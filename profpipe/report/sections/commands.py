@@ -1,0 +1,28 @@
+"""How to repeat a run: its command, and the command of each job."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from profpipe.job import Status
+from profpipe.report.document import CodeBlock, Details, Section
+from profpipe.results.manifest import Manifest
+
+
+def commands(run: Manifest) -> Section:
+    """Return the command of the run, and the commands that each job started."""
+    command = shlex.join(run.command)
+    blocks = (*((CodeBlock(command),) if command else ()), *_jobs(run))
+    return Section("commands", "How to repeat it", blocks)
+
+
+def _jobs(run: Manifest) -> Iterator[Details]:
+    for job in run.jobs:
+        if job.argv:
+            status = Status.INTERRUPTED if job.interrupted else job.status
+            ended = "" if status is Status.OK else f", {status}"
+            took = f", {job.seconds:.1f} s" if job.seconds else ""
+            took = f", reused from {job.reused_from}" if job.reused_from else took
+            lines = "\n".join(map(shlex.join, job.argv))
+            yield Details(f"{job.workload} under {job.profiler}{took}{ended}", (CodeBlock(lines),))

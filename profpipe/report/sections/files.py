@@ -1,0 +1,219 @@
+"""The files of a run: what each holds, and the sums that show that no kernel time is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+from urllib.parse import unquote
+
+from profpipe.analysis.findings.warnings import Unattributed
+from profpipe.analysis.findings.workloads import Findings
+from profpipe.report.document import (
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Format,
+    Number,
+    Placement,
+    Section,
+    Table,
+    Text,
+    concat,
+    join,
+    make_table,
+)
+from profpipe.report.labels import has_no_gpu, is_on_cpu, of_workload
+from profpipe.report.units import duration, percent, size_unit, time_unit
+from profpipe.results.manifest import FileEntry, JobEntry, Manifest
+from profpipe.results.schema import Placement as Placed
+
+#: Files that hold the environment and the command line of the profiled process.
+_PRIVATE = (".nsys-rep", ".qdrep", ".ncu-rep")
+
+#: From this share of the kernel time on, unexplained time outside every case is a warning.
+LEAST_UNEXPLAINED = 0.001
+
+_NAMED = 3
+
+
+def files(findings: Findings, run: Manifest) -> Section:
+    """Return what the run's files hold, and remarks on them."""
+    remarks = (
+        *_private_files(run),
+        *_reused(run),
+        *_outside_cases(findings),
+        *notes(findings, run, are_warnings=False),
+    )
+    table = _table(run)
+    blocks = (*((table,) if table.rows else ()), *((Bullets(remarks, Placement.DETAILS),) if remarks else ()))
+    return Section("files", "Files", blocks)
+
+
+def _table(run: Manifest) -> Table:
+    sizes = {file.path: file.bytes for job in run.jobs for file in job.files}
+    columns = [
+        Column("file", "file", is_label=True),
+        Column("format", "format", is_label=True),
+        Column("tool", "tool", is_label=True),
+        Column("size", "size"),
+        Column("launches", "launches", format=Format.COUNT),
+        Column("total", "kernel time"),
+        Column("attributed", "in cases"),
+        Column("unattributed", "outside every case"),
+        Column("attribution", "placed in ranges", is_words=True),
+    ]
+    rows = [_row(place, group, sizes) for place, group in _grouped(run)]
+    table = make_table("files", columns, rows, placement=Placement.DETAILS)
+    # Files from elsewhere may know no cases: then no kernel is outside of one.
+    has_cases = run.jobs or any(file.attributed_ns for file in run.files)
+    return table if has_cases else table.without("attributed", "unattributed")
+
+
+def _row(place: Text, group: Sequence[FileEntry], sizes: Mapping[str, int]) -> list[Cell | Text | float | None]:
+    first, size = group[0], sum(sizes.get(file.source, 0) for file in group)
+    launches: float | None = sum(file.launches for file in group)
+    sums: list[Cell | Text | float | None] = [
+        _time([file.total_ns for file in group]),
+        _time([file.attributed_ns for file in group]),
+        _time([file.unattributed_ns for file in group]),
+    ]
+    if not launches and any(_has_no_kernels(file) for file in group):
+        launches, sums = None, [None] * len(sums)
+    return [
+        place,
+        first.format,
+        " ".join(filter(None, [first.tool, first.tool_version])),
+        Cell(text=Number(size, size_unit([size]))) if size else Cell(),
+        launches,
+        *sums,
+        _attribution(group, "CPU operators " if launches is None else ""),
+    ]
+
+
+def _time(times: Sequence[float | None]) -> Cell | None:
+    known = [time for time in times if time is not None]
+    total = float(sum(known))
+    if not total:
+        return Cell(0.0) if known else None
+    return Cell(text=Number(total, time_unit([total])))
+
+
+def _grouped(run: Manifest) -> Iterator[tuple[Text, list[FileEntry]]]:
+    """Yield the files with kernels, those of one folder, format and tool together."""
+    groups: dict[tuple[str, ...], list[FileEntry]] = {}
+    for file in run.files:
+        if file.total_ns is not None or file.launches:
+            folder = str(PurePosixPath(file.source).parent)
+            groups.setdefault((folder, file.format, file.tool, file.tool_version), []).append(file)
+    for (folder, *_), group in groups.items():
+        one = Code(group[0].source)
+        yield (one if len(group) == 1 else concat(Code(f"{folder}/"), f", {len(group)} files")), group
+
+
+def _has_no_kernels(file: FileEntry) -> bool:
+    return not file.launches and bool(file.without_kernels)
+
+
+_PLACEMENTS: Final = {
+    Placed.THREAD: "by the launching thread's ranges",
+    Placed.OTHER_THREAD: "by time, launched from another thread",
+    Placed.API_CALL: "by the thread and the time of their API call (correlation id)",
+    Placed.DISPATCH: "by the thread and the time of their dispatch",
+    Placed.RUN_TIME: "by the time at which they ran",
+    Placed.NVTX_STATE: "by the NVTX ranges open at the launch",
+    Placed.NVTX_COLUMNS: "by the NVTX ranges that ncu printed beside them",
+    Placed.NO_RANGE: "in no range",
+    Placed.SHARED_ID: "launched by one of several processes that used the same id",
+    Placed.NO_CALL: "without a recorded launch",
+    Placed.NO_RANGES: "in no range: the file holds no ranges",
+    Placed.NO_NVTX: "in no range (ncu records NVTX ranges only with --nvtx)",
+    Placed.NOT_SHOWN: "in no range: the file does not show where its kernels were launched",
+    Placed.OF_OTHER_THREAD: "of them in a range of another thread",
+    Placed.OF_EXTERNAL_ID: "of them joined to their operator by External id for want of a correlation id",
+}
+
+
+def _attribution(group: Sequence[FileEntry], noun: str) -> str:
+    """Return how launches were placed in ranges, of several files together; ``noun`` names what the first count is."""
+    counts: dict[Placed, int | None] = {}
+    for file in group:
+        for placement, count in file.attribution.items():
+            known = counts.get(placement, 0)
+            counts[placement] = None if known is None or count is None else known + count
+    parts = [_PLACEMENTS[how] if count is None else f"{count} {_PLACEMENTS[how]}" for how, count in counts.items()]
+    if noun and parts:
+        parts[0] = parts[0].replace(" ", f" {noun}", 1)
+    return "; ".join(parts)
+
+
+# --- remarks ---------------------------------------------------------------------------------------------------------
+
+
+def _private_files(run: Manifest) -> Iterator[Text]:
+    """Yield which files hold the environment of the profiled process."""
+    private = run.private_files
+    if private is None:
+        private = tuple(file.path for job in run.jobs for file in job.files if file.path.endswith(_PRIVATE))
+    if private:
+        kinds = join(Code(kind) for kind in _PRIVATE if any(path.endswith(kind) for path in private))
+        yield concat(
+            kinds or "These", " files hold the environment and the command line of the profiled process; check them"
+            " before you share them: ", join(map(Code, private), most=_NAMED), ". The tables and exports do not.",
+        )  # fmt: skip
+
+
+def _reused(run: Manifest) -> Iterator[Text]:
+    """Yield which results an earlier run measured."""
+    groups: dict[tuple[str, str], list[JobEntry]] = {}
+    for job in run.jobs:
+        groups.setdefault((job.workload, job.profiler), []).append(job)
+    for (workload, profiler), jobs in groups.items():
+        for source in dict.fromkeys(job.reused_from for job in jobs if job.reused_from):
+            reused = [job for job in jobs if job.reused_from == source]
+            cases = dict.fromkeys(case for job in reused for case in job.cases)
+            named = join((Code(unquote(case)) for case in cases), most=8)
+            some = concat(": ", named) if len(reused) < len(jobs) and named else ""
+            which = concat(Code(workload), " under ", Code(profiler))
+            yield concat("Measured by the run ", Code(source), ": ", which, some, ".")
+
+
+def _outside_cases(findings: Findings) -> Iterator[Text]:
+    """Yield the kernel time outside every case that set-up, warm-up and the cache flush explain."""
+    for found in findings.unattributed:
+        if found.has_setup:
+            yield concat(outside(found, findings), ": set-up, warm-up and the cache flush between samples.")
+        elif found.unexplained < LEAST_UNEXPLAINED:
+            yield concat(outside(found, findings), ".")
+
+
+def outside(found: Unattributed, findings: Findings) -> Text:
+    """Return how much kernel time of a profiler lies outside every case."""
+    flush = f", {percent(found.flush_ns / found.ns)} % of it the cache flush" if found.flush_ns else ""
+    return concat(
+        f"{duration(found.ns)} ({percent(found.share)} %) of the kernel time", of_workload(found.workload, findings),
+        " under ", Code(found.profiler), f" lie outside every case{flush}",
+    )  # fmt: skip
+
+
+def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[Text]:
+    """Return what the parsers note of the files: warnings or remarks; files with the same notes share a line."""
+    on_cpu = has_no_gpu(run) or is_on_cpu(findings)
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for file in run.files:
+        missing = (file.without_kernels,) if file.without_kernels and are_warnings is not on_cpu else ()
+        remarks = (*file.details, *(f"read with it: {name}" for name in file.read_with))
+        chosen = (*missing, *(file.notes if are_warnings else remarks))
+        if chosen:
+            sources.setdefault(chosen, []).append(file.source)
+    return [
+        concat(join(map(Code, paths), most=_NAMED), f": {' '.join(map(as_sentence, own))}")
+        for own, paths in sources.items()
+    ]
+
+
+def as_sentence(text: str) -> str:
+    """Return ``text`` with a full stop."""
+    flat = " ".join(text.split())
+    return flat if not flat or flat.endswith((".", "!", "?")) else f"{flat}."

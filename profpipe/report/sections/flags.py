@@ -1,0 +1,101 @@
+"""What each validity flag means, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, WorkloadFindings
+from profpipe.measure.flags import Flag
+from profpipe.report.document import Bullets, Section, Strong, Text, join
+from profpipe.report.inlines import fill, percent
+
+#: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
+_LEAST_FOR_INTERVAL = 6
+
+_MEANINGS: Mapping[str, str] = {
+    Flag.CLOCK_SPREAD: "the SM clock moved by more than 5 %. A lead that the clocks can explain is not called a win.",
+    Flag.NOISY: "the samples are scattered: the 95 % interval of the median is wide.",
+    Flag.WAITED: "the samples include waiting for another process. Never called a win.",
+    Flag.OTHER_PROCESS: "another process used the GPU. Never called a win.",
+    Flag.ABOVE_PEAK: "the rate is above the hardware's peak: a wrong FLOP or byte count, a skipped kernel or cached"
+    " data. Never called a win.",
+    Flag.TOO_FEW_SAMPLES: "fewer samples than the pipeline file requests.",
+    Flag.PROFILER_OVERHEAD: f"the profiler made the loop over {100 * OVERHEAD:.0f} % slower. Kernel times hold; idle"
+    " shares are too high.",
+    Flag.SYNCHRONISES: "the call waits for the GPU, so its time includes launching.",
+    Flag.NOT_CAPTURED: "the call could not be captured as a CUDA graph. Its time without a graph holds.",
+    Flag.WARM_CACHE: "the cache is not flushed before each sample (timing: {flush: false}), so data may be cached.",
+    Flag.UNCHECKED: "the result was not compared with the reference.",
+    Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
+}
+
+
+def flags(workloads: Sequence[WorkloadFindings]) -> Section:
+    """Return the section with one line for each flag of a timed case, whatever its workload."""
+    lines = tuple(explanations(workloads))
+    return Section("flags", "Flags", (Bullets(lines),) if lines else ())
+
+
+def explanations(workloads: Sequence[WorkloadFindings]) -> list[Text]:
+    """Return one line for each flag of a timed case of the workloads."""
+    timed = [(workload, case) for workload in workloads for case in workload.cases if case.time]
+    found: list[Text] = []
+    for flag in dict.fromkeys(mark for _, case in timed for mark in case.marks):
+        flagged = [(workload, case) for workload, case in timed if flag in case.marks]
+        count = "every case" if len(flagged) == len(timed) else f"{len(flagged)} of {len(timed)} cases"
+        found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", Strong(flag)))
+    return found
+
+
+def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:
+    workloads = [workload for workload, _ in flagged]
+    is_timed = any(workload.basis is not None and workload.basis.is_timed for workload in workloads)
+    if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
+        return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
+    if flag == Flag.THROTTLED:
+        clocks = _clocks(workloads[0], [case for _, case in flagged]) if is_timed else ""
+        return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
+    if flag == Flag.HOST_BOUND and is_timed:
+        return (
+            "launching takes over 5 % longer than running. Times are of calls queued ahead; in a plain loop the host is"
+            " the limit, and a faster kernel changes nothing."
+        )
+    if flag == Flag.HOST_BOUND:
+        return "no kernel runs in over half of the range. Kernel times hold; a call takes longer."
+    requested = {workload.requested_samples for workload in workloads}
+    counts = [case.time.n for _, case in flagged if case.time and case.time.n is not None]
+    if flag == Flag.TOO_FEW_SAMPLES and len(requested) == 1 and counts and (most := requested.pop()):
+        return _sample_counts(counts, most)
+    return _MEANINGS.get(flag, "set by the workload.")
+
+
+def _clocks(workload: WorkloadFindings, flagged: Iterable[CaseResult]) -> str:
+    """Return the range of the cases' median SM clocks and the lowest clock: `` (1799-1964 of 1980 MHz)``."""
+    values = [case.values for case in flagged]
+    medians, lows = ([v[name] / 1e6 for v in values if name in v] for name in ("sm_clock", "sm_clock_min"))
+    if not medians:
+        return ""
+    low, high = f"{min(medians):.0f}", f"{max(medians):.0f}"
+    maximum = f" of {workload.highest_clock / 1e6:.0f}" if workload.highest_clock else ""
+    lowest = f", down to {min(lows):.0f}" if lows and f"{min(lows):.0f}" != low else ""
+    return f" ({low if low == high else f'{low}-{high}'}{maximum} MHz{lowest})"
+
+
+def _sample_counts(counts: Sequence[int], requested: int) -> str:
+    bounds = [f"the pipeline file requests {requested}"] if min(counts) < requested else []
+    bounds += [f"a 95 % interval needs {_LEAST_FOR_INTERVAL}"] if max(counts) >= requested else []
+    had = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"{had} samples, but {' and '.join(bounds)}."
+
+
+def flags_of(case: CaseResult, without: Iterable[str] = ()) -> Text:
+    """Return the flags of a case in bold, those in ``without`` left out."""
+    return join([_with_idle_share(mark, case) for mark in case.marks if mark not in without], last=", ")
+
+
+def _with_idle_share(mark: str, case: CaseResult) -> Text:
+    """Add how idle the GPU was to the flag of a case without timed calls."""
+    idle = case.breakdown.idle_share if case.breakdown else None
+    if mark == Flag.HOST_BOUND and idle and "time" not in case.values:
+        return fill("{} (GPU idle {})", Strong(mark), percent(idle))
+    return Strong(mark)

@@ -1,0 +1,257 @@
+"""The kernels with the most time in each case, and what ncu measured of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from profpipe.analysis.cases import in_words
+from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Format,
+    Paragraph,
+    Placement,
+    Section,
+    Table,
+    Text,
+    join,
+    make_table,
+    plain,
+)
+from profpipe.report.labels import case_text
+from profpipe.report.sections import ranks
+from profpipe.report.selection import main_cases
+from profpipe.report.short_kernel_names import short_names
+from profpipe.report.units import Unit, number, time_unit
+
+#: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
+#: first two give way to `report.top_kernels` of the pipeline file. kernels.csv has every kernel.
+_LONE_CASE, _FIRST, _OTHERS, _LEAST_SHARE = 8, 3, 2, 0.1
+
+#: ncu's figures in the order in which they are read: title, and the metrics that may hold it, newest spelling first.
+MEMORY_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("memory %", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",)),
+    (
+        "DRAM %",
+        (
+            "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+            "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        ),
+    ),
+    ("DRAM GB/s", ("dram__bytes.sum.per_second",)),
+    ("DRAM MB", ("dram__bytes.sum",)),
+    ("L1 hit %", ("l1tex__t_sector_hit_rate.pct",)),
+    ("L2 hit %", ("lts__t_sector_hit_rate.pct",)),
+    ("L2 %", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",)),
+)
+COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("SM %", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
+    ("tensor %", (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        "TPC.TriageCompute.sm__pipe_tensor_cycles_active_realtime.avg.pct_of_peak_sustained_elapsed",
+    )),
+    ("occupancy %", ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
+    ("most possible %", ("sm__maximum_warps_per_active_cycle_pct",)),
+    ("registers", ("launch__registers_per_thread",)),
+    ("waves", ("launch__waves_per_multiprocessor",)),
+    ("IPC", ("sm__inst_executed.avg.per_cycle_active",)),
+    # ncu calls either the SM's frequency, each in its releases. What NVML and events tell need not be that of the GPCs.
+    ("GPC GHz", ("gpc__cycles_elapsed.avg.per_second",)),
+    ("SM GHz", ("smsp__cycles_elapsed.avg.per_second",)),
+)  # fmt: skip
+
+#: What joins the row of a kernel among the others, and the rest of it.
+ROW_FIGURES = (MEMORY_FIGURES[0], *COMPUTE_FIGURES[:3])
+FURTHER_FIGURES = (*MEMORY_FIGURES[1:], *COMPUTE_FIGURES[3:])
+
+#: By title the size of the unit that the title names.
+_SCALE = {"DRAM GB/s": 1e9, "DRAM MB": 1e6, "GPC GHz": 1e9, "SM GHz": 1e9}
+
+#: Of either family that ncu has for a stall reason; ``selected`` is a warp that was issued, no stall.
+_STALL = re.compile(
+    r"^smsp__average_warps?_(?:latency_)?issue_stalled_(?!selected)(\w+?)(?:_per_issue_active)?(?:\.ratio)?$"
+)
+
+_CLOCK_NOTE = (
+    "GPC GHz is a clock that ncu counts itself, not the SM clock. The two are not comparable: on an H200 it is 1.79 in"
+    " attention kernels that take as long at an SM clock of 1.98."
+)
+
+#: NVIDIA's NvRules API on the two types of estimates, in short.
+_LOCAL = "(local)"
+_LOCAL_NOTE = (
+    "(local) marks an estimate of better use of the hardware in that respect alone; the others are of the run time."
+)
+
+_LABELS = [Column("case", "case", is_label=True), Column("kernel", "kernel", is_label=True)]
+
+Figures = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def kernels(workload: WorkloadFindings) -> Section:
+    """Return the kernels with the most time, and what ncu measured of the first ones."""
+    largest, others = main_cases(workload)
+    is_lone = len(workload.cases) == 1
+    limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
+    is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases)
+    noun = "operators" if is_cpu else "kernels"
+    first = top_kernels(workload, largest, limit, placement=Placement.SUMMARY if is_lone else Placement.DETAILS)
+    if not first.rows:
+        return Section("kernels", "", workload=workload.name)
+    title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
+    rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title=title).without("top stall", "misses")
+    names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
+    blocks: list[Block] = [first, *_fold(rest), *_fold(names), *ncu]
+    notes = [ranks.means_note(workload), _ncu_note(workload)]
+    heading = "Top CPU operators" if is_cpu else "Top kernels"
+    if workload.compare and workload.largest and workload.largest.axes:
+        heading += f", {in_words(workload.largest.axes)}"
+    return Section("kernels", heading, tuple(blocks), " ".join(filter(None, notes)), workload.name)
+
+
+def _fold(table: Table, *notes: str) -> list[Block]:
+    paragraphs = [Paragraph(note) for note in notes if note]
+    return [Details(table.title, (*paragraphs, replace(table, title="")))] if table.rows else []
+
+
+def _ncu_note(workload: WorkloadFindings) -> str:
+    if not workload.counters:
+        return ""
+    targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in workload.targets.items())
+    below = f"; a kernel misses a target below {targets}" if targets else ""
+    files = "Every kernel of every case: kernels.csv, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
+    return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}"
+
+
+def _target_name(target: str) -> str:
+    return {"sm": "SM"}.get(target, target)
+
+
+def top_kernels(
+    workload: WorkloadFindings,
+    cases: Sequence[CaseResult],
+    limit: int,
+    least_share: float = 0.0,
+    title: Text = "",
+    placement: Placement = Placement.DETAILS,
+) -> Table:
+    """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
+    by_case: dict[str, list[KernelRow]] = {case.id: [] for case in cases}
+    for row in workload.top:
+        if row.case in by_case and row.share >= least_share:
+            by_case[row.case].append(row)
+    kept = {case: rows[:limit] for case, rows in by_case.items()}
+    short = short_names(row.kernel for row in workload.top)
+    measured = {(row.case, row.kernel): row for row in workload.counters}
+    unit = time_unit(row.ns for rows in kept.values() for row in rows)
+    is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in cases)
+    per = "/call" if workload.is_per_call else ""
+    columns = [
+        *([_LABELS[0]] if len(cases) > 1 else []),
+        Column("kernel", "operator" if is_cpu else "kernel", is_label=True),
+        Column("class", "class", is_label=True),
+        Column("calls", f"{'calls' if is_cpu else 'launches'}{per}", format=Format.COUNT),
+        Column("ns", "", Unit(f"{unit.name}{per}", unit.size)),
+        Column("share", "", format=Format.PERCENT),
+        *(Column(name, name) for name, _ in ROW_FIGURES),
+        Column("top stall", "top stall", is_words=True),
+        Column("misses", "misses", is_words=True),
+    ]
+    rows = [
+        [*([case_text(case) if i == 0 else ""] if len(cases) > 1 else []), Code(short[row.kernel]), _class(row),
+         row.calls, row.ns, row.share, *_ncu_cells(measured.get((row.case, row.kernel)))]
+        for case in cases
+        for i, row in enumerate(kept[case.id])
+    ]  # fmt: skip
+    return make_table("top_kernels", columns, rows, title, placement)
+
+
+def _class(row: KernelRow) -> str:
+    return f"{row.kernel_class} ({row.family})" if row.family else row.kernel_class
+
+
+def _ncu_cells(row: Counters | None) -> list[Cell | Text | None]:
+    if row is None:
+        return [""] * (len(ROW_FIGURES) + 2)
+    stalls = {found[1]: value for name, (value, _) in row.values.items() if (found := _STALL.match(name))}
+    worst = max(stalls, key=lambda name: stalls[name], default="")
+    stall = f"{worst} {number(stalls[worst])}" if worst else None
+    return [*_figures(row, ROW_FIGURES), stall, ", ".join(map(_target_name, row.missed))]
+
+
+def _figures(row: Counters, figures: Figures) -> list[Cell | Text | None]:
+    cells: list[Cell | Text | None] = []
+    for title, names in figures:
+        value = next((row.values[name][0] for name in names if name in row.values), None)
+        form = Format.COUNT if title == "registers" else Format.NUMBER
+        cells.append(None if value is None else Cell(value / _SCALE.get(title, 1.0), format=form))
+    return cells
+
+
+def full_names(workload: WorkloadFindings, tables: Sequence[Table]) -> Table:
+    """Return the full names of the shortened kernels that ``tables`` show."""
+    shown = {cell.text for table in tables for row in table.rows for cell in row}
+    short = short_names(row.kernel for row in workload.top)
+    columns = [Column("short", "short", is_label=True), Column("full", "full", is_label=True)]
+    rows = [[Code(s), Code(name)] for name, s in short.items() if s != name and Code(s) in shown]
+    return make_table("full_names", columns, rows, "Full names", Placement.DETAILS)
+
+
+# --- ncu -------------------------------------------------------------------------------------------------------------
+
+
+def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[Block]:
+    """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
+    position = {case.id: i for i, case in enumerate(cases)}
+    first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
+    rows = sorted((r for r in workload.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
+    further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
+    is_local = any(_LOCAL in plain(row[-1].text) for row in own_rules.rows)
+    has_clock = any(column.id == "GPC GHz" for column in further.columns)
+    return [
+        *(_fold(further, _CLOCK_NOTE if has_clock else "") if len(further.columns) > 3 else []),
+        *_fold(own_rules, _LOCAL_NOTE if is_local else ""),
+    ]
+
+
+def ncu_table(rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: Text = "") -> Table:
+    """Return ncu's figures of each kernel, without those that the chip or the chosen set does not have."""
+    short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
+    columns = [
+        *_LABELS,
+        Column("mean_ns", "", time_unit(row.mean_ns for row in rows)),
+        *(Column(name, name) for name, _ in figures),
+    ]
+    cells = [
+        [labels.get(row.case, Code(row.case)), Code(short[row.kernel]), row.mean_ns, *_figures(row, figures)]
+        for row in rows
+    ]
+    return make_table("ncu_figures", columns, cells, title, Placement.DETAILS)
+
+
+def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> Table:
+    """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
+    short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
+    columns = [*_LABELS, Column("rules", "rules of ncu, and the speed-up that they estimate", is_label=True)]
+    cells = []
+    for row in rows:
+        own = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
+        if own:
+            text = join([_rule(rule) for rule in own], last=", ")
+            cells.append([labels.get(row.case, Code(row.case)), Code(short[row.kernel]), text])
+    return make_table("ncu_rules", columns, cells, "What ncu's own rules say", Placement.DETAILS)
+
+
+def _rule(rule: Rule) -> Text:
+    if rule.speedup is None:
+        return Code(rule.name)
+    return (Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")

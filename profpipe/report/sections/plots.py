@@ -1,0 +1,333 @@
+"""Charts of a workload: time, speed-up and rates over the running axis, and the kernel time of a call by category."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profpipe.analysis.cases import in_words, running_axis, shown
+from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
+from profpipe.job import count_cases
+from profpipe.measure.flags import Flag
+from profpipe.report import selection
+from profpipe.report.document import (
+    Axis,
+    Chart,
+    ChartKind,
+    Mark,
+    Panel,
+    Reference,
+    ReferenceKind,
+    Section,
+    Series,
+    join,
+    plain,
+)
+from profpipe.report.sections import other_classes
+from profpipe.report.units import Unit, number, time_unit
+
+#: From this speed-up on a linear scale would press the other lines together.
+_WIDE = 8.0
+
+#: From this share of the memory bandwidth on the bandwidth of a case is of interest.
+_LEAST_BANDWIDTH = 0.1
+
+#: Lines of a chart without a comparison.
+_LINES = 8
+
+#: From this share of a bar on a piece is visible; smaller pieces are added to the last one.
+_VISIBLE = 0.005
+
+
+def plots(workload: WorkloadFindings) -> Section:
+    """Return the charts for which the workload has data."""
+    axis = running_axis(case.shape for case in workload.cases if case.time)
+    charts = [chart for quantity in quantities(workload) if axis and (chart := over(workload, axis, quantity))]
+    shape = workload.largest
+    if workload.compare and shape and sum(case.breakdown is not None for case in shape.cases) > 1:
+        charts.append(breakdown(workload, shape))
+    return Section("plots", "Plots", tuple(charts), workload=workload.name)
+
+
+def chart_id(*names: str) -> str:
+    """Return the stem of a picture's file."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "workload" for name in names)
+
+
+def fixed(workload: WorkloadFindings) -> str:
+    """Return the workload and the parameters that all cases share."""
+    return workload.name + (f": {in_words(workload.fixed)}" if workload.fixed else "")
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity of a case over the running axis. ``spans_decades``: its scale may be logarithmic.
+
+    ``needs_accuracy``: cases outside the tolerance have no value.
+    """
+
+    name: str
+    title: str
+    value: Callable[[CaseResult], float | None]
+    axis: Axis
+    spans_decades: bool = False
+    references: tuple[Reference, ...] = ()
+    needs_accuracy: bool = False
+
+
+def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
+    """Yield the quantities that the workload has."""
+    basis, cases = workload.basis, workload.cases
+    titles = {"time": "Median time of a call", "wall": "Wall time", "cpu_op": "Self time of CPU operators per call"}
+    title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
+    if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
+        bases = {case.variant for case in cases if case.is_baseline}
+        name = min(bases) if len(bases) == 1 else "the baseline"
+        is_wide = max(case.speedup or 0.0 for case in cases) > _WIDE
+        yield Quantity("speedup", f"Speed-up over {name}", lambda case: case.speedup, Axis("speed-up", quantity="x"),
+                       is_wide, (Reference(ReferenceKind.LEVEL, 1.0),), needs_accuracy=True)  # fmt: skip
+    yield Quantity("time", title, lambda case: case.time.ns if case.time else None, Axis("time", quantity="ns"), True)
+    dense = [case for case in cases if not case.is_sparse]
+    peak = _peak((case.tflops, case.of_peak_flops) for case in dense)
+    yield Quantity("tflops", "Rate of computation", lambda case: case.tflops, Axis("rate", Unit("TFLOP/s", 1.0)),
+                   references=peak)  # fmt: skip
+    reached = [case.of_peak_bytes for case in cases if case.gbytes_per_s is not None]
+    if not all(share is not None and share < _LEAST_BANDWIDTH for share in reached):
+        peak = _peak((case.gbytes_per_s, case.of_peak_bytes) for case in cases)
+        yield Quantity("bandwidth", "Rate of the bytes that a call must move", lambda case: case.gbytes_per_s,
+                       Axis("rate", Unit("GB/s", 1.0)), references=peak)  # fmt: skip
+
+
+def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[Reference, ...]:
+    """Return the machine's limit where all cases share it: the limit depends on the data type."""
+    peaks = [rate / share for rate, share in rates if rate and share]
+    if peaks and max(peaks) - min(peaks) < 1e-6 * max(peaks):
+        return (Reference(ReferenceKind.PEAK, peaks[0]),)
+    return ()
+
+
+def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Chart | None:
+    """Return a chart with a panel for each combination of the other axes, of at most eight."""
+    panels = tuple(_panels(workload, axis, quantity))
+    if not panels:
+        return None
+    chart = line_chart(
+        chart_id(workload.name, quantity.name),
+        f"{quantity.title} over {axis}",
+        axis,
+        quantity.axis,
+        panels,
+        spans_decades=quantity.spans_decades,
+        subtitle=fixed(workload),
+        keys=tuple(_names(workload, _line_axis(workload, axis))),
+        references=quantity.references,
+    )
+    every = len({selection.drop_axes(shape.axes, (axis, _line_axis(workload, axis))) for shape in workload.shapes})
+    left_out = f"{len(panels)} of {every} combinations of the other axes." if every > selection.GROUPS else ""
+    missing = _without_speedup(workload, axis) if quantity.needs_accuracy else ""
+    return with_caption(chart, left_out, missing)
+
+
+def line_chart(
+    id: str, title: str, x: str, y: Axis, panels: tuple[Panel, ...], *, spans_decades: bool, subtitle: str,
+    keys: tuple[str, ...], references: tuple[Reference, ...] = (),
+) -> Chart:  # fmt: skip
+    """Return a chart of lines whose axes are logarithmic where a linear scale would hide small values."""
+    marks = [mark for panel in panels for series in panel.series for mark in series.marks]
+    ys = [mark.y for mark in marks]
+    is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= 20
+    return Chart(
+        id, title, ChartKind.LINES, Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
+        Axis(y.title, y.unit, is_log, y.labels, y.quantity), panels, subtitle=subtitle, keys=keys,
+        references=references,
+    )  # fmt: skip
+
+
+def has_factors(values: Sequence[float]) -> bool:
+    """Return True if sorted ``values`` are spaced by factors rather than by differences."""
+    if len(values) < 2 or values[0] <= 0 or values[-1] / values[0] < 4:
+        return False
+    steps = list(itertools.pairwise(values))
+    return len(values) == 2 or _unevenness([b / a - 1 for a, b in steps]) < _unevenness([b - a for a, b in steps])
+
+
+def _unevenness(steps: Sequence[float]) -> float:
+    return statistics.pstdev(steps) / statistics.fmean(steps)
+
+
+def with_caption(chart: Chart, *notes: str) -> Chart:
+    """Return ``chart`` with a caption that explains the signs that occur in it."""
+    peaks = [each.value for each in chart.references if each.kind is ReferenceKind.PEAK]
+    signs = [
+        f"The machine's peak is {number(peaks[0])} {chart.y.unit.name}." if peaks and chart.y.unit else "",
+        "Hollow: the case has a flag." if any(mark.flags for mark in chart.marks) else "",
+        "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in chart.marks) else "",
+    ]
+    caption = " ".join(part for part in (*signs, *notes) if part)
+    return Chart(**{**chart.__dict__, "caption": caption})
+
+
+def not_shown(missing: Mapping[str, Sequence[str]]) -> str:
+    """Return how many cases have no mark: a reason to the names of their lines."""
+    parts = []
+    for reason, lines in missing.items():
+        names = plain(join(filter(None, dict.fromkeys(lines)), most=8))
+        parts.append(f"{count_cases(len(lines))} {reason}{f' ({names})' if names else ''}")
+    return f"Not shown: {plain(join(parts))}." if parts else ""
+
+
+def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
+    """Return the drawn cases that have a time and no speed-up, because they or their baseline are inaccurate."""
+    missing: dict[str, list[str]] = {}
+    drawn = selection.groups(workload, axis)
+    for case in workload.cases:
+        if case.time and case.speedup is None and selection.drop_axes(case.shape, (axis,)) in drawn:
+            reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
+            reason = reason or (f"whose baseline is {case.baseline_mark}" if case.baseline_mark else "")
+            missing.setdefault(reason, []).append(case.variant)
+    return not_shown({reason: names for reason, names in missing.items() if reason})
+
+
+def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[Panel]:
+    lines = _line_axis(workload, axis)
+    groups: dict[Axes, list[CaseResult]] = {others: [] for others in selection.groups(workload, axis, lines)}
+    for case in workload.cases:
+        if (others := selection.drop_axes(case.shape, (axis, lines))) in groups:
+            groups[others].append(case)
+    # A speed-up is of accurate cases only.
+    wrong = {} if quantity.needs_accuracy else _inaccurate(workload, lines)
+    baselines = {case.variant for case in workload.cases if case.is_baseline} if lines is None else set()
+    for others, cases in groups.items():
+        series = []
+        for name in _names(workload, lines):
+            marks = _marks([case for case in cases if _name(case, lines) == name], axis, quantity)
+            is_baseline = baselines == {name}
+            series.append(make_series(name, marks, wrong.get(name, ()), is_baseline))
+        if kept := tuple(each for each in series if each.marks):
+            yield Panel(in_words(others), kept)
+
+
+def make_series(name: str, marks: tuple[Mark, ...], are_inaccurate: Sequence[bool], is_baseline: bool) -> Series:
+    """Return a line; one is rejected where most of its cases are inaccurate, so that no wrong line leads."""
+    is_rejected = 2 * sum(are_inaccurate) > len(are_inaccurate)
+    return Series(f"{name} (inaccurate)" if is_rejected else name, name, marks, is_baseline, is_rejected)
+
+
+def _inaccurate(workload: WorkloadFindings, lines: str | None) -> dict[str, list[bool]]:
+    """Return by line which of its timed cases are inaccurate."""
+    found: dict[str, list[bool]] = {}
+    for case in workload.cases:
+        if case.time:
+            found.setdefault(_name(case, lines), []).append(Flag.INACCURATE in case.marks)
+    return found
+
+
+def _line_axis(workload: WorkloadFindings, axis: str) -> str | None:
+    """Return the axis whose values are the lines where nothing is compared: the one with the most of at most eight."""
+    if workload.compare:
+        return None
+    counts = {name: len({shown(dict(shape.axes)[name]) for shape in workload.shapes})
+              for name in workload.varying_shape if name != axis}  # fmt: skip
+    return max((name for name in counts if counts[name] <= _LINES), key=lambda name: counts[name], default=None)
+
+
+def _names(workload: WorkloadFindings, lines: str | None) -> list[str]:
+    """Return the names of all lines, in the order of the palette."""
+    own = (_name(case, lines) for case in workload.cases)
+    return list(dict.fromkeys([*workload.variants, *own] if lines is None else own))
+
+
+def _name(case: CaseResult, lines: str | None) -> str:
+    if lines is None:
+        return case.variant
+    value = dict(case.shape)[lines]
+    return shown(value) if isinstance(value, str) else in_words(((lines, value),))
+
+
+def _marks(cases: Sequence[CaseResult], axis: str, quantity: Quantity) -> tuple[Mark, ...]:
+    marks = []
+    for case in cases:
+        if value := quantity.value(case):
+            low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
+            marks.append(Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks))
+    return tuple(sorted(marks, key=lambda mark: mark.x))
+
+
+# --- stacked bars ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of every bar: a category of a call, or a class of the other kernels."""
+
+    name: str
+    key: str
+    of: Callable[[KernelBreakdown], ClassTotal]
+
+
+_CATEGORIES = ("attention", "helpers", "direct_copy", "add", "gemm", "softmax")
+_CLASSES = ("copy", "elementwise", "reduction", "norm", "optimizer", "conv", "communication", "fused")
+
+
+def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:
+    """Return the pieces of ``breakdowns`` from left to right, divided like the table of kernel shares.
+
+    The last piece is everything else; it has no name where it is too small to see.
+    """
+    is_cpu = any(each.kind == "cpu_op" for each in breakdowns)
+    found = [Piece("copy" if is_cpu and name == "direct_copy" else name, name, _part(name)) for name in _CATEGORIES]
+    found += [Piece(other_classes.named(name), name, _other(name))
+              for name in other_classes.classes(breakdowns) if name in _CLASSES]  # fmt: skip
+    found.append(Piece("graph", "graph", _part("graph")))
+    kept = [piece for piece in found if _is_visible(piece, breakdowns)]
+    rest = Piece("everything else", "rest", lambda breakdown: _rest(breakdown, kept))
+    return [*kept, rest if _is_visible(rest, breakdowns) else Piece("", "rest", rest.of)]
+
+
+def _part(name: str) -> Callable[[KernelBreakdown], ClassTotal]:
+    return lambda breakdown: breakdown.category(name)
+
+
+def _other(name: str) -> Callable[[KernelBreakdown], ClassTotal]:
+    return lambda breakdown: other_classes.of(breakdown, name)
+
+
+def _is_visible(piece: Piece, breakdowns: Sequence[KernelBreakdown]) -> bool:
+    return any(piece.of(each).ns >= _VISIBLE * each.total.ns for each in breakdowns)
+
+
+def _rest(breakdown: KernelBreakdown, kept: Sequence[Piece]) -> ClassTotal:
+    totals, total = [piece.of(breakdown) for piece in kept], breakdown.total
+    return ClassTotal(total.calls - sum(each.calls for each in totals), total.ns - sum(each.ns for each in totals))
+
+
+def breakdown(workload: WorkloadFindings, shape: Shape) -> Chart:
+    """Return stacked bars of the kernel time of a call, the fastest implementation first."""
+    bars = sorted(((case, case.breakdown) for case in shape.cases if case.breakdown), key=lambda pair: pair[1].total.ns)
+    unit = time_unit(each.total.ns for _, each in bars)
+    is_cpu = any(each.kind == "cpu_op" for _, each in bars)
+    series = tuple(
+        Series(piece.name, piece.key, tuple(Mark(i, piece.of(each).ns) for i, (_, each) in enumerate(bars)))
+        for piece in pieces([each for _, each in bars])
+    )
+    time = "Self time of CPU operators" if is_cpu else "Kernel time"
+    names = tuple(case.variant + (" (baseline)" if case.is_baseline else "") for case, _ in bars)
+    ids = {case.id for case, _ in bars}
+    gpus = len({rank.name for rank in workload.ranks if rank.case in ids})
+    several = f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
+    return Chart(
+        chart_id(workload.name, "share"),
+        ", ".join(filter(None, [f"{time} of a call", in_words(shape.axes)])),
+        ChartKind.STACKED_BARS,
+        Axis(workload.compare or "", labels=names),
+        Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
+        (Panel("", series),),
+        caption=several if gpus > 1 and not is_cpu else "",
+        subtitle=fixed(workload),
+    )

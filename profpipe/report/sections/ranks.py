@@ -1,0 +1,73 @@
+"""The processes that ran cases together: time, memory, error and communication of each."""
+
+from __future__ import annotations
+
+from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.report.document import Column, Placement, Section, fold_if_long, make_table
+from profpipe.report.labels import case_text
+from profpipe.report.units import size_unit, time_unit
+
+_ERRORS = {
+    "error_rel_l1": "rel. L1 error",
+    "error_rel_l1_dq": "of dQ",
+    "error_rel_l1_dk": "of dK",
+    "error_rel_l1_dv": "of dV",
+}
+
+
+def ranks(workload: WorkloadFindings) -> Section:
+    """Return a table with a row a process; empty where a single process ran each case."""
+    own = {case.id: [rank for rank in workload.ranks if rank.case == case.id] for case in workload.cases}
+    rows = [(case, rank, i == 0) for case in workload.cases for i, rank in enumerate(own[case.id])]
+
+    def numbers(metric: str) -> list[float | None]:
+        return [rank.numbers.get(metric) for _, rank, _ in rows]
+
+    memory, busy = size_unit(numbers("peak_allocated")), time_unit(numbers("communication_busy"))
+    metrics = [
+        Column("time", "time", time_unit(numbers("time"))),
+        Column("peak_allocated", "peak memory", memory),
+        Column("peak_reserved", "reserved", memory),
+        *(Column(metric, title) for metric, title in _ERRORS.items()),
+        Column("communication_busy", "communicates", busy),
+        Column("compute_busy", "computes", busy),
+        Column("communication_overlap", "hidden %"),
+    ]
+    table = make_table(
+        "processes",
+        [Column("case", "case", is_label=True), Column("rank", "rank", is_label=True), *metrics],
+        [
+            [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in metrics)]
+            for case, rank, is_first in rows
+        ],
+        "Each process",
+        Placement.DETAILS,
+    )
+    if not rows:
+        return Section("ranks", "", workload=workload.name)
+    return Section("ranks", "Processes and GPUs", (fold_if_long(table),), _summary(workload), workload.name)
+
+
+def means_note(workload: WorkloadFindings) -> str:
+    """Return that kernel times are means over the GPUs; empty where those of one GPU alone are known."""
+    own = (rank for rank in workload.ranks if rank.profiler == workload.kernel_profiler)
+    seen = [rank.case for rank in own if "communication_busy" in rank.numbers]
+    if len(seen) == len(set(seen)):
+        return ""
+    return "Kernel times of several GPUs are means over them; communication includes waiting for the others."
+
+
+def _summary(workload: WorkloadFindings) -> str:
+    notes = [means_note(workload)]
+    if any("time" in rank.numbers for rank in workload.ranks):
+        notes.append(
+            "Several processes ran each case together. Elsewhere the time of a case is that of its slowest process in"
+            " each call, and its memory and errors are the worst ones."
+        )
+    if profilers := {rank.profiler for rank in workload.ranks if "communication_overlap" in rank.numbers}:
+        notes.append(
+            f"Per call, from single launches ({', '.join(sorted(profilers))}): communicates and computes are the times"
+            " in which a GPU runs a kernel of either kind, waiting included; hidden is the part of the communication"
+            " during which the GPU computes too."
+        )
+    return " ".join(filter(None, notes))

@@ -1,0 +1,291 @@
+"""The tables that the pipeline file requests (`tables:`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.findings.studies import Cell as StudyCell
+from profpipe.analysis.findings.studies import Grid, NoValue, Study
+from profpipe.analysis.findings.workloads import Basis
+from profpipe.config.study_values import UNITS, Source, StudyValue
+from profpipe.job import count_cases
+from profpipe.measure.tolerance import cosine
+from profpipe.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Format,
+    Missing,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    Text,
+    inlines,
+    join,
+    plain,
+)
+from profpipe.report.labels import DENSE_WORK, quantity
+from profpipe.report.short_kernel_names import short_names
+from profpipe.report.units import MISSING, Unit, unit_of
+
+#: Grids of one table that are shown.
+_GRIDS = 9
+
+_TITLES: Mapping[str, str] = {
+    "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
+    "tflops": "TFLOP/s", "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
+    "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance",
+    "kernels.calls": "launches", "kernels.time": "all kernels", "most_launched.name": "most launched kernel",
+    "most_launched.calls": "its launches", "most_launched.time": "its time", "most_launched.share": "its share",
+    "range.time": "range on the host", "range.busy": "GPU busy", "range.calls": "times entered",
+    "metric.loop_wall": "wall time",
+}  # fmt: skip
+
+#: The same of operators of a CPU.
+_TITLES_CPU: Mapping[str, str] = {
+    "kernels.calls": "calls of operators", "kernels.time": "all operators",
+    "most_launched.name": "most called operator", "most_launched.calls": "its calls",
+}  # fmt: skip
+
+#: Why no case has a speed-up though some ran; the baseline's own result comes first.
+_NOT_COMPARED: Mapping[str, str] = {
+    NoValue.BASELINE_INACCURATE: "the baseline is not within the tolerance",
+    NoValue.BASELINE_UNCHECKED: "the baseline was not compared with the reference",
+    NoValue.INACCURATE: "none is within the tolerance",
+    NoValue.UNCHECKED: "none was compared with the reference",
+}
+
+#: How a sentence begins that names the basis of such values.
+_BASIS_OF = (("Times are", ("time", "p10", "p90")),
+             ("Rates are of", ("throughput", "tflops", "tflops_effective", "bandwidth")),
+             ("Ratios are of", ("speedup",)))  # fmt: skip
+
+
+def study_tables(studies: Sequence[Study]) -> Section:
+    """Return the tables that the pipeline file asks for, in its order."""
+    parts = [study_table(study, before) for before, study in zip((None, *studies), studies, strict=False)]
+    return Section("studies", "Study tables" if parts else "", sections=tuple(parts))
+
+
+def study_table(study: Study, before: Study | None = None) -> Section:
+    """Return one table: its largest grid for the short page, the others folded.
+
+    Values that all cases share are left out where they are those of the table ``before`` it.
+    """
+    writer, notes = _TableWriter(study), " ".join(_notes(study))
+    open_grid = [writer.table(grid, "grid-1", in_words(grid.others)) for grid in study.grids[:1]]
+    folded = [
+        Details(in_words(grid.others) or "table", (writer.table(grid, f"grid-{i}"),))
+        for i, grid in enumerate(study.grids[1:_GRIDS], 2)
+    ]
+    blocks: tuple[Block, ...] = (*open_grid, *([Paragraph(notes)] if notes else []), *folded)
+    return Section(f"study-{slug(study.title)}", study.title, blocks, join(_summary(study, before), " ", " "))
+
+
+def slug(text: str) -> str:
+    """Return ``text`` in letters that a file name and an anchor may have."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower() or "plot"
+
+
+# --- the text above and below a table --------------------------------------------------------------------------------
+
+
+def _summary(study: Study, before: Study | None) -> Iterator[Text]:
+    if not study.has_cases:
+        yield "No case of this run is in this table."
+        return
+    if study.note:
+        yield study.note
+    if len(study.absent) < len(study.values):
+        only = _value_in_caption(study)
+        if only:
+            yield _caption(study, only)
+        if not (only and only.name == "time"):
+            yield from basis_note(study, study.values)
+        yield from kernels_note(study, study.values)
+        if study.fixed and not (before and before.has_cases and before.fixed == study.fixed):
+            yield f"In every case: {', '.join(f'{axis} {shown(value)}' for axis, value in study.fixed)}."
+    yield from _absence_notes(study)
+    if study.empty_phases and len(study.absent) < len(study.values):
+        yield ("Nothing was recorded in the range ", *join(map(Code, study.empty_phases)), ".")
+
+
+def _absence_notes(study: Study) -> Iterator[Text]:
+    """Yield which values no case has, one sentence a reason."""
+    by_reason: dict[str, list[Text]] = {}
+    for name, missing in study.absent.items():
+        # An inaccurate or unchecked baseline is the reason for all cases.
+        reasons = missing & {NoValue.BASELINE_INACCURATE, NoValue.BASELINE_UNCHECKED} or missing
+        texts = [text for why, text in _NOT_COMPARED.items() if why in reasons]
+        reason = "each is inaccurate or unchecked" if len(texts) > 1 else "".join(texts)
+        by_reason.setdefault(reason, []).append(Code(name.removeprefix("metric.")))
+    for reason, names in by_reason.items():
+        yield ("No case has ", *join(names, last=" or "), f": {reason}." if reason else ".")
+
+
+def _value_in_caption(study: Study) -> StudyValue | None:
+    """Return the only value where no head of a row or column names it."""
+    is_named = "value" in (*study.row_axes, *study.column_axes) or not study.column_axes
+    return None if is_named else study.values[0]
+
+
+def _caption(study: Study, value: StudyValue) -> Text:
+    if value.name == "passed":
+        verdicts = [cell.value for _, _, cell in study.cells() if cell and cell.value is not None]
+        return f"{verdicts.count('pass')} of the {len(verdicts)} compared cases are within the tolerance."
+    unit = choose_unit(study, value).name
+    of = f" in {unit}." if unit else "."
+    if value.source is Source.METRIC:
+        return (Code(value.subject), of)
+    is_time = value.name == "time" and study.basis
+    name = quantity(Basis(*study.basis)) if is_time and study.basis else value_name(study, value)
+    return f"{_capitalised(name)}{of}"
+
+
+def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
+    """Yield which times ``values`` are, or are computed from."""
+    subjects = {value.subject for value in values if value.source is Source.CALL}
+    if study.basis and subjects:
+        beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
+        yield f"{beginning} the {quantity(Basis(*study.basis))}."
+    if study.has_sparse_cases and "tflops" in subjects:
+        yield DENSE_WORK
+
+
+def kernels_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
+    """Yield whose kernels ``values`` are of, and which of them."""
+    if study.kernel_profiler is None or all(value.source is not Source.KERNELS for value in values):
+        return
+    noun = "Operators" if study.is_cpu else "Kernels"
+    per = "per call" if study.is_per_call else "all iterations together"
+    inside = f", in {study.phases[0]} alone" if len(study.phases) == 1 else ""
+    yield f"{noun} of {study.kernel_profiler}, {per}{inside}."
+    if any(value.figure == "share" for value in values):
+        yield f"Shares are of the {noun[:-1].lower()} time of {'that range' if study.phases else 'a call'}."
+
+
+def _notes(study: Study) -> Iterator[str]:
+    """Yield the flags that all cases share, and what the table leaves out."""
+    grids = study.grids[:_GRIDS]
+    if grids and study.shared_flags:
+        yield f"Every case: {', '.join(study.shared_flags)}."
+    if any(cell and cell.value is None and not cell.missing for _, _, cell in study.cells(grids)):
+        yield f"{MISSING}: not recorded for that case."
+    rows, columns = (sum(grid.skipped[i] for grid in grids) for i in (0, 1))
+    skipped = {"row": rows, "column": columns, "table": study.skipped_grids}
+    if lost := [f"{many} {noun}{'' if many == 1 else 's'}" for noun, many in skipped.items() if many]:
+        yield f"Not shown: {plain(join(lost))} of skipped cases."
+    if (more := len(study.grids) - _GRIDS) > 0:
+        axes = plain(join([axis for axis, _ in grids[0].others]))
+        yield f"{more} more tables like these, by {axes}, are left out; `where` or a further row selects them."
+    for axis, number in study.cases_without_axis.items():
+        yield f"{_capitalised(count_cases(number))} without {axis} {'is' if number == 1 else 'are'} left out."
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# --- values and cells ------------------------------------------------------------------------------------------------
+
+
+def choose_unit(study: Study, value: StudyValue) -> Unit:
+    """Return one unit for all cells of a value: the requested one, else that in which they read best.
+
+    Times of kernels are parts of each other, and have one unit together.
+    """
+    stored = study.units.get(value.name, "")
+    wanted = next((name for name in study.requested_units if name in UNITS.get(stored, {})), None)
+    if wanted is not None:
+        return Unit(wanted, UNITS[stored][wanted])
+    times = [v for v in study.values if (v.source, v.unit) == (Source.KERNELS, "ns")]
+    alike = times if value in times else [value]
+    numbers = (c.value for _, v, c in study.cells() if c and v in alike and isinstance(c.value, (int, float)))
+    return unit_of(stored, numbers)
+
+
+def value_name(study: Study, value: StudyValue) -> str:
+    """Return ``time``, ``attention`` or ``attention calls``: the name of a value without its unit."""
+    name = value.subject + (" calls" if value.source is Source.KERNELS and value.figure == "calls" else "")
+    on_cpu = _TITLES_CPU.get(value.name) if study.is_cpu else None
+    return on_cpu or _TITLES.get(value.name, name)
+
+
+_FORMATS: Mapping[str, Format] = {"share": Format.PERCENT, "calls": Format.COUNT, "x": Format.RATIO}
+
+
+class _TableWriter:
+    """Turns the grids of one study into tables of the document."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._units = {value.name: choose_unit(study, value) for value in study.values}
+        kernels = (c.value for _, v, c in study.cells() if c and v.unit == "kernel" and isinstance(c.value, str))
+        self._kernels = short_names(kernels)
+
+    def table(self, grid: Grid, id: str, title: str = "") -> Table:
+        """Return the table; only the first grid of a study stands on the short page."""
+        study = self._study
+        labels = [Column(axis, "" if axis == "value" else axis, is_label=True) for axis in study.row_axes]
+        columns = [
+            Column("/".join(map(shown, at)), self._title(at, i == 0), is_words=_is_text(row[i] for row in grid.cells))
+            for i, at in enumerate(grid.columns)
+        ]
+        rows = tuple(
+            (
+                *(Cell(text=self._label(axis, value)) for axis, value in zip(study.row_axes, row, strict=True)),
+                *(self._cell(c, study.value_at(row, at)) for c, at in zip(cells, grid.columns, strict=True)),
+            )
+            for row, cells in zip(grid.rows, grid.cells, strict=True)
+        )
+        return Table(id, (*labels, *columns), rows, title)
+
+    def _title(self, at: Sequence[Any], is_first: bool) -> Text:
+        if not at:
+            return self._value_title(self._study.values[0])
+        parts: list[Text] = []
+        for axis, value in zip(self._study.column_axes, at, strict=True):
+            # A number needs its axis, which the first of several columns names for all.
+            is_named = is_number(value) and (is_first or len(at) > 1)
+            parts.append((f"{axis} " if is_named else "", *inlines(self._label(axis, value))))
+        return join(parts, last=", ")
+
+    def _value_title(self, value: StudyValue) -> str:
+        return f"{value_name(self._study, value)} {self._units[value.name].name}".strip()
+
+    def _label(self, axis: str, value: Any) -> Text:
+        if axis == "value":
+            return self._value_title(next(known for known in self._study.values if known.name == value))
+        if value is None:
+            return MISSING
+        if axis == self._study.compare:
+            return (Code(shown(value)), " (baseline)") if value in self._study.baselines else Code(shown(value))
+        return in_words(((axis, value),)) if isinstance(value, bool) else shown(value)
+
+    def _cell(self, cell: StudyCell | None, value: StudyValue) -> Cell:
+        if cell is None:
+            return Cell(missing=Missing.NOT_REQUESTED)
+        flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
+        if cell.value is None:
+            return Cell(text=cell.missing) if cell.missing else Cell(missing=Missing.NOT_MEASURED)
+        stored, unit = self._study.units.get(value.name, ""), self._units[value.name]
+        if isinstance(cell.value, str):
+            is_kernel = stored == "kernel"
+            text: Text = Code(self._kernels.get(cell.value, cell.value)) if is_kernel else cell.value
+            return Cell(text=Strong(text) if text == "fail" else text, flags=flags)
+        if unit.size == 1.0 and value.subject.startswith("cosine"):
+            return Cell(text=cosine(cell.value), flags=flags)
+        # Heads and tokens are counted, not measured.
+        is_count = stored == "1" and unit.size == 1.0 and cell.value.is_integer()
+        form = Format.COUNT if is_count else _FORMATS.get(stored, Format.NUMBER) if unit.size == 1.0 else Format.NUMBER
+        return Cell(cell.value, flags=flags, unit=unit, format=form)
+
+
+def _is_text(cells: Iterable[StudyCell | None]) -> bool:
+    return any(isinstance(cell.value, str) for cell in cells if cell is not None)

@@ -1,0 +1,157 @@
+"""The plots that the pipeline file asks for: a chart for each value, a line for each combination of the line axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.findings.studies import Cell, Grid, Study
+from profpipe.config.study_values import StudyValue
+from profpipe.measure.flags import Flag
+from profpipe.measure.tolerance import MEASURES, bound, limit_of
+from profpipe.report.document import (
+    Axis,
+    Chart,
+    Mark,
+    Panel,
+    Paragraph,
+    Reference,
+    ReferenceKind,
+    Section,
+    concat,
+    join,
+)
+from profpipe.report.sections import studies as tables
+from profpipe.report.sections.plots import line_chart, make_series, not_shown, with_caption
+from profpipe.report.selection import GROUPS
+
+#: Stored units whose values may span decades.
+_DECADES = ("ns", "byte", "flop")
+
+#: Differences from a reference: those that pass lie decades below the others.
+_ERRORS = "error_"
+
+
+def study_plots(studies: Iterable[Study]) -> Section:
+    """Return the charts of the pipeline file's ``plots``, and the titles of those with fewer than two numbers."""
+    charts: list[Chart] = []
+    empty: list[str] = []
+    for study in studies:
+        own = [chart for value in study.values if (chart := study_plot(study, value))]
+        charts += own
+        empty += [] if own else [study.title]
+    note = concat("Not drawn, because they have fewer than two numbers: ", join(empty, most=4), ".")
+    return Section("study_plots", "Requested plots", (*charts, *((Paragraph(note),) if empty else ())))
+
+
+def study_plot(study: Study, value: StudyValue) -> Chart | None:
+    """Return the chart of a value over the rows of the study; None with fewer than two positions."""
+    panels = tuple(panel for grid in study.grids if (panel := _panel(study, grid, value)))
+    drawn = panels[:GROUPS]
+    if len({mark.x for panel in drawn for series in panel.series for mark in series.marks}) < 2:
+        return None
+    stored, unit = study.units.get(value.name, ""), tables.choose_unit(study, value)
+    name = tables.value_name(study, value)
+    is_titled = len(study.values) > 1
+    chart = line_chart(
+        f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
+        f"{study.title}: {name}" if is_titled else study.title,
+        study.row_axes[0],
+        Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
+        drawn,
+        spans_decades=stored in _DECADES or value.name.startswith(_ERRORS),
+        subtitle=", ".join(filter(None, ["" if is_titled else name, in_words(study.fixed)])),
+        keys=tuple(line_names(study)),
+        references=tuple(_references(study, value)),
+    )
+    return with_caption(
+        chart,
+        *tables.basis_note(study, [value]),
+        *tables.kernels_note(study, [value]),
+        f"Every case: {', '.join(study.shared_flags)}." if study.shared_flags else "",
+        _without_value(study, value),
+        f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",
+    )
+
+
+def _references(study: Study, value: StudyValue) -> Iterator[Reference]:
+    if value.name == "speedup":
+        yield Reference(ReferenceKind.LEVEL, 1.0)
+    limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
+    if limit is not None:
+        yield Reference(ReferenceKind.LIMIT, limit, bound(value.subject, limit))
+
+
+def _without_value(study: Study, value: StudyValue) -> str:
+    """Return how many cases have no mark because of what they compute."""
+    missing: dict[str, list[str]] = {Flag.INACCURATE: [], Flag.UNCHECKED: []}
+    for _, (x, *_rest), column, cell in _cells(study, value):
+        if cell and cell.missing in missing and is_number(x):
+            missing[cell.missing].append(_line_name(study, column))
+    return not_shown({f"marked {mark}": names for mark, names in missing.items() if names})
+
+
+# --- the lines -------------------------------------------------------------------------------------------------------
+
+
+def _cells(study: Study, value: StudyValue) -> Iterator[tuple[Grid, tuple[Any, ...], tuple[Any, ...], Cell | None]]:
+    """Yield the cells of ``value`` with their grid, row and column."""
+    place = study.column_axes.index("value") if "value" in study.column_axes else None
+    for grid in study.grids:
+        for row, cells in zip(grid.rows, grid.cells, strict=True):
+            for column, cell in zip(grid.columns, cells, strict=True):
+                if place is None or column[place] == value.name:
+                    yield grid, row, column, cell
+
+
+def _line_name(study: Study, column: Sequence[Any]) -> str:
+    at = zip(study.column_axes, column, strict=True)
+    return ", ".join(
+        in_words(((axis, value),)) if isinstance(value, bool) or is_number(value) else shown(value)
+        for axis, value in at
+        if axis != "value"
+    )
+
+
+def _columns(study: Study) -> list[tuple[Any, ...]]:
+    return list(dict.fromkeys(column for grid in study.grids for column in grid.columns))
+
+
+def line_names(study: Study) -> list[str]:
+    """Return the names of all lines, in the order of the palette."""
+    return list(dict.fromkeys(_line_name(study, column) for column in _columns(study)))
+
+
+def baseline_name(study: Study) -> str | None:
+    """Return the name of the only baseline; None without one, and where there are several."""
+    if study.compare not in study.column_axes:
+        return None
+    place = study.column_axes.index(study.compare or "")
+    found = {_line_name(study, column) for column in _columns(study) if column[place] in study.baselines}
+    return found.pop() if len(found) == 1 else None
+
+
+def _inaccurate(study: Study, value: StudyValue) -> dict[str, list[bool]]:
+    """Return by line which of its numbers are of inaccurate cases; a chart of errors rejects no line."""
+    found: dict[str, list[bool]] = {}
+    if not value.name.startswith(_ERRORS):
+        for _, _, column, cell in _cells(study, value):
+            if cell and isinstance(cell.value, (int, float)):
+                found.setdefault(_line_name(study, column), []).append(Flag.INACCURATE in cell.flags)
+    return found
+
+
+def _panel(study: Study, grid: Grid, value: StudyValue) -> Panel | None:
+    marks: dict[str, list[Mark]] = {}
+    wrong, baseline = _inaccurate(study, value), baseline_name(study)
+    for own, (x, *_rest), column, cell in _cells(study, value):
+        if own is grid and cell and is_number(x) and isinstance(cell.value, (int, float)):
+            flags = tuple(mark for mark in cell.flags if mark not in study.shared_flags)
+            marks.setdefault(_line_name(study, column), []).append(Mark(float(x), float(cell.value), flags=flags))
+    series = tuple(
+        make_series(name, tuple(marks[name]), wrong.get(name, ()), name == baseline)
+        for name in line_names(study)
+        if name in marks
+    )
+    return Panel(in_words(grid.others), series) if series else None

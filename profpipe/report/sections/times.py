@@ -1,0 +1,186 @@
+"""The table of times on the first screen: the fastest case of each shape, or every case where there is one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from profpipe.analysis.cases import in_words, is_number, running_axis, shown
+from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.report import selection
+from profpipe.report.document import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Format,
+    Paragraph,
+    Placement,
+    Section,
+    Table,
+    Text,
+    join,
+    make_table,
+)
+from profpipe.report.inlines import fill, names, ratio
+from profpipe.report.labels import case_text, quantity
+from profpipe.report.sections import flags
+from profpipe.report.sections.wins import doubt_of, tied_names
+from profpipe.report.units import time_unit
+
+#: Names of cases that share their flags in a cell; more are counted.
+_MOST_NAMES = 2
+
+
+def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> Section:
+    """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
+    blocks: list[Block] = [Paragraph(text) for text in [_context(workload, on_cpu)] if text]
+    blocks += _tables(workload)
+    if explains_flags and (lines := flags.explanations([workload])):
+        blocks.append(Bullets(tuple(lines)))
+    return Section("times", "Times", tuple(blocks), workload=workload.name)
+
+
+def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
+    """Return the parameters that all cases share, what a time is, and of how many samples."""
+    parts = []
+    if workload.fixed:
+        parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
+    counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
+    if workload.basis and counts:
+        noun = "sample" if workload.basis.is_timed else "iteration"
+        over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        parts.append(f"Time: {quantity(workload.basis)}, over {over} {noun}{'' if over == '1' else 's'}.")
+    if any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases):
+        parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
+    elif on_cpu and workload.basis is not None and workload.basis.is_timed:
+        parts.append("Measured on a CPU.")
+    return " ".join(parts)
+
+
+def _tables(workload: WorkloadFindings) -> Iterator[Table]:
+    cases = [case for shape in workload.shapes for case in shape.timed]
+    if not workload.compare or len(workload.shapes) == 1:
+        if len(cases) > 1 or (cases and cases[0].marks):
+            yield every_case(workload, cases)
+        return
+    grid = winner_grid(workload)
+    if grid:
+        yield grid
+    yield fastest_by_shape(workload, Placement.DETAILS if grid else Placement.SUMMARY)
+
+
+def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> Table:
+    """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
+    unit = time_unit(case.time.ns for case in cases if case.time)
+    columns = (
+        Column("case", workload.compare or "case", is_label=True),
+        Column("time", "time", unit),
+        Column("interval", "95 % interval", format=Format.PLUS_MINUS),
+        Column("speedup", "over baseline", format=Format.RATIO),
+        Column("flags", "flags", is_label=True),
+    )
+    table = make_table("times", columns, (
+        (_label(case), case.time.ns, case.time.margin, case.speedup, _flags_of_case(workload, case))
+        for case in cases if case.time
+    ))  # fmt: skip
+    return _without_empty_flags(table)
+
+
+def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> Text:
+    """Return the flags of a case; of the lowest time of a shape also why it is in doubt."""
+    own = flags.flags_of(case, workload.shared_marks)
+    wins = [shape.win for shape in workload.shapes if shape.win and shape.win.best is case]
+    if not workload.compare or not wins or wins[0].verdict != WinVerdict.INCONCLUSIVE:
+        return own
+    return join([part for part in (own, fill("in doubt: {}", doubt_of(wins[0]))) if part], last="; ")
+
+
+def _label(case: CaseResult) -> Text:
+    name = case_text(case)
+    return fill("{} (baseline)", name) if case.is_baseline else name
+
+
+def fastest_by_shape(workload: WorkloadFindings, placement: Placement = Placement.SUMMARY) -> Table:
+    """Return a row for each shape: its fastest case, the time, the lead and the flags of the cases compared."""
+    unit = time_unit(shape.win.best.time.ns for shape in workload.shapes if shape.win and shape.win.best.time)
+    columns = (
+        *(Column(axis, axis, is_label=True) for axis in workload.varying_shape),
+        Column("fastest", "fastest", is_label=True),
+        Column("time", "time", unit),
+        Column("interval", "95 % interval", format=Format.PLUS_MINUS),
+        Column("speedup", "over baseline", format=Format.RATIO),
+        Column("flags", "flags", is_label=True),
+    )
+    rows = []
+    for shape in workload.shapes:
+        if shape.win is not None and (time := shape.win.best.time):
+            axes = [shown(value) for _, value in shape.axes]
+            row = (_fastest(shape.win), time.ns, time.margin, shape.win.best.speedup, _flags_of(workload, shape))
+            rows.append((*axes, *row))
+    return _without_empty_flags(make_table("fastest", columns, rows, placement=placement))
+
+
+def _without_empty_flags(table: Table) -> Table:
+    return table if any(row[-1].text for row in table.rows) else table.without("flags")
+
+
+def _fastest(win: Win) -> Text:
+    if win.verdict == WinVerdict.TIE:
+        return fill("tie: {}", tied_names(win))
+    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", Code(win.best.variant))
+
+
+_SUFFIXES = {WinVerdict.INCONCLUSIVE: ", in doubt", WinVerdict.UNOPPOSED: ", alone"}
+
+
+def _flags_of(workload: WorkloadFindings, shape: Shape) -> Text:
+    """Return the flags of the best case, of the case it is compared with and of disqualified ones, and the doubt.
+
+    The best case is compared with the baseline; where it is the baseline, with the next.
+    """
+    win, base = shape.win, shape.baseline
+    assert win is not None
+    compared = win.second if win.best is base else base
+    others = [case for case in (compared,) if case not in win.disqualified] + [*win.disqualified]
+    by_flags: dict[Text, list[str]] = {}
+    for case in others:
+        if case is not None and case is not win.best and (own := flags.flags_of(case, workload.shared_marks)):
+            by_flags.setdefault(own, []).append(case.variant)
+    best = flags.flags_of(win.best, workload.shared_marks)
+    is_shared = len(others) == 1 and by_flags.pop(best, []) != []
+    parts = [fill("both: {}", best) if is_shared else best]
+    parts += [fill("{}: {}", names(variants, _MOST_NAMES), own) for own, variants in by_flags.items()]
+    if win.verdict == WinVerdict.INCONCLUSIVE:
+        parts.append(fill("in doubt: {}", doubt_of(win)))
+    kept = [part for part in parts if part]
+    return join(kept, separator="; ", last="; ")
+
+
+# --- many shapes -----------------------------------------------------------------------------------------------------
+
+
+def winner_grid(workload: WorkloadFindings) -> Table | None:
+    """Return the winners with the running axis as rows and the other axes as columns; None for few shapes."""
+    axis = running_axis(shape.axes for shape in workload.shapes)
+    if axis is None or len(workload.shapes) <= selection.SHAPES:
+        return None
+    groups = selection.by_group(workload, axis, selection.groups(workload, axis))
+    if len(groups) < 2:
+        return None
+    values = sorted({value for own in groups.values() for value in own if is_number(value)})
+    columns = [Column(axis, axis, is_label=True)]
+    columns += [Column(in_words(others), selection.column(others), is_label=True) for others in groups]
+    rows = [(Cell(text=shown(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
+    title = "Fastest of each shape, and its speed-up over the baseline"
+    return make_table("winners", columns, rows, title)
+
+
+def _winner(shape: Shape | None) -> Cell:
+    win = shape.win if shape else None
+    if win is None:
+        return Cell()
+    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else Code(win.best.variant)
+    has_lead = win.best.speedup is not None and not win.best.is_baseline
+    lead = fill(" {}", ratio(win.best.speedup)) if has_lead else ""
+    return Cell(text=fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead))

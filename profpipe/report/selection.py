@@ -1,0 +1,127 @@
+"""Select the shapes of a large comparison that the page shows in full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from profpipe.analysis.cases import is_number, running_axis, shown, without
+from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
+from profpipe.report.document import Code, Text, concat, join
+
+#: Cases without a comparison up to which all of them stand together.
+_MAIN_CASES = 24
+
+#: Cases without a comparison up to which all of them stand together.
+_MAIN_CASES = 24
+
+#: Cases, and shapes of comparisons, up to which a page shows every shape; beyond, one of each of so many groups.
+_CASES, SHAPES, GROUPS = 100, 24, 8
+
+
+def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) -> list[Axes]:
+    """Return at most ``most`` combinations of the other axes: the largest shape's and its neighbours.
+
+    Neighbours differ in the fewest axes; of these the largest come first.
+    """
+    sizes: dict[Axes, float] = {}
+    for shape in workload.shapes:
+        others = drop_axes(shape.axes, axes)
+        sizes[others] = max(sizes.get(others, 0.0), shape.size)
+    every = list(sizes)
+    if len(every) <= most or workload.largest is None:
+        return every
+    main = dict(workload.largest.axes)
+    apart = {others: sum(main.get(name) != value for name, value in others) for others in every}
+    chosen = sorted(every, key=lambda others: (apart[others], -sizes[others]))[:most]
+    return [others for others in every if others in chosen]
+
+
+def drop_axes(shape: Axes, axes: Sequence[str | None]) -> Axes:
+    """Return the shape without ``axes``."""
+    return tuple(pair for pair in shape if pair[0] not in axes)
+
+
+def _groups_shown(page: Sequence[WorkloadFindings]) -> int | None:
+    """Return how many groups of each workload have a shape shown in full; None if all shapes are shown."""
+    compared = sum(len(workload.shapes) for workload in page if workload.compare)
+    if sum(len(workload.cases) for workload in page) <= _CASES and compared <= SHAPES:
+        return None
+    return max(1, GROUPS // len(page))
+
+
+def shapes(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> tuple[Shape, ...]:
+    """Return the shapes shown in full: all of a small page, else the largest with a time in each group."""
+    if (most := _groups_shown(page or (workload,))) is None:
+        return workload.shapes
+    axis = running_axis(shape.axes for shape in workload.shapes)
+    kept: list[Shape] = []
+    for others in groups(workload, axis, most=most):
+        own = [shape for shape in workload.shapes if without(shape.axes, axis or "") == others]
+        kept.append(max(own, key=lambda shape: (len(shape.timed) > 1, bool(shape.timed), shape.size)))
+    return tuple(shape for shape in workload.shapes if shape in kept or shape is workload.largest)
+
+
+def select(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> WorkloadFindings:
+    """Return ``workload`` with the shapes that the page shows in full."""
+    kept = shapes(workload, page)
+    if len(kept) == len(workload.shapes):
+        return workload
+    cases = {point.id for shape in kept for point in shape.cases}
+    return replace(
+        workload,
+        shapes=kept,
+        agreements=tuple(agreement for agreement in workload.agreements if agreement.case in cases),
+    )
+
+
+def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> Text:
+    """Return which shapes the page shows in full; empty where it shows all."""
+    kept = shapes(workload, page)
+    if len(kept) == len(workload.shapes):
+        return ""
+    axis = running_axis(shape.axes for shape in workload.shapes)
+    varying = join(Code(name) for name in workload.varying_shape if name != axis)
+    combinations = len({without(shape.axes, axis or "") for shape in workload.shapes})
+    most = _groups_shown(page or (workload,)) or GROUPS
+    which: Text = "the largest" if len(kept) == 1 else "the largest and those next to it"
+    if axis and combinations <= most:
+        which = concat("the largest ", Code(axis), concat(" for each combination of ", varying) if varying else "")
+    elif axis and most > 1:
+        near = f" for {most} of {combinations} combinations of "
+        which = concat("the largest ", Code(axis), near, varying, ", those next to the largest")
+    verb = "are" if len(kept) > 1 else "is"
+    return concat(
+        f"Below, {len(kept)} of {len(workload.shapes)} shapes {verb} shown case by case: ", which, ". ",
+        Code("comparison_results.txt"), " has all shapes.",
+    )  # fmt: skip
+
+
+def column(others: Axes) -> str:
+    """Return ``fwd, fp16, not causal``: a combination as the head of a column."""
+    return ", ".join(_word(axis, value) for axis, value in others)
+
+
+def _word(axis: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return axis if value else f"not {axis}"
+    return f"{axis} {shown(value)}" if is_number(value) else shown(value)
+
+
+def by_group(workload: WorkloadFindings, axis: str, chosen: Sequence[Axes]) -> dict[Axes, dict[Any, Shape]]:
+    """Return the shapes of each group by their value on ``axis``."""
+    found: dict[Axes, dict[Any, Shape]] = {others: {} for others in chosen}
+    for shape in workload.shapes:
+        if (others := without(shape.axes, axis)) in found:
+            found[others][dict(shape.axes)[axis]] = shape
+    return found
+
+
+def main_cases(workload: WorkloadFindings) -> tuple[list[CaseResult], list[CaseResult]]:
+    """Return the cases of the largest shape, and all others; few cases without a comparison are all in the first."""
+    every = [case for shape in workload.shapes for case in shape.cases]
+    if not workload.compare and len(every) <= _MAIN_CASES:
+        return every, []
+    largest = list(workload.largest.cases) if workload.largest else []
+    return largest, [case for case in every if case not in largest]

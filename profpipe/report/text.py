@@ -1,0 +1,106 @@
+"""Write the document as plain text: for the text files beside SUMMARY.md and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from profpipe.report import pages
+from profpipe.report.document import (
+    Block,
+    Bullets,
+    Callout,
+    Cell,
+    Chart,
+    Code,
+    CodeBlock,
+    Column,
+    Details,
+    Document,
+    Link,
+    Number,
+    Paragraph,
+    Section,
+    Severity,
+    Strong,
+    Table,
+    Text,
+    inlines,
+)
+from profpipe.report.formatting import format_cell, format_head, format_number
+from profpipe.report.markdown import SUMMARY
+
+#: The sections that a run prints when it ends.
+FIRST_SCREEN = ("overview", "headline", "times", "flags", "warnings")
+
+
+def write_text(text: Text) -> str:
+    """Return inlines without markup, their numbers formatted."""
+    parts = []
+    for inline in inlines(text):
+        if isinstance(inline, Strong):
+            parts.append(write_text(inline.content))
+        elif isinstance(inline, Link):
+            # A terminal cannot follow a link to a section.
+            parts.append(write_text(inline.content) + (f" in {SUMMARY}" if inline.target.startswith("#") else ""))
+        elif isinstance(inline, Number):
+            parts.append(format_number(inline))
+        else:
+            parts.append(inline.text if isinstance(inline, Code) else inline)
+    return "".join(parts)
+
+
+def write_table(table: Table) -> str:
+    """Return aligned columns below the title; empty without rows."""
+    if not table.rows:
+        return ""
+    head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
+    rows = [[_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    align: list[Callable[[str, int], str]] = [str.rjust if c.is_numeric else str.ljust for c in table.columns]
+    lines = [
+        "  ".join(place(cell, width) for place, cell, width in zip(align, row, widths, strict=True)).rstrip()
+        for row in (head, ["-" * width for width in widths], *rows)
+    ]
+    title = write_text(table.title)
+    return "\n".join([title, "", *lines] if title else lines)
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    content = format_cell(cell, column) or write_text(cell.text)
+    flags = f"({', '.join(cell.flags)})" if cell.flags else ""
+    return " ".join(filter(None, [content, write_text(cell.note), flags]))
+
+
+def write_block(block: Block) -> str:
+    match block:
+        case Paragraph():
+            return write_text(block.content)
+        case Bullets():
+            return "\n".join(f"- {write_text(item)}" for item in block.items)
+        case Callout():
+            return ("Warning: " if block.severity is Severity.WARNING else "") + write_text(block.content)
+        case CodeBlock():
+            return "\n".join(f"    {line}" for line in block.text.splitlines())
+        case Table():
+            return write_table(block)
+        case Chart():
+            return ""
+        case Details():
+            return "\n\n".join(filter(None, [write_text(block.summary), *map(write_block, block.blocks)]))
+
+
+def write_section(section: Section, workload: str = "") -> str:
+    """Return a section below its title, which names ``workload`` where there is one."""
+    title = write_text(section.title) + (f": {workload}" if workload and section.title else "")
+    parts = [f"{title}\n{'=' * len(title)}" if title else "", write_text(section.summary)]
+    parts += map(write_block, section.blocks)
+    parts += map(write_section, section.sections)
+    return "\n\n".join(part for part in parts if part)
+
+
+def first_screen(document: Document) -> str:
+    """Return what SUMMARY.md begins with, for the terminal: the headline, the times and the warnings."""
+    summary, _ = pages.paginate(document)
+    shown = [section for section in summary.sections if section.id in FIRST_SCREEN]
+    several = len(document.workloads) > 1
+    return "\n\n".join(filter(None, (write_section(s, s.workload if several else "") for s in shown)))

@@ -1,0 +1,1 @@
+"""The tables, the results folder and the database."""

@@ -1,0 +1,159 @@
+"""The results folder: one folder for each run, a link to the latest run, locks, and the salt of the hashes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from profpipe.errors import ConfigError
+from profpipe.results import atomic
+from profpipe.results.manifest import FILE, Manifest
+
+#: Only its owner may read it: with the salt, others could guess what is hashed into the manifests.
+_SALT = ".salt"
+#: The largest number of runs of one name that may start in one second.
+_MAX_FOLDERS = 999
+
+
+def folder_name(name: str, now: datetime) -> str:
+    return f"{now:%Y%m%dT%H%M%SZ}-{name}"
+
+
+def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) -> Path:
+    """Create ``out/<UTC time>-<name>/`` with the files that ``fill`` writes, and point ``out/latest`` at it.
+
+    The folder appears with its content or not at all, so that every run in the results folder can be resumed.
+    """
+    _check_latest(out)
+    stem = folder_name(name, now)
+    temporary = out / f".{stem}-{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        fill(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        what = f"cannot hold results: {error.strerror or error}."
+        raise ConfigError(str(out), what, "Nothing was run. Choose another --out.") from None
+    for number in range(1, _MAX_FOLDERS + 1):
+        folder = out / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            continue  # a run of the same name started in the same second
+        _point(out / "latest", folder)
+        return folder
+    raise ConfigError(str(out), f"holds {_MAX_FOLDERS} runs named {stem}.", "Choose another --out.")
+
+
+def point_latest(out: Path) -> None:
+    """Point ``out/latest`` at the newest run."""
+    _check_latest(out)
+    _point(out / "latest", next(list_runs(out))[0])
+
+
+def _check_latest(out: Path) -> None:
+    latest = out / "latest"
+    if latest.is_dir() and not latest.is_symlink():  # as after `cp -rL`: no link can replace a folder
+        remedy = "Rename it, or remove it if it is a copy of a run beside it."
+        raise ConfigError(str(latest), "is a folder, but must be a link to the newest run.", remedy)
+
+
+def _point(link: Path, folder: Path) -> None:
+    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(folder.name, target_is_directory=True)
+    temporary.replace(link)
+
+
+def list_runs(out: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the runs in the results folder with their manifests, the newest first.
+
+    A run with a damaged manifest is left out. So are folders that ``profpipe ingest`` wrote.
+    """
+    found: list[tuple[Path, Manifest]] = []
+    # A name with a dot belongs to a folder that was never finished.
+    for folder in (path.parent for path in out.glob(f"[!.]*/{FILE}") if not path.parent.is_symlink()):
+        with suppress(ConfigError):
+            found.append((folder, Manifest.load(folder)))
+    yield from sorted((run for run in found if run[1].is_run), key=_sort_key, reverse=True)
+
+
+def _sort_key(run: tuple[Path, Manifest]) -> tuple[str, bool, int, str]:
+    """Return the start of a run, then the number that separates runs of one second.
+
+    A copy of a run under another name counts as older than the run.
+    """
+    folder, manifest = run
+    time, _, name = folder.name.partition("-")
+    number = re.search(r"-(\d+)$", name)
+    return manifest.started, bool(re.fullmatch(r"\d{8}T\d{6}Z", time)), int(number[1]) if number else 1, folder.name
+
+
+def find(name: str | None, out: Path) -> Path:
+    """Return the folder of a run by its path or by its name below ``out``; for None that of the latest run."""
+    candidates = [out / "latest"] if name is None else [Path(name), out / name]
+    for candidate in candidates:
+        if (candidate / FILE).is_file():
+            return candidate.resolve()
+    raise ConfigError(str(candidates[0]), "is not the folder of a run.", "`profpipe history` lists the runs.")
+
+
+def find_unfinished(out: Path) -> Path:
+    """Return the folder of the latest run that has not ended."""
+    for folder, manifest in list_runs(out):
+        if not manifest.ended:
+            return folder.resolve()
+    raise ConfigError(str(out), "holds no unfinished run.", "`profpipe history` lists the runs.")
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from working on the run. Raises ConfigError where another one already does.
+
+    The operating system releases the lock when this process ends, also after a crash.
+    """
+    with (folder / "raw" / "lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another profpipe is working on this run."
+            raise ConfigError(str(folder), what, "Wait until it ends.") from None
+        except OSError as error:
+            # Some file systems of clusters have no locks.
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        yield
+
+
+def read_salt(out: Path) -> bytes:
+    """Return the random bytes of the results folder, which the first call creates.
+
+    Return no bytes if the salt belongs to another user and may not be read.
+    """
+    path = out / _SALT
+    temporary = path.with_name(f"{_SALT}.{secrets.token_hex(4)}")
+    try:
+        if not path.exists():
+            atomic.write_private(temporary, secrets.token_bytes(32))
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass  # two runs start together: the salt of the first one stays
+            except OSError:  # a file system without hard links
+                temporary.replace(path)
+        return path.read_bytes()
+    except PermissionError:
+        return b""
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,441 @@
+"""The manifest of a run: ``run.json`` as typed values.
+
+The manifest may be published: it holds no values of environment variables. Paths below the folder of the pipeline file
+are relative to that folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from profpipe.errors import ConfigError
+from profpipe.job import Ask, Cause, Command, Job, JobOutcome, Missing, Status, Tool
+from profpipe.results import atomic
+from profpipe.results.schema import SCHEMA_VERSION, Origin, Placement, current_status
+
+if TYPE_CHECKING:
+    from profpipe.config.models import Pipeline
+
+FILE: Final = "run.json"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML describes it. A value that the driver does not report is None."""
+
+    name: str = "GPU"
+    driver: str | None = None
+    cuda: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: tuple[int, ...] | None = None
+    max_sm_clock_hz: int | None = None
+    max_memory_clock_hz: int | None = None
+    memory_bus_bits: int | None = None
+    power_limit_w: float | None = None
+    mig: bool | None = None
+    sm_count: int | None = None
+
+
+@dataclass(frozen=True)
+class PeakRates:
+    """The peak rates of a GPU: FLOP/s by data type, and bytes/s. ``source`` names the rule or the measurement.
+
+    ``flops_in_16_bits`` are the rates of kernels that accumulate in 16 bits. ``device`` is the GPU on which the rates
+    were measured.
+    """
+
+    device: str | None = None
+    flops: Mapping[str, float | None] = field(default_factory=dict)
+    flops_in_16_bits: Mapping[str, float] = field(default_factory=dict)
+    bytes_per_s: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine of a run. ``gpus`` is None if the record does not say which GPUs there were."""
+
+    gpus: tuple[Gpu, ...] | None = None
+    cpu: str = ""
+    cpu_count: int | None = None
+    os: str = ""
+    python: str = ""
+    #: Limits by the rules of the architecture, and what was measured on a GPU of this name.
+    peaks: PeakRates | None = None
+    ceilings: PeakRates | None = None
+
+
+@dataclass(frozen=True)
+class ToolEntry:
+    """A profiler that was found, or why it is missing and the remedy."""
+
+    version: str = ""
+    variant: str = ""
+    missing: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class GitState:
+    """The commit of the checkout that holds the pipeline; empty where there is none."""
+
+    commit: str = ""
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A workload under a profiler with all its cases. ``cut_off``: a process of it began and left no entry."""
+
+    workload: str
+    profiler: str
+    cases: tuple[str, ...] = ()
+    cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceEntry:
+    """A device that processes of a job used; ``device`` is its name, or ``cpu``, and ``count`` how many of them."""
+
+    device: str = ""
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    l2_bytes: int | None = None
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that a job left; ``path`` is relative to the run's folder."""
+
+    path: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """The result of a job. ``argv`` holds its commands as typed in the pipeline's folder, without secrets.
+
+    A later run reuses the job if ``key`` is equal; an empty key prevents this. ``reused_from`` is the other run that
+    measured the job. ``peaks`` are the rates of the job's devices if they differ from the machine's. ``interrupted`` is
+    true if the user stopped the job.
+    """
+
+    workload: str = ""
+    profiler: str = ""
+    cases: tuple[str, ...] = ()
+    status: Status = Status.OK
+    reason: str = ""
+    cause: Cause = Cause.NONE
+    #: The cause of each case that failed.
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+    devices: tuple[DeviceEntry, ...] = ()
+    peaks: PeakRates | None = None
+    interrupted: bool = False
+    key: str = ""
+    reused_from: str = ""
+    seconds: float = 0.0
+    returncode: int | None = 0
+    argv: tuple[tuple[str, ...], ...] = ()
+    folder: str = ""
+    log: str = ""
+    files: tuple[StoredFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileEntry(Origin):
+    """A file that was read.
+
+    ``scrubbed`` is true if the environment and command lines were removed from it, and None if its format has none.
+    """
+
+    source: str = ""
+    parser: str = ""
+    scrubbed: bool | None = None
+
+
+@dataclass(frozen=True)
+class RefusedFile:
+    """A file that could not be read, with the reason and the remedy."""
+
+    source: str
+    what: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``run.json``. ``profpipe ingest`` runs no jobs: ``is_run`` is false, and only files are set."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str = ""
+    #: ISO 8601, UTC.
+    started: str = ""
+    #: None: the run has not ended; empty: the record does not say.
+    ended: str | None = ""
+    command: tuple[str, ...] = ()
+    #: The resolved pipeline file, with environment variables but without their values.
+    pipeline: Mapping[str, Any] = field(default_factory=dict)
+    machine: Machine = Machine()
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    tools: Mapping[str, ToolEntry] = field(default_factory=dict)
+    git: GitState = GitState()
+    #: All jobs of the run. While the run has not ended, the report lists those without an entry as missing.
+    planned: tuple[PlannedJob, ...] = ()
+    jobs: tuple[JobEntry, ...] = ()
+    files: tuple[FileEntry, ...] = ()
+    refused: tuple[RefusedFile, ...] = ()
+    #: Files that hold the environment of the profiled process; None if none was searched for.
+    private_files: tuple[str, ...] | None = None
+    #: Workload -> case -> the kernel family that the case must run.
+    expects: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    is_run: bool = True
+
+    def jobs_of(self, workload: str) -> list[JobEntry]:
+        return [job for job in self.jobs if job.workload == workload]
+
+    def workload(self, name: str) -> Mapping[str, Any]:
+        """Return the settings of a workload in the pipeline file; empty where there are none."""
+        return (self.pipeline.get("workloads") or {}).get(name) or {}
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read ``run.json`` of a run. Raises ConfigError where the folder has none that can be read."""
+        path = folder / FILE
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(str(folder), f"is not a run: it has no {FILE}.", "Name a folder below out/.") from None
+        except ValueError as error:
+            raise ConfigError(str(path), f"is not JSON: {error}.") from None
+        if not isinstance(document, dict):
+            raise ConfigError(str(path), "is not the manifest of a run.")
+        try:
+            return cls.parse(document)
+        except ValueError as error:
+            raise ConfigError(str(path), f"is not the manifest of a run: {error}") from None
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Manifest:
+        """Return the manifest that a JSON document holds. Unknown keys, as of a later version, are ignored."""
+        if isinstance(files := document.get("files"), list):
+            document = {**document, "files": [_with_placements(file) for file in files]}
+        manifest: Manifest = parse(cls, {"is_run": "jobs" in document, **document})
+        jobs = (replace(job, status=Status(current_status(job.status, job.reason))) for job in manifest.jobs)
+        return replace(manifest, jobs=tuple(jobs))
+
+    def save(self, folder: Path) -> None:
+        atomic.write_text(folder / FILE, json.dumps(self.as_json(), indent=1) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document without keys whose value is unknown."""
+
+        def known_items(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+            # None is a value of two keys: the run has not ended, and the process has no exit code.
+            return {key: value for key, value in items if value is not None or key in ("ended", "returncode")}
+
+        document = asdict(self, dict_factory=known_items)
+        if not document.pop("is_run"):
+            return {key: document[key] for key in ("schema_version", "name", "files", "refused")}
+        return document
+
+    def with_job(
+        self,
+        entry: JobEntry,
+        files: Iterable[FileEntry] = (),
+        refused: Iterable[RefusedFile] = (),
+        families: Mapping[str, str] = MappingProxyType({}),
+    ) -> Manifest:
+        """Return the manifest with a job, in place of an earlier try.
+
+        ``files`` and ``refused`` are its files. ``families`` is the kernel family that each of its cases must run.
+        """
+        earlier = self.without_job(entry.folder)
+        return replace(
+            earlier,
+            jobs=(*earlier.jobs, entry),
+            files=(*earlier.files, *files),
+            refused=(*earlier.refused, *refused),
+            expects={**self.expects, entry.workload: {**self.expects.get(entry.workload, {}), **families}},
+        )
+
+    def without_job(self, folder: str) -> Manifest:
+        """Return the manifest without the job in ``folder`` and without its files."""
+        return replace(
+            self,
+            jobs=tuple(job for job in self.jobs if job.folder != folder),
+            files=tuple(file for file in self.files if not file.source.startswith(f"{folder}/")),
+            refused=tuple(file for file in self.refused if not file.source.startswith(f"{folder}/")),
+        )
+
+
+#: The beginnings of the parts of ``attribution`` while it was a sentence: `30 by time, ...; 12 in no range`.
+_OLD_PLACEMENTS: Final = {
+    "by the launching thread": Placement.THREAD,
+    "by the thread that launched": Placement.THREAD,
+    "by time": Placement.OTHER_THREAD,
+    "by the thread and the time of their API call": Placement.API_CALL,
+    "by the thread and the time of their dispatch": Placement.DISPATCH,
+    "by the time at which they ran": Placement.RUN_TIME,
+    "by the NVTX ranges open": Placement.NVTX_STATE,
+    "by the NVTX ranges that": Placement.NVTX_COLUMNS,
+    "in no range (": Placement.NO_NVTX,
+    "in no range": Placement.NO_RANGE,
+    "launched by one of several": Placement.SHARED_ID,
+    "without a recorded": Placement.NO_CALL,
+    "no ranges were": Placement.NO_RANGES,
+    "none: the file": Placement.NO_RANGES,
+    "none: these reports": Placement.NOT_SHOWN,
+    "sums over": Placement.NOT_SHOWN,
+    "of them in a range": Placement.OF_OTHER_THREAD,
+    "of them joined": Placement.OF_EXTERNAL_ID,
+}
+_OLD_PART: Final = re.compile(r"(?:(\d+) )?(?:of \d+ launches )?(.*)")
+
+
+def _with_placements(file: Any) -> Any:
+    """Return the document of a file with ``attribution`` as numbers, which old documents have as a sentence."""
+    if not isinstance(file, Mapping) or not isinstance(text := file.get("attribution"), str):
+        return file
+    counts: dict[Placement, int | None] = {}
+    for number, words in (found.groups() for part in text.split("; ") if (found := _OLD_PART.fullmatch(part))):
+        how = next((placement for begin, placement in _OLD_PLACEMENTS.items() if words.startswith(begin)), None)
+        if how is not None:
+            counts[how] = int(number) if number else None
+    return {**file, "attribution": counts}
+
+
+_T = TypeVar("_T")
+
+
+def parse(kind: type[_T], document: Mapping[str, Any]) -> _T:
+    """Return a part of the manifest from its JSON document. Raises ValueError that names each wrong value."""
+    value: _T = _adapter(kind).validate_python(document)  # type: ignore[arg-type]
+    return value
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    # pydantic takes 0.1 s to load, and most commands only write a manifest.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+#: ``--set workloads.training.env.HF_TOKEN=...``: the value is as private as one in the file.
+_SET_ENV = re.compile(r"^((?:--\w+=)?(?:[^=]+\.)?env\.[^=]+=).+", re.DOTALL)
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def begin_run(
+    pipeline: Pipeline,
+    *,
+    now: datetime,
+    machine: Mapping[str, Any],
+    packages: Mapping[str, str],
+    tools: Mapping[str, Tool | Missing],
+    git: GitState,
+    command: Sequence[str],
+    planned: Iterable[Job] = (),
+    secrets: Mapping[str, str] = MappingProxyType({}),
+) -> Manifest:
+    """Return the manifest of a run that starts now.
+
+    ``secrets`` are secret words of commands, and the text that replaces each of them.
+    """
+    return Manifest(
+        name=pipeline.name,
+        started=now.isoformat(timespec="seconds"),
+        ended=None,
+        command=tuple(_SET_ENV.sub(r"\1...", word) for word in command),
+        pipeline=published(pipeline, secrets),
+        machine=parse(Machine, machine),
+        packages=packages,
+        tools={
+            # Without the path, which describes the machine rather than the result.
+            name: ToolEntry(missing=tool.reason, remedy=tool.remedy)
+            if isinstance(tool, Missing)
+            else ToolEntry(tool.version, tool.variant)
+            for name, tool in tools.items()
+        },
+        git=git,
+        planned=tuple(_planned_jobs(planned)),
+        private_files=(),
+    )
+
+
+def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
+    """Yield each workload and profiler once, in the order in which they run."""
+    cases: dict[tuple[str, str], dict[str, None]] = {}
+    for job in jobs:
+        cases.setdefault((job.workload, job.profiler), {}).update(dict.fromkeys(case.id for case in job.cases))
+    return (PlannedJob(workload, profiler, tuple(names)) for (workload, profiler), names in cases.items())
+
+
+def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the resolved pipeline without secrets: environment variables have no values."""
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    for settings in (document["defaults"], *document["workloads"].values()):
+        settings["env"] = dict.fromkeys(settings["env"])
+    for settings in document["workloads"].values():
+        settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
+    return document
+
+
+def job_entry(
+    outcome: JobOutcome,
+    commands: Iterable[Command],
+    run_folder: Path,
+    *,
+    key: str,
+    reused_from: str,
+    devices: Iterable[Mapping[str, Any]],
+    peaks: PeakRates | None,
+) -> JobEntry:
+    """Return the entry of a job that ended; the parameters are those of JobEntry."""
+    job = outcome.job
+    files = (path for path in outcome.files if path.exists())
+    return JobEntry(
+        workload=job.workload,
+        profiler=job.profiler,
+        cases=tuple(case.id for case in job.cases),
+        status=outcome.status,
+        reason=outcome.reason,
+        cause=outcome.end.cause,
+        causes=outcome.causes,
+        devices=tuple(parse(DeviceEntry, device) for device in devices),
+        peaks=peaks,
+        interrupted=outcome.interrupted,
+        key=key,
+        reused_from=reused_from,
+        seconds=round(outcome.seconds, 3),
+        returncode=outcome.returncode,
+        argv=tuple(tuple(job.secrets.get(w) or job.portable(w) for w in command.argv) for command in commands),
+        folder=str(job.folder.relative_to(run_folder)),
+        log=str((job.folder / "log.txt").relative_to(run_folder)),
+        files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
+    )
+
+
+def file_entry(source: str, parser: str, origin: Origin, scrubbed: bool | None = None) -> FileEntry:
+    return FileEntry(**vars(origin), source=source, parser=parser, scrubbed=scrubbed)
+
+
+def git_state(ask: Ask, folder: Path) -> GitState:
+    """Return the state of the checkout that holds ``folder``."""
+    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if commit is None or len(commit.split()) != 1:
+        return GitState()
+    changed = ask(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    return GitState(commit.strip(), bool((changed or "").strip()))

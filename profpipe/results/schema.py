@@ -1,0 +1,376 @@
+"""The schema of the four tables. Checking, loading and documentation use this one declaration.
+
+Times are in ns and sizes in bytes; the parser converts them from the units of the file. A value that the tool did not
+record is missing (``NA``), never zero and never a default of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.job import Status
+
+#: Increase this number when a column changes. ``run.json`` stores it, and runs of other versions are refused.
+SCHEMA_VERSION: Final = 1
+
+#: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
+CASE_PREFIX: Final = "profpipe:"
+
+#: A range with this prefix has a percent-encoded name, because torch's traces change some characters.
+ENCODED_PREFIX: Final = "profpipe%"
+
+#: The subject of a metric of one process, or of its GPU, begins with one of these; its number follows.
+RANK_PREFIX: Final = "rank "
+DEVICE_PREFIX: Final = "device "
+
+#: Between the ranges of a path, outermost first.
+PATH_SEPARATOR: Final = " > "
+
+STATUSES: Final = tuple(str(status) for status in Status)
+#: Statuses whose measurements do not count.
+FAILED: Final = tuple(str(status) for status in Status if status.is_failure)
+#: The reasons of interrupted cases that older versions stored as ``failed``.
+_INTERRUPTED: Final = re.compile(r"(no profile: )?interrupted( before it started)?")
+KINDS: Final = ("kernel", "memcpy", "memset", "graph", "cpu_op")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: ``dtype`` is ``str``, ``Int64`` or ``Float64`` (pandas' nullable types)."""
+
+    name: str
+    dtype: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its name, what a row is, and its columns in order."""
+
+    name: str
+    row: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+
+_KEY: Final = (
+    Column("run", "str", "name of the run's folder; empty for files read by `profpipe ingest`"),
+    Column("workload", "str", "entry of the pipeline file; for `profpipe ingest` the name of the file"),
+    Column("case", "str", "name of the case; empty for kernels and ranges outside every case"),
+    Column("profiler", "str", "plain, torch, nsys, ncu or rocprof"),
+)
+
+
+CASES: Final = Table(
+    "cases",
+    "one workload's case under one profiler",
+    (
+        *_KEY,
+        Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted"),
+        Column("reason", "str", "why the status is not ok, and what to do"),
+        Column("params", "str", "all parameters of the case, as a JSON object"),
+        Column("seconds", "Float64", "wall time of the case in its process, with set-up and warm-up"),
+        Column("flags", "str", "validity flags, as a JSON list"),
+    ),
+)
+
+KERNELS: Final = Table(
+    "kernels",
+    "one kernel name, launch context and case",
+    (
+        *_KEY,
+        Column("source", "str", "file that the row comes from, relative to the run's folder"),
+        Column("process", "Int64", "process id; NA if the tool does not record it"),
+        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
+        Column("stream", "Int64", "stream; NA if the tool does not record it"),
+        Column("phase", "str", "path of the user's ranges inside the case, outermost first, joined by ` > `"),
+        Column("kind", "str", "kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it"),
+        Column("kernel", "str", "kernel name, demangled, with the same spelling for all tools"),
+        Column("kernel_class", "str", "what the kernel does: attention, gemm, copy, add, ..."),
+        Column("kernel_family", "str", "implementation: fa2, cudnn, sage1, ...; may be empty"),
+        Column("calls", "Int64", "number of launches"),
+        Column("total_ns", "Float64", "sum of the launches' times"),
+        Column("mean_ns", "Float64", "mean of single launches"),
+        Column("median_ns", "Float64", "median of single launches; NA if the file has only sums"),
+        Column("min_ns", "Float64", "shortest launch"),
+        Column("max_ns", "Float64", "longest launch"),
+        Column("stddev_ns", "Float64", "standard deviation (n - 1) of single launches; NA for fewer than two"),
+    ),
+)
+
+RANGES: Final = Table(
+    "ranges",
+    "one range path and case",
+    (
+        *_KEY,
+        Column("source", "str", "file that the row comes from, relative to the run's folder"),
+        Column("process", "Int64", "process id; NA if the tool does not record it"),
+        Column("range", "str", "path of ranges inside the case; empty: the case's own range"),
+        Column("instances", "Int64", "number of times that the range was entered"),
+        Column("wall_ns", "Float64", "sum of the instances' durations on the CPU"),
+        Column("kernel_ns", "Float64", "time of the kernels launched in it and its nested ranges, on any thread"),
+        Column("kernels", "Int64", "number of those launches"),
+        Column("busy_ns", "Float64", "time in which at least one of those kernels runs"),
+        Column(
+            "span_ns",
+            "Float64",
+            "of a case's own range: from the first kernel's start to the last one's end, by instance",
+        ),
+    ),
+)
+
+METRICS: Final = Table(
+    "metrics",
+    "one number",
+    (
+        *_KEY,
+        Column(
+            "subject",
+            "str",
+            "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
+            "`device 0`",
+        ),
+        Column("metric", "str", "name of the quantity"),
+        Column("value", "Float64", "value, in `unit`"),
+        Column("unit", "str", "ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool"),
+        Column("n", "Int64", "number of samples behind the value"),
+        Column("ci_low", "Float64", "lower end of the 95 % confidence interval"),
+        Column("ci_high", "Float64", "upper end of the 95 % confidence interval"),
+    ),
+)
+
+ALL: Final = (CASES, KERNELS, RANGES, METRICS)
+
+
+class Placement(str, Enum):
+    """How launches were placed in the ranges of a file, or why they were not."""
+
+    THREAD = "thread"
+    OTHER_THREAD = "other_thread"
+    API_CALL = "api_call"
+    DISPATCH = "dispatch"
+    RUN_TIME = "run_time"
+    NVTX_STATE = "nvtx_state"
+    NVTX_COLUMNS = "nvtx_columns"
+    NO_RANGE = "no_range"
+    SHARED_ID = "shared_id"
+    NO_CALL = "no_call"
+    NO_RANGES = "no_ranges"
+    NO_NVTX = "no_nvtx"
+    NOT_SHOWN = "not_shown"
+    #: Parts of the launches that another member counts.
+    OF_OTHER_THREAD = "of_other_thread"
+    OF_EXTERNAL_ID = "of_external_id"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The format and tool of a file, and its sums, which show whether a launch was lost or counted twice.
+
+    ``launches`` and ``total_ns`` count the device kernels of the file (kind ``kernel``), without copies, sets and whole
+    graphs. ``total_ns`` is the sum of ``attributed_ns``, inside case ranges, and ``unattributed_ns``. A sum is None if
+    the file does not contain it.
+    """
+
+    format: str = ""
+    tool: str = ""
+    tool_version: str = ""
+    launches: int = 0
+    total_ns: float | None = None
+    attributed_ns: float | None = None
+    unattributed_ns: float | None = None
+    #: The number of launches by how they were placed in ranges; None: the others.
+    attribution: Mapping[Placement, int | None] = field(default_factory=dict)
+    #: The name of the GPU; empty if the file does not contain it.
+    device: str = ""
+    #: Warnings: kernels hidden in graphs, ranges without an end, dropped rows, ...
+    notes: tuple[str, ...] = ()
+    #: How the file was read. These are no warnings.
+    details: tuple[str, ...] = ()
+    #: The names of other files of the same recording that were read with this file.
+    read_with: tuple[str, ...] = ()
+    #: What the file contains instead of kernels, as expected on a machine without a GPU.
+    without_kernels: str = ""
+
+    def with_sums(self, durations_ns: pd.Series[Any], in_case: Any) -> Origin:
+        """Return the origin with the sums of all kernels: their times, one each, and which of them lie in a case.
+
+        With a kernel whose time is missing the sums of times are None.
+        """
+        if durations_ns.isna().any():
+            return replace(self, launches=len(durations_ns))
+        total, inside = float(durations_ns.sum()), float(durations_ns[in_case].sum())
+        summed = replace(self, total_ns=total, attributed_ns=inside, unattributed_ns=total - inside)
+        return replace(summed, launches=len(durations_ns))
+
+
+def empty(table: Table) -> pd.DataFrame:
+    """Return a frame of ``table`` without rows."""
+    return frame(table, {})
+
+
+def frame(table: Table, data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
+    """Return ``data`` (columns, or rows) with the columns, order and types of ``table``; absent columns are missing.
+
+    Raises ValueError for a column that the table does not have.
+    """
+    given = pd.DataFrame(data if isinstance(data, (Mapping, pd.DataFrame)) else list(data))
+    if unknown := set(given.columns) - set(table.names):
+        raise ValueError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
+    return pd.DataFrame({column.name: _cast(given, column) for column in table.columns})
+
+
+def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
+    is_text = column.dtype == "str"
+    dtype: Any = "object" if is_text else column.dtype
+    if column.name not in given.columns:
+        return pd.Series("" if is_text else pd.NA, dtype=dtype, index=given.index)
+    values = given[column.name].astype(dtype)
+    # In a group-by a missing text would be unequal to itself.
+    return values.where(known, "") if is_text and not (known := values.notna()).all() else values
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The four tables, and the origin of their rows."""
+
+    cases: pd.DataFrame = field(default_factory=lambda: empty(CASES))
+    kernels: pd.DataFrame = field(default_factory=lambda: empty(KERNELS))
+    ranges: pd.DataFrame = field(default_factory=lambda: empty(RANGES))
+    metrics: pd.DataFrame = field(default_factory=lambda: empty(METRICS))
+    origin: Origin = field(default_factory=Origin)
+
+    def with_columns(self, **values: str) -> Tables:
+        """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
+        changed: dict[str, Any] = {}
+        for table in ALL:
+            present = {name: value for name, value in values.items() if name in table.names}
+            changed[table.name] = getattr(self, table.name).assign(**present)
+        return replace(self, **changed)
+
+
+def concat(parts: Sequence[Tables]) -> Tables:
+    """Return the rows of all parts, without their origins."""
+    merged: dict[str, Any] = {}
+    for table in ALL:
+        frames = [f for part in parts if len(f := getattr(part, table.name))]
+        merged[table.name] = pd.concat(frames, ignore_index=True) if frames else empty(table)
+    return Tables(**merged)
+
+
+def current_status(status: str, reason: str) -> str:
+    """Return the status of a stored case or job as the current version names it."""
+    return str(Status.INTERRUPTED) if status != Status.OK and _INTERRUPTED.fullmatch(reason) else status
+
+
+def range_name(text: str) -> str:
+    """Return a range's name without the counters that ``emit_nvtx`` appends (``aten::mm, op_id = 314290``).
+
+    With its counter each call would be another range.
+    """
+    return re.sub(r", (?:op_id|seq) = \d+", "", text)
+
+
+def split_path(path: Sequence[str]) -> tuple[str, str]:
+    """Return (case, phase) of a launch inside the ranges ``path``, outermost first.
+
+    The innermost ``profpipe:`` range gives the case, and the ranges inside it are the phase. Without such a range the
+    case is empty and the phase is the whole path.
+    """
+    depth = max((i for i, name in enumerate(path) if name.startswith(CASE_PREFIX)), default=-1)
+    case = path[depth].removeprefix(CASE_PREFIX) if depth >= 0 else ""
+    return case, PATH_SEPARATOR.join(map(range_name, path[depth + 1 :]))
+
+
+#: The columns that identify a row of `kernels` within one file.
+LAUNCH_KEYS: Final = ("case", "process", "device", "stream", "phase", "kind", "kernel")
+
+
+def summarise(launches: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of ``kernels`` (without class and family) from single launches.
+
+    ``launches`` has one row for each launch: ``duration_ns`` and any of ``LAUNCH_KEYS``. Categorical keys are the
+    fastest. A key that is absent is missing in the result. ``stddev_ns`` uses n - 1.
+    """
+    if launches.empty:
+        return empty(KERNELS)
+    keys = [key for key in LAUNCH_KEYS if key in launches.columns]
+    codes, first_rows = _combinations([launches[key] for key in keys], len(launches))
+    duration = launches["duration_ns"].to_numpy(dtype=np.float64)
+    codes, duration = _sorted_within(codes, duration)
+    start = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
+    count = np.diff(np.r_[start, len(codes)])
+    total = np.add.reduceat(duration, start)
+    mean = total / count
+    result = launches[keys].iloc[first_rows].reset_index(drop=True)
+    for key in keys:
+        if isinstance(result[key].dtype, pd.CategoricalDtype):
+            result[key] = result[key].astype(object)
+    result["calls"] = count
+    result["total_ns"], result["mean_ns"] = total, mean
+    result["median_ns"] = (duration[start + (count - 1) // 2] + duration[start + count // 2]) / 2
+    result["min_ns"], result["max_ns"] = duration[start], duration[start + count - 1]
+    # In place: with ten million launches each copy takes 80 MB.
+    duration -= np.repeat(mean, count)
+    squares = np.add.reduceat(np.square(duration, out=duration), start)
+    result["stddev_ns"] = np.sqrt(squares / np.maximum(count - 1, 1))
+    result.loc[count < 2, "stddev_ns"] = np.nan
+    return frame(KERNELS, result)
+
+
+def _combinations(keys: list[pd.Series[Any]], rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the number of each row's combination of keys, in order of appearance, and each one's first row."""
+    codes, size = np.zeros(rows, dtype=np.int64), 1
+    for key in keys:
+        if isinstance(key.dtype, pd.CategoricalDtype):
+            # The code of a missing value is -1.
+            code, values = key.cat.codes.to_numpy().astype(np.int64) + 1, len(key.cat.categories) + 1
+        else:
+            code, found = pd.factorize(key, use_na_sentinel=False)
+            values = len(found)
+        if size * values > 2**62:
+            codes, kept = pd.factorize(codes)
+            size = len(kept)
+        codes *= values
+        codes += code
+        size *= values
+    codes, kept = pd.factorize(codes)
+    first_rows = np.zeros(len(kept), dtype=np.int64)
+    first_rows[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    return codes, first_rows
+
+
+def _sorted_within(
+    codes: np.ndarray[Any, Any], duration: np.ndarray[Any, np.dtype[np.float64]]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return both arrays ordered by code, then by duration."""
+    low, high = float(duration.min()), float(duration.max())
+    bits = int(codes.max()).bit_length()
+    if low >= 0 and high < 2.0 ** (62 - bits) and np.array_equal(duration, np.rint(duration)):
+        # Whole ns in the low bits of an integer, the code above: ten times as fast as a sort by two keys.
+        shift = 62 - bits
+        packed = codes << shift
+        packed |= duration.astype(np.int64)
+        packed.sort()
+        return packed >> shift, (packed & ((1 << shift) - 1)).astype(np.float64)
+    order = np.lexsort((duration, codes))
+    return codes[order], duration[order]
+
+
+def documentation() -> str:
+    """Return the tables as Markdown, for docs/tables.md."""
+    blocks = []
+    for table in ALL:
+        head = f"`{table.name}`: {table.row}\n\n| column | type | meaning |\n| --- | --- | --- |"
+        blocks.append("\n".join([head, *(f"| `{c.name}` | {c.dtype} | {c.meaning} |" for c in table.columns)]))
+    return "\n\n".join(blocks)

@@ -1,0 +1,1 @@
+"""A Pipeline to finished jobs: plan, start, watch and record the processes of a run."""

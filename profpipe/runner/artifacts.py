@@ -1,0 +1,53 @@
+"""The files that a process made, and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from profpipe.job import Command, Job
+
+#: Time, size and inode of a file. They change when the file is made anew.
+Stamp = tuple[int, int, int]
+
+#: How much of a process's output is read, from its end.
+_LOG_TAIL_BYTES = 1 << 20
+
+
+def stamp_files(command: Command, job: Job) -> dict[Path, Stamp | None]:
+    """Return the files that ``command`` is to make, with their present state."""
+    found = job.folder.rglob(command.makes_like) if command.makes_like else ()
+    return {path: _stamp(path) for path in (*command.makes, *found)}
+
+
+def find_missing(
+    command: Command, job: Job, before: Mapping[Path, Stamp | None] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return the names of the files that the command did not make: absent ones, or unchanged since ``before``."""
+    new = {path for path, stamp in stamp_files(command, job).items() if stamp and stamp != before.get(path)}
+    names = [path.name for path in command.makes if path not in new]
+    if command.makes_like and not new - set(command.makes):
+        names.append(command.makes_like)
+    return tuple(names)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """Return None for an empty or absent file or folder.
+
+    No clock is compared with a file's time: file systems round their times, and a server has a clock of its own.
+    """
+    try:
+        stat = path.stat()
+        is_empty = not any(path.iterdir()) if path.is_dir() else not stat.st_size
+    except OSError:
+        return None
+    return None if is_empty else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+def read_output(log: Path, span: tuple[int, int]) -> str:
+    """Return the output of one process: the bytes ``span`` of the job's log, at most the last MiB."""
+    begin, end = span
+    with log.open("rb") as stream:
+        stream.seek(max(begin, end - _LOG_TAIL_BYTES))
+        return stream.read(end - stream.tell()).decode(errors="replace")

@@ -1,0 +1,446 @@
+"""[Job] -> [JobOutcome]: the only module that starts processes.
+
+The commands of a job run one after the other, each in its own session, under a time limit, with the output in
+``log.txt``. The files that a command made and the cases in ``events.jsonl`` decide whether it succeeded, never the exit
+code alone. A case that takes its process down is recorded, and the cases after it run in a new process.
+
+A job that an earlier runner did not finish continues where its journal says (``journal.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from profpipe.errors import Interrupted, is_disk_full
+from profpipe.job import (
+    Case,
+    CaseOutcome,
+    Cause,
+    Command,
+    Job,
+    JobOutcome,
+    Missing,
+    Profiler,
+    ProgressListener,
+    Status,
+)
+from profpipe.measure import oom_pruning
+from profpipe.results import atomic
+from profpipe.runner import artifacts, environment, event_log, failure_reasons, journal, oom, outcome, process
+from profpipe.runner.event_log import EventLog
+from profpipe.runner.journal import Entry, ProcessEnd
+from profpipe.runner.outcome import Attempt, CommandEnd
+from profpipe.runner.process import GracePeriods, InterruptCounter
+
+_POLL_S = 0.2
+#: How often a command is started whose tool fails by chance before the workload runs.
+_MAX_STARTS = 4
+
+
+def run(
+    jobs: Sequence[Job],
+    profilers: Mapping[str, Profiler],
+    listener: ProgressListener,
+    grace: GracePeriods = process.GRACE,
+    oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
+) -> Iterator[JobOutcome]:
+    """Yield the outcome of each job when the job has ended, before the next one starts.
+
+    Ctrl-C, SIGTERM and SIGHUP end the running process so that it can still write its report. The outcome of its job is
+    yielded like any other, and then errors.Interrupted is raised. A signal that arrives while the caller handles an
+    outcome takes effect when the caller asks for the next one.
+
+    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler.
+    """
+    with InterruptCounter() as interrupts, process.adopt_orphans():
+        known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
+        context = _Context(listener, grace, interrupts, known)
+        for index, job in enumerate(jobs, start=1):
+            listener.job_started(job, index, len(jobs))
+            ended = _carry_out(job, profilers[job.profiler], context)
+            listener.job_ended(ended)
+            yield ended
+            if interrupts.count:
+                when = "in" if ended.interrupted else "after"
+                raise Interrupted(f"Interrupted {when} job {index} of {len(jobs)}.")
+
+
+def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
+
+    ``env`` is added to the filtered environment.
+    """
+    # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
+    with tempfile.TemporaryFile() as output:
+        try:
+            child = _start(argv, {**environment.filter_variables(os.environ), **env}, output)
+        except OSError:
+            return None
+        try:
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            process.kill_group(child)
+        output.seek(0)
+        return output.read().decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What each step needs beside its job. ``oom_cases`` grows while the run goes on."""
+
+    listener: ProgressListener
+    grace: GracePeriods
+    interrupts: InterruptCounter
+    oom_cases: dict[tuple[str, str], list[Case]]
+
+
+# --- one job: as many attempts as its crashes require ----------------------------------------------------------------
+
+
+def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
+    if isinstance(job.tool, Missing):
+        skipped, ids = CaseOutcome(Status.SKIPPED, Cause.TOOL_MISSING, str(job.tool)), [case.id for case in job.cases]
+        causes = dict.fromkeys(ids, Cause.TOOL_MISSING)
+        return JobOutcome(job, skipped, case_outcomes=dict.fromkeys(ids, skipped), causes=causes)
+    attempts = _load_attempts(job, profiler, context)
+    pruned: dict[str, CaseOutcome] = {}
+    while (pending := attempts[-1].pending if attempts else job.cases) and not _is_over(attempts, context):
+        pruned |= dict.fromkeys(_cases_larger_than_oom(job, pending, attempts, context), outcome.LARGER_THAN_OOM)
+        pending = tuple(case for case in pending if case.id not in pruned)
+        if not pending:
+            break
+        if attempts:
+            problem = attempts[-1].problem
+            why = f"{problem.status}: {problem.reason}" if problem else "begun before"
+            context.listener.message(f"{_title(job)}: {why}. A new process runs the remaining cases: {len(pending)}")
+        number = attempts[-1].job.part + 1 if attempts else job.part
+        attempts.append(_run_attempt(replace(job, cases=pending, part=number), profiler, context))
+    _remember_oom(job, attempts, context)
+    return _merge_outcomes(job, attempts, pruned, profiler, interrupted=context.interrupts.count > 0)
+
+
+def _is_over(attempts: Sequence[Attempt], context: _Context) -> bool:
+    """Return True if another process makes no sense.
+
+    One process that starts no case may be chance, for a tool sometimes loses its agent. Two in a row are not.
+    """
+    is_stuck = len(attempts) > 1 and not any(attempt.started_a_case for attempt in attempts[-2:])
+    return bool(attempts) and (attempts[-1].unrecoverable or is_stuck or context.interrupts.count > 0)
+
+
+def _cases_larger_than_oom(
+    job: Job, cases: Sequence[Case], attempts: Sequence[Attempt], context: _Context
+) -> Iterator[str]:
+    """Yield the ids of ``cases`` that are larger in every dimension than a case that ran out of memory in any job."""
+    if not job.options.get("skip_larger_after_oom", False):
+        return
+    _remember_oom(job, attempts, context)
+    smaller = context.oom_cases.get((job.workload, job.profiler), ())
+    yield from (c.id for c in cases if any(oom_pruning.is_larger(c.params, other.params) for other in smaller))
+
+
+def _remember_oom(job: Job, attempts: Sequence[Attempt], context: _Context) -> None:
+    known = context.oom_cases.setdefault((job.workload, job.profiler), [])
+    known += [case for attempt in attempts for case in attempt.oom_cases() if case not in known]
+
+
+def _merge_outcomes(
+    job: Job,
+    attempts: Sequence[Attempt],
+    pruned: Mapping[str, CaseOutcome],
+    profiler: Profiler,
+    *,
+    interrupted: bool,
+) -> JobOutcome:
+    """Merge the outcomes of all attempts. There is none where every case is too large to be tried."""
+    outcomes = {case: ended for attempt in attempts for case, ended in attempt.outcomes.items()}
+    if attempts:
+        # In rounds the harness leaves a case and turns to it again.
+        started = event_log.read_started(_events(job)) if interrupted else frozenset()
+        for case in attempts[-1].pending:
+            if interrupted:
+                outcomes[case.id] = outcome.INTERRUPTED if case.id in started else outcome.NOT_STARTED
+            else:
+                outcomes[case.id] = attempts[-1].problem or outcome.OK
+    outcomes |= pruned
+    files = {
+        attempt.job.part: [path for path in profiler.artifacts(attempt.job) if path.exists()]
+        for attempt in attempts
+        if attempt.has_files
+    }
+    attempted_again = {
+        path: attempt.retried
+        for attempt in attempts
+        if attempt.retried
+        for path in files.get(attempt.job.part, ())
+        if path not in job.records
+    }
+    recorded = {case: ended for attempt in attempts for case, ended in attempt.recorded.items()}
+    return JobOutcome(
+        job,
+        end=next((attempt.problem for attempt in attempts if attempt.problem), outcome.OK),
+        seconds=sum(attempt.seconds for attempt in attempts),
+        last_s=attempts[-1].seconds if attempts else 0.0,
+        returncode=attempts[-1].returncode if attempts else None,
+        files=tuple(dict.fromkeys(itertools.chain.from_iterable(files.values()))),
+        interrupted=interrupted,
+        attempted_again=attempted_again,
+        case_outcomes=outcomes,
+        causes={case: ended.cause for case, ended in {**recorded, **outcomes}.items() if ended.cause},
+    )
+
+
+def _events(job: Job) -> Path:
+    return job.folder / "events.jsonl"
+
+
+def _title(job: Job) -> str:
+    return f"{job.workload} under {job.profiler}"
+
+
+# --- one attempt: the workload's process, then the exports of its report ---------------------------------------------
+
+
+def _run_attempt(job: Job, profiler: Profiler, context: _Context) -> Attempt:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    events = EventLog(_events(job), context.listener)
+    entry = Entry(job.part, tuple(case.id for case in job.cases), {}, None, begins_at=events.begins_at)
+    journal.write(job.folder, entry)
+    if job.script:
+        atomic.write_text(job.spec, json.dumps(_specification(job), indent=1))
+    return _run_commands(job, profiler, events, entry, context)
+
+
+def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, context: _Context) -> Attempt:
+    """Run the commands of the attempt that have no end yet, as long as each leaves a usable file for the next one."""
+    commands, ends = profiler.commands(job), list(entry.ends)
+    for command in commands[len(ends) :]:
+        if ends and (context.interrupts.count > 1 or not _end(job, commands[len(ends) - 1], ends[-1]).is_usable):
+            break
+        ends.append(_run_command(command, job, events, context))
+        journal.write(job.folder, replace(entry, ended=events.ended, inside=events.inside, ends=tuple(ends)))
+    known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
+    return outcome.judge(job, profiler, known, events.ended, events.inside)
+
+
+def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
+    return CommandEnd(command, end, artifacts.read_output(job.folder / "log.txt", end.log))
+
+
+def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Attempt]:
+    """Return the attempts of an earlier runner that still count, and make the exports that are missing."""
+    entries, attempts = journal.read(job.folder), []
+    if entries:
+        process.kill_leftovers(job.folder, context.grace.kill_s)
+    for entry, following in itertools.zip_longest(entries, entries[1:]):
+        own = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
+        commands = profiler.commands(own)
+        removed = bool(entry.ends) and _is_removed(commands, entry, own, profiler)
+        if removed:
+            context.listener.message(f"{_title(job)}: the files of a process were removed; its cases run again")
+        if entry.ends and not removed:
+            events = EventLog(_events(job), context.listener, dict(entry.ended), entry.inside)
+            kept = replace(entry, ends=tuple(_valid_ends(commands, entry, job)))
+            attempts.append(outcome.as_resumed(_run_commands(own, profiler, events, kept, context)))
+        else:
+            known = event_log.read_outcomes(_events(job), entry.begins_at, following.begins_at if following else None)
+            recorded = {case.id: known[case.id] for case in own.cases if case.id in known}
+            keeps = profiler.KEEPS_ENDED_CASES and not removed
+            attempts.append(outcome.cut_off(own, recorded, keeps_ended_cases=keeps))
+    return outcome.merge_attempts(attempts)
+
+
+def _is_removed(commands: Sequence[Command], entry: Entry, job: Job, profiler: Profiler) -> bool:
+    """Return True if neither the report nor the exports of a finished process exist any more.
+
+    A profiler such as torch writes files of its own beside the records. There, all of these files must be gone.
+    """
+    first = entry.ends[0]
+    if first.returncode is None or first.missing:
+        return False
+    own = [path for path in profiler.artifacts(job) if path not in job.records]
+    has_ok = any(ended.status is Status.OK for ended in entry.ended.values())
+    had_own = bool(own) and len(commands) == 1 and first.returncode == 0 and has_ok
+    none_left = had_own and not any(path.exists() for path in own)
+    return none_left or all(artifacts.find_missing(command, job) for command in (commands[0], commands[-1]))
+
+
+def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[ProcessEnd]:
+    """Return the ends up to the first export that was interrupted, found the disk full or was removed since.
+
+    The end of the workload's process always stays: a user may delete a report and keep its export.
+    """
+
+    def is_valid(command: Command, end: ProcessEnd) -> bool:
+        if end.stopped and end.stopped.cause is Cause.INTERRUPTED:
+            return False
+        if end.returncode or end.missing:
+            return not is_disk_full(_end(job, command, end).log)
+        return not artifacts.find_missing(command, job)
+
+    exports = zip(commands[1:], entry.ends[1:], strict=False)
+    return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
+
+
+def _specification(job: Job) -> dict[str, object]:
+    """Return what ``profpipe.measure.harness`` reads."""
+    return {
+        "workload": job.workload,
+        "profiler": job.profiler,
+        "script": str(job.script),
+        "cases": [{"id": case.id, "params": dict(case.params)} for case in job.cases],
+        "warmup": job.warmup,
+        "repeats": job.repeats,
+        "processes": job.processes,
+        "options": dict(job.options),
+        "stem": job.stem,
+        "part": job.part,
+        "folder": str(job.folder),
+    }
+
+
+# --- one command -----------------------------------------------------------------------------------------------------
+
+
+def _run_command(command: Command, job: Job, events: EventLog, context: _Context) -> ProcessEnd:
+    """Run the command to its end, and again after a false start of its tool. The seconds of all starts add up."""
+    lost_s = 0.0
+    for start in range(1, _MAX_STARTS + 1):
+        end = _start_and_wait(command, job, events, context)
+        has_begun = events.ended or events.inside or context.interrupts.count
+        may_be_chance = command.false_starts and end.returncode and end.stopped is None and not has_begun
+        if start == _MAX_STARTS or not may_be_chance:
+            break
+        log = _end(job, command, end).log
+        if not any(text in log for text in command.false_starts):
+            break
+        lost_s += end.seconds
+        context.listener.message(f"{_title(job)}: {job.profiler} failed before it ran the workload; starting it again")
+    return replace(end, seconds=end.seconds + lost_s)
+
+
+def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Context) -> ProcessEnd:
+    before = artifacts.stamp_files(command, job)
+    mark = {process.JOB_VARIABLE: str(job.folder)}
+    env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
+    returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
+    stopped: CaseOutcome | None
+    with (job.folder / "log.txt").open("ab") as log:
+        # Without the environment, which may hold secrets: a log is often shared.
+        log.write(f"$ {job.shown(command)}\n".encode())
+        log.flush()
+        output_begin = log.tell()
+        spared, began = process.find_descendants(), time.monotonic()
+        try:
+            child = _start(command.argv, env, log, job.cwd)
+        except OSError as error:
+            cause = Cause.DISK_FULL if is_disk_full(str(error)) else Cause.NOT_STARTABLE
+            details = job.masked(failure_reasons.describe_failed_start(error))
+            stopped = CaseOutcome(Status.FAILED, cause, details)
+        else:
+            stopped, ended = _attend(child, _stop_condition(command, job, events, context), spared, context)
+            returncode, seconds = child.returncode, ended - began
+            if stopped is None:
+                events.read()
+                # The death of an export says nothing about the case in which the workload's process died.
+                if command.runs_workload and (events.inside or job.script is None):
+                    stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
+        output_end = log.seek(0, os.SEEK_END)
+    missing = artifacts.find_missing(command, job, before)
+    return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))
+
+
+def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> CaseOutcome | None:
+    """Return the outcome of a process that SIGKILL ended. torchrun's output says which of its processes died."""
+    if job.processes == 1:
+        return oom.explain_sigkill(returncode, kills_before)
+    log = job.folder / "log.txt"
+    rank, code = failure_reasons.first_failure(artifacts.read_output(log, (begin, log.stat().st_size))) or (0, None)
+    killed = oom.explain_sigkill(code, kills_before)
+    return replace(killed, details=f"rank {rank}: {killed.details}") if killed else None
+
+
+def _start(
+    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=process.die_with_parent(),
+    )
+
+
+def _attend(
+    child: subprocess.Popen[bytes], find_stop: Callable[[], CaseOutcome | None], spared: set[int], context: _Context
+) -> tuple[CaseOutcome | None, float]:
+    """Wait until the process and all its descendants are gone.
+
+    Returns why the runner ended the process, or None, and when the process itself ended (``time.monotonic``).
+    """
+    stop, ended = None, 0.0
+    try:
+        with process.waiter(child) as wait:
+            while child.returncode is None and not (stop := find_stop()):
+                wait(_POLL_S)
+                ended = time.monotonic()
+        if stop:
+            hint = " (Ctrl-C again kills it)" if stop.cause is Cause.INTERRUPTED else ""
+            context.listener.message(f"{stop.reason}; waiting for the process to write its report{hint}")
+            process.stop(child, context.grace, is_urgent=lambda: context.interrupts.count > 1)
+            ended = time.monotonic()
+    except BaseException:
+        process.kill_tree(child, spared, context.grace)
+        raise
+    if left := process.end_remaining(child, spared, context.grace):
+        context.listener.message(f"Ended processes that were still running: {left}")
+    return stop, ended
+
+
+def _stop_condition(
+    command: Command, job: Job, events: EventLog, context: _Context
+) -> Callable[[], CaseOutcome | None]:
+    """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt.
+
+    Events are not read after a stop: what a workload writes about its interrupt is no result.
+    """
+    # After a limit or an interrupt, an export still saves the results. Neither of them stops the export.
+    case_timeout_s = job.options.get("case_timeout_s") if command.runs_workload else None
+    limits = [(job.timeout_s, "timeout_s")]
+    if case_timeout_s and job.script is None:
+        limits.append((case_timeout_s, "case_timeout_s"))
+    limit_s, setting = min(limits)
+    began = time.monotonic()
+    ignored = 0 if command.runs_workload else context.interrupts.count
+
+    def find_stop() -> CaseOutcome | None:
+        events.read()
+        now = time.monotonic()
+        if context.interrupts.count > ignored:
+            return outcome.INTERRUPTED
+        # The limit restarts at each case, so a job of many cases does not time out while they end one by one.
+        if now > max(began, events.progressed_at) + limit_s:
+            details = failure_reasons.describe_job_timeout(limit_s, setting)
+            return CaseOutcome(Status.TIMEOUT, Cause.JOB_TIMEOUT, details)
+        if case_timeout_s and events.inside and now - events.inside_since > case_timeout_s:
+            details = failure_reasons.describe_case_timeout(case_timeout_s)
+            return CaseOutcome(Status.TIMEOUT, Cause.CASE_TIMEOUT, details)
+        return None
+
+    return find_stop

@@ -1,0 +1,277 @@
+"""Recognise a job that an earlier run has done, and reuse its files.
+
+The key of a job is a hash of everything that its numbers depend on. For a command these are the program, and the files
+and the module (``-m``) in its words. The key does not contain: files that the workload opens while it runs, modules
+that it imports by computed names, the source of packages in editable mode (only their version), and the load of the
+machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import hmac
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from profpipe.job import JOURNAL, Command, Job, Tool
+from profpipe.results.manifest import JobEntry, Manifest
+
+#: Names the run that measured a job, in the folder of a job that was reused.
+_ORIGIN = "reused.json"
+#: Files that are changed in place. A hard link would change the file of the earlier run too.
+_COPIED = re.compile(rf"events(\.rank\d+)?\.jsonl|log\.txt|{re.escape(_ORIGIN)}")
+#: A larger file in a command counts by size and time instead of its content.
+_HASHED_BYTES = 16 << 20
+
+#: Variables that decide where files are or how text looks, but no time. The files that PATH and PYTHONPATH lead to are
+#: hashed instead.
+_IRRELEVANT = {
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "TMPDIR", "PYTHONPATH", "PWD",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+}  # fmt: skip
+#: Options of a job that only limit its time.
+_LIMITS = {"case_timeout_s", "skip_larger_after_oom"}
+_GPU = (
+    "name", "mig", "sm_count", "driver", "cuda", "memory_bytes", "power_limit_w", "max_sm_clock_hz",
+    "max_memory_clock_hz",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CachedJob:
+    """A job of an earlier run: the folder with its files, and the run that measured it."""
+
+    folder: Path
+    run: str
+
+
+# --- the key ---------------------------------------------------------------------------------------------------------
+
+
+def key(
+    job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str], salt: bytes
+) -> str:
+    """Return the hash of everything that the job's numbers depend on; empty without a tool or without ``salt``.
+
+    ``machine`` is the described machine, ``environment`` the filtered variables. The salt is private: without it
+    the secrets of the pipeline file could be found out by trial.
+    """
+    known = dependencies(job, commands, machine, environment)
+    text = json.dumps(known, sort_keys=True, default=str)
+    return hmac.digest(salt, text.encode(), "sha256").hex() if known and salt else ""
+
+
+def dependencies(
+    job: Job, commands: Sequence[Command], machine: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return everything that the job's numbers depend on, by a readable name; empty where its tool is missing."""
+    if not isinstance(job.tool, Tool):
+        return {}
+    variables = {**environment, **job.env}
+    relevant = {name: value for name, value in variables.items() if not name.startswith("LC_")}
+    gpus = [{name: gpu.get(name) for name in _GPU} for gpu in machine.get("gpus", ())]
+    return {
+        "its cases": [(case.id, dict(case.params)) for case in job.cases],
+        "its repeats": (job.warmup, job.repeats),
+        "its options": {name: value for name, value in job.options.items() if name not in _LIMITS},
+        **{f"variable {name}": value for name, value in relevant.items() if name not in _IRRELEVANT},
+        "the profiler": asdict(job.tool),
+        # Without the run's folder and the name of this Python, which change no number.
+        "its command": [
+            ["{python}" if word == job.python else word.replace(str(job.folder), "{job}") for word in command.argv]
+            for command in commands
+        ],
+        "its program": str(_find_program(job, variables) or ""),
+        **_hash_sources(job, variables),
+        "the machine": {"gpus": gpus, **{name: machine.get(name) for name in ("cpu", "cpu_count", "os")}},
+        "Python": sys.version,
+        # The first entry is the folder of the program, or with ``python -m`` the current folder.
+        "the installed packages": _list_distributions(sys.path[1:]),
+    }
+
+
+def digests(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return a short hash of each dependency."""
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in known.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
+def possible_outputs(job: Job, began: float, ended: float) -> set[str]:
+    """Return the names of the dependencies that the job's command may have written: ``--output=result.json``.
+
+    These are the data files in its words that were written between the two times (seconds, as files have them).
+    """
+    data = [path for path in _files_in_words(job) if path.suffix != ".py" and not os.access(path, os.X_OK)]
+    written = (path for path in data if began <= path.stat().st_mtime <= ended)
+    return {f"file {_shown(path.resolve(), job)}" for path in written}
+
+
+def _list_distributions(entries: Iterable[str]) -> list[str]:
+    """Return name and version of every installed package, from the names of their metadata folders."""
+    folders = filter(Path.is_dir, map(Path, entries))
+    suffixes = (".dist-info", ".egg-info")
+    return sorted({path.name for folder in folders for path in folder.iterdir() if path.suffix in suffixes})
+
+
+def _hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the hashes of the job's files, of the files that these import, and of the harness."""
+    sources = _without_packages(map(Path, filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))))
+    found: dict[str, list[str]] = {}
+    harness: set[Path] = set()
+    if job.script:
+        starts, roots = [job.script], [job.cwd, job.script.parent, *sources]
+        package_dir = Path(__file__).resolve().parents[2]
+        start = package_dir / "profpipe" / "measure" / "harness.py"
+        harness = trace_imports([start], _without_packages([package_dir]))
+    else:
+        starts = [*_files_in_words(job), *filter(None, [_find_program(job, variables)])]
+        roots = [job.cwd, *(path.parent for path in starts), *sources]
+        for option, name in itertools.pairwise(job.command):
+            if option == "-m" and all(map(str.isidentifier, name.split("."))):
+                starts += _module_files(f"{name}.__main__", roots)
+    for path in sorted(trace_imports(starts, roots) | harness):
+        # Two files outside of the pipeline's folder may have one name.
+        found.setdefault(f"file {_shown(path, job)}", []).append(_hash(path))
+    return found
+
+
+def _without_packages(paths: Iterable[Path]) -> list[Path]:
+    """Drop folders of installed packages: their versions are known, and to trace imports in torch takes a minute."""
+    return [path for path in paths if not any(path.glob("*.dist-info"))]
+
+
+def _find_program(job: Job, variables: Mapping[str, str]) -> Path | None:
+    """Return the file that PATH finds for the first word of a command."""
+    if not job.command or os.sep in job.command[0]:
+        return None
+    found = shutil.which(job.command[0], path=variables.get("PATH"))
+    return Path(found) if found else None
+
+
+def _files_in_words(job: Job) -> list[Path]:
+    """Return the files that are a word of the command, or follow an equals sign in a word."""
+
+    def is_file(path: Path) -> bool:
+        try:
+            return path.is_file()
+        except (OSError, ValueError):
+            return False  # the word is too long for a name, or has a NUL byte
+
+    words = (text for word in job.command for text in (word, word.partition("=")[2], word.rpartition("=")[2]))
+    return [job.cwd / text for text in dict.fromkeys(words) if text and is_file(job.cwd / text)]
+
+
+def _shown(path: Path, job: Job) -> str:
+    return str(path.relative_to(job.cwd)) if path.is_relative_to(job.cwd) else path.name
+
+
+def _hash(path: Path) -> str:
+    stat = path.stat()
+    # A program may be executable and not readable.
+    if stat.st_size > _HASHED_BYTES or not os.access(path, os.R_OK):
+        return f"{stat.st_size} bytes of {stat.st_mtime_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def trace_imports(paths: Iterable[Path], roots: Sequence[Path]) -> set[Path]:
+    """Return ``paths`` and the Python files below ``roots`` that they import, as far as import statements say."""
+    found: set[Path] = set()
+    waiting = [path.resolve() for path in paths]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        if path.suffix == ".py" and os.access(path, os.R_OK):
+            for level, name in _read_imports(path.read_bytes()):
+                waiting += _module_files(name, [path.parents[level - 1]] if level else roots)
+    return found
+
+
+@functools.cache  # the harness is the same for every job
+def _read_imports(text: bytes) -> tuple[tuple[int, str], ...]:
+    """Return (level, dotted name) of each import; the level counts the dots of a relative one."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ()  # the job will fail, and a failed job is never reused
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
+    return tuple(found)
+
+
+def _module_files(name: str, places: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that an import of ``name`` reads: each package on the way, and the module itself."""
+    for place in dict.fromkeys(places):
+        stems = [*itertools.accumulate(name.split("."), lambda stem, word: f"{stem}/{word}")]
+        candidates = ["__init__.py", *(f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py"))]
+        yield from (path.resolve() for path in map(place.joinpath, candidates) if path.is_file())
+
+
+# --- reuse -----------------------------------------------------------------------------------------------------------
+
+
+def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, CachedJob]:
+    """Return the finished jobs of earlier runs by key. ``runs`` are folders and manifests, the newest first."""
+    found: dict[str, CachedJob] = {}
+    for folder, manifest in runs:
+        for entry in manifest.jobs:
+            if entry.key and _is_unchanged(entry, folder):
+                found.setdefault(entry.key, CachedJob(folder / entry.folder, entry.reused_from or folder.name))
+    return found
+
+
+def _is_unchanged(entry: JobEntry, folder: Path) -> bool:
+    """Return True if the folder of a job exists and its files have their recorded sizes."""
+    try:
+        return (folder / entry.folder / JOURNAL).is_file() and all(
+            (folder / file.path).stat().st_size == file.bytes for file in entry.files
+        )
+    except OSError:
+        return False
+
+
+def reuse(cached: CachedJob, folder: Path) -> None:
+    """Put the files of ``cached`` into ``folder``, which must not exist yet: as hard links, or else as copies.
+
+    The folder appears as a whole or not at all. If the system refuses a file, the job runs again.
+    """
+    temporary = folder.with_name(f".{folder.name}-taken")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed here
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(cached.folder, temporary, copy_function=link_or_copy)
+        (temporary / _ORIGIN).write_text(json.dumps({"run": cached.run}), encoding="utf-8")
+        temporary.rename(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Copy a file that is changed in place; link any other, where the file system has links."""
+    if not _COPIED.fullmatch(Path(source).name):
+        try:
+            return os.link(source, target)
+        except OSError:
+            pass
+    shutil.copy2(source, target)
+
+
+def read_origin(folder: Path) -> str:
+    """Return the run that measured the job in ``folder``; empty where that is the job's own run."""
+    path = folder / _ORIGIN
+    return str(json.loads(path.read_text(encoding="utf-8"))["run"]) if path.is_file() else ""

@@ -1,0 +1,54 @@
+"""Find out whether the kernel killed a process because the host, or the container, ran out of memory.
+
+The kernel counts the kills of its OOM killer: for our control group (Linux's cgroup-v2.rst, ``memory.events``; v1's
+``memory.oom_control``) and for the whole machine (``/proc/vmstat``). If the count rose while a process died of SIGKILL,
+host memory is the reason. Otherwise it is a guess, and the text says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profpipe.job import CaseOutcome, Cause, Status
+from profpipe.runner import failure_reasons
+
+_ROOT = Path("/")
+
+
+def count_kills(root: Path = _ROOT) -> int | None:
+    """Return how many processes the OOM killer has killed so far; None where no file has the count."""
+    counts = (_read_count(path) for path in (*_cgroup_files(root), root / "proc/vmstat"))
+    return next((count for count in counts if count is not None), None)
+
+
+def explain_sigkill(returncode: int | None, kills_before: int | None, root: Path = _ROOT) -> CaseOutcome | None:
+    """Return the outcome of a process that a SIGKILL from outside ended; None for any other end."""
+    if returncode is None or failure_reasons.signal_name(returncode) != "SIGKILL":
+        return None
+    now = count_kills(root)
+    if kills_before is not None and now is not None and now > kills_before:
+        return CaseOutcome(Status.OOM, Cause.HOST_MEMORY, failure_reasons.HOST_MEMORY)
+    return CaseOutcome(Status.CRASHED, Cause.SIGKILL, failure_reasons.SIGKILL)
+
+
+def _cgroup_files(root: Path) -> list[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            found.append(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
+    return found
+
+
+def _read_count(path: Path) -> int | None:
+    try:
+        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    return next((int(pair[1]) for pair in words if pair[:1] == ["oom_kill"]), None)

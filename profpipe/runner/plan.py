@@ -1,0 +1,138 @@
+"""Pipeline x machine -> [Job]. A pure function: it starts no process and touches no file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from profpipe.config.models import Pipeline, Workload
+from profpipe.errors import ConfigError, did_you_mean
+from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
+
+#: The case of a workload without a matrix. An empty name would mean "outside every case range".
+ONLY_CASE = "default"
+
+#: The settings of a workload that the profilers, the runner and the harness read.
+_FOR_THE_JOB = {"ncu", "timing", "tolerance", "case_timeout_s", "skip_larger_after_oom"}
+
+#: Why a profiler cannot profile several processes that work together.
+_OF_ONE_PROCESS = {
+    "ncu": "ncu replays one kernel at a time, and a kernel that waits for another process would wait forever",
+    "rocprof": "the output of rocprof for several processes is not read yet",
+}
+
+
+def plan(
+    pipeline: Pipeline,
+    tools: Mapping[str, Tool | Missing],
+    *,
+    scripts: Mapping[str, Path],
+    cwd: Path,
+    out: Path,
+    python: str,
+    env: Mapping[str, str] = MappingProxyType({}),
+    on_gpu: bool = False,
+    workloads: Sequence[str] = (),
+    profilers: Sequence[str] = (),
+) -> list[Job]:
+    """Return the jobs of ``pipeline`` in the order in which they run.
+
+    ``scripts`` are the files of the workloads, ``out`` is the run's folder, ``cwd`` the working directory of all
+    processes (the folder of the pipeline file), ``env`` the variables of every job. ``workloads`` and ``profilers``
+    narrow the choice. A missing tool still gets its job, so that its cases become `skipped` rows with the reason.
+    Raises ConfigError for an unknown name.
+    """
+    for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
+        if unknown := [word for word in given if word not in known]:
+            raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], known))
+    jobs = []
+    for name, workload in pipeline.workloads.items():
+        if workloads and name not in workloads:
+            continue
+        every = cases(workload)
+        if not every:
+            raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
+        for profiler in dict.fromkeys(profilers or workload.profilers):
+            tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
+            is_split = workload.isolate or workload.command is not None
+            groups = [(case,) for case in every] if is_split else [tuple(every)]
+            for number, group in enumerate(groups, start=1):
+                own = folder / f"{number:0{len(str(len(groups)))}d}" if len(groups) > 1 else folder
+                job = Job(name, profiler, group, own, tool, python, cwd, scripts.get(name), on_gpu=on_gpu)
+                jobs.append(_with_settings(job, workload, env))
+    return jobs
+
+
+def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
+    params, own_env = job.cases[0].params, workload.env
+    if workload.command is not None:
+        own_env = dict(zip(own_env, _fill(list(own_env.values()), params), strict=True))
+    return replace(
+        job,
+        command=_fill(workload.command or (), params),
+        warmup=workload.warmup,
+        repeats=workload.repeats,
+        timeout_s=workload.timeout_s,
+        env={**env, **own_env},
+        options=workload.model_dump(include=_FOR_THE_JOB),
+        processes=workload.processes,
+    )
+
+
+def cases(workload: Workload) -> list[Case]:
+    """Return the points of the matrix without the excluded and with the included ones. The last axis varies fastest."""
+    axes = list(workload.matrix)
+    product = (dict(zip(axes, values, strict=True)) for values in itertools.product(*workload.matrix.values()))
+    points = [
+        point
+        for point in product
+        if not any(all(point[axis] in values for axis, values in region.items()) for region in workload.exclude)
+    ]
+    for point in workload.include:
+        # The axes come first in the name, in their order, so that names stay comparable.
+        points.append({axis: point[axis] for axis in axes if axis in point} | dict(point))
+    # Two cases of one name (SEQLEN=512,512) would be added up as one case with twice the iterations.
+    named: dict[str, Mapping[str, Scalar]] = {}
+    for point in points:
+        named.setdefault(case_id(point), point)
+    return [Case(name, {**workload.params, **point}) for name, point in named.items()]
+
+
+def case_id(point: Mapping[str, Scalar]) -> str:
+    """Return ``impl=fa2,batch=2``. Characters that separate names and ranges are percent-encoded."""
+    return ",".join(f"{_encoded(name)}={_encoded(as_text(value))}" for name, value in point.items()) or ONLY_CASE
+
+
+def _encoded(text: str) -> str:
+    """Encode separators, and what torch's traces do not keep: non-ASCII characters, backslashes and quotes."""
+    encoded = []
+    for c in text:
+        is_plain = c.isascii() and c.isprintable() and c not in '%,=/@ \\"'
+        encoded.append(c if is_plain else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "surrogatepass")))
+    return "".join(encoded)
+
+
+def _fill(words: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Replace each ``{name}`` by the parameter. Other braces stay, for an argument may be JSON."""
+    filled = []
+    for word in words:
+        for name, value in params.items():
+            word = word.replace(f"{{{name}}}", as_text(value))
+        filled.append(word)
+    return tuple(filled)
+
+
+def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
+    """Return ``tool``, or why it cannot profile ``workload``."""
+    if tool.name == "torch" and workload.command is not None:
+        return Missing(
+            "torch",
+            "torch.profiler works inside the process, and profpipe does not run inside a command",
+            "Use `script:`.",
+        )
+    if workload.processes > 1 and tool.name in _OF_ONE_PROCESS:
+        return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or processes: 1.")
+    return tool

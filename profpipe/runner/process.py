@@ -1,0 +1,273 @@
+"""End the processes of a job: the signals that profpipe receives and sends. This module starts no process.
+
+A process group does not contain all processes of a job: nsys (2022.4 to 2025.3) puts the application and its agent into
+their own sessions. So while jobs run, this process adopts orphans (Linux's "child subreaper"), and each descendant in
+another session belongs to the job. Processes that something else starts for the job (a container's daemon, a batch
+system) are out of reach. Where there is no /proc, only the process group is ended.
+
+If this process is killed, Linux ends the process that it started last (``die_with_parent``). The descendants of that
+process may continue. The next runner finds them by a variable in their environment and ends them (``kill_leftovers``)
+before it starts a process that writes into the same files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from profpipe.errors import ProfpipeError
+
+#: Every process of a job has this environment variable. Its value is the job's folder.
+JOB_VARIABLE = "PROFPIPE_JOB"
+
+#: Options of prctl(2).
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STEP_S = 0.05
+
+
+@dataclass(frozen=True)
+class GracePeriods:
+    """How long each step of ending a process may take. A profiler writes its report after SIGINT."""
+
+    interrupt_s: float = 60.0
+    terminate_s: float = 10.0
+    #: How long the processes that a job leaves running (nsys's agent, data loader workers) may take to end themselves.
+    linger_s: float = 1.0
+    #: How long to wait for a process that does not even die of SIGKILL because it hangs inside a driver.
+    kill_s: float = 5.0
+
+
+GRACE = GracePeriods()
+
+
+class InterruptCounter:
+    """Count Ctrl-C, SIGTERM and SIGHUP while entered, so that no KeyboardInterrupt breaks a write.
+
+    The first signal asks to stop, the second to kill, and a third raises, in case the count is not read. Signals reach
+    the main thread only, so in another thread the count stays 0.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> InterruptCounter:
+        if threading.current_thread() is threading.main_thread():
+            # nohup ignores SIGHUP on purpose. An ignored SIGINT comes from a shell's `&`: children would inherit it,
+            # and no profiler could be asked for its report.
+            wanted = [s for s in _STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._receive) for number in wanted}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 2:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """While entered, a descendant whose parent dies becomes a child of this process instead of init."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    prctl = ctypes.CDLL(None).prctl
+    before = ctypes.c_int(0)
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return the function that a new process calls before exec, so that it gets SIGTERM when this process dies.
+
+    nsys (2022.4 to 2025.3) then stops its application. Linux sends the signal when the thread that forked ends, so the
+    thread that starts a process must wait for its end.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != us:  # the parent died before the signal was set
+            os._exit(1)
+
+    return bind
+
+
+def kill_leftovers(job_folder: Path, wait_s: float) -> None:
+    """Kill every process of the job in ``job_folder``, which a killed runner left.
+
+    Raises ProfpipeError if a process does not die, for it may still write.
+    """
+    if not _kill_all(lambda: _find_marked(job_folder), wait_s):
+        left = ", ".join(map(str, sorted(_find_marked(job_folder))))
+        raise ProfpipeError(
+            f"{job_folder}: process {left} of an earlier run still writes here. End that process first."
+        )
+
+
+def _find_marked(job_folder: Path) -> set[int]:
+    entry, found = os.fsencode(f"{JOB_VARIABLE}={job_folder}"), set()
+    for pid, state, _, _ in _process_table():
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            if state not in "ZX" and entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    return found - {os.getpid()}
+
+
+def find_descendants() -> set[int]:
+    """Return the living descendants of this process in other sessions, and reap its zombies there."""
+    us, our_session = os.getpid(), os.getsid(0)
+    parents: dict[int, int] = {}
+    elsewhere = set()
+    for pid, state, parent, session in _process_table():
+        parents[pid] = parent
+        if session == our_session:
+            continue
+        if state not in "ZX":
+            elsewhere.add(pid)
+        elif parent == us:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def is_below(pid: int) -> bool:
+        while (pid := parents.get(pid, 0)) not in (0, us):
+            pass
+        return pid == us
+
+    return {pid for pid in elsewhere if is_below(pid)}
+
+
+@contextmanager
+def waiter(process: subprocess.Popen[bytes]) -> Iterator[Callable[[float], None]]:
+    """Yield a function that waits until the process has ended and is reaped, or for a number of seconds.
+
+    Linux reports the end at once (pidfd_open, since Linux 5.3). ``Popen.wait`` with a limit looks only every 50 ms,
+    which would count as time of a command.
+    """
+
+    def wait_polling(seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, an older one, or a sandbox without the system call
+        yield wait_polling
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+
+        def wait(seconds: float) -> None:
+            if poll.poll(seconds * 1e3):
+                process.wait()
+
+        yield wait
+    finally:
+        os.close(descriptor)
+
+
+def stop(process: subprocess.Popen[bytes], grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
+    """End the process group so that a profiler can still write its report; at once when ``is_urgent()`` is true.
+
+    SIGINT first: nsys then stops the application and finishes its report. SIGKILL leaves no report and a running
+    application.
+    """
+    for number, wait_s in ((signal.SIGINT, grace.interrupt_s), (signal.SIGTERM, grace.terminate_s)):
+        _signal(process.pid, number, os.killpg)
+        if _wait_until(lambda: process.poll() is not None, wait_s, unless=is_urgent):
+            return
+        if is_urgent():
+            break
+    kill_group(process)
+
+
+def end_remaining(process: subprocess.Popen[bytes], spared: Collection[int], grace: GracePeriods) -> int:
+    """End the processes that an ended process left running, and return how many did not end themselves.
+
+    ``spared`` are the descendants that existed before the process started.
+    """
+
+    def find_left() -> set[int]:
+        return find_descendants() - set(spared)
+
+    if _wait_until(lambda: not find_left(), grace.linger_s):
+        return 0
+    left = find_left()
+    for pid in left:
+        _signal(pid, signal.SIGTERM)
+    if not _wait_until(lambda: not find_left(), grace.linger_s):
+        _kill_all(find_left, grace.kill_s)
+    _signal(process.pid, signal.SIGKILL, os.killpg)
+    return len(left)
+
+
+def kill_tree(process: subprocess.Popen[bytes], spared: Collection[int], grace: GracePeriods) -> None:
+    """End the process and all descendants at once."""
+    kill_group(process)
+    _kill_all(lambda: find_descendants() - set(spared), grace.kill_s)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and its group at once."""
+    _signal(process.pid, signal.SIGKILL, os.killpg)
+    process.wait()
+
+
+def _kill_all(find: Callable[[], set[int]], wait_s: float) -> bool:
+    """Repeat SIGKILL until ``find`` returns no process, for one look at the table misses a process that forks."""
+
+    def none_left() -> bool:
+        left = find()
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return not left
+
+    return _wait_until(none_left, wait_s)
+
+
+def _wait_until(is_true: Callable[[], bool], wait_s: float, unless: Callable[[], bool] = lambda: False) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not is_true():
+        if time.monotonic() > deadline or unless():
+            return False
+        time.sleep(_STEP_S)
+    return True
+
+
+def _process_table() -> Iterator[tuple[int, str, int, int]]:
+    """Yield (pid, state, parent, session) of every process, from proc(5)'s stat; nothing where there is no /proc."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            # The second field is the name in brackets, which may contain spaces and brackets.
+            state, parent, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            yield int(entry.name), state, int(parent), int(session)
+
+
+def _signal(pid: int, number: signal.Signals, send: Callable[[int, int], None] = os.kill) -> None:
+    """Send a signal to a process, or to the process group that it leads (``os.killpg``)."""
+    with suppress(ProcessLookupError, PermissionError):
+        send(pid, number)

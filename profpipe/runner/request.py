@@ -1,0 +1,142 @@
+"""The request of the user for a run, and the machine that carries it out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profpipe import profilers
+from profpipe.config import yaml
+from profpipe.config.models import Pipeline, Workload
+from profpipe.errors import ConfigError
+from profpipe.job import Missing, Tool
+from profpipe.measure import machine, measured_peaks, visible_gpus
+from profpipe.measure.visible_gpus import Gpu
+from profpipe.results import atomic
+from profpipe.runner import environment, executor, plan
+
+#: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
+REQUEST_FILE = Path("raw") / "order.json"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A pipeline, the part of it to run, and the results folder. ``create`` also finds the secrets."""
+
+    pipeline: Pipeline
+    path: Path
+    out: Path
+    workloads: tuple[str, ...] = ()
+    profilers: tuple[str, ...] = ()
+    #: Whether jobs that an earlier run has done are reused.
+    reuse: bool = False
+    #: Words of commands that hold the values of secret variables, and the published words for them.
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def create(
+        cls,
+        pipeline: Pipeline,
+        path: Path,
+        out: Path,
+        workloads: Sequence[str] = (),
+        profilers: Sequence[str] = (),
+        reuse: bool = False,
+    ) -> RunRequest:
+        secrets = _find_secrets(pipeline, path)
+        return cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(profilers), reuse, secrets)
+
+    @property
+    def pipeline_dir(self) -> Path:
+        return self.path.parent
+
+    def save(self, folder: Path) -> None:
+        document = {
+            "pipeline": self.pipeline.model_dump(mode="json", by_alias=True),
+            "path": str(self.path),
+            "workloads": self.workloads,
+            "profilers": self.profilers,
+            "reuse": self.reuse,
+            "secrets": dict(self.secrets),
+        }
+        target = folder / REQUEST_FILE
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_private(target, json.dumps(document).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRequest:
+        """Load the request of the run in ``folder``. The file and the environment may have changed since."""
+        try:
+            document = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
+        except OSError:
+            raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
+        return cls(
+            Pipeline.model_validate(document["pipeline"]),
+            Path(document["path"]),
+            folder.parent.resolve(),
+            tuple(document["workloads"]),
+            tuple(document["profilers"]),
+            document["reuse"],
+            document["secrets"],
+        )
+
+
+def _find_secrets(pipeline: Pipeline, path: Path) -> dict[str, str]:
+    """Return each word of a command that contains a secret, with the same word that names the variable instead.
+
+    The words are also given as filled in for each case. A default in the file for such a variable is secret too.
+    """
+    masked = _mask_commands(pipeline, path)
+    if not masked:
+        return {}
+    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **masked}})
+    tools = {name: Missing(name, "", "") for name in profilers.ALL}
+    where: dict[str, Any] = {"scripts": {}, "cwd": path.parent, "out": path.parent, "python": ""}
+    jobs = (plan.plan(each, tools, **where, workloads=[*masked]) for each in (pipeline, public))
+    commands = [(a.command, b.command) for a, b in zip(*jobs, strict=True)]
+    commands += [(pipeline.workloads[name].command or (), masked[name].command or ()) for name in masked]
+    return {word: public for a, b in commands for word, public in zip(a, b, strict=True) if word and word != public}
+
+
+def _mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
+    """Return the workloads whose commands contain secret variables, with the names in place of the values."""
+    public = {name: f"${{{name}}}" if environment.is_secret(name) else value for name, value in os.environ.items()}
+    entries = yaml.read(path, yaml.shown(path)).get("workloads") if path.is_file() else None
+    masked = {}
+    for name, entry in (entries or {}).items():
+        written, command = (entry or {}).get("command"), pipeline.workloads[name].command or ()
+        if not isinstance(written, list) or len(written) != len(command):
+            continue  # the command comes from --set, and not from the environment
+        words = [
+            str(yaml.substituted(word, public, path.name))
+            if any(map(environment.is_secret, yaml.placeholders(word)))
+            else given
+            for word, given in zip(written, command, strict=True)
+        ]
+        if tuple(words) != command:
+            masked[name] = pipeline.workloads[name].model_copy(update={"command": tuple(words)})
+    return masked
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The profilers and GPUs of this machine. ``gpus`` have serial numbers, which the published text has not."""
+
+    tools: Mapping[str, Tool | Missing]
+    gpus: Sequence[Gpu]
+    described: Mapping[str, Any]
+
+    @classmethod
+    def examine(cls, request: RunRequest) -> Machine:
+        named = [name for workload in request.pipeline.workloads.values() for name in workload.profilers]
+        wanted = {*named, *request.profilers}
+        tools = {name: module.find(executor.ask) for name, module in profilers.ALL.items() if name in wanted}
+        gpus = machine.nvidia_gpus()
+        described = {**machine.machine(gpus), "peaks": visible_gpus.peaks_of_job(gpus, os.environ, ())}
+        if measured := measured_peaks.load(request.out / measured_peaks.FILE, gpus):
+            described["ceilings"] = measured
+        return cls(tools, gpus, described)

@@ -1,0 +1,320 @@
+"""Run the jobs of a request, read what they left and store it. The report is made by the command above.
+
+A run may be killed at any point and resumed. Its files say how far it is, from the whole to the parts:
+
+* ``ended`` in ``run.json`` is written last: the run is done.
+* A job in ``run.json``'s ``jobs`` that was neither interrupted nor found the disk full is done. Its rows are in the
+  tables already.
+* Any other job is handed to the executor again, which continues where ``parts.json`` in its folder says. If no process
+  is left to run, the existing files are read.
+* In an attempt that was cut off, ``case_ended`` in ``events.jsonl`` counts if the profiler keeps the files of ended
+  cases.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe import profilers
+from profpipe.config.workload_files import script_path
+from profpipe.config.yaml import shown
+from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
+from profpipe.ingest import kernel_classes, launch_order, reader, registry
+from profpipe.ingest.ncu import guided as guide_file
+from profpipe.job import Case, Cause, Command, Job, JobOutcome, Missing, ProgressListener, Status
+from profpipe.measure import machine as machine_info
+from profpipe.measure import visible_gpus
+from profpipe.results import atomic, folders, manifest, schema, store
+from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
+from profpipe.results.schema import Tables
+from profpipe.runner import environment, executor, fingerprint, guided_ncu, job_cache, plan
+from profpipe.runner.request import Machine, RunRequest
+from profpipe.scrub import job_files
+
+
+def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
+    """Return the jobs of ``request`` with their files below ``folder``."""
+    jobs = plan.plan(
+        request.pipeline,
+        machine.tools,
+        scripts=dict(_find_scripts(request)),
+        cwd=request.pipeline_dir,
+        out=folder,
+        python=sys.executable,
+        env={"PYTHONPATH": environment.python_path()},
+        on_gpu=bool(machine.described["gpus"]),
+        workloads=request.workloads,
+        profilers=request.profilers,
+    )
+    return [replace(job, secrets=request.secrets) for job in jobs]
+
+
+def load_rules(request: RunRequest) -> Any:
+    """Return the kernel classes of the pipeline file; None if it has none."""
+    entries = [rule.model_dump(by_alias=True) for rule in request.pipeline.kernel_classes]
+    try:
+        return kernel_classes.user_rules(entries) if entries else None
+    except ValueError as error:
+        raise ConfigError(f"{shown(request.path)}: kernel_classes", f"{str(error).rstrip('.')}.") from None
+
+
+def create(request: RunRequest, command: Sequence[str]) -> Session:
+    """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
+    load_rules(request)
+    registry.parsers(request.pipeline_dir)
+    machine, now = Machine.examine(request), manifest.utc_now()
+    planned = plan_jobs(request, machine, request.out)
+    if all(isinstance(job.tool, Missing) for job in planned):
+        raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
+    begun = manifest.begin_run(
+        request.pipeline,
+        now=now,
+        machine=machine.described,
+        packages=machine_info.packages(),
+        tools=machine.tools,
+        git=manifest.git_state(executor.ask, request.pipeline_dir),
+        command=command,
+        planned=planned,
+        secrets=request.secrets,
+    )
+
+    def fill(folder: Path) -> None:
+        request.save(folder)
+        fingerprint.save(folder, planned, request.out, machine.described)
+        store.save(folder, Tables(), begun)
+
+    session = Session(request, folders.create(request.out, request.pipeline.name, now, fill), begun, Tables())
+    session.machine = machine
+    return session
+
+
+def load(folder: Path, request: RunRequest) -> Session:
+    """Load the run in ``folder``, which must be locked."""
+    atomic.remove_partial_files(folder)
+    data, begun = store.load(folder)
+    return Session(request, folder, begun, data)
+
+
+@dataclass
+class Session:
+    """A run in progress: its record and the tables that are stored so far."""
+
+    request: RunRequest
+    folder: Path
+    manifest: Manifest
+    data: Tables
+
+    @cached_property
+    def machine(self) -> Machine:
+        return Machine.examine(self.request)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.manifest.ended) and not self.disk_full_cases
+
+    @property
+    def disk_full_cases(self) -> set[tuple[str, str]]:
+        """(workload, case) of the cases that failed because a disk was full. With free space they may succeed."""
+        return {(entry.workload, case) for entry in self.manifest.jobs for case in _disk_full_cases(entry)}
+
+    def reopen(self) -> None:
+        """Prepare a run that is not complete for ``carry_out``.
+
+        Raises ConfigError where the machine, the code or the settings differ from those at the start of the run.
+        """
+        self.manifest = replace(self.manifest, ended=None)
+        before, now = (
+            [(gpu.name, gpu.driver) for gpu in machine.gpus or ()]
+            for machine in (self.manifest.machine, manifest.parse(manifest.Machine, self.machine.described))
+        )
+        if before != now:
+            what = f"was begun on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
+            raise ConfigError(str(self.folder), what, "Resume it there, or start a new run here.")
+        planned = plan_jobs(self.request, self.machine, self.folder)
+        fingerprint.check(self.folder, planned, self.machine.described)
+        folders.point_latest(self.request.out)
+
+    def carry_out(self, listener: ProgressListener) -> None:
+        """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run."""
+        planned = plan_jobs(self.request, self.machine, self.folder)
+        self._run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener)
+        # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
+        guided = self._guided_jobs([job for job in planned if guided_ncu.is_guided(job)])
+        self._run_jobs(guided, listener)
+        self._run_jobs(guided_ncu.missed_kernels(guided, self.data), listener)
+
+    def end(self) -> None:
+        """Record that the run has ended. The caller saves the record after the report."""
+        self.manifest = replace(self.manifest, ended=manifest.utc_now().isoformat(timespec="seconds"))
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def _run_jobs(self, planned: Sequence[Job], listener: ProgressListener) -> None:
+        salt = folders.read_salt(self.request.out)
+        described, variables = self.machine.described, environment.filter_variables(os.environ)
+        keys = {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
+        jobs = [job for job in planned if not self._is_done(job)]
+        if self.request.reuse:
+            self._reuse(jobs, keys)
+        for job in jobs:
+            if text := guided_ncu.guide_text(job):
+                job.folder.mkdir(parents=True, exist_ok=True)
+                atomic.write_text(job.folder / guide_file.FILE, text)
+        oom_cases = _find_oom_cases(planned, self.data)
+        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases):
+            self._store(outcome, keys[outcome.job.folder])
+
+    def _is_done(self, job: Job) -> bool:
+        """Return True if the job ended, without an interrupt and without a full disk."""
+        entries = [entry for entry in self.manifest.jobs if entry.folder == self._name(job.folder)]
+        return any(not entry.interrupted and not _disk_full_cases(entry) for entry in entries)
+
+    def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
+        """Link the files of jobs that an earlier run has done into this run, where the executor finds them."""
+        others = (run for run in folders.list_runs(self.request.out) if run[0] != self.folder)
+        cached_jobs = job_cache.find_cached_jobs(others)
+        for job in jobs:
+            if (cached := cached_jobs.get(keys[job.folder])) and not job.folder.exists():
+                job_cache.reuse(cached, job.folder)
+
+    def _name(self, folder: Path) -> str:
+        return str(folder.relative_to(self.folder))
+
+    # --- guided ncu --------------------------------------------------------------------------------------------------
+
+    def _guided_jobs(self, waiting: Sequence[Job]) -> list[Job]:
+        """Return the jobs in place of ``waiting``, and remove the rows of jobs that an earlier try had instead."""
+        earlier = {
+            job.folder: [
+                guide
+                for path in sorted(job.folder.glob(f"*/{guide_file.FILE}"))
+                if (guide := _read_guide(path.parent)) is not None
+            ]
+            for job in waiting
+            if not isinstance(job.tool, Missing)
+        }
+        guided = guided_ncu.jobs(waiting, self.data, self._launches, earlier)
+        wanted = {self._name(job.folder) for job in guided}
+        chosen = {choice for job in guided for choice in guided_ncu.chosen(job)}
+        for entry in self.manifest.jobs:
+            folder = self.folder / entry.folder
+            if folder.parent not in earlier or entry.folder in wanted:
+                continue
+            guide = _read_guide(folder)
+            # A job for one missed kernel stays, as long as that kernel is still chosen.
+            if guide is None or not chosen.issuperset(guide.choices):
+                self.manifest = self.manifest.without_job(entry.folder)
+                self.data = reader.drop_folder(self.data, entry.folder)
+        return guided
+
+    def _launches(self, source: str) -> pd.DataFrame:
+        """Return the single launches in a file of this run; none where its parser gives none."""
+        path = self.folder / source
+        try:
+            return registry.launches(registry.choose(path, registry.parsers(self.request.pipeline_dir)), path)
+        except UnreadableFile:
+            return launch_order.empty()
+
+    # --- storing -----------------------------------------------------------------------------------------------------
+
+    def _store(self, outcome: JobOutcome, key: str) -> None:
+        """Read the files of a job and store the rows, in place of the rows of an earlier try."""
+        job, read = outcome.job, []
+        files: list[FileEntry] = []
+        refused: list[RefusedFile] = []
+        scrubbed = job_files.scrub_exports(outcome.files, self.request.pipeline_dir)
+        sources = reader.sources_of_job(outcome, self.folder)
+        for result in reader.ingest(sources, self.request.pipeline_dir, load_rules(self.request)):
+            if isinstance(result, reader.Refusal):
+                refused.append(RefusedFile(result.source.name, result.what, result.remedy))
+            else:
+                read.append(result.tables)
+                is_scrubbed = scrubbed.get(result.source.path)
+                origin = result.tables.origin
+                files.append(manifest.file_entry(result.source.name, result.parser, origin, is_scrubbed))
+        stored, fresh = self.data, schema.concat(read)
+        fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
+        if guided_ncu.adds_kernels(job):
+            self.data = reader.add_kernels(self.data, fresh)
+        else:
+            self.data = reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
+        devices = reader.read_devices(job.records)
+        entry = manifest.job_entry(
+            outcome,
+            _commands(job),
+            self.folder,
+            key=key if _is_reusable(outcome, fresh) else "",
+            reused_from=job_cache.read_origin(job.folder),
+            devices=devices,
+            peaks=self._own_peaks(job, devices),
+        )
+        families = reader.expected_families(job.folder / "events.jsonl")
+        known = self.manifest.with_job(entry, files, refused, families)
+        self.manifest = replace(known, private_files=tuple(job_files.find_private_files(self.folder)))
+        store.save(self.folder, self.data, self.manifest, stored)
+
+    def _own_peaks(self, job: Job, devices: Sequence[Mapping[str, Any]]) -> PeakRates | None:
+        """Return the peak rates of the job's devices if they differ from those of the machine."""
+        variables = {**environment.filter_variables(os.environ), **job.env}
+        peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
+        return None if peaks == self.manifest.machine.peaks else peaks
+
+
+def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:
+    """Yield each chosen workload that has a file, and the file."""
+    for name, workload in request.pipeline.workloads.items():
+        if workload.script is None or (request.workloads and name not in request.workloads):
+            continue
+        found = script_path(workload.script, request.path)
+        if found is None:
+            where = f"{shown(request.path)}: workloads.{name}.script"
+            remedy = f"Put it back into {request.pipeline_dir}."
+            raise ConfigError(where, f"the file of '{workload.script}' is gone.", remedy)
+        yield name, found
+
+
+def _disk_full_cases(entry: JobEntry) -> Sequence[str]:
+    """Return the cases of a job that a full disk stopped: all of them where it stopped the job itself."""
+    cases = [case for case, cause in entry.causes.items() if cause is Cause.DISK_FULL]
+    return cases or (entry.cases if entry.cause is Cause.DISK_FULL else ())
+
+
+def _read_guide(folder: Path) -> guide_file.Guide | None:
+    """Return None for a damaged guide too: its kernels are then profiled again."""
+    try:
+        return guide_file.read_beside(folder / "report")
+    except UnreadableFile:
+        return None
+
+
+def _is_reusable(outcome: JobOutcome, fresh: Tables) -> bool:
+    """Return True if a later run may reuse the job: each case is ok, or its workload says that it cannot run here.
+
+    A case that was skipped for its size is no such case: another job decided that, and may end differently next time.
+    """
+    was_pruned = Cause.LARGER_THAN_OOM in outcome.causes.values()
+    has_run = outcome.status is Status.OK and outcome.returncode is not None and not was_pruned
+    return has_run and bool(fresh.cases["status"].isin([Status.OK.value, Status.SKIPPED.value]).all())
+
+
+def _find_oom_cases(planned: Iterable[Job], data: Tables) -> dict[tuple[str, str], list[Case]]:
+    """Return the stored cases that ran out of memory, by workload and profiler."""
+    oom = data.cases[data.cases["status"] == Status.OOM.value]
+    known = set(zip(oom["workload"], oom["profiler"], oom["case"], strict=True))
+    found: dict[tuple[str, str], list[Case]] = {}
+    for job in planned:
+        cases = [case for case in job.cases if (job.workload, job.profiler, case.id) in known]
+        found.setdefault((job.workload, job.profiler), []).extend(cases)
+    return found
+
+
+def _commands(job: Job) -> list[Command]:
+    return [] if isinstance(job.tool, Missing) else profilers.ALL[job.profiler].commands(job)

@@ -1,1 +1,0 @@
-"""The parts of ``run``: how a process is ended, judged and recorded."""

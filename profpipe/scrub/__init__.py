@@ -1,0 +1,1 @@
+"""Remove private data from exports."""

@@ -1,0 +1,145 @@
+"""Copy the harmless rows of an SQLite file of any tool.
+
+Deleting rows in place would leave their text in free pages.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from profpipe.errors import UnreadableFile
+
+#: ``PRAGMA application_id`` of a scrubbed database; the last digit is the version of the rules.
+_MARK: Final = 0x70705302
+_MARK_AT: Final = slice(68, 72)
+
+PRIVATE_COLUMN: Final = re.compile(
+    r"environ|env(Var\w*|Id)?$|comm?and_?line|cmd_?line|arg(ument)?s|host_?name|user_?name|working_?dir"
+    r"|file_?path|filename|^content",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tables of ``source``: the statement that created each, and the declared types of its columns."""
+
+    made: Mapping[str, str]
+    columns: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def of(cls, database: sqlite3.Connection) -> Schema:
+        found = database.execute("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'").fetchall()
+        # The tables of a search tree hold copies of the rows.
+        trees = tuple(f"{name}_" for name, sql in found if sql.upper().startswith("CREATE VIRTUAL"))
+        made = {
+            name: sql
+            for name, sql in found
+            if sql.upper().startswith("CREATE TABLE") and not name.startswith(("sqlite_", *trees))
+        }
+        columns = {
+            name: {row[1]: row[2].upper() for row in database.execute(f"PRAGMA source.table_info({quoted(name)})")}
+            for name in made
+        }
+        return cls(made, columns)
+
+    def has(self, table: str, *columns: str) -> bool:
+        return set(columns) <= set(self.columns.get(table, ()))
+
+    def private_texts(self, table: str) -> list[str]:
+        columns = self.columns[table].items()
+        return [name for name, kind in columns if kind in ("TEXT", "JSONB") and PRIVATE_COLUMN.search(name)]
+
+
+class Rules(Protocol):
+    """The rules of a format: which of its data is harmless."""
+
+    def prepare(self, database: sqlite3.Connection, schema: Schema) -> None:
+        """Create the functions and temporary tables that the conditions and expressions use."""
+
+    def kept(self, schema: Schema, table: str) -> str:
+        """Return the SQL condition for harmless rows of ``table``, ``true`` where all are."""
+
+    def changed(self, schema: Schema, table: str) -> dict[str, str]:
+        """Return changed columns of the kept rows, and the SQL expression of their new values."""
+
+
+def copy(path: Path, beside: Path, rules: Rules) -> Counter[str]:
+    """Write the harmless data of ``path`` to ``beside``; return by table how many rows were dropped or lost a text."""
+    for leftover in ("-journal", "-wal"):
+        other = path.with_name(path.name + leftover)
+        if other.is_file() and other.stat().st_size:
+            remedy = "Close what has it open, or export it again."
+            raise UnreadableFile(
+                path, f"is being written, or its export was interrupted: {other.name} lies beside it", remedy
+            )
+    removed: Counter[str] = Counter()
+    with closing(sqlite3.connect(beside.as_uri(), uri=True, isolation_level=None)) as database:
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "temp_store = MEMORY", "secure_delete = ON"):
+            database.execute(f"PRAGMA {setting}")
+        database.execute("ATTACH ? AS source", (f"{path.as_uri()}?mode=ro&immutable=1",))
+        database.execute(f"PRAGMA application_id = {_MARK}")
+        schema = Schema.of(database)
+        database.execute("BEGIN")
+        rules.prepare(database, schema)
+        for table, sql in schema.made.items():
+            database.execute(sql)
+            removed[table] += _copy_rows(database, schema, table, rules)
+        kinds = "type IN ('index', 'view') AND sql <> ''"
+        for (sql,) in database.execute(f"SELECT sql FROM source.sqlite_master WHERE {kinds}").fetchall():
+            database.execute(sql)
+        database.execute("COMMIT")
+    return removed
+
+
+def _copy_rows(database: sqlite3.Connection, schema: Schema, table: str, rules: Rules) -> int:
+    source, keep, changed = f"source.{quoted(table)}", rules.kept(schema, table), rules.changed(schema, table)
+    chosen = ", ".join(changed.get(name, quoted(name)) for name in schema.columns[table]) if changed else "*"
+    # Without a condition SQLite copies whole cells, several times as fast.
+    where = f" WHERE {keep}" if keep != "true" else ""
+    copied = database.execute(f"INSERT INTO main.{quoted(table)} SELECT {chosen} FROM {source}{where}").rowcount
+    if not where and not changed:
+        return 0
+    count = f"SELECT count(*) - {copied}, coalesce(sum(({keep}) AND ({differ(changed)})), 0) FROM {source}"
+    left_out, blanked = database.execute(count).fetchone()
+    return int(left_out + blanked)
+
+
+def differ(changed: Mapping[str, str]) -> str:
+    """Return the SQL condition for rows that change."""
+    return " OR ".join(f"{quoted(name)} <> {value}" for name, value in changed.items()) or "false"
+
+
+def define(database: sqlite3.Connection, name: str, arguments: int, function: Callable[..., Any]) -> None:
+    """Register ``function`` in SQL, for the expressions of ``call``."""
+
+    def with_texts(*values: Any) -> Any:
+        return function(*(value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values))
+
+    database.create_function(name, arguments, with_texts, deterministic=True)
+
+
+def call(function: str, *columns: str) -> str:
+    """Return the SQL that calls ``function`` with the texts of ``columns``.
+
+    The texts are passed as bytes: an environment may be in any encoding, and SQLite passes only UTF-8 as text.
+    """
+    return f"{function}({', '.join(f'CAST({column} AS BLOB)' for column in columns)})"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def is_marked(path: Path) -> bool:
+    """Return True for a database that ``copy`` wrote."""
+    with path.open("rb") as stream:
+        head = stream.read(100)
+    return head.startswith(b"SQLite format 3\0") and head[_MARK_AT] == _MARK.to_bytes(4, "big")

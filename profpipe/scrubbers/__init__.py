@@ -1,1 +1,0 @@
-"""What is taken out of a file, one module a format; ``scrub.py`` puts the copy that they make in its place."""

@@ -1,0 +1,65 @@
+"""Keep a command running when its output cannot be written: the results of a run are its files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+_NULL = Path(os.devnull)
+
+
+def open_closed_streams() -> None:
+    """Open the streams that are closed at the start (``2>&-``, ``>&-``), which Python leaves out.
+
+    Otherwise the next file that is opened would get the number of the stream, and the output of a library.
+    """
+    sys.stdout = sys.stdout or _NULL.open("w")
+    sys.stderr = sys.stderr or _NULL.open("w")
+
+
+@contextmanager
+def ignore_output_errors() -> Iterator[None]:
+    """Ignore errors while writing to the terminal."""
+    out, error = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, error)):
+        try:
+            yield
+        finally:
+            out.flush()
+            error.flush()
+
+
+class TolerantStream:
+    """A stream whose reader, terminal or disk space may disappear."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard_if_broken(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            discard_if_broken(self._stream)
+
+
+def discard_if_broken(stream: TextIO) -> None:
+    """Point ``stream`` at /dev/null if it cannot be written, or Python fails again when it flushes at its end."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError), _NULL.open("w") as null:
+            os.dup2(null.fileno(), stream.fileno())

@@ -1,0 +1,1 @@
+"""Code that the workloads share: attention implementations, inputs, references, models."""

@@ -1,0 +1,181 @@
+"""One case of attention: inputs, iteration, work, and differences from the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profpipe.workload_lib import attention_config, implementations, inputs, reference
+from profpipe.workload_lib.attention_config import AttentionConfig
+from profpipe.workload_lib.parameters import check_choice
+
+Phase = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(AttentionConfig):
+    """The checked parameters of one case."""
+
+    inputs: str = "normal"
+    seed: int = 0
+    reference: str = "fp32"
+    memory_cap_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("inputs", self.inputs, inputs.KINDS)
+        check_choice("reference", self.reference, reference.REFERENCES)
+        if type(self.memory_cap_gib) not in (int, float) or not 0 <= self.memory_cap_gib < math.inf:
+            raise ValueError(f"memory_cap_gib must be a number of at least 0, not {self.memory_cap_gib!r}")
+
+    @property
+    def implementation(self) -> implementations.Implementation:
+        return implementations.IMPLEMENTATIONS[self.impl]
+
+    def draw(self) -> list[Tensor]:
+        """Draw q, k, v and, for the backward pass, the upstream gradient: ``(batch, length, heads, head_dim)``."""
+        return inputs.draw(self, self.inputs, self.seed)
+
+
+def case_from(params: Mapping[str, Any]) -> Case:
+    """Return the case of ``params``. Raises ValueError for a wrong value."""
+    check_choice("impl", params["impl"], implementations.IMPLEMENTATIONS)
+    return Case(**params)
+
+
+# --- one iteration ---------------------------------------------------------------------------------------------------
+
+
+def iteration(case: Case, phase: Phase) -> Callable[[], tuple[Tensor, ...]]:
+    """Return one iteration, with each pass in a ``phase``; the iteration returns (output, gradients...)."""
+    row = case.implementation
+    forward = row.prepare(case)
+    q, k, v, *upstream = case.draw()
+    q, k, v = (row.view(tensor).contiguous().requires_grad_(case.needs_grad) for tensor in (q, k, v))
+
+    def forward_only() -> tuple[Tensor, ...]:
+        with phase("forward"):
+            return (forward(q, k, v),)
+
+    if not case.needs_grad:
+        return forward_only
+
+    # The strides of the output are known after a call. cuDNN's backward pass would copy a gradient with other strides.
+    kept = forward(q, k, v)
+    out_gradient = torch.empty_like(kept.detach())
+    out_gradient.copy_(row.view(upstream.pop()).reshape(out_gradient.shape))
+
+    def backward_only() -> tuple[Tensor, ...]:
+        with phase("backward"):
+            return (kept, *torch.autograd.grad(kept, (q, k, v), out_gradient, retain_graph=True))
+
+    def forward_and_backward() -> tuple[Tensor, ...]:
+        with phase("forward"):
+            out = forward(q, k, v)
+        with phase("backward"):
+            return (out, *torch.autograd.grad(out, (q, k, v), out_gradient))
+
+    return backward_only if case.mode == "bwd" else forward_and_backward
+
+
+def results(case: Case) -> dict[str, Tensor]:
+    """Return the output and gradients of one call as ``(batch, seqlen, heads, head_dim)``."""
+    view = case.implementation.view
+    shapes = (case.q_shape, case.q_shape, case.kv_shape, case.kv_shape)
+    return {
+        name: view(tensor.detach()).reshape(shape)
+        for name, tensor, shape in zip(("out", "dq", "dk", "dv"), iteration(case, nullcontext)(), shapes, strict=False)
+    }
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+def dense_flops(case: Case) -> float:
+    """Return the FLOPs of the two matrix products without sparsity."""
+    visible_keys = (2 * case.seqlen - case.queries) / 2 if case.has_mask else case.seqlen
+    forward = 4 * case.batch * case.heads * case.queries * visible_keys * case.head_dim
+    return forward * {"fwd": 1, "bwd": 2.5, "fwd_bwd": 3.5}[case.mode]
+
+
+def bytes_moved(case: Case) -> int:
+    """Return the bytes that a call must read and write at least, every tensor once."""
+    element = attention_config.DTYPES[case.dtype].itemsize
+    of_q, of_kv = math.prod(case.q_shape) * element, 2 * math.prod(case.kv_shape) * element
+    log_sum_exp = 4 * case.batch * case.heads * case.queries if case.needs_grad else 0
+    forward = 2 * of_q + of_kv + log_sum_exp
+    backward = 4 * of_q + 2 * of_kv + log_sum_exp
+    return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[case.mode]
+
+
+def facts(case: Case) -> dict[str, tuple[float, str]]:
+    """Return sparsity, memory between the passes, and the checked share, where they apply."""
+    row = case.implementation
+    found: dict[str, tuple[float, str]] = {}
+    if row.sparsity is not None:
+        skipped = row.sparsity(case)(*(row.view(tensor).contiguous() for tensor in case.draw()[:3]))
+        found |= {"sparsity": (100 * skipped, "%"), "flops_effective": (dense_flops(case) * (1 - skipped), "flop")}
+        found |= {"sparsity_requested": (100 * (1 - case.topk), "%")} if case.topk is not None else {}
+    if case.needs_grad and attention_config.device() == "cuda":
+        memory = memory_before_backward(case, torch.cuda.memory_allocated)
+        found["memory_before_backward"] = (float(memory), "byte")
+    share = reference.checked_share(case, case.reference, backward=case.needs_grad)
+    return found | ({"checked": (100 * share, "%")} if share < 1 else {})
+
+
+def memory_before_backward(case: Case, allocated: Callable[[], int]) -> int:
+    """Return the bytes in use after a forward pass: q, k, v, mask, output, and tensors saved for the backward pass."""
+    # cuBLAS keeps a workspace from its first call on (32 MiB on an H200), which belongs to no pass.
+    tiny = torch.zeros(1, 16, 16, device=attention_config.device())
+    torch.bmm(tiny, tiny)
+    del tiny
+    before = allocated()
+    row = case.implementation
+    forward = row.prepare(case)
+    arguments = [row.view(tensor).contiguous().requires_grad_() for tensor in case.draw()[:3]]
+    out = forward(*arguments)
+    in_use = allocated() - before
+    del out  # which kept the graph until now
+    return in_use
+
+
+def differences(case: Case) -> dict[str, float]:
+    """Return the differences of output and gradients from the reference for the same rounded inputs."""
+    produced = results(case)
+    # Drawn again, because an implementation may write into its inputs (SageAttention 1 does).
+    drawn = case.draw()
+    # A smaller GPU would not need memory for the reference.
+    cap_memory(0)
+    return reference.measure_differences(case, case.reference, produced, drawn)
+
+
+# --- a smaller GPU ---------------------------------------------------------------------------------------------------
+
+
+def impossible_cap(case: Case) -> str | None:
+    """Return why the memory cap cannot be set here, or None."""
+    if not case.memory_cap_gib:
+        return None
+    if attention_config.device() == "cpu":
+        return "memory_cap_gib limits torch's memory on a GPU, and torch sees none. Use memory_cap_gib: 0."
+    total = torch.cuda.mem_get_info()[1] / 2**30
+    if case.memory_cap_gib > total:
+        return f"memory_cap_gib {case.memory_cap_gib:g} is more than this GPU has. Use 0, or less than {total:.1f}."
+    return None
+
+
+def cap_memory(gib: float) -> None:
+    """Limit the GPU memory that torch may reserve, for all later calls; 0: no limit.
+
+    The limit is on reserved memory, as a smaller GPU would run out of it. The CUDA context, some 0.5 GiB, is not
+    included, but needs memory on a real GPU.
+    """
+    if attention_config.device() == "cuda":
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total) if gib else 1.0)

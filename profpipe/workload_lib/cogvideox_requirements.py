@@ -1,0 +1,82 @@
+"""Finds why a case of CogVideoX cannot run here, and the remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from profpipe.errors import words
+from profpipe.workload_lib import attention_config, cogvideox_model, compilation, free_memory, implementations
+from profpipe.workload_lib.cogvideox_model import CogVideoXConfig
+
+
+def missing_requirement(config: CogVideoXConfig) -> str | None:
+    """Return the first reason, or None."""
+    return (
+        _missing_diffusers()
+        or _missing_weights(config)
+        or _missing_gpu(config)
+        or implementations.unavailable_reason(config.attention)
+        or compilation.missing_compiler(config.compile, "compile: false")
+        or missing_memory(config)
+    )
+
+
+def _missing_diffusers() -> str | None:
+    if importlib.util.find_spec("diffusers") is None:
+        return "diffusers is not installed. Install it: pip install diffusers."
+    try:
+        from diffusers import AutoencoderKLCogVideoX, CogVideoXDDIMScheduler, CogVideoXTransformer3DModel  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = words(error).rstrip(".")
+        return f"diffusers is installed and cannot be used: {reason}. Install 0.31 or later: pip install -U diffusers."
+    return None
+
+
+def _missing_weights(config: CogVideoXConfig) -> str | None:
+    if config.weights == "random" or (wrong := mismatch(config)) is None:
+        return None
+    return (
+        f"weights: {config.weights} cannot be used: {wrong}. "
+        "Get them with: hf download THUDM/CogVideoX-2b --local-dir FOLDER; or use weights: random."
+    )
+
+
+def mismatch(config: CogVideoXConfig) -> str | None:
+    """Return the file that the folder of weights lacks or how its transformer differs; None: it can be loaded."""
+    needed = ["transformer/config.json", "scheduler/scheduler_config.json"]
+    for name in needed + ["vae/config.json"] * (config.what == "end_to_end"):
+        if not Path(config.weights, name).is_file():
+            return f"there is no {name} in it"
+    stored = json.loads(Path(config.weights, "transformer", "config.json").read_text(encoding="utf-8"))
+    wanted = {
+        key: value for key, value in cogvideox_model.architecture(config).items() if not key.startswith("sample_")
+    }
+    wanted["use_rotary_positional_embeddings"] = False
+    different = [key for key, value in wanted.items() if stored.get(key, value) != value]
+    return f"its transformer is not {config.size}: {different[0]} is {stored[different[0]]}" if different else None
+
+
+def _missing_gpu(config: CogVideoXConfig) -> str | None:
+    if config.size != "tiny" and attention_config.device() == "cpu":
+        return f"{config.size} needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."
+    return None
+
+
+def missing_memory(config: CogVideoXConfig) -> str | None:
+    needs = f"{config.size} with {config.tokens} tokens and {config.impl} needs at least {{}}"
+    remedy = "Use fewer frames, a smaller picture, or an implementation that keeps no scores."
+    return free_memory.shortage(_least_bytes(config), attention_config.device(), needs, remedy)
+
+
+def _least_bytes(config: CogVideoXConfig) -> int:
+    """Return a lower bound of the memory that the case needs, so that every case that fits is tried.
+
+    It counts the weights and, for one layer, the tokens with the MLP's inner activations before and after its GELU;
+    where the scores are stored, the scores and their softmax.
+    """
+    element = config.torch_dtype.itemsize
+    inside = config.batch * config.tokens * 9 * config.model.width
+    scores = 2 * config.batch * config.model.heads * config.tokens**2 if config.impl in ("sdpa_math", "plain") else 0
+    return element * (cogvideox_model.parameter_count(config) + max(inside, scores))

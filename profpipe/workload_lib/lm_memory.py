@@ -1,0 +1,149 @@
+"""The GPU memory of one iteration of the language model: peaks by phase, and the largest allocations."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profpipe.workload_lib import lm_step
+from profpipe.workload_lib.lm_config import LmConfig
+
+#: By subject and name: value, unit, and number of occurrences.
+Numbers = dict[str, dict[str, tuple[float, str, int]]]
+
+#: One allocation or release in torch.cuda.memory._snapshot: ``action``, ``addr``, ``size``,
+#: ``frames`` (innermost first, each with ``filename``, ``line`` and ``name``; absent where none were recorded).
+Entry = Mapping[str, Any]
+
+#: Reported kinds of allocation.
+_LARGEST = 12
+
+
+class Peaks:
+    """A ``phase`` that reads the allocator's counters: bytes at start, peak and end by path of the range.
+
+    The peak is the highest over all entries of the range, with the ranges inside it; start is that of the first entry
+    and end that of the last. ``baseline`` bytes were allocated before and are not counted.
+    """
+
+    def __init__(self, baseline: int) -> None:
+        self.by_phase: dict[str, dict[str, int]] = {}
+        self._baseline = baseline
+        self._open: list[str] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._update_peaks()
+        self._open.append(name)
+        path, now = " > ".join(self._open), self._allocated()
+        row = self.by_phase.setdefault(path, {"allocated_at_start": now, "peak_allocated": now})
+        try:
+            yield
+        finally:
+            self._update_peaks()
+            row["allocated_at_end"] = self._allocated()
+            self._open.pop()
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() - self._baseline
+
+    def _update_peaks(self) -> None:
+        """Add the peak since the last call to every open range."""
+        peak = torch.cuda.max_memory_allocated() - self._baseline
+        for depth in range(1, len(self._open) + 1):
+            row = self.by_phase[" > ".join(self._open[:depth])]
+            row["peak_allocated"] = max(row["peak_allocated"], peak)
+        torch.cuda.reset_peak_memory_stats()
+
+
+def record(config: LmConfig, file: Path) -> Numbers:
+    """Write ``file`` for torch's viewer; return its memory by phase and the largest allocations by place.
+
+    The second iteration is recorded, because AdamW allocates its states in the first. The backward pass runs on this
+    thread, because autograd's thread has no Python frames that show the place of an allocation.
+    """
+    memory, peaks = torch.cuda.memory, Peaks(torch.cuda.memory_allocated())
+    iterate = lm_step.iteration(config, peaks)
+    with torch.autograd.set_multithreading_enabled(False):
+        iterate()
+        peaks.by_phase.clear()
+        memory._record_memory_history(stacks="python")
+        try:
+            iterate()
+            torch.cuda.synchronize()
+            snapshot = memory._snapshot()
+        finally:
+            memory._record_memory_history(enabled=None)
+    blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
+    for entry in chain(blocks, *snapshot["device_traces"]):
+        for frame in entry.get("frames", ()):
+            frame["filename"] = _without_folder(frame["filename"])
+    file.write_bytes(pickle.dumps(snapshot))
+    phases = {
+        path: {metric: (float(size), "byte", 1) for metric, size in row.items()} for path, row in peaks.by_phase.items()
+    }
+    return {**phases, **largest_allocations(snapshot["device_traces"][torch.cuda.current_device()])}
+
+
+def largest_allocations(trace: Sequence[Entry]) -> Numbers:
+    """Return the allocations that hold most of the peak, then the largest others, grouped by size and place.
+
+    ``allocation:<rank>``: the bytes of one allocation and how many there were. ``held:<rank>``: the bytes of those that
+    were live at the peak, and how many.
+    """
+    kinds, held = Counter(_kind(entry) for entry in trace if entry["action"] == "alloc"), _held_at_peak(trace)
+    ranked = sorted(kinds, key=lambda kind: (-kind[0] * held[kind], -kind[0]))
+    found: Numbers = {}
+    for rank, kind in enumerate(ranked[:_LARGEST], start=1):
+        (size, place), count = kind, kinds[kind]
+        own = found.setdefault(place, {})
+        own[f"allocation:{rank}"] = (float(size), "byte", count)
+        if held[kind]:
+            own[f"held:{rank}"] = (float(size * held[kind]), "byte", held[kind])
+    return found
+
+
+def _kind(entry: Entry) -> tuple[int, str]:
+    return entry["size"], place_of(entry.get("frames", ()))
+
+
+def _held_at_peak(trace: Sequence[Entry]) -> Counter[tuple[int, str]]:
+    """Count the recorded allocations that were live when the sum was largest.
+
+    The allocator counts memory as free from ``free_requested`` on, also for allocations before the record.
+    """
+    now = peak = end = 0
+    for number, entry in enumerate(trace, start=1):
+        now += entry["size"] * ((entry["action"] == "alloc") - (entry["action"] == "free_requested"))
+        if now > peak:
+            peak, end = now, number
+    live: dict[int, tuple[int, str]] = {}
+    for entry in trace[:end]:
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = _kind(entry)
+        elif entry["action"] == "free_requested":
+            live.pop(entry["addr"], None)
+    return Counter(live.values())
+
+
+def place_of(frames: Sequence[Mapping[str, Any]]) -> str:
+    """Return the innermost frame in this workload, else the innermost: ``plain, lm_model.py:80``."""
+    shown = [(Path(frame["filename"]).name, frame["line"], frame["name"]) for frame in frames]
+    own = [frame for frame in shown if frame[0].startswith(("lm_", "transformer_lm"))]
+    return next((f"{name}, {file}:{line}" for file, line, name in own or shown), "outside Python")
+
+
+def _without_folder(filename: str) -> str:
+    """Return the path from the package or the workload's folder on, without folders of this machine."""
+    path = Path(filename)
+    if not path.is_absolute():
+        return filename
+    start = max((i for i, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")), default=None)
+    return str(Path(*path.parts[start + 1 :])) if start is not None else path.name

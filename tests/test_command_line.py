@@ -1,0 +1,109 @@
+"""What a user types and what the terminal shows: options, output formats and help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe import cli
+
+ROOT = Path(__file__).parents[1]
+#: Contains a torch that cannot be imported, so that processes start quickly.
+NO_TORCH = Path(__file__).parent / "no_torch"
+
+WORKLOAD = """
+import os, signal
+
+PARAMS = {"n": 1, "crash": False}
+
+def build(params):
+    def fn():
+        if params["crash"]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return sum(range(1000 * params["n"]))
+    return fn
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 1, repeats: 4, timeout_s: 60, timing: {budget_s: 0.05, rounds: 2}}
+workloads:
+  sums: {script: sums.py, matrix: {n: [1, 200]}}
+  other: {command: ["true"]}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "sums.py").write_text(WORKLOAD)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{NO_TORCH}"},
+    )  # fmt: skip
+
+
+def test_a_run_ends_with_the_headline_the_times_and_the_paths(project: Path) -> None:
+    done = profpipe(project, "run", "-w", "sums")
+    assert done.returncode == 0, done.stderr
+    folder = (project / "out" / "latest").resolve().relative_to(project)
+    *screen, empty, folder_line, report_line = done.stdout.splitlines()
+    assert empty == "" and folder_line == f"Tables and details: {folder}"
+    assert report_line == f"Report: {folder}/SUMMARY.md"
+    assert any("n" in line and "time" in line for line in screen) and len(screen) > 4
+
+
+def test_quiet_prints_the_path_of_the_summary_and_nothing_else(project: Path) -> None:
+    done = profpipe(project, "run", "-w", "other", "--quiet")
+    folder = (project / "out" / "latest").resolve().relative_to(project)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}/SUMMARY.md\n", "")
+
+
+def test_json_prints_one_object_with_the_results_of_each_case(project: Path) -> None:
+    done = profpipe(project, "run", "-w", "sums", "--set", "crash=false,true", "--set", "n=1", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_code"] == 1
+    assert found["summary"] == str((project / "out" / "latest").resolve() / "SUMMARY.md")
+    assert found["statuses"] == {"ok": 1, "crashed": 1}
+    ok, crashed = found["results"]
+    assert (ok["workload"], ok["case"], ok["status"]) == ("sums", "n=1,crash=false", {"plain": "ok"})
+    assert ok["params"] == {"n": 1, "crash": False} and ok["time_ns"] > 0
+    assert crashed["status"] == {"plain": "crashed"} and crashed["time_ns"] is None
+    again = profpipe(project, "report", "out/latest", "--json")
+    assert json.loads(again.stdout) == found
+
+
+def test_quiet_and_json_exclude_each_other(project: Path) -> None:
+    done = profpipe(project, "run", "--quiet", "--json")
+    assert done.returncode == 2 and "not allowed with" in done.stderr
+
+
+def test_workloads_and_profilers_may_be_lists_or_repeated_options(project: Path) -> None:
+    for words in (["-p", "plain,nsys", "-w", "other,sums"], ["-p", "plain", "-p", "nsys", "-w", "other", "-w", "sums"]):
+        listing = profpipe(project, "run", "--dry-run", *words).stdout
+        jobs = [line for line in listing.splitlines() if " under " in line]
+        assert [line.split(":")[0] for line in jobs] == [
+            "# sums under plain", "# sums under nsys", "# other under plain", "# other under nsys",
+        ]  # fmt: skip
+
+
+def test_a_wrong_name_in_a_list_is_named_with_the_nearest_word(project: Path) -> None:
+    done = profpipe(project, "run", "-w", "other,sumz")
+    assert done.returncode == 2 and "-w: unknown name 'sumz'. Did you mean 'sums'?" in done.stderr
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_the_help_of_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0 and f"examples:\n  profpipe {command}" in text

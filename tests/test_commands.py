@@ -1,0 +1,673 @@
+"""The program as a user sees it: commands, files and exit codes, with real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fake_profiler import job_of
+from nsys_exports import Export
+
+from profpipe import cli, errors
+from profpipe.commands import execution, rendering
+from profpipe.config import loader
+from profpipe.results import database, folders, schema, store
+from profpipe.results.manifest import Manifest
+from profpipe.runner import fingerprint, plan
+from profpipe.runner.request import RunRequest
+
+ROOT = Path(__file__).parents[1]
+#: Holds a torch that cannot be imported: loading the real one costs each of the workloads' processes seconds.
+NO_TORCH = Path(__file__).parent / "no_torch"
+PYTHONPATH = f"{ROOT}{os.pathsep}{NO_TORCH}"
+
+#: Needs no torch, so that its process starts at once.
+WORKLOAD = """
+import os, resource, signal, time
+
+PARAMS = {"n": 1, "do": "work"}
+
+def build(params):
+    if params["do"] == "fill":
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+    def fn():
+        if params["do"] == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if params["do"] == "hang":
+            time.sleep(600)
+        if params["do"] == "slow":
+            time.sleep(0.3)
+        if params["do"] == "fill":
+            bytes(1 << 40)
+        return sum(range(100 * params["n"]))
+    return fn
+
+def flops(params):
+    return 100 * params["n"]
+"""
+
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 1, repeats: 5, timeout_s: 60, timing: {order: sequential, budget_s: 0.05}}
+workloads:
+  sums:
+    script: sums.py
+    matrix: {do: [work], n: '${N:-1,2,3}'}
+"""
+
+
+def profpipe(folder, *arguments, env=None, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})}, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "sums.py").write_text(WORKLOAD)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def latest(project):
+    return store.load((project / "out" / "latest").resolve())
+
+
+def statuses(project):
+    cases = latest(project)[0].cases
+    return dict(zip(cases["case"], cases["status"], strict=True))
+
+
+def test_a_run_leaves_tables_record_and_summary_and_says_where(project):
+    done = profpipe(project, "run")
+    assert done.returncode == 0, done.stderr
+    folder = (project / "out" / "latest").resolve()
+    assert done.stdout.strip().endswith(f"out/{folder.name}/SUMMARY.md")
+    names = {path.name for path in folder.iterdir()}
+    assert {"SUMMARY.md", "run.json", "cases.csv", "kernels.csv", "ranges.csv", "metrics.csv", "raw"} <= names
+    data, record = store.load(folder)
+    assert set(data.cases["status"]) == {"ok"} and len(data.cases) == 3
+    assert record.ended and record.schema_version == 1
+    assert (project / "out" / "profpipe.db").is_file()
+
+
+def test_environment_and_set_narrow_the_matrix(project):
+    assert profpipe(project, "run", env={"N": "7"}).returncode == 0
+    assert set(statuses(project)) == {"do=work,n=7"}
+    assert profpipe(project, "run", "--set", "n=8,9").returncode == 0
+    assert set(statuses(project)) == {"do=work,n=8", "do=work,n=9"}
+
+
+def test_a_dry_run_prints_every_command_and_does_nothing(project):
+    done = profpipe(project, "run", "--dry-run")
+    assert done.returncode == 0 and "-m profpipe.measure.harness" in done.stdout and "do=work,n=3" in done.stdout
+    assert not (project / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_crash_takes_one_case_and_the_exit_code_says_that_some_failed(project):
+    done = profpipe(project, "run", "--set", "do=work,crash,slow", "--set", "n=1")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=crash,n=1": "crashed", "do=slow,n=1": "ok"}
+    assert "SIGSEGV" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs_ends_at_its_own_limit_and_the_rest_goes_on(project):
+    done = profpipe(project, "run", "--set", "do=hang,work", "--set", "n=1", "--set", "case_timeout_s=4")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=hang,n=1": "timeout", "do=work,n=1": "ok"}
+    assert "case_timeout_s" in (project / "out" / "latest" / "SUMMARY.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_case_that_fills_the_memory_is_recorded_and_the_sweep_goes_on(project):
+    done = profpipe(project, "run", "--set", "do=work,fill,slow", "--set", "n=1")
+    assert done.returncode == 1, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=fill,n=1": "oom", "do=slow,n=1": "ok"}
+    assert len(latest(project)[1].jobs) == 1
+    assert (project / "out" / "latest" / "raw" / "sums" / "plain" / "log.txt").read_text().count("$ ") == 1
+
+
+def test_a_second_resume_of_the_same_run_is_refused(project):
+    assert profpipe(project, "run").returncode == 0
+    folder = (project / "out" / "latest").resolve()
+    with folders.lock(folder):
+        done = profpipe(project, "resume", folder.name)
+    assert done.returncode == 2 and "another profpipe is working on this run" in done.stderr
+
+
+def test_a_wrong_pipeline_is_exit_code_2_and_leaves_nothing(project):
+    done = profpipe(project, "run", "--set", "m=1")
+    assert done.returncode == 2 and "unknown name 'm'" in done.stderr and "Traceback" not in done.stderr
+    assert not (project / "out").exists()
+
+
+def test_only_missing_tools_are_exit_code_3(project, tmp_path):
+    done = profpipe(project, "run", "-p", "rocprof")
+    assert done.returncode == 3 and "rocprof" in done.stderr and not (project / "out").exists()
+
+
+def test_the_cases_of_a_missing_tool_are_skipped_with_the_reason(project):
+    done = profpipe(project, "run", "-p", "plain", "-p", "rocprof")
+    assert done.returncode == 0, done.stderr
+    cases = latest(project)[0].cases
+    skipped = cases[cases["profiler"] == "rocprof"]
+    assert set(skipped["status"]) == {"skipped"} and skipped["reason"].str.contains("rocprof").all()
+
+
+def test_the_report_is_rendered_again_from_the_files_alone(project):
+    profpipe(project, "run")
+    summary = project / "out" / "latest" / "SUMMARY.md"
+    before = summary.read_text()
+    summary.unlink()
+    (project / "sums.py").unlink()
+    assert profpipe(project, "report", "out/latest").returncode == 0
+    assert summary.read_text() == before
+
+
+@pytest.mark.slow
+def test_a_report_without_one_of_its_tables_is_refused_and_the_page_stays(project):
+    profpipe(project, "run", "--set", "n=1")
+    folder = project / "out" / "latest"
+    before = (folder / "SUMMARY.md").read_text()
+    (folder / "cases.csv").unlink()
+    assert profpipe(project, "report", "out/latest").returncode == 0
+    assert (folder / "SUMMARY.md").read_text() == before
+    (folder / "cases.parquet").unlink()
+    done = profpipe(project, "report", "out/latest")
+    assert done.returncode == 2 and "cases.csv: is missing." in done.stderr
+    assert (folder / "SUMMARY.md").read_text() == before
+
+
+def test_a_command_runs_once_for_each_case_and_has_its_wall_time(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'echo {n}; sleep 0.1']\n"
+        "    matrix: {n: [1, 2]}\n    profilers: [plain]\n"
+    )
+    assert profpipe(project, "run").returncode == 0
+    data, record = latest(project)
+    times = data.metrics[data.metrics["metric"] == "time"]
+    assert list(times["case"]) == ["n=1", "n=2"] and (times["value"] > 0.1e9).all()
+    assert [job.argv[0][-1] for job in record.jobs] == ["echo 1; sleep 0.1", "echo 2; sleep 0.1"]
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_keeps_its_exit_code_and_its_log(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads: {mine: {command: [sh, -c, 'echo no such dataset >&2; exit 3'], profilers: [plain]}}\n"
+    )
+    assert profpipe(project, "run").returncode == 1
+    row = latest(project)[0].cases.iloc[0]
+    assert row["status"] == "failed" and "3" in row["reason"] and "no such dataset" in row["reason"]
+
+
+def test_values_of_environment_variables_are_in_no_published_file(project):
+    text = PIPELINE.replace("    script: sums.py", "    script: sums.py\n    env: {HF_TOKEN: hunter2}")
+    (project / "pipeline.yaml").write_text(text)
+    given = ["--set", "workloads.sums.env.DB_PASSWORD=opensesame", "--set=defaults.env.PIN=open=sesame2"]
+    assert profpipe(project, "run", *given, env={"MY_SECRET_KEY": "swordfish"}).returncode == 0
+    folder = (project / "out" / "latest").resolve()
+    for path in (p for p in folder.rglob("*") if p.is_file() and p.name != "order.json"):
+        content = path.read_bytes()
+        assert not any(secret in content for secret in (b"hunter2", b"swordfish", b"opensesame", b"sesame2")), path
+    assert (folder / "raw" / "order.json").stat().st_mode & 0o077 == 0
+
+
+def interrupted(project, how):
+    """A run that is stopped while its second case is measured; returns its exit code."""
+    arguments = ["run", "--set", "do=work,slow", "--set", "n=1", "--set", "repeats=20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "profpipe", *arguments], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH}, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        events = list(project.glob("out/2*/raw/sums/plain/events.jsonl"))
+        if events and '"case_started", "case": "do=slow' in events[0].read_text():
+            break
+        time.sleep(0.05)
+    process.send_signal(how)
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_there_and_resume_repeats_nothing(project):
+    assert interrupted(project, signal.SIGINT) == 130
+    assert statuses(project)["do=work,n=1"] == "ok"
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file()
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+    events = (project / "out" / "latest" / "raw" / "sums" / "plain" / "events.jsonl").read_text().splitlines()
+    started = [json.loads(line)["case"] for line in events if '"case_started"' in line]
+    assert started.count("do=work,n=1") == 1
+    assert latest(project)[1].ended
+
+
+@pytest.mark.slow
+def test_a_runner_that_was_killed_is_resumed(project):
+    assert interrupted(project, signal.SIGKILL) == -9
+    (run,) = (project / "out").glob("2*")
+    profpipe(project, "report", str(run))
+    assert "| cut off | `plain` | all cases |" in (run / "SUMMARY.md").read_text()
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+    assert len(list((project / "out").glob("2*"))) == 1
+
+
+SECOND = PIPELINE + "  second: {script: sums.py, matrix: {n: [4]}}\n"
+
+#: A torch that kills the runner when the job ``second`` imports it for the first time.
+KILLING_TORCH = """
+import os, signal, sys, time
+from pathlib import Path
+
+if f"{os.sep}second{os.sep}" in sys.argv[-1] and not Path("killed").exists():
+    Path("killed").touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+raise ImportError("no torch for this test")
+"""
+
+
+def names_of(record):
+    return [job.workload for job in record.jobs]
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_job_are_stored_before_the_next_job_starts(project):
+    ask = "import json; print(len(json.load(open('out/latest/run.json'))['jobs']), file=open('asked', 'w'))"
+    entry = f"  second: {{command: [{sys.executable}, -c, {json.dumps(ask)}]}}\n"
+    (project / "pipeline.yaml").write_text(PIPELINE + entry)
+    done = profpipe(project, "run")
+    assert done.returncode == 0, done.stderr
+    assert (project / "asked").read_text().strip() == "1"
+
+
+@pytest.mark.slow
+def test_a_runner_that_was_killed_in_the_second_job_repeats_nothing_of_the_first(project):
+    (project / "torch").mkdir()
+    (project / "torch" / "torch.py").write_text(KILLING_TORCH)
+    (project / "pipeline.yaml").write_text(SECOND)
+    env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{project / 'torch'}"}
+    assert profpipe(project, "run", env=env).returncode == -signal.SIGKILL
+    (folder,) = (project / "out").glob("*-small")
+    done = profpipe(project, "resume", str(folder), env={"PYTHONPATH": PYTHONPATH})
+    assert done.returncode == 0, done.stderr
+    data, record = latest(project)
+    assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
+    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    assert events.count('"event": "case_ended"') == 3 and events.count('"event": "started"') == 1
+
+
+#: A parser of the user that is interrupted.
+BREAKS = """
+FORMATS = ("a file that cannot be read",)
+
+def sniff(path):
+    return path.name == "events.jsonl"
+
+def parse(path):
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_job_whose_reading_was_interrupted_is_read_again(project, monkeypatch):
+    (project / "parsers").mkdir()
+    (project / "parsers" / "breaks.py").write_text(BREAKS)
+    (project / "pipeline.yaml").write_text(SECOND)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    monkeypatch.chdir(project)
+    assert cli.main(["run"]) == errors.INTERRUPTED
+    assert latest(project)[1].jobs == ()
+    (project / "parsers" / "breaks.py").unlink()
+    (folder,) = (project / "out").glob("*-small")
+    assert cli.main(["resume", str(folder)]) == 0
+    data, record = latest(project)
+    assert len(data.cases) == 4 and names_of(record) == ["sums", "second"]
+    events = (folder / "raw" / "sums" / "plain" / "events.jsonl").read_text()
+    assert events.count('"event": "case_ended"') == 3, "no case that had finished is repeated"
+
+
+@pytest.mark.slow
+def test_a_run_whose_workload_was_edited_is_not_resumed_until_the_old_text_is_back(project):
+    assert interrupted(project, signal.SIGINT) == 130
+    folder = (project / "out" / "latest").resolve()
+    assert (folder / "raw" / "basis.json").stat().st_mode & 0o077 == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (project / "sums.py").write_text(WORKLOAD.replace("time.sleep(0.3)", "time.sleep(0.1)"))
+    done = profpipe(project, "resume", env={"OMP_NUM_THREADS": "3"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "code or settings" in done.stderr and "sums (file sums.py, variable OMP_NUM_THREADS)" in done.stderr
+    assert "Undo that change and resume the run, or start a new run" in done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (project / "sums.py").write_text(WORKLOAD)
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=slow,n=1": "ok"}
+
+
+@pytest.mark.parametrize("path", [ROOT / "pipeline.yaml", *sorted(ROOT.glob("pipelines/*.yaml"))], ids=lambda p: p.stem)
+def test_a_stored_request_is_loaded_unchanged(path, tmp_path):
+    order = RunRequest.create(loader.load_pipeline(path), path, tmp_path)
+    order.save(tmp_path / "run")
+    again = RunRequest.load(tmp_path / "run")
+    texts = [
+        json.dumps({n: [w.model_dump(), [asdict(c) for c in plan.cases(w)]] for n, w in o.pipeline.workloads.items()})
+        for o in (order, again)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_another_cpu_is_another_machine_and_another_build_of_the_operating_system_is_not(tmp_path):
+    (tmp_path / "mine.py").touch()
+    job = job_of(tmp_path, "pass", profiler="plain", script=tmp_path / "mine.py")
+    fingerprint.save(tmp_path, [job], tmp_path, {"os": "Linux 6.1", "cpu": "one"})
+    for path in (tmp_path / "raw" / "order.json", tmp_path / "run.json"):
+        path.touch()
+    fingerprint.check(tmp_path, [job], {"os": "Linux 6.2", "cpu": "one"})
+    with pytest.raises(errors.ConfigError, match=r"attention \(the machine\)"):
+        fingerprint.check(tmp_path, [job], {"os": "Linux 6.1", "cpu": "another"})
+
+
+def unended(project):
+    """The last run again as one that was killed before its end was written down."""
+    folder = (project / "out" / "latest").resolve()
+    replace(Manifest.load(folder), ended=None).save(folder)
+    return folder
+
+
+def test_a_run_is_resumed_although_its_command_wrote_a_file_that_it_names(project):
+    (project / "pipeline.yaml").write_text(
+        "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'date +%N > result.txt', sh, result.txt]\n"
+        "    profilers: [plain]\n"
+    )
+    (project / "result.txt").write_text("of another day\n")
+    os.utime(project / "result.txt", (1, 1))
+    assert profpipe(project, "run").returncode == 0
+    folder = unended(project)
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stderr
+    unended(project)
+    (project / "result.txt").write_text("edited afterwards\n")
+    later = (folder / "run.json").stat().st_mtime + 60
+    os.utime(project / "result.txt", (later, later))
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and "mine (file result.txt)" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_whose_workload_is_gone_says_which_file_to_put_back(project):
+    assert profpipe(project, "run", "--set", "n=1").returncode == 0
+    record = project / "out" / "latest" / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "ended": None, "jobs": []}))
+    (project / "sums.py").rename(project / "elsewhere.py")
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and f"'sums.py' is gone. Put it back into {project}." in done.stderr
+    (project / "elsewhere.py").rename(project / "sums.py")
+    assert profpipe(project, "resume").returncode == 0
+
+
+def test_a_damaged_history_does_not_fail_a_run(project):
+    (project / "out").mkdir()
+    (project / "out" / database.FILE).write_text("no database, but longer than the header of one" * 10)
+    done = profpipe(project, "run", "--set", "n=1")
+    assert done.returncode == 0 and "profpipe.db: cannot be used" in done.stderr
+    assert "Move it away. This run is not in the history" in done.stderr
+    assert latest(project)[1].ended
+
+
+def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(project, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(project)
+    with monkeypatch.context() as patched:
+        patched.setattr(rendering, "write_report", interrupt)
+        assert cli.main(["run", "--set", "n=1"]) == 130
+    told = capsys.readouterr().err
+    assert "Interrupted before SUMMARY.md was written. The measurements are kept. To write the report" in told
+    assert told.rstrip().endswith(f"resume {os.path.relpath((project / 'out' / 'latest').resolve())}")
+    assert cli.main(["resume"]) == 0
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file() and statuses(project) == {"do=work,n=1": "ok"}
+
+
+def test_resume_without_an_unfinished_run_is_an_error(project):
+    assert profpipe(project, "run").returncode == 0
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and "no unfinished run" in done.stderr
+
+
+def test_history_and_compare_see_the_runs(project):
+    for _ in range(2):
+        assert profpipe(project, "run").returncode == 0
+    history = profpipe(project, "history")
+    assert history.returncode == 0 and history.stdout.count("3 of 3") == 2 and "sums/do=work,n=1" in history.stdout
+    first, second = sorted(path.name for path in (project / "out").glob("2*"))
+    compared = profpipe(project, "compare", first, second)
+    assert compared.returncode == 0 and "do=work,n=2" in compared.stdout
+    passed = profpipe(project, "compare", first, first, "--gate", "0")
+    assert passed.returncode == 0 and passed.stdout.endswith("B passes the gate: no case is more than 0 % slower.\n")
+
+
+def test_files_are_read_without_a_run_and_a_bad_one_does_not_stop_the_others(project):
+    good = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    bad = project / "bad.csv"
+    bad.write_text("hello\n")
+    done = profpipe(project, "ingest", str(bad), str(good), "--out", "read")
+    assert done.returncode == 1
+    assert "bad.csv: is in no format" in done.stderr and "380 kernel launches, 18.238 ms" in done.stdout
+    assert pd.read_csv(project / "read" / "kernels.csv")["calls"].sum() >= 380
+    assert (project / "read" / "SUMMARY.md").is_file()
+
+
+def test_an_export_without_records_is_refused_with_the_message_of_its_tool(project):
+    nothing = Export()
+    nothing.string("anything")
+    nothing.add("DIAGNOSTIC_EVENT", severity=3, text="No CUDA events collected. Does the process use CUDA?")
+    path = nothing.write_sqlite(project / "nothing.sqlite")
+    done = profpipe(project, "ingest", str(path), "--out", "read")
+    assert done.returncode == 1 and not (project / "read").exists()
+    assert "holds no kernels, copies or ranges (nsys: No CUDA events collected. Does the process" in done.stderr
+
+
+def test_ingest_does_not_overwrite_the_folder_of_a_run(project):
+    assert profpipe(project, "run").returncode == 0
+    done = profpipe(project, "ingest", str(project / "pipeline.yaml"), "--out", "out/latest")
+    assert done.returncode == 2 and "is a run's folder" in done.stderr
+    assert statuses(project) == {"do=work,n=1": "ok", "do=work,n=2": "ok", "do=work,n=3": "ok"}
+
+
+def test_exports_of_one_name_are_not_added_up(project):
+    recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    for folder in ("a", "b"):
+        (project / folder).mkdir()
+        shutil.copy(recorded, project / folder / "capture.sqlite")
+    done = profpipe(project, "ingest", "a/capture.sqlite", "b/capture.sqlite", "--out", "read")
+    assert done.returncode == 0, done.stderr
+    launches = (
+        pd.read_csv(project / "read" / "kernels.csv").query("kind == 'kernel'").groupby("workload")["calls"].sum()
+    )
+    assert list(launches) == [380, 380]
+
+
+def test_list_schema_and_doctor_answer(project):
+    assert "sums: sums.py, 3 cases under plain" in profpipe(project, "list").stdout
+    assert json.loads(profpipe(project, "schema").stdout)["title"] == "Pipeline"
+    doctor = profpipe(project, "doctor")
+    assert doctor.returncode == 0 and "torch" in doctor.stdout
+
+
+def test_help_starts_without_torch_or_pandas():
+    code = (
+        "import sys\nfrom profpipe import cli\n"
+        "try: cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'pandas', 'pydantic', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True
+    )
+    assert done.returncode == 0
+
+
+def in_a_shell(project, line):
+    """The exit code of ``profpipe``, and what a line of the shell around it prints."""
+    line = line.replace("profpipe", f"{sys.executable} -m profpipe")
+    return subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], cwd=project, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "profpipe run 2>&1 | head -n 1",
+        "profpipe run | true",
+        "profpipe run 2>/dev/full >/dev/full",
+        "profpipe run 2>&-",
+        "profpipe run >&- 2>&-",
+    ],
+)
+def test_a_run_continues_when_its_output_cannot_be_written(project, line):
+    done = in_a_shell(project, line)
+    assert done.returncode == 0 and "rror" not in done.stderr, done
+    assert latest(project)[1].ended and list(statuses(project).values()) == ["ok"] * 3
+    assert (project / "out" / "latest" / "SUMMARY.md").is_file()
+
+
+def test_a_run_whose_output_cannot_be_written_has_the_exit_code_of_its_cases(project):
+    done = in_a_shell(project, "profpipe run --set do=crash --set n=1 2>&1 | head -n 1")
+    assert (done.returncode, statuses(project)) == (1, {"do=crash,n=1": "crashed"})
+
+
+def test_a_command_that_only_prints_succeeds_when_its_reader_leaves_and_fails_on_a_full_disk(project):
+    done = in_a_shell(project, "profpipe schema | head -n 1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+    # So little that Python writes it only at its end.
+    done = in_a_shell(project, "profpipe list | true")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = in_a_shell(project, "profpipe list >/dev/full")
+    assert done.returncode == 1 and "No space left on device" in done.stderr
+    assert in_a_shell(project, "profpipe schema >/dev/full").returncode != 0
+
+
+def test_a_traceback_is_shown_only_on_request(project):
+    (project / "pipeline.yaml").write_text("version: 3\n")
+    assert "Traceback" not in profpipe(project, "run").stderr
+    assert "Traceback" in profpipe(project, "--debug", "run").stderr
+
+
+def test_a_rule_that_is_no_regular_expression_is_refused_before_anything_runs(project):
+    (project / "pipeline.yaml").write_text(PIPELINE + "kernel_classes: [{pattern: '(', class: attention}]\n")
+    done = profpipe(project, "run")
+    assert done.returncode == 2 and "kernel_classes" in done.stderr and not (project / "out").exists()
+
+
+def test_a_rule_with_an_unknown_class_is_named_with_its_file(project):
+    (project / "pipeline.yaml").write_text(PIPELINE + "kernel_classes: [{pattern: 'x', class: attn}]\n")
+    done = profpipe(project, "run", "--dry-run")
+    assert done.returncode == 2 and "pipeline.yaml: kernel_classes: rule 0: unknown class 'attn'" in done.stderr
+    assert done.stderr.endswith("other.\n") and not done.stderr.endswith("..\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "a", "b", "--gate", "abc"], "'abc' is not a percentage of at least 0"),
+        (["history", "-n", "x"], "'x' is not a number of at least 1"),
+        (["history", "-n", "0"], "'0' is not a number of at least 1"),
+    ],
+)
+def test_a_wrong_number_on_the_command_line_is_explained(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
+    for name, times in (("a", (1.0, 1.0)), ("b", (2.0, 1.0)), ("c", (2.0, 2.0))):
+        rows = [
+            {"workload": "w", "case": f"n={n}", "profiler": "plain", "metric": "time", "value": value, "unit": "ns"}
+            for n, value in enumerate(times)
+        ]
+        (tmp_path / name).mkdir()
+        data = schema.Tables(metrics=schema.frame(schema.METRICS, rows))
+        store.save(tmp_path / name, data, Manifest(is_run=False))
+    runs = {name: str(tmp_path / name) for name in "abc"}
+    assert cli.main(["compare", runs["a"], runs["b"], "--gate", "5"]) == 4
+    assert "1 case is more than 5 % slower: w/n=0" in capsys.readouterr().err
+    assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5"]) == 4
+    assert "2 cases are more than 5 % slower: w/n=0, w/n=1" in capsys.readouterr().err
+
+
+def test_too_little_classified_time_is_a_failure(project):
+    pytest.importorskip("torch")
+    (project / "sums.py").write_text(
+        "import torch\n\ndef build(params):\n    x = torch.eye(64)\n    return lambda: torch.linalg.inv(x) @ x\n"
+    )
+    text = "version: 1\nworkloads: {w: {script: sums.py, profilers: [torch], repeats: 3, warmup: 1}}\n"
+    with_torch = {"PYTHONPATH": str(ROOT)}
+    (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.999999}\n")
+    done = profpipe(project, "run", env=with_torch)
+    assert done.returncode == 1
+    assert "too little of the kernels' time is classified. SUMMARY.md says which." in done.stderr
+    summary = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "**below the required " in summary and "largest unclassified: `aten::" in summary
+    (project / "pipeline.yaml").write_text(text + "coverage: {min_classified: 0.01}\n")
+    assert profpipe(project, "run", env=with_torch).returncode == 0
+
+
+def test_a_workload_that_cannot_be_imported_fails_its_cases_with_the_reason(project):
+    (project / "sums.py").write_text("import no_such_package\nPARAMS = {'n': 1, 'do': 'work'}\n")
+    done = profpipe(project, "run")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    cases = latest(project)[0].cases
+    assert set(cases["status"]) <= {"failed", "crashed"} and cases["reason"].str.contains("no_such_package").all()
+    assert latest(project)[1].refused == ()
+
+
+def test_the_stored_command_has_the_variables_that_the_pipeline_used(project):
+    assert profpipe(project, "run", "-p", "plain", env={"N": "7"}).returncode == 0
+    assert latest(project)[1].command == ("env", "N=7", "profpipe", "run", "-p", "plain")
+
+
+@pytest.mark.slow
+def test_a_gate_that_had_nothing_to_judge_is_not_passed(project):
+    for n in ("1", "2"):
+        assert profpipe(project, "run", env={"N": n}).returncode == 0
+    first, second = sorted(path.name for path in (project / "out").glob("2*"))
+    assert profpipe(project, "compare", first, second).returncode == 0
+    done = profpipe(project, "compare", first, second, "--gate", "5")
+    assert done.returncode == 4 and "nothing to judge" in done.stderr
+    assert profpipe(project, "compare", first, first, "--gate", "nan").returncode == 2
+
+
+def test_an_error_of_the_operating_system_is_not_an_internal_error(project):
+    (project / "file").write_text("")
+    done = profpipe(project, "run", "--out", "file")
+    assert done.returncode == 2 and "cannot hold results: File exists" in done.stderr
+    good = ROOT / "tests" / "data" / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
+    done = profpipe(project, "ingest", str(good), "--out", "file")
+    assert done.returncode == 2 and "file: cannot hold the tables: File exists. Choose another --out." in done.stderr
+
+
+def test_the_resume_command_can_be_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert execution.resume_command(tmp_path / "o ut" / "run") == "profpipe resume 'o ut/run'"
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert execution.resume_command(tmp_path / "run") == f"{sys.executable} -m profpipe resume run"

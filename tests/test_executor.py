@@ -1,0 +1,701 @@
+"""The executor with real processes: outcomes, crashes, time limits, files and interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
+
+from profpipe import profilers
+from profpipe.errors import Interrupted
+from profpipe.job import Case, CaseOutcome, Cause, Command, Job, JobOutcome, Missing, Status, Tool
+from profpipe.runner import executor
+from profpipe.runner import process as process_control
+from profpipe.runner.process import GracePeriods
+
+NO_MEMORY = CaseOutcome(Status.OOM, Cause.HOST_MEMORY, "no memory")
+HURRIED = GracePeriods(interrupt_s=1.0, terminate_s=0.5, linger_s=0.3)
+SEGFAULT = "os.kill(os.getpid(), signal.SIGSEGV)"
+HANG = "time.sleep(600)"
+OK = "pass"
+
+
+def carry_out(job: Job, profiler: FakeProfiler, notes: Notes | None = None) -> JobOutcome:
+    (outcome,) = executor.run([job], {"fake": profiler}, notes or Notes(), HURRIED)
+    return outcome
+
+
+def fates(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
+    """What became of each case, as the report will have it: events.jsonl, and over it the runner's word."""
+    lines = (outcome.job.folder / "events.jsonl").read_text().splitlines()
+    ended = [event for event in map(json.loads, lines) if event["event"] == "case_ended"]
+    return {event["case"]: (event["status"], "") for event in ended} | {
+        case: (end.status, end.reason) for case, end in outcome.case_outcomes.items()
+    }
+
+
+def fates_of_runner(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
+    return {case: (end.status, end.reason) for case, end in outcome.case_outcomes.items()}
+
+
+def statuses(outcome: JobOutcome) -> list[str]:
+    found = fates(outcome)
+    return [found[case.id][0] for case in outcome.job.cases]
+
+
+def log_of(outcome: JobOutcome) -> str:
+    return (outcome.job.folder / "log.txt").read_text()
+
+
+def processes(outcome: JobOutcome) -> int:
+    return sum(line.startswith("$ ") for line in log_of(outcome).splitlines())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def survivors(outcome: JobOutcome) -> list[int]:
+    pids = [int(line) for line in (outcome.job.folder / "pids").read_text().splitlines()]
+    assert pids
+    return [pid for pid in pids if is_alive(pid)]
+
+
+# --- what ends well --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path: Path) -> None:
+    notes = Notes()
+    outcome = carry_out(job_of(tmp_path, OK, OK), fake_profiler(tmp_path), notes)
+    assert (outcome.status, outcome.reason, outcome.returncode, outcome.case_outcomes) == ("ok", "", 0, {})
+    assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"]
+    assert notes.told == [
+        ("job_started", 1, 1),
+        ("case_started", "case=1"),
+        ("case_ended", "case=1", "ok"),
+        ("case_started", "case=2"),
+        ("case_ended", "case=2", "ok"),
+        ("job_ended", "ok"),
+    ]
+
+
+def test_the_specification_has_everything_that_the_harness_needs(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, warmup=3, repeats=7, options={"ncu": {"set": "basic"}})
+    carry_out(job, fake_profiler(tmp_path))
+    assert json.loads((job.folder / "cases.json").read_text()) == {
+        "workload": "attention",
+        "profiler": "fake",
+        "script": str(tmp_path / "unused.py"),
+        "cases": [{"id": "case=1", "params": {"do": "pass"}}],
+        "warmup": 3,
+        "repeats": 7,
+        "options": {"ncu": {"set": "basic"}},
+        "stem": "capture",
+        "part": 1,
+        "folder": str(job.folder),
+        "processes": 1,
+    }
+
+
+def test_a_missing_tool_skips_its_job_with_the_remedy_and_starts_nothing(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK, tool=Missing("nsys", "nsys is not on PATH", "Install it."))
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert (outcome.status, outcome.reason) == ("skipped", "nsys is not on PATH. Install it.")
+    assert fates_of_runner(outcome) == {f"case={n}": ("skipped", outcome.reason) for n in (1, 2)}
+    assert not job.folder.exists()
+
+
+def test_an_exit_code_after_the_last_case_does_not_matter_if_all_files_exist(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, OK, env={"LAST": SEGFAULT}), fake_profiler(tmp_path))
+    assert (outcome.status, outcome.returncode, outcome.case_outcomes) == ("ok", -signal.SIGSEGV, {})
+
+
+def test_each_outcome_is_there_before_the_next_job_starts(tmp_path: Path) -> None:
+    jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
+    outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
+    assert next(outcomes).job is jobs[0]
+    assert not jobs[1].folder.exists()
+    assert next(outcomes).job is jobs[1]
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path: Path) -> None:
+    job, notes = job_of(tmp_path, OK, f"print('illegal memory access', flush=True); {SEGFAULT}", OK, OK), Notes()
+    outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False), notes)
+    assert statuses(outcome) == ["ok", "crashed", "ok", "ok"]
+    assert fates(outcome)["case=2"][1] == "killed by SIGSEGV: illegal memory access"
+    assert outcome.case_outcomes["case=2"].log == "raw/attention/fake/log.txt"
+    assert (outcome.status, outcome.returncode, processes(outcome)) == ("crashed", 0, 2)
+    assert "A new process runs the remaining cases: 2" in notes.messages[0]
+
+
+def test_the_rest_of_a_crashed_job_is_part_two_with_files_of_its_own(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=False))
+    assert [path.name for path in outcome.files] == ["events.jsonl", "capture-2.out"]
+    second = json.loads((outcome.job.folder / "cases-2.json").read_text())
+    assert ([case["id"] for case in second["cases"]], second["part"], second["stem"]) == (["case=2"], 2, "capture-2")
+
+
+def test_a_case_that_ended_before_a_crash_is_profiled_again_if_the_report_is_lost(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, OK, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=True))
+    assert statuses(outcome) == ["ok", "crashed", "ok"]
+    second = json.loads((outcome.job.folder / "cases-2.json").read_text())
+    assert [case["id"] for case in second["cases"]] == ["case=1", "case=3"] and processes(outcome) == 2
+    assert [path.name for path in outcome.files] == ["capture-2.out", "events.jsonl"]
+
+
+def test_a_case_is_profiled_again_if_a_later_case_exits_with_code_zero(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, OK, "os._exit(0)"), fake_profiler(tmp_path, makes_report=True))
+    assert statuses(outcome) == ["ok", "failed"]
+
+
+def test_a_workload_that_leaves_with_exit_code_zero_inside_a_case_has_crashed(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, "os._exit(0)", OK), fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["crashed", "ok"]
+    assert fates(outcome)["case=1"][1].startswith("exit code 0")
+
+
+def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tmp_path: Path) -> None:
+    half = "open(folder / 'events.jsonl', 'a').write('{\"event\": \"case_en'); "
+    outcome, notes = None, Notes()
+    outcome = carry_out(
+        job_of(tmp_path, f"stream = {half}{SEGFAULT}", OK), fake_profiler(tmp_path, makes_report=False), notes
+    )
+    assert [told for told in notes.told if told[0] == "case_ended"] == [("case_ended", "case=2", "ok")]
+    assert outcome.case_outcomes["case=1"].status == "crashed"
+
+
+def test_a_process_that_dies_twice_before_any_case_is_not_started_again(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, OK, env={"FIRST": "raise ImportError('no libcudart.so.12')"})
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert processes(outcome) == 2
+    assert [end.status for end in outcome.case_outcomes.values()] == ["failed", "failed"]
+    assert outcome.reason == "exit code 1: ImportError: no libcudart.so.12"
+
+
+def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path: Path) -> None:
+    once = "if spec['part'] == 1: sys.exit('Connection to the Agent lost.')"
+    outcome = carry_out(job_of(tmp_path, OK, env={"FIRST": once}), fake_profiler(tmp_path))
+    assert statuses(outcome) == ["ok"]
+    assert outcome.status == "failed", "the job met a trouble, and says so"
+
+
+#: Counts its starts in a file; the first few of them fail as nsys does.
+FALSE_STARTS = """
+import pathlib, sys
+with open("starts", "a") as stream:
+    print("started", file=stream)
+if len(pathlib.Path("starts").read_text().splitlines()) <= {}:
+    sys.exit("lost my agent")
+"""
+
+
+def test_a_tool_that_fails_by_chance_before_it_runs_the_workload_is_started_again(tmp_path: Path) -> None:
+    job, notes = job_of(tmp_path, OK, OK, env={"FIRST": FALSE_STARTS.format(3)}), Notes()
+    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)), notes)
+    assert (outcome.status, outcome.returncode, statuses(outcome)) == ("ok", 0, ["ok", "ok"])
+    assert processes(outcome) == 4 and len(notes.messages) == 3
+    assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"], "one part, not four"
+
+
+def test_a_command_is_started_again_after_a_false_start_of_its_tool(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(1)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    assert (outcome.status, processes(outcome)) == ("ok", 2)
+
+
+def test_a_tool_that_always_fails_to_start_is_not_started_forever(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", FALSE_STARTS.format(99)))
+    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    assert (outcome.status, processes(outcome)) == ("failed", 4)
+    assert outcome.reason.startswith("exit code 1: lost my agent")
+
+
+def test_a_start_that_began_a_case_is_not_repeated(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "sys.exit('lost my agent')")
+    outcome = carry_out(job, fake_profiler(tmp_path, false_starts=("lost my agent",)))
+    assert (statuses(outcome), processes(outcome)) == (["crashed"], 1)
+
+
+def test_a_job_that_the_profiler_skips_is_not_tried_again(tmp_path: Path) -> None:
+    explains = ("skipped", "ERR_NVGPUCTRPERM: counters are locked. Ask the host's administrator.")
+    job = job_of(tmp_path, OK, env={"FIRST": "sys.exit(1)"})
+    outcome = carry_out(job, fake_profiler(tmp_path, explains=explains))
+    assert (outcome.status, processes(outcome)) == ("skipped", 1)
+    assert explains[1] in outcome.reason
+
+
+def test_an_executable_that_is_not_there_fails_its_job_at_once(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, script=None, command=("no-such-program",))
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert (outcome.status, outcome.returncode) == ("failed", None)
+    assert "could not be started" in outcome.reason
+    assert "no-such-program" in outcome.reason
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_exit_code_zero_without_the_expected_file_is_a_failure(tmp_path: Path) -> None:
+    outcome = carry_out(
+        job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').unlink()"}), fake_profiler(tmp_path)
+    )
+    assert (outcome.status, outcome.returncode) == ("failed", 0)
+    assert outcome.reason == "capture.out was not made"
+    assert fates(outcome)["case=1"] == ("failed", f"no profile: {outcome.reason}")
+
+
+def test_a_file_from_before_does_not_count_as_made(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, env={"LAST": ""})
+    job.folder.mkdir(parents=True)
+    (job.folder / "capture.export").write_text("of an earlier run")
+    outcome = carry_out(job, fake_profiler(tmp_path, exports=("pass",)))
+    assert outcome.reason.startswith("capture.export was not made")
+
+
+def test_a_file_from_before_that_is_made_anew_counts(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK)
+    job.folder.mkdir(parents=True)
+    (job.folder / "capture.out").write_text("measured")
+    assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
+
+
+def test_an_empty_file_does_not_count_as_made(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').write_text('')"})
+    assert carry_out(job, fake_profiler(tmp_path)).reason.startswith("capture.out was not made")
+
+
+def test_an_export_that_fails_after_writing_a_file_is_a_failure(tmp_path: Path) -> None:
+    export = "import sys; open(sys.argv[1], 'w').write('half'); sys.exit('cannot read the report')"
+    outcome = carry_out(job_of(tmp_path, OK), fake_profiler(tmp_path, exports=(export,)))
+    assert outcome.status == "failed"
+    assert outcome.reason.startswith("exit code 1: cannot read the report")
+
+
+def test_a_missing_report_is_not_exported(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, env={"LAST": "(folder / 'capture.out').unlink()"})
+    assert processes(carry_out(job, fake_profiler(tmp_path, exports=("pass",)))) == 1
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs_ends_at_the_time_limit_and_the_rest_goes_on(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, HANG, OK, timeout_s=3.0)
+    outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["ok", "timeout", "ok"]
+    assert fates(outcome)["case=2"][1] == "not done after 3 s (timeout_s)"
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *["time.sleep(0.8)"] * 5, timeout_s=2.4)
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert (outcome.status, processes(outcome)) == ("ok", 1) and outcome.seconds > job.timeout_s
+
+
+def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for the kernel, which no test lets run out of memory: who is killed was killed for that."""
+    monkeypatch.setattr(executor.oom, "explain_sigkill", lambda code, before: NO_MEMORY if code == -9 else None)
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, SEGFAULT), fake_profiler(tmp_path, makes_report=False, exports=(killed,)))
+    assert statuses(outcome) == ["crashed"]
+
+
+def test_a_log_begins_with_the_command_without_its_secrets(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "pass", "--token=hunter2")
+    job = job_of(tmp_path, OK, script=None, command=command, secrets={"--token=hunter2": "--token=${TOKEN}"})
+    assert carry_out(job, fake_profiler(tmp_path)).status == "ok"
+    log = (job.folder / "log.txt").read_text()
+    assert "hunter2" not in log and "'--token=${TOKEN}'" in log.splitlines()[0]
+    nowhere = replace(job, command=("/no/hunter2",), secrets={"/no/hunter2": "/no/${TOKEN}"}, folder=tmp_path / "other")
+    assert "'/no/${TOKEN}'" in carry_out(nowhere, fake_profiler(tmp_path)).reason
+
+
+def test_the_time_limit_of_a_case_does_not_end_the_export(tmp_path: Path) -> None:
+    job = job_of(tmp_path, OK, HANG, OK, options={"case_timeout_s": 0.5})
+    export = "import sys; open(sys.argv[1], 'w').write('exported')"
+    outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False, exports=(export,)))
+    assert statuses(outcome) == ["ok", "timeout", "ok"]
+    assert "case not done after 0.5 s (case_timeout_s)" in outcome.reason
+    assert "capture.export" in [path.name for path in outcome.files]
+
+
+def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, OK, timeout_s=0.5, env={"FIRST": HANG}), fake_profiler(tmp_path))
+    assert (outcome.status, processes(outcome)) == ("timeout", 1)
+    assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=1", "timeout")]
+
+
+@pytest.mark.parametrize("own_session", [False, True], ids=["in the group", "in a session of its own"])
+def test_at_the_time_limit_even_a_grandchild_that_ignores_signals_is_ended(tmp_path: Path, own_session: bool) -> None:
+    do = f"ignore_polite_signals(); stubborn_child({own_session}); {HANG}"
+    outcome = carry_out(job_of(tmp_path, do, options={"case_timeout_s": 1.5}), fake_profiler(tmp_path))
+    assert (outcome.status, outcome.returncode) == ("timeout", -signal.SIGKILL)
+    assert survivors(outcome) == []
+
+
+def test_processes_that_a_successful_workload_leaves_running_are_ended(tmp_path: Path) -> None:
+    outcome = carry_out(job_of(tmp_path, "stubborn_child(False); stubborn_child(True)"), fake_profiler(tmp_path))
+    assert outcome.status == "ok"
+    assert survivors(outcome) == []
+
+
+def test_processes_of_other_programs_keep_running(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    others = [subprocess.Popen(sleep, start_new_session=own_session) for own_session in (False, True)]
+    try:
+        carry_out(job_of(tmp_path, OK), fake_profiler(tmp_path))
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_an_event_that_a_workload_writes_after_its_interrupt_is_no_result(tmp_path: Path) -> None:
+    catch = f"""
+try:
+    {HANG}
+except KeyboardInterrupt:
+    write("case_ended", case="case=1", status="failed")
+    sys.exit(1)
+"""
+    outcome = carry_out(job_of(tmp_path, catch, options={"case_timeout_s": 0.3}), fake_profiler(tmp_path))
+    assert statuses(outcome) == ["timeout"]
+
+
+def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path: Path) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, kill, OK), fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["crashed", "ok"]
+    assert "killed by SIGKILL, perhaps out of host memory" in outcome.reason
+
+
+def sized(below: Path, *sizes: int, **fields: Any) -> Job:
+    """A job whose cases run out of memory, and take their process with them, from n=2 on."""
+    do = "if case['params']['n'] >= 2: write('case_ended', case=case['id'], status='oom'); os._exit(1)"
+    cases = tuple(Case(f"n={n}", {"n": n, "do": do}) for n in sizes)
+    return job_of(below, cases=cases, **fields)
+
+
+def test_a_case_larger_than_one_that_ran_out_of_memory_is_skipped(tmp_path: Path) -> None:
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": True})
+    outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
+    assert statuses(outcome) == ["oom", "skipped", "ok"]
+    assert fates(outcome)["n=3"][1] == "larger in every dimension than a case that ran out of memory"
+
+
+def test_skipping_larger_cases_can_be_turned_off(tmp_path: Path) -> None:
+    job = sized(tmp_path, 2, 3, 1, options={"skip_larger_after_oom": False})
+    assert statuses(carry_out(job, fake_profiler(tmp_path, makes_report=False))) == ["oom", "oom", "ok"]
+
+
+def test_a_case_that_ran_out_of_memory_in_one_job_is_known_to_the_next(tmp_path: Path) -> None:
+    options = {"skip_larger_after_oom": True}
+    jobs = [sized(tmp_path, n, folder=tmp_path / str(n), options=options) for n in (2, 3, 1)]
+    profiler = {"fake": fake_profiler(tmp_path, makes_report=False)}
+    outcomes = list(executor.run(jobs, profiler, Notes(), HURRIED))
+    assert [[end.status for end in outcome.case_outcomes.values()] for outcome in outcomes] == [[], ["skipped"], []]
+    before = {("attention", "fake"): [Case("n=0.5", {**jobs[2].cases[0].params, "n": 0.5})]}
+    (outcome,) = executor.run([replace(jobs[2], folder=tmp_path / "later")], profiler, Notes(), HURRIED, before)
+    (end,) = outcome.case_outcomes.values()
+    assert (end.status, end.cause) == (Status.SKIPPED, Cause.LARGER_THAN_OOM)
+
+
+# --- environment and log ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_sees_what_it_needs_of_the_environment_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_hidden")
+    monkeypatch.setenv("MY_APP_SETTING", "hidden too")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    show = "print(json.dumps(dict(os.environ)))"
+    outcome = carry_out(job_of(tmp_path, show, env={"DATA": "given", "API_KEY": "named"}), fake_profiler(tmp_path))
+    seen = json.loads(log_of(outcome).splitlines()[1])
+    assert not {"HF_TOKEN", "MY_APP_SETTING"} & seen.keys()
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["DATA"], seen["API_KEY"]) == ("1", "given", "named")
+    assert seen["PATH"] == os.environ["PATH"]
+
+
+def test_the_log_names_each_process_and_not_its_environment(tmp_path: Path) -> None:
+    export = "open(__import__('sys').argv[1], 'w').write('x'); print('exported')"
+    job = job_of(tmp_path, "print('out'); print('err', file=sys.stderr)", env={"API_KEY": "not to be seen"})
+    outcome = carry_out(job, fake_profiler(tmp_path, exports=(export,)))
+    log = log_of(outcome)
+    assert "not to be seen" not in log
+    headers = [line for line in log.splitlines() if line.startswith("$ ")]
+    assert headers[0] == f"$ {sys.executable} {tmp_path}/workload.py {job.spec}"
+    assert log.index(headers[0]) < log.index("err") < log.index(headers[1]) < log.index("exported\n", log.index("err"))
+
+
+# --- commands without a harness --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        ("print('done')", "ok", ""),
+        ("raise ValueError('batch too large')", "failed", "exit code 1: ValueError: batch too large"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", "killed by SIGKILL"),
+    ],
+)
+def test_the_exit_code_of_a_command_decides_about_its_case(
+    tmp_path: Path, program: str, status: str, reason: str
+) -> None:
+    job = job_of(tmp_path, OK, script=None, command=(sys.executable, "-c", program))
+    outcome = carry_out(job, fake_profiler(tmp_path))
+    assert outcome.status == status
+    assert outcome.reason.startswith(reason)
+    assert fates_of_runner(outcome) == {"case=1": (status, outcome.reason)}
+    assert {path.name for path in job.folder.iterdir()} == {"log.txt", "parts.json"}
+    assert processes(outcome) == 1
+
+
+def of_command(folder: Path, *argv: str) -> JobOutcome:
+    job = job_of(folder, OK, script=None, command=argv, folder=folder / "command")
+    return carry_out(job, fake_profiler(folder))
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of an end at once")
+def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen.wait` with a limit sleeps in steps of up to 50 ms."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"slept {seconds} s")
+
+    process = subprocess.Popen(["sleep", "0.1"])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with process_control.waiter(process) as wait:
+        wait(60.0)
+    assert process.returncode == 0
+
+
+def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = process_control.end_remaining
+
+    def slowly(*given: Any) -> str:
+        time.sleep(0.5)
+        return clear(*given)
+
+    monkeypatch.setattr(process_control, "end_remaining", slowly)
+    began = time.monotonic()
+    outcome = of_command(tmp_path, "sh", "-c", "sleep 9 & true")
+    assert 0 < outcome.last_s < time.monotonic() - began - 0.5
+
+
+@pytest.mark.parametrize("refused", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
+def test_without_process_descriptors_the_end_of_a_process_is_found_by_polling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Exception
+) -> None:
+    def pidfd_open(pid: int) -> int:
+        raise refused
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
+    assert of_command(tmp_path, "sleep", "0.3").last_s >= 0.3
+    job = job_of(tmp_path, OK, script=None, command=("sleep", "9"), timeout_s=0.3)
+    assert carry_out(job, fake_profiler(tmp_path)).status == "timeout"
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+RUNNER = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from fake_profiler import Notes, fake_profiler, job_of
+from profpipe import errors
+from profpipe.runner import executor as run
+from profpipe.runner.process import GracePeriods
+from profpipe.runner.event_log import EventLog
+from profpipe.errors import Interrupted
+
+folder, do, interrupt_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+jobs = [job_of(folder, "pass", do, "pass"), job_of(folder, "pass", folder=folder / "next")]
+export = "import sys; open(sys.argv[1], 'w').write('exported')"
+profiler = fake_profiler(folder, makes_report=False, exports=(export,))
+try:
+    for outcome in run.run(jobs, {"fake": profiler}, Notes(), GracePeriods(interrupt_s, terminate_s=interrupt_s)):
+        print(outcome.status, outcome.reason, outcome.returncode)
+        for case, end in outcome.case_outcomes.items():
+            print(case, end.status, end.reason)
+        print(*(path.name for path in outcome.files))
+except errors.Interrupted as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def interrupted(tmp_path: Path, do: str, *signals: signal.Signals, interrupt_s: float = 60.0) -> tuple[int, list[str]]:
+    """(exit code, printed lines) of a real runner that gets ``signals`` while its second case goes on."""
+    script = tmp_path / "runner.py"
+    script.write_text(RUNNER, encoding="utf-8")
+    here = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    argv = [sys.executable, str(script), str(tmp_path), f"(folder / 'inside').touch(); {do}", str(interrupt_s)]
+    # Tests that run under nohup pass the signal on as ignored, and the runner rightly leaves it so.
+    heard = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    runner = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
+    folder = tmp_path / "raw" / "attention" / "fake"
+    while not (folder / "inside").exists():
+        assert runner.poll() is None, "the runner ended before its second case"
+        time.sleep(0.02)
+    for number in signals:
+        runner.send_signal(number)
+        # Two of the same signal at once count as one; the runner looks at its count every so often.
+        time.sleep(0.5)
+    output, _ = runner.communicate(timeout=60)
+    return runner.returncode, output.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_after_an_interrupt_the_report_is_exported_and_no_case_is_started(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code, lines = interrupted(tmp_path, HANG, number)
+    assert code == 130
+    assert lines == [
+        f"interrupted interrupted {-signal.SIGINT}",
+        "case=2 interrupted interrupted",
+        "case=3 interrupted interrupted before it started",
+        "capture.export events.jsonl",
+        "Interrupted in job 1 of 2.",
+    ]
+    assert not (tmp_path / "next").exists()
+
+
+def test_a_case_interrupted_between_two_rounds_is_not_reported_as_not_started(tmp_path: Path) -> None:
+    turned_to = (f"write('case_started', case='case={n}')" for n in (3, 2))
+    code, lines = interrupted(tmp_path, f"{'; '.join(turned_to)}; {HANG}", signal.SIGINT)
+    assert code == 130 and lines[1:3] == ["case=2 interrupted interrupted", "case=3 interrupted interrupted"]
+
+
+def test_a_second_interrupt_does_not_wait_for_a_workload_that_ignores_the_first(tmp_path: Path) -> None:
+    do = f"ignore_polite_signals(); stubborn_child(True); (folder / 'inside').touch(); {HANG}"
+    # With an hour's patience, only the second signal can end this.
+    code, lines = interrupted(tmp_path, do, signal.SIGINT, signal.SIGINT, interrupt_s=3600)
+    assert code == 130
+    assert lines[0] == f"interrupted interrupted {-signal.SIGKILL}"
+    pid = int((tmp_path / "raw" / "attention" / "fake" / "pids").read_text())
+    assert not is_alive(pid)
+
+
+def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)  # ignored, where a shell without job control started the tests
+    jobs = [job_of(tmp_path, OK, folder=tmp_path / str(number)) for number in range(2)]
+    outcomes = executor.run(jobs, {"fake": fake_profiler(tmp_path)}, Notes(), HURRIED)
+    assert next(outcomes).status == "ok"
+    os.kill(os.getpid(), signal.SIGINT)
+    (tmp_path / "stored").write_text("what the caller was about to write")
+    with pytest.raises(Interrupted, match="Interrupted after job 1 of 2"):
+        next(outcomes)
+    assert not jobs[1].folder.exists()
+    assert signal.getsignal(signal.SIGINT) is before, "the caller's own handler is back"
+
+
+# --- ask -------------------------------------------------------------------------------------------------------------
+
+
+def test_ask_gives_both_streams_of_a_command_whatever_its_exit_code() -> None:
+    program = "import sys; print('2022.4', flush=True); print('warning', file=sys.stderr); sys.exit(3)"
+    assert executor.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
+
+
+def test_ask_gives_none_for_a_command_that_is_not_there() -> None:
+    assert executor.ask(["no-such-profiler", "--version"]) is None
+
+
+def test_ask_gives_none_for_a_command_that_does_not_end_although_a_child_holds_its_output() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    assert executor.ask([sys.executable, "-c", program], timeout_s=0.5) is None
+
+
+# --- a real nsys -----------------------------------------------------------------------------------------------------
+
+
+class RealNsys:
+    """The shipped nsys profiler, with the fake workload in place of the harness, and arguments replaced."""
+
+    NAME = "nsys"
+    KEEPS_ENDED_CASES = False
+
+    def __init__(self, script: Path, changes: Mapping[str, str] | None = None) -> None:
+        self.script, self.changes = script, changes or {}
+        self.find, self.artifacts, self.diagnose = (getattr(profilers.ALL["nsys"], name) for name in self._TAKEN)
+
+    _TAKEN = ("find", "artifacts", "diagnose")
+
+    def commands(self, job: Job) -> list[Command]:
+        profile, export = profilers.ALL["nsys"].commands(job)
+        argv = [self.changes.get(word, word) for word in profile.argv]
+        begin = argv.index("-m")
+        return [replace(profile, argv=(*argv[:begin], str(self.script), *argv[begin + 2 :])), export]
+
+
+def under_nsys(tmp_path: Path, nsys: Path, *todo: str, changes: Any = None, **fields: Any) -> JobOutcome:
+    script = fake_profiler(tmp_path).script
+    job = job_of(tmp_path, *todo, profiler="nsys", tool=Tool("nsys", "", str(nsys)), **fields)
+    (outcome,) = executor.run([job], {"nsys": RealNsys(script, changes)}, Notes(), GracePeriods())
+    return outcome
+
+
+def test_nsys_leaves_a_report_and_its_export(tmp_path: Path, nsys: Path) -> None:
+    outcome = under_nsys(tmp_path, nsys, OK)
+    assert (outcome.status, outcome.reason) == ("ok", "")
+    assert [path.name for path in outcome.files] == ["capture.sqlite", "events.jsonl"]
+
+
+def test_a_report_that_nsys_writes_elsewhere_is_noticed(tmp_path: Path, nsys: Path) -> None:
+    wanted = str(tmp_path / "raw" / "attention" / "fake" / "capture.nsys-rep")
+    changes = {wanted: str(tmp_path / "no-such-folder" / "capture.nsys-rep")}
+    outcome = under_nsys(tmp_path, nsys, OK, changes=changes)
+    assert (outcome.status, outcome.returncode) == ("failed", 0)
+    assert "nsys-report-" in outcome.reason
+    assert "instead of capture.nsys-rep" in outcome.reason
+
+
+def test_a_capture_range_that_is_never_entered_is_noticed(tmp_path: Path, nsys: Path) -> None:
+    outcome = under_nsys(tmp_path, nsys, OK, on_gpu=True)
+    assert (outcome.status, outcome.returncode) == ("failed", 0)
+    assert "capture range was never entered" in outcome.reason
+
+
+@pytest.mark.slow
+def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_path: Path, nsys: Path) -> None:
+    do = f"ignore_polite_signals(); stubborn_child(True); {HANG}"
+    outcome = under_nsys(tmp_path, nsys, OK, do, options={"case_timeout_s": 1.5})
+    assert statuses(outcome) == ["ok", "timeout"]
+    assert (outcome.job.folder / "capture.sqlite").exists()
+    assert survivors(outcome) == []
+    pids = [json.loads(line).get("pid") for line in (outcome.job.folder / "events.jsonl").read_text().splitlines()]
+    assert not [pid for pid in pids if pid and is_alive(pid)], "nsys put the workload into a session of its own"
+
+
+@pytest.mark.slow
+def test_a_segfault_under_nsys_costs_one_case_and_the_others_keep_their_profile(tmp_path: Path, nsys: Path) -> None:
+    outcome = under_nsys(tmp_path, nsys, OK, SEGFAULT, OK)
+    assert statuses(outcome) == ["ok", "crashed", "ok"]
+    assert "killed by SIGSEGV" in fates(outcome)["case=2"][1]
+    assert [path.name for path in outcome.files] == ["capture.sqlite", "events.jsonl", "capture-2.sqlite"]

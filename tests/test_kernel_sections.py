@@ -1,0 +1,95 @@
+"""The sections on kernels, accuracy and processes, from recorded and made-up findings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from report_study import ATTENTION, COPY, analyze, example, kernel_row, metric_row, range_row, recorded, tables
+
+from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.report.document import Code, Details, Placement, Section, Table, plain
+from profpipe.report.sections import accuracy, kernels, ranks
+
+
+def only(run: tuple[Any, dict[str, Any]]) -> WorkloadFindings:
+    (workload,) = analyze(*run).workloads
+    return workload
+
+
+def table(section: Section, id: str) -> Table:
+    return next(table for table in section.tables() if table.id == id)
+
+
+def many_kernels(**report: Any) -> WorkloadFindings:
+    """A single case of twelve kernels."""
+    rows = [kernel_row("n=1", f"kernel_{i}", 10, 1e6 * (20 - i)) for i in range(12)]
+    return only((tables(kernels=rows, ranges=[range_row("n=1", 10)]), {"pipeline": {"report": report}}))
+
+
+def test_a_lone_case_shows_its_first_kernels_on_the_short_page() -> None:
+    first = table(kernels.kernels(many_kernels()), "top_kernels")
+    assert first.placement is Placement.SUMMARY and len(first.rows) == 8
+    assert [row[0].text for row in first.rows[:2]] == [Code("kernel_0"), Code("kernel_1")]
+
+
+def test_the_pipeline_file_sets_how_many_kernels_are_shown() -> None:
+    assert len(table(kernels.kernels(many_kernels(top_kernels=2)), "top_kernels").rows) == 2
+    assert len(table(kernels.kernels(many_kernels(top_kernels=11)), "top_kernels").rows) == 11
+
+
+def test_each_case_of_the_largest_shape_shows_three_kernels_and_others_are_folded() -> None:
+    section = kernels.kernels(only(recorded()))
+    assert plain(section.title) == "Top kernels, seqlen 2048"
+    first = table(section, "top_kernels")
+    assert first.placement is Placement.DETAILS and len(first.rows) == 3 * 7 - 2
+    assert isinstance(section.blocks[1], Details) and plain(section.blocks[1].summary).startswith("The first 2 kernels")
+
+
+def test_ncu_s_figures_stand_beside_the_kernel_that_they_are_of() -> None:
+    section = kernels.kernels(only(example("h200-attention")))
+    first = table(section, "top_kernels")
+    named = {column.id for column in first.columns}
+    assert {"memory %", "SM %", "tensor %", "occupancy %"} <= named
+    assert {t.id for t in section.tables()} >= {"ncu_figures", "ncu_rules", "full_names"}
+
+
+def judged(errors: dict[str, float], limit: float | None = 0.05) -> WorkloadFindings:
+    rows = [metric_row(f"impl={i}", "time", 100.0, n=9) for i in errors]
+    rows += [metric_row(f"impl={i}", "error_rel_l1", error, "1") for i, error in errors.items()]
+    tolerance = {"error_rel_l1": limit} if limit else {}
+    run = {"pipeline": {"workloads": {"w": {"baseline": {"impl": "a"}, "tolerance": tolerance}}}}
+    return only((tables(metrics=rows), run))
+
+
+def test_accuracy_stands_on_the_short_page_only_if_it_varies_or_something_is_inaccurate() -> None:
+    def placement(**errors: float) -> Placement:
+        return table(accuracy.accuracy(judged(errors)), "errors").placement
+
+    assert placement(a=0.001, b=0.0011) is Placement.DETAILS
+    assert placement(a=0.001, b=0.01) is Placement.SUMMARY
+    assert placement(a=0.08, b=0.08) is Placement.SUMMARY
+
+
+def test_the_section_on_accuracy_says_which_cases_miss_the_tolerance() -> None:
+    section = accuracy.accuracy(judged({"a": 0.001, "b": 0.2}))
+    text = plain(section.summary)
+    assert "Allowed: error_rel_l1 at most 0.05. 1 of 2 cases is within that. Not: b (error_rel_l1 is 0.2" in text
+    verdicts = {plain(row[0].text): plain(row[-1].text) for row in table(section, "errors").rows}
+    assert verdicts == {"a": "yes", "b": "no: relative L1 at most 0.05"}
+
+
+def test_without_errors_there_is_no_section_on_accuracy() -> None:
+    assert not accuracy.accuracy(only(recorded()))
+
+
+def test_each_process_has_a_row_below_its_case() -> None:
+    kernel = [kernel_row("impl=a", name, 10, 1e6, process=pid) for pid in (1, 2) for name in (ATTENTION, COPY)]
+    rows = [metric_row("impl=a", "time", 2e5), metric_row("impl=a", "time_own", 2e5)]
+    rows += [metric_row("impl=a", "time_own", 1e5, subject="rank 1")]
+    workload = only((tables(kernels=kernel, ranges=[range_row("impl=a", 10)], metrics=rows), {}))
+    section = ranks.ranks(workload)
+    assert [(plain(r[0].text), r[1].text, r[2].value) for r in table(section, "processes").rows] == [
+        ("a", "0", 2e5), ("", "1", 1e5),
+    ]  # fmt: skip
+    assert "Several processes ran each case together." in plain(section.summary)
+    assert not ranks.ranks(only(recorded()))

@@ -1,0 +1,88 @@
+"""run.json as typed values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profpipe.errors import ConfigError
+from profpipe.job import Status
+from profpipe.results.manifest import FileEntry, JobEntry, Manifest, RefusedFile
+from profpipe.results.schema import Placement
+
+EXAMPLES = sorted(Path(__file__).resolve().parents[1].glob("examples/*/run.json"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_a_manifest_is_the_same_after_it_was_saved_and_read(path: Path, tmp_path: Path) -> None:
+    manifest = Manifest.load(path.parent)
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path) == manifest
+    assert manifest.is_run and manifest.ended and manifest.jobs and manifest.machine.gpus
+
+
+def test_a_run_that_has_not_ended_stays_one() -> None:
+    open_run = Manifest.parse(Manifest(ended=None).as_json())
+    assert open_run.ended is None and open_run.is_run
+
+
+def test_a_key_of_a_later_version_is_ignored() -> None:
+    document = {"jobs": [{"workload": "w", "colour": "red"}], "colour": "red"}
+    assert Manifest.parse(document).jobs == (JobEntry("w"),)
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "interrupted before it started", "no profile: interrupted"])
+def test_a_job_of_an_old_run_that_the_user_stopped_is_interrupted(reason: str) -> None:
+    document = {"jobs": [{"status": "failed", "reason": reason}, {"status": "failed", "reason": "exit code 1"}]}
+    assert [job.status for job in Manifest.parse(document).jobs] == [Status.INTERRUPTED, Status.FAILED]
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "is not the manifest of a run"),
+                                               ('{"jobs": 1}', r"is not the manifest of a run: .*\njobs")])  # fmt: skip
+def test_a_damaged_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Manifest.load(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "counts"), [
+    ("30 by the launching thread's ranges; 12 in no range", {Placement.THREAD: 30, Placement.NO_RANGE: 12}),
+    ("by the launching thread's ranges; 8 by time, launched from another thread",
+     {Placement.THREAD: None, Placement.OTHER_THREAD: 8}),
+    ("", {}),
+])  # fmt: skip
+def test_placements_that_were_stored_as_a_sentence_are_read_as_numbers(
+    text: str, counts: dict[Placement, int | None]
+) -> None:
+    (file,) = Manifest.parse({"files": [{"source": "a.sqlite", "attribution": text}]}).files
+    assert file.attribution == counts
+
+
+def test_an_entry_replaces_the_entry_of_an_earlier_try() -> None:
+    again, other = JobEntry("w", folder="raw/w/plain"), JobEntry("v", folder="raw/v/plain")
+    first = replace(again, status=Status.FAILED)
+    assert Manifest().with_job(first).with_job(other).with_job(again).jobs == (other, again)
+
+
+def test_a_job_is_removed_with_its_files_and_no_others() -> None:
+    kept = FileEntry(source="raw/w/plain-2/events.jsonl")
+    files = (FileEntry(source="raw/w/plain/events.jsonl"), kept)
+    manifest = Manifest().with_job(JobEntry(folder="raw/w/plain"), files, [RefusedFile("raw/w/plain/capture.sqlite")])
+    assert len(manifest.jobs) == 1 and len(manifest.files) == 2 and len(manifest.refused) == 1
+    manifest = manifest.without_job("raw/w/plain")
+    assert manifest.jobs == () and manifest.files == (kept,) and manifest.refused == ()
+
+
+def test_the_kernel_families_of_several_jobs_of_a_workload_are_merged() -> None:
+    plain, nsys = JobEntry("w", folder="raw/w/plain"), JobEntry("w", folder="raw/w/nsys")
+    manifest = Manifest().with_job(plain, families={"a": "fa2"}).with_job(nsys, families={"b": "fa3"})
+    assert manifest.expects == {"w": {"a": "fa2", "b": "fa3"}}
+
+
+def test_the_manifest_of_ingested_files_holds_no_jobs() -> None:
+    document = Manifest(name="tables", is_run=False).as_json()
+    assert set(document) == {"schema_version", "name", "files", "refused"}
+    assert not Manifest.parse(json.loads(json.dumps(document))).is_run

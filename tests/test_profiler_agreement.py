@@ -1,0 +1,511 @@
+"""The times of profilers against each other: how far they differ, and the causes. All numbers but those of the last
+test are made up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from report_study import ADD, ATTENTION, COPY, analyze, case_row, example, kernel_row, metric_row, range_row, tables
+
+from profpipe.analysis.findings.agreement import Agreement, Cause, Reason
+from profpipe.report.document import plain
+from profpipe.report.sections.agreement import describe
+from profpipe.results.schema import Tables
+
+
+class Compared(NamedTuple):
+    """The figure of one profiler: its difference, its causes, and whether something remains unexplained."""
+
+    difference: float | None
+    causes: tuple[Cause, ...] = ()
+    is_unexplained: bool = False
+    numbers: Mapping[str, float | str] = {}
+
+
+def declared(**workload: Any) -> dict[str, Any]:
+    return {"pipeline": {"workloads": {"w": workload}}}
+
+
+def agreement_of(data: Tables, run: dict[str, Any] | None = None, case: str = "") -> Agreement:
+    (workload,) = analyze(data, run or {}).workloads
+    (found,) = [each for each in workload.agreements if not case or each.case == case]
+    return found
+
+
+def figures(data: Tables, run: dict[str, Any] | None = None, case: str = "") -> dict[str, Compared]:
+    """The figures by profiler; ``numbers`` are those of all their reasons."""
+    return {
+        figure.profiler: Compared(
+            None if figure.difference is None else round(figure.difference, 3),
+            tuple(reason.cause for reason in figure.reasons),
+            figure.is_unexplained,
+            {name: n for reason in figure.reasons for name, n in reason.numbers.items()},
+        )
+        for figure in agreement_of(data, run, case).figures
+    }
+
+
+UNKNOWN = ((), True)
+
+
+def verdict(found: Compared) -> tuple[tuple[Cause, ...], bool]:
+    return found.causes, found.is_unexplained
+
+
+def captured(ns: float = 100_000.0, **nsys: Any) -> list[dict[str, Any]]:
+    return [kernel_row("impl=a", ATTENTION, 10, 10 * ns, **nsys)]
+
+
+def test_events_a_little_above_the_kernels_are_explained_by_launch_gaps() -> None:
+    data = tables(
+        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 106_000.0)]
+    )
+    gaps = pytest.approx({"ns": 6000.0, "kernels": 1.0})
+    assert figures(data) == {
+        "nsys": Compared(None),
+        "plain": Compared(0.06, (Cause.LAUNCH_GAPS,), numbers=gaps),
+    }
+
+
+def test_a_difference_that_nothing_explains_is_flagged() -> None:
+    data = tables(
+        kernels=captured(), ranges=[range_row("impl=a", 10)], metrics=[metric_row("impl=a", "time", 190_000.0)]
+    )
+    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)
+
+
+@pytest.mark.parametrize(
+    ("busy_us", "numbers", "is_explained"),
+    [
+        (112, {"ns": 88_000.0, "streams": 2}, True),
+        (104, {"ns": 96_000.0, "streams": 2}, True),  # and 6 us are launch gaps
+        (130, {"ns": 70_000.0, "of_ns": 90_000.0}, False),
+        (60, {"excess_ns": 50_000.0}, False),
+        (None, {}, False),
+    ],
+)
+def test_overlapping_streams_explain_a_call_that_takes_as_long_as_some_kernel_runs(
+    busy_us: float | None, numbers: dict[str, float], is_explained: bool
+) -> None:
+    kernels = [*captured(stream=7), kernel_row("impl=a", ADD, 10, 1e6, stream=8)]
+    busy = {} if busy_us is None else {"wall_ns": 3e6, "busy_ns": 1e4 * busy_us}
+    ranges = [range_row("impl=a", 10, **busy)]
+    data = tables(kernels=kernels, ranges=ranges, metrics=[metric_row("impl=a", "time", 110_000.0)])
+    causes = (Cause.OVERLAP,) if numbers else ()
+    assert figures(data)["plain"] == Compared(-0.45, causes, not is_explained, pytest.approx(numbers))
+
+
+def two_gpus(time_us: float, *, busy_us: float, waits_us: float, own_us: float | None = None) -> Compared:
+    """The time of a call of two GPUs: 100 us of attention each, 20 us of communication at least.
+
+    ``waits_us`` are those that GPU 1 communicates beyond that, ``busy_us`` the mean time in which some kernel runs.
+    """
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e6, process=pid, stream=7) for pid in (1, 2)]
+    kernels += [kernel_row("impl=a", "ncclDevKernel_SendRecv", 10, 1e4 * (20 + waits), process=pid, stream=8)
+                for pid, waits in ((1, 0), (2, waits_us))]  # fmt: skip
+    ranges = [range_row("impl=a", 10, process=pid, wall_ns=9e6, busy_ns=1e4 * busy_us) for pid in (1, 2)]
+    metrics = [metric_row("impl=a", "time", 1e3 * time_us), metric_row("impl=a", "time_own", 1e3 * time_us)]
+    metrics += [metric_row("impl=a", "time_own", 1e3 * (own_us or time_us), subject="rank 1")]
+    metrics += [metric_row("impl=a", name, value, unit, profiler="nsys", subject=f"device {gpu}")
+                for gpu, waits in ((0, 0), (1, waits_us))
+                for name, value, unit in (("communication_busy", 1e3 * (20 + waits), "ns"),
+                                          ("communication_overlap", 0.0, "%"))]  # fmt: skip
+    return figures(tables([case_row("impl=a")], kernels, ranges, metrics))["plain"]
+
+
+def test_a_gpu_that_waits_for_another_makes_the_mean_of_their_kernels_longer() -> None:
+    waiting = two_gpus(125, busy_us=220, waits_us=200)
+    assert verdict(waiting) == ((Cause.COMMUNICATION,), False)
+    assert waiting.numbers == {"slow": "1", "slow_ns": 220_000.0, "fast": "0", "fast_ns": 20_000.0}
+    assert two_gpus(101, busy_us=200, waits_us=200).causes == (Cause.COMMUNICATION, Cause.OVERLAP)
+
+
+def test_a_wait_that_is_far_longer_than_the_difference_is_no_reason() -> None:
+    """The call waits as well: the kernels are 20 us longer than it, and one GPU waits for 200."""
+    assert verdict(two_gpus(200, busy_us=220, waits_us=200)) == UNKNOWN
+    assert verdict(two_gpus(200, busy_us=210, waits_us=200)) == ((Cause.OVERLAP,), True)
+
+
+def test_a_call_is_longer_than_the_kernels_where_its_slowest_process_waited() -> None:
+    slowest = two_gpus(400, busy_us=120, waits_us=0, own_us=120)
+    assert verdict(slowest) == ((Cause.SLOWEST_RANK,), False)
+    assert slowest.numbers == {"slow": "0", "slow_ns": 400_000.0, "fast": "1", "fast_ns": 120_000.0}
+    assert Cause.SLOWEST_RANK not in two_gpus(400, busy_us=120, waits_us=0, own_us=200).causes
+
+
+def test_copies_and_launch_gaps_share_the_time_of_a_call_outside_kernels() -> None:
+    def reasons(copies_us: float) -> list[Reason]:
+        kernels = [
+            kernel_row("impl=a", ADD, 100, 1e6),
+            kernel_row("impl=a", "memset", 10, 1e4 * copies_us, kind="memset"),
+        ]
+        metrics = [metric_row("impl=a", "time", 400_000.0)]
+        found = agreement_of(tables(kernels=kernels, ranges=[range_row("impl=a", 10)], metrics=metrics))
+        return list(next(figure for figure in found.figures if figure.profiler == "plain").reasons)
+
+    gaps = Reason(Cause.LAUNCH_GAPS, {"ns": 30_000.0, "kernels": 10.0})
+    assert reasons(270) == [Reason(Cause.COPIES, {"ns": 270_000.0}), gaps]
+    assert reasons(290) == [Reason(Cause.COPIES, {"ns": 290_000.0})]
+
+
+def test_ncu_is_compared_over_the_kernels_that_it_profiled() -> None:
+    kernels = [
+        *captured(),
+        kernel_row("impl=a", COPY, 10, 1e6),
+        kernel_row("impl=a", ATTENTION, 1, 110_000.0, profiler="ncu"),
+    ]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control", "none"]]}]}
+    assert figures(data, run)["ncu"] == Compared(0.1, (Cause.COLD_CACHE,))
+    assert agreement_of(data, run).figures[-1].covered == 0.5
+
+
+@pytest.mark.parametrize(("counted", "compared"), [(1, False), (7, True)])
+def test_one_launch_of_many_that_differ_stands_for_none_of_them(counted: int, compared: bool) -> None:
+    """Guided ncu takes one: of six copies of 10 us and one of 60 us a call, the large one, whose time is nsys's."""
+    copies = [60_000.0, *[10_000.0] * 6] * 10
+    spread = {"stddev_ns": statistics.stdev(copies)}
+    kernels = [*captured(), kernel_row("impl=a", COPY, 70, sum(copies), **spread)]
+    kernels += [kernel_row("impl=a", ATTENTION, 1, 100_000.0, profiler="ncu")]
+    kernels += [kernel_row("impl=a", COPY, counted, 60_000.0 if counted == 1 else 120_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    assert figures(data)["ncu"] == Compared(0.0)
+    assert agreement_of(data).figures[-1].covered == pytest.approx(1.0 if compared else 100 / 220)
+    alone = [row for row in kernels if row["kernel"] == COPY]
+    data = tables(kernels=alone, ranges=[range_row("impl=a", 10)], metrics=data.metrics.to_dict("records"))
+    (workload,) = analyze(data, {}).workloads
+    assert bool(workload.agreements) is compared
+
+
+def test_more_than_a_cold_cache_can_cost_is_flagged() -> None:
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 190_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", "--clock-control=none"]]}]}
+    assert figures(data, run)["ncu"] == Compared(0.9, is_unexplained=True)
+    run["jobs"][0]["argv"] = [["ncu"]]
+    assert figures(data, run)["ncu"] == Compared(0.9, (Cause.LOCKED_CLOCK,))
+
+
+def held_back(
+    ns: float,
+    ncu_ns: float | None = None,
+    *,
+    bytes_moved: float = 1.0,
+    argv: str = "--clock-control=none",
+    **others: Any,
+) -> Compared:
+    """The figure of ncu, else of the events, for a call of 1.2 ms at 1860 MHz whose kernel takes ``ns`` under nsys."""
+    clocks = {"sm_clock": 1.86e9, "sm_clock_min": 1.785e9, "sm_clock_max": 1.98e9}
+    metrics = [metric_row("impl=a", name, value, "Hz") for name, value in clocks.items()]
+    metrics += [
+        metric_row("impl=a", name, hz, "Hz", profiler="nsys")
+        for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), others.get("under_nsys", ()), strict=False)
+    ]
+    metrics += [metric_row("impl=a", "time", 1.2e6), metric_row("impl=a", "flops", 1e12, "flop")]
+    metrics += [metric_row("impl=a", "bytes_moved", bytes_moved, "byte")]
+    kernels = captured(ns)
+    if ncu_ns:
+        metrics += [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+        kernels += [kernel_row("impl=a", ATTENTION, 1, ncu_ns, profiler="ncu")]
+    cases = [case_row("impl=a", flags=others.get("flags", ["throttled"]), params={"dtype": "bf16", "impl": "a"})]
+    run = {
+        "machine": {
+            "gpus": [{"max_sm_clock_hz": 1_980_000_000}],
+            "peaks": {"flops": {"bf16": 1e15}, "bytes_per_s": 5e12},
+        },
+        "jobs": [{"workload": "w", "profiler": "ncu", "argv": [["ncu", argv]]}],
+    }
+    found = figures(tables(cases, kernels, [range_row("impl=a", 10)], metrics), run)
+    return found["ncu" if ncu_ns else "plain"]
+
+
+THROTTLED = (Cause.THROTTLED, Cause.DERIVED_CLOCK)
+
+
+def mhz(found: Compared, *names: str) -> tuple[int, ...]:
+    return tuple(round(float(found.numbers[name]) / 1e6) for name in names)
+
+
+def test_a_call_that_the_power_cap_slowed_is_longer_than_its_kernel_at_a_higher_clock() -> None:
+    found = held_back(1_129_000.0)
+    assert (found.difference, *verdict(found)) == (0.063, THROTTLED, False)
+    assert (found.numbers["marks"], found.numbers["profiler"]) == ("throttled", "nsys")
+    assert mhz(found, "hz", "highest_hz", "low", "high") == (1860, 1980, 1962, 1977)
+
+
+@pytest.mark.parametrize(
+    ("launches", "issue_ms", "explained"),
+    [(1500, 5.0, True), (1500, 2.0, False), (900, 5.0, False), (1500, 30.0, False)],
+)
+def test_more_launches_than_can_be_queued_go_at_the_pace_of_the_host(
+    launches: int, issue_ms: float, explained: bool
+) -> None:
+    kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 0.1e6)]
+    metrics = [metric_row("impl=a", "time", 5.1e6), metric_row("impl=a", "issue", issue_ms * 1e6)]
+    data = tables([case_row("impl=a", flags=["host_bound"])], kernels, [range_row("impl=a", 10)], metrics)
+    found = figures(data)["plain"]
+    assert verdict(found) == (((Cause.HOST_BOUND,), False) if explained else UNKNOWN)
+    assert found.numbers == ({"issue_ns": issue_ms * 1e6, "launches": launches, "queue": 1024} if explained else {})
+
+
+def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_refutes_it() -> None:
+    # By the medians the call took 0.6 % more cycles; by the range alone the kernel's clock may have been 1962 MHz.
+    found = held_back(1_129_000.0, under_nsys=(1.95e9, 1.965e9, 1.98e9))
+    assert verdict(found) == ((Cause.CLOCK,), False)
+    assert mhz(found, "hz", "reference_hz") == (1860, 1965) and found.numbers["cycles"] == pytest.approx(
+        0.006, abs=5e-4
+    )
+    found = held_back(1_129_000.0, under_nsys=(1.86e9, 1.875e9, 1.98e9))
+    assert verdict(found) == (THROTTLED, False)
+    assert mhz(found, "low", "high", "recorded_low", "recorded_high") == (1962, 1977, 1860, 1980)
+    assert verdict(held_back(1_129_000.0, under_nsys=(1.84e9, 1.875e9, 1.89e9))) == UNKNOWN
+
+
+def test_recorded_clocks_are_the_reason_where_no_mark_says_that_one_was_held_back() -> None:
+    def slower_under_nsys(ns: float, hz: float, **others: Any) -> Compared:
+        return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+    found = slower_under_nsys(1_250_000.0, 1.77e9)
+    assert (found.difference, *verdict(found)) == (-0.04, (Cause.CLOCK,), False)
+    assert mhz(found, "hz", "reference_hz") == (1860, 1770)
+    assert verdict(slower_under_nsys(1_250_000.0, 1.83e9)) == UNKNOWN  # less than half of it
+    assert verdict(slower_under_nsys(1_350_000.0, 1.77e9)) == UNKNOWN  # nor that much
+    assert verdict(slower_under_nsys(1_250_000.0, 1.95e9)) == UNKNOWN  # the other way
+    assert verdict(slower_under_nsys(1_250_000.0, 1.77e9, bytes_moved=5.5e9)) == UNKNOWN  # memory has its own clock
+
+
+def test_equal_times_need_no_clock() -> None:
+    clocks = {"flags": [], "under_nsys": (1.85e9, 1.85e9, 1.85e9)}
+    assert held_back(1_200_000.0, **clocks) == Compared(0.0)
+    assert held_back(1_200_000.0, 1_200_000.0, **clocks) == Compared(0.0)
+
+
+def test_ncu_is_shorter_where_the_reference_ran_below_the_highest_clock() -> None:
+    def under(hz: float, ncu_ns: float, **others: Any) -> Compared:
+        return held_back(1_200_000.0, ncu_ns, flags=[], under_nsys=(hz, hz, hz), **others)
+
+    found = under(1.86e9, 1_134_000.0)
+    assert (found.difference, *verdict(found)) == (-0.055, (Cause.BELOW_HIGHEST,), False)
+    assert mhz(found, "hz", "highest_hz") == (1860, 1980)
+    assert verdict(under(1.86e9, 1_080_000.0)) == UNKNOWN  # the highest would not do
+    assert verdict(under(1.95e9, 1_134_000.0)) == UNKNOWN
+    assert verdict(under(1.86e9, 1_134_000.0, argv="--set=basic")) == UNKNOWN  # ncu locks a lower clock
+    assert verdict(under(1.86e9, 1_134_000.0, bytes_moved=5.5e9)) == UNKNOWN
+
+
+def test_no_clock_excuses_more_than_the_gpu_can_reach() -> None:
+    assert verdict(held_back(1_080_000.0)) == UNKNOWN  # it would take 2051 MHz
+    assert verdict(held_back(1_300_000.0)) == UNKNOWN  # 1717 MHz, and the case never ran below 1785
+
+
+def test_a_clock_is_the_reason_only_where_it_was_held_back_and_arithmetic_limits_the_call() -> None:
+    assert verdict(held_back(1_129_000.0, flags=[])) == UNKNOWN
+    assert verdict(held_back(1_129_000.0, bytes_moved=5.5e9)) == UNKNOWN
+
+
+def test_ncu_is_shorter_where_its_kernel_ran_at_a_clock_that_the_power_cap_forbade_to_the_others() -> None:
+    found = held_back(1_200_000.0, 1_134_000.0)
+    assert (found.difference, *verdict(found)) == (-0.055, (*THROTTLED, Cause.DERIVED_CLOCK), False)
+    assert found.numbers["profiler"] == "ncu" and mhz(found, "low", "high") == (1953, 1968)
+    assert verdict(held_back(1_200_000.0, 1_080_000.0)) == UNKNOWN  # 2051 MHz at least
+    assert verdict(held_back(1_200_000.0, 1_134_000.0, argv="--set=basic")) == UNKNOWN  # ncu locks a lower clock
+
+
+def short_and_long(short: float, long: float, slow_hz: float = 1.73e9, under_nsys: float | None = None) -> Compared:
+    """ncu's figure of a kernel of 100 us, ``short`` ns under ncu, which runs 1 ms in another case: ``long`` ns.
+
+    ``under_nsys`` is the clock in the other case, in Hz.
+    """
+    kernels, metrics = [], []
+    if under_nsys:
+        names = ("sm_clock_min", "sm_clock", "sm_clock_max")
+        metrics += [metric_row("impl=b", name, under_nsys, "Hz", profiler="nsys") for name in names]
+    for case, ns, seen, hz in (("impl=a", 1e5, short, slow_hz), ("impl=b", 1e6, long, 1.79e9)):
+        kernels += [kernel_row(case, ATTENTION, 10, 10 * ns), kernel_row(case, ATTENTION, 1, seen, profiler="ncu")]
+        metrics.append(metric_row(case, "iterations", 1, "1", profiler="ncu"))
+        metrics.append(
+            metric_row(case, "gpc__cycles_elapsed.avg.per_second", hz, "Hz", profiler="ncu", subject=ATTENTION)
+        )
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10), range_row("impl=b", 10)], metrics=metrics)
+    jobs = [{"workload": "w", "profiler": profiler, "argv": [["--clock-control=none"]]} for profiler in ("nsys", "ncu")]
+    run = {"jobs": jobs, "machine": {"gpus": [{"max_sm_clock_hz": 1_980_000_000}]}}
+    return figures(data, run, "impl=a")["ncu"]
+
+
+def test_ncu_is_longer_where_it_counts_a_lower_clock_than_in_longer_launches_that_agree() -> None:
+    found = short_and_long(103_700.0, 1_001_000.0)
+    assert (found.difference, *verdict(found)) == (0.037, (Cause.NCU_CLOCK,), False)
+    assert mhz(found, "hz", "longer_hz") == (1730, 1790)
+    assert found.numbers["share"] == pytest.approx(0.035, abs=5e-4)
+    assert verdict(short_and_long(110_000.0, 1_001_000.0)) == UNKNOWN  # the clock makes a third of it
+    assert verdict(short_and_long(103_700.0, 1_100_000.0)) == UNKNOWN  # the long ones do not agree either
+    assert verdict(short_and_long(103_700.0, 1_001_000.0, 1.79e9)) == UNKNOWN
+
+
+def test_a_longer_launch_that_would_agree_at_the_highest_clock_gives_ncus_clock_as_well() -> None:
+    """ncu's launch is the faster one, for under nsys the power cap held the clock at 1.80 of 1.98 GHz."""
+    assert verdict(short_and_long(103_700.0, 920_000.0)) == UNKNOWN
+    found = short_and_long(103_700.0, 920_000.0, under_nsys=1.8e9)
+    assert found.causes == (Cause.NCU_CLOCK,) and mhz(found, "hz", "longer_hz") == (1730, 1790)
+
+
+def test_a_first_kernel_whose_caches_the_harness_empties_is_not_slower_for_a_cold_cache() -> None:
+    kernels = [*captured(), kernel_row("impl=a", ATTENTION, 1, 105_000.0, profiler="ncu")]
+    data = tables(kernels=kernels, ranges=[range_row("impl=a", 10)],
+                  metrics=[metric_row("impl=a", "iterations", 1, "1", profiler="ncu")])  # fmt: skip
+    jobs = [{"workload": "w", "profiler": name, "argv": [["--clock-control=none"]]} for name in ("nsys", "ncu")]
+    assert figures(data, {"jobs": jobs})["ncu"] == Compared(0.05, is_unexplained=True)
+    of_a_command = {**declared(command=["./a.out"]), "jobs": jobs}
+    cold = Compared(0.05, (Cause.COLD_CACHE,))
+    assert figures(data, of_a_command)["ncu"] == figures(data, {"jobs": jobs[1:]})["ncu"] == cold
+
+
+def one_launch(
+    ncu: list[float], nsys: tuple[float, float] = (9_120.0, 10_656.0), calls: int = 30, **other: Any
+) -> Compared:
+    """ncu's launches, in ns, against those of nsys, 9.3 us in the mean and within ``nsys``."""
+    of_nsys = {"min_ns": nsys[0], "max_ns": nsys[1], "stddev_ns": 350.0}
+    kernels = [kernel_row("impl=a", ATTENTION, calls, 9_300.0 * calls, **of_nsys)]
+    ends = {"min_ns": min(ncu), "max_ns": max(ncu), "profiler": "ncu"}
+    kernels.append(kernel_row("impl=a", ATTENTION, len(ncu), sum(ncu), **ends))
+    for name, ns in other.items():
+        spread = {"min_ns": 9_500.0, "max_ns": 11_000.0, "stddev_ns": 400.0}
+        kernels.append(kernel_row("impl=a", name, calls, 10_000.0 * calls, **spread))
+        kernels.append(kernel_row("impl=a", name, 1, ns, profiler="ncu"))
+    argv = [["--clock-control=none", "--cache-control=none"]]
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": argv}]}
+    metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+    found = figures(tables((), kernels, [range_row("impl=a", calls)], metrics), run)["ncu"]
+    assert found.difference is not None and found.difference > 0.03
+    return found
+
+
+def test_a_launch_of_ncu_that_may_be_one_of_the_others_is_chance() -> None:
+    found = one_launch([9_856.0])
+    assert verdict(found) == ((Cause.SINGLE_LAUNCH,), False)
+    assert found.numbers == {"ns": 9856.0, "low": 9120.0, "high": 10656.0, "launches": 30.0, "reference": "nsys"}
+    assert verdict(one_launch([9_970.0], nsys=(9_120.0, 9_960.0))) == UNKNOWN, "longer than any"
+    assert verdict(one_launch([10_050.0])) == UNKNOWN, "more than two standard deviations from the mean"
+    assert verdict(one_launch([9_856.0] * 2)) == UNKNOWN, "two that are both longer are no chance"
+    assert verdict(one_launch([9_856.0], calls=1)) == UNKNOWN, "as many"
+
+
+def test_that_two_kernels_both_happen_to_be_longer_is_no_chance() -> None:
+    assert verdict(one_launch([9_856.0], b=10_700.0)) == UNKNOWN
+    found = one_launch([9_990.0], b=9_990.0)
+    assert found.causes == (Cause.SINGLE_LAUNCH,) and found.numbers["ns"] == 9990.0, "the shorter one makes none of it"
+
+
+def test_launches_without_a_shortest_and_longest_time_are_no_cause() -> None:
+    kernels = [
+        kernel_row("impl=a", ATTENTION, 30, 279_000.0),
+        kernel_row("impl=a", ATTENTION, 1, 9_856.0, profiler="ncu"),
+    ]
+    run = {"jobs": [{"workload": "w", "profiler": "ncu", "argv": [["--clock-control=none", "--cache-control=none"]]}]}
+    metrics = [metric_row("impl=a", "iterations", 1, "1", profiler="ncu")]
+    assert figures(tables((), kernels, [range_row("impl=a", 30)], metrics), run)["ncu"] == Compared(
+        0.06, is_unexplained=True
+    )
+
+
+def test_one_launch_of_the_real_run_that_is_longer_than_any_under_nsys_is_no_chance() -> None:
+    data, run = example("h200-attention")
+    (workload,) = analyze(data, run).workloads
+    unexplained = [(a.case, f) for a in workload.agreements for f in a.figures if f.is_unexplained]
+    assert [(case, figure.profiler) for case, figure in unexplained] == [
+        ("impl=sdpa_cudnn,mode=fwd,batch=2,heads=16,seqlen=512", "ncu")
+    ]
+    rows = data.kernels[(data.kernels["case"] == unexplained[0][0]) & (data.kernels["kind"] == "kernel")]
+    own, ncu = (rows[rows["profiler"] == name].iloc[0] for name in ("nsys", "ncu"))
+    assert ncu["calls"] == 1 and ncu["total_ns"] > own["max_ns"] and unexplained[0][1].reasons == ()
+
+
+def test_a_call_that_was_queued_ahead_is_not_longer_because_of_the_host() -> None:
+    times = [metric_row("impl=a", "time", 190_000.0), metric_row("impl=a", "issue", 400_000.0)]
+    idle = range_row("impl=a", 10, wall_ns=4e6, busy_ns=1e6)
+    found = figures(tables(kernels=captured(), ranges=[idle], metrics=times[:1]))["plain"]
+    assert found == Compared(0.9, (Cause.HOST_BOUND,), numbers={"idle": 0.75})
+    data = tables([case_row("impl=a", flags=["host_bound"])], captured(), [idle], times)
+    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)
+    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
+    assert figures(data)["plain"] == Compared(0.9, is_unexplained=True)  # the host takes far longer than the call
+    times[1] = metric_row("impl=a", "issue", 200_000.0)
+    data = tables([case_row("impl=a", flags=["synchronises"])], captured(), [idle], times)
+    assert figures(data)["plain"] == Compared(0.9, (Cause.SYNCHRONISATION,), numbers={"issue_ns": 200_000.0})
+
+
+def test_a_difference_within_the_interval_of_the_calls_time_is_spread() -> None:
+    cpu = {"kind": "cpu_op", "profiler": "torch"}
+    kernels = [kernel_row("n=1", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm")]
+    wide = metric_row("n=1", "time", 100.0, ci_low=40.0, ci_high=200.0, n=9)
+    for metric, cause in ((wide, Cause.SPREAD), ({**wide, "ci_low": 90.0}, Cause.BETWEEN_OPERATORS)):
+        data = tables([case_row("n=1")], kernels, [range_row("n=1", 1, "torch")], [metric])
+        assert agreement_of(data).figures[1].reasons[0].cause is cause
+
+
+@pytest.mark.parametrize(
+    ("mark", "ns", "explained"),
+    [("clock_spread", 105_000.0, True), ("clock_spread", 115_000.0, False), ("throttled", 105_000.0, False)],
+)
+def test_what_some_samples_took_while_the_clock_moved_is_no_other_time(mark: str, ns: float, explained: bool) -> None:
+    spread = [metric_row("impl=a", "time_p10", 98_000.0), metric_row("impl=a", "time_p90", 110_000.0)]
+    time = metric_row("impl=a", "time", 100_000.0, ci_low=99_500.0, ci_high=100_500.0, n=83)
+    rows = [case_row("impl=a", flags=[mark])]
+    found = figures(tables(rows, captured(ns), [range_row("impl=a", 10)], [time, *spread]))["plain"]
+    assert found.difference == round(100_000 / ns - 1, 3)
+    assert verdict(found) == (((Cause.SPREAD,), False) if explained else UNKNOWN)
+    assert found.numbers == ({"p10": 98_000.0, "p90": 110_000.0} if explained else {})
+
+
+EVERY_REASON = [
+    Reason(Cause.LAUNCH_GAPS, {"ns": 6000.0, "kernels": 3.0}),
+    Reason(Cause.COPIES, {"ns": 117_000.0}),
+    Reason(Cause.HOST_BOUND, {"issue_ns": 5e6, "launches": 1500.0, "queue": 1024}),
+    Reason(Cause.HOST_BOUND, {"idle": 0.75}),
+    Reason(Cause.HOST_BOUND),
+    Reason(Cause.SYNCHRONISATION, {"issue_ns": 2e5}),
+    Reason(Cause.SYNCHRONISATION),
+    Reason(Cause.BETWEEN_OPERATORS),
+    Reason(Cause.PROFILER_OVERHEAD, {"profiler": "torch", "loop_ns": 2.4e6, "alone_ns": 1.1e6}),
+    Reason(Cause.PROFILER_OVERHEAD, {"profiler": "torch"}),
+    Reason(Cause.OVERLAP, {"ns": 88_000.0, "streams": 2}),
+    Reason(Cause.OVERLAP, {"ns": 70_000.0, "of_ns": 90_000.0}),
+    Reason(Cause.OVERLAP, {"excess_ns": 50_000.0}),
+    Reason(Cause.COMMUNICATION, {"slow": "1", "slow_ns": 2.2e5, "fast": "0", "fast_ns": 2e4}),
+    Reason(Cause.SLOWEST_RANK, {"slow": "0", "slow_ns": 4e5, "fast": "1", "fast_ns": 1.2e5}),
+    Reason(
+        Cause.CLOCK, {"profiler": "ncu", "hz": 1.86e9, "reference": "nsys", "reference_hz": 1.965e9, "cycles": 0.006}
+    ),
+    Reason(Cause.BELOW_HIGHEST, {"reference": "nsys", "hz": 1.86e9, "highest_hz": 1.98e9}),
+    Reason(Cause.THROTTLED, {"hz": 1.86e9, "low": 1.78e9, "high": 1.98e9, "marks": "throttled", "highest_hz": 2e9}),
+    Reason(Cause.DERIVED_CLOCK, {"profiler": "nsys", "low": 1.962e9, "high": 1.977e9}),
+    Reason(
+        Cause.DERIVED_CLOCK,
+        {"profiler": "nsys", "low": 1.962e9, "high": 1.977e9, "recorded_low": 1.86e9, "recorded_high": 1.98e9},
+    ),
+    Reason(Cause.NCU_CLOCK, {"hz": 1.73e9, "longer_hz": 1.79e9, "share": 0.035}),
+    Reason(Cause.LOCKED_CLOCK),
+    Reason(Cause.COLD_CACHE),
+    Reason(Cause.SPREAD, {"p10": 98_000.0, "p90": 110_000.0}),
+    Reason(Cause.SPREAD, {"ci_low": 99_500.0, "ci_high": 100_500.0}),
+    Reason(Cause.SPREAD),
+    Reason(Cause.SHORT_KERNELS, {"limit_ns": 300.0}),
+    Reason(Cause.SINGLE_LAUNCH, {"ns": 9856.0, "low": 9120.0, "high": 10656.0, "launches": 30.0, "reference": "nsys"}),
+]
+
+
+def test_every_reason_is_worded_as_in_the_golden_file(regenerate: bool) -> None:
+    golden = Path(__file__).parent / "golden" / "reasons.md"
+    text = "".join(f"- {plain(describe(reason))}\n" for reason in EVERY_REASON)
+    if regenerate:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert {reason.cause for reason in EVERY_REASON} == set(Cause)

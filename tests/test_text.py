@@ -1,0 +1,59 @@
+"""The text renderer: the same values for a terminal and for the text files."""
+
+from __future__ import annotations
+
+from profpipe.report import text
+from profpipe.report.document import (
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Number,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    cell,
+)
+from profpipe.report.units import Unit
+
+US = Unit("us", 1e3)
+TIMES = Table(
+    "times",
+    (Column("case", "case", is_label=True), Column("time", "time", US), Column("flags", "flags", is_words=True)),
+    (
+        (cell(Code("fa2")), Cell(103_700.0, is_strong=True), cell("")),
+        (cell(Code("sage|1")), Cell(9_000.0, flags=("noisy",)), cell("throttled")),
+    ),
+    title="by case",
+)
+
+
+def test_a_table_is_aligned_and_has_no_markup() -> None:
+    assert text.write_table(TIMES).splitlines() == [
+        "by case",
+        "",
+        "case         time us  flags",
+        "------  ------------  ---------",
+        "fa2            103.7",
+        "sage|1  9.00 (noisy)  throttled",
+    ]
+
+
+def test_text_has_no_markup_and_keeps_special_characters() -> None:
+    assert (
+        text.write_text((Strong("a <b> "), Code("c_d*"), " takes ", Number(1500.0, US))) == "a <b> c_d* takes 1.50 us"
+    )
+
+
+def test_the_first_screen_is_the_headline_the_times_and_the_warnings() -> None:
+    sections = (
+        Section("headline", "", (Paragraph(("fastest is ", Code("fa2"))),), workload="w"),
+        Section("times", "", (TIMES,), workload="w"),
+        Section("warnings", "Warnings", (Bullets(("too few samples",)),)),
+        Section("kernel_share", "Kernel share", (Paragraph("not shown"),), workload="w"),
+    )
+    screen = text.first_screen(Document("run", sections))
+    assert screen.startswith("fastest is fa2\n\nby case\n\ncase ")
+    assert screen.endswith("Warnings\n========\n\n- too few samples")

@@ -1,0 +1,290 @@
+"""Times, flags, kernel shares, costs of switching and numbers by case, each from a few made-up numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_study import (
+    ATTENTION,
+    FLUSH,
+    analyze,
+    case_row,
+    check_golden,
+    example,
+    grid,
+    kernel_row,
+    metric_row,
+    range_row,
+    records,
+    tables,
+    texts,
+)
+
+from profpipe.analysis import kernel_breakdown
+from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, Measure, WorkloadFindings
+from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
+from profpipe.measure.flags import Flag
+from profpipe.report.document import plain
+from profpipe.report.markdown import Markdown
+from profpipe.report.sections import cases as cases_section
+from profpipe.report.sections import flags, kernel_share, other_classes, switch_cost, times
+from profpipe.report.units import Unit
+from profpipe.results.schema import Tables
+
+CHANGES = "other changes per call"
+
+
+def only(data: Tables, baseline: str) -> WorkloadFindings:
+    run: dict[str, Any] = {"pipeline": {"workloads": {"w": {"baseline": {"impl": baseline}}}}}
+    (workload,) = analyze(data, run).workloads
+    return workload
+
+
+def times_of(workload: WorkloadFindings) -> list[dict[str, str]]:
+    """Return the rows of the table with the fastest case of each shape."""
+    return records(times.fastest_by_shape(workload))
+
+
+def test_a_win_of_the_baseline_shows_the_flags_of_the_next() -> None:
+    cases = [case_row("impl=a"), case_row("impl=b", flags=["noisy", "synchronises"]), case_row("impl=c")]
+    rows = [metric_row(f"impl={impl}", "time", ns, ci_low=0.9 * ns, ci_high=1.1 * ns)
+            for impl, ns in (("a", 1000.0), ("b", 2000.0), ("c", 3000.0))]  # fmt: skip
+    data = tables(cases, metrics=rows)
+    assert times_of(only(data, "a"))[0]["flags"] == "`b`: **noisy**, **synchronises**"
+    assert "flags" not in times_of(only(data, "c"))[0]
+
+
+def test_flags_that_the_baseline_shares_with_the_fastest_are_those_of_both() -> None:
+    def row(**ns: float) -> tuple[str, str]:
+        cases = [case_row(f"impl={impl}", flags=["host_bound"] if impl in ("base", "a") else []) for impl in ns]
+        rows = [metric_row(f"impl={impl}", "time", n, ci_low=n - 10, ci_high=n + 10) for impl, n in ns.items()]
+        (found,) = times_of(only(tables(cases, metrics=rows), "base"))
+        return found["fastest"], found["flags"]
+
+    assert row(base=2000.0, a=1000.0, b=3000.0) == ("`a`", "both: **host_bound**")
+    assert row(base=1005.0, a=1000.0, b=3000.0) == ("tie: `a` and `base`", "both: **host_bound**")
+
+
+def test_disqualified_cases_with_the_same_flags_share_them() -> None:
+    ns = {"base": 9000.0, **{name: 1000.0 * n for n, name in enumerate("abcd", start=1)}}
+    cases = [case_row(f"impl={impl}", flags=["inaccurate"] if impl != "base" else []) for impl in ns]
+    data = tables(cases, metrics=[metric_row(f"impl={impl}", "time", n) for impl, n in ns.items()])
+    assert times_of(only(data, "base"))[0]["flags"] == "`a`, `b` and 2 more: **inaccurate**"
+
+
+def test_an_interval_is_as_wide_as_its_larger_side() -> None:
+    lopsided = Measure(62.5, ci_low=56.1, ci_high=80.0)
+    assert lopsided.margin == 0.28 and Measure(62.5, ci_low=42.5, ci_high=63.0).margin == 0.32
+    assert Measure(62.5).margin is None
+    data = tables(metrics=[metric_row("impl=a", "time", 62.5, ci_low=56.1, ci_high=80.0)])
+    assert times_of(only(data, "a"))[0]["95 % interval"] == "±28.0 %"
+
+
+def test_the_interval_stands_behind_its_time() -> None:
+    data = tables(metrics=[metric_row(f"impl={impl}", "time", ns, ci_low=0.9 * ns, ci_high=1.1 * ns)
+                           for impl, ns in (("a", 1000.0), ("base", 2000.0))])  # fmt: skip
+    head, row = grid(times.fastest_by_shape(only(data, "base")))
+    assert head == ["fastest", "time us", "95 % interval", "over baseline"]
+    assert row == ["`a`", "1.00", "±10.0 %", "2.00x"]
+
+
+def test_one_shape_has_a_row_for_each_case() -> None:
+    flagged = [case_row("impl=a", flags=["other_process"]), case_row("impl=b")]
+    data = tables(flagged, metrics=[metric_row("impl=a", "time", 1000.0), metric_row("impl=b", "time", 2000.0)])
+    (table,) = times.times(only(data, "b")).tables()
+    assert [row["impl"] for row in records(table)] == ["`a`", "`b` (baseline)"]
+    assert records(table)[0]["flags"] == "**other_process**; in doubt: `a` is other_process"
+
+
+def numbers_by_case(workload: WorkloadFindings) -> dict[str, dict[str, str]]:
+    """Return every number of each case, by the text of the first column."""
+    rows = records(cases_section.by_case(workload, workload.cases))
+    return {next(iter(row.values())): row for row in rows}
+
+
+def test_a_throttled_case_shows_the_range_of_its_clock() -> None:
+    clocks = {"a": (1.938e9, 1.98e9, 1.98e9), "b": (1.938e9, 1.98e9, 1.98e9), "c": (1.8e9, 1.9e9, 1.98e9)}
+    clocks["e"] = (1.95e9, 1.95e9, 1.95e9)
+    rows = [metric_row(f"impl={impl}", "time", 1000.0) for impl in (*clocks, "d")]
+    rows += [metric_row(f"impl={impl}", name, hz, "Hz") for impl, own in clocks.items()
+             for name, hz in zip(("sm_clock_min", "sm_clock", "sm_clock_max"), own, strict=True)]  # fmt: skip
+    rows.append(metric_row("impl=d", "sm_clock", 1.95e9, "Hz"))
+    cases = [case_row(f"impl={impl}", flags=["throttled"] if impl in "ade" else []) for impl in (*clocks, "d")]
+    found = {name: row["SM MHz"] for name, row in numbers_by_case(only(tables(cases, metrics=rows), "a")).items()}
+    assert found == {
+        "`a` (baseline)": "1980 (1938 to 1980)",
+        "`b`": "1980",
+        "`c`": "1900 (1800 to 1980)",
+        "`d`": "1950",
+        "`e`": "1950",
+    }
+
+
+def test_the_throttled_cases_of_the_h200_run_show_the_range_of_their_clocks() -> None:
+    (workload,) = analyze(*example("h200-attention")).workloads
+    rows = records(cases_section.by_case(workload, workload.cases))
+    flagged = [row for row in rows if "throttled" in row["flags"]]
+    assert len(flagged) == 7 and all(" to " in row["SM MHz"] for row in flagged)
+
+
+@pytest.mark.parametrize("watts", [300.0, None])
+def test_the_delay_of_the_power_is_explained_where_power_is_shown(watts: float | None) -> None:
+    rows = [metric_row("impl=a", "time", 1000.0)] + ([metric_row("impl=a", "power", watts, "W")] if watts else [])
+    workload = only(tables(metrics=rows), "a")
+    assert any(text.startswith("Power (W) is read") for text in texts(cases_section.cases(workload, workload))) is (
+        watts is not None
+    )
+
+
+def test_of_shapes_with_the_same_work_the_longest_is_the_largest() -> None:
+    def largest(*cases: tuple[str, str, float]) -> object:
+        names = [f"impl={impl},what={what}" for impl, what, _ in cases]
+        rows = [metric_row(name, "time", ns) for name, (_, _, ns) in zip(names, cases, strict=True)]
+        found = only(tables(metrics=rows + [metric_row(name, "flops", 1e9, "flop") for name in names]), "a").largest
+        return found and dict(found.axes)["what"]
+
+    both = [("a", "backward", 5e6), ("b", "backward", 1e6), ("a", "step", 7e6), ("b", "step", 1e6)]
+    assert largest(*both) == "step"
+    assert largest(*both[:2], ("a", "step", 5.1e6), both[3]) == "backward", "clocks differ by as much"
+    assert largest(*both[:3]) == "backward", "in the other there is nothing to compare"
+
+
+def test_times_of_the_fastest_have_one_unit() -> None:
+    data = tables(metrics=[metric_row(f"impl=a,n={n}", "time", ns) for n, ns in ((1, 7e6), (2, 3e7), (3, 5e7))])
+    assert [row["time ms"] for row in times_of(only(data, "a"))] == ["7.00", "30.0", "50.0"]
+
+
+def test_tied_cases_are_named_or_counted() -> None:
+    rows = [metric_row(f"impl={impl}", "time", 1e3, ci_low=990.0, ci_high=1010.0) for impl in "abcd"]
+    assert times_of(only(tables(metrics=rows[:3]), "a"))[0]["fastest"] == "tie: `a`, `b` and `c`"
+    assert times_of(only(tables(metrics=rows), "a"))[0]["fastest"] == "tie: `a`, `b` and 2 more"
+
+
+# --- flags -----------------------------------------------------------------------------------------------------------
+
+
+def flagged(flag: str, run: dict[str, Any] | None = None, **clocks: float) -> WorkloadFindings:
+    """A flagged case with these metrics in MHz, and one without a flag."""
+    cases = [case_row("impl=a", flags=[flag]), case_row("impl=b")]
+    rows = [metric_row("impl=a", "time", 1000.0, n=12), metric_row("impl=b", "time", 2000.0, n=40)]
+    rows += [metric_row("impl=a", name, 1e6 * mhz, "Hz") for name, mhz in clocks.items()]
+    (workload,) = analyze(tables(cases, metrics=rows), run or {}).workloads
+    return workload
+
+
+def test_each_flag_is_explained_in_one_line_as_in_the_golden_file(regenerate: bool) -> None:
+    gpus = [{"name": name, "max_sm_clock_hz": hz} for name, hz in (("H200", 1980e6), ("L4", 2040e6))]
+    jobs = [{"workload": "w", "profiler": "plain", "devices": [{"device": "H200"}]}]
+    clocks = {"sm_clock": 1845.0, "sm_clock_min": 1695.0}
+    tolerance = {"pipeline": {"workloads": {"w": {"tolerance": {"error_rel_l1": 0.1}}}}}
+    kernels = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 5e3)], ranges=[range_row("impl=a", 1, wall_ns=1e5,
+                                                                                         busy_ns=5e3)])  # fmt: skip
+    (idle,) = analyze(kernels, {}).workloads
+    workloads = [
+        *(flagged(str(flag)) for flag in Flag), flagged("my_flag"), idle, flagged("unchecked", tolerance),
+        flagged("throttled", {"machine": {"gpus": gpus}, "jobs": jobs}, **clocks),
+        flagged("throttled", {"machine": {"gpus": gpus}}, **clocks),
+        flagged("x", {"pipeline": {"workloads": {"w": {"repeats": 30}}}}),
+        *(analyze(*example(name)).workloads[0] for name in ("h200-attention", "cogvideox_step")),
+    ]  # fmt: skip
+    lines = [f"- {Markdown().text(text)}" for workload in workloads for text in flags.explanations([workload])]
+    check_golden("flags.md", "\n".join(lines) + "\n", regenerate)
+
+
+# --- kernel shares and the cost of switching -------------------------------------------------------------------------
+
+
+def split(**own: tuple[str, float]) -> KernelBreakdown:
+    """Of kernels, name -> (class, ns), one launch each."""
+    tally = KernelTotals()
+    for name, (cls, ns) in own.items():
+        tally.add(Kernel(name, cls, "sage2" if cls == "attention" else "", "kernel"), 1.0, ns, 0.0)
+    found = kernel_breakdown.break_down("nsys", tally, 1, CaseRange())
+    assert found is not None
+    return found
+
+
+def test_another_class_has_a_row_from_5_percent_of_any_call_on() -> None:
+    few = split(attn=("attention", 960.0), fill=("elementwise", 40.0))
+    many = split(attn=("attention", 900.0), fill=("elementwise", 55.0), odd=("other", 45.0))
+    rows = {plain(label): [cell.value for cell in cells] for label, cells in
+            kernel_share.category_rows([few, many], Unit("ns", 1.0))}  # fmt: skip
+    assert rows["elementwise ns/call"] == [40.0, 55.0]
+    assert rows["everything else ns/call"] == [None, 45.0]
+
+
+def test_other_classes_hold_no_kernel_of_a_category() -> None:
+    found = split(attn=("attention", 500.0), quantise=("attention_aux", 10.0), MeanOps=("reduction", 90.0),
+                  sum=("reduction", 100.0), direct_copy_kernel=("copy", 140.0), cat=("copy", 160.0))  # fmt: skip
+    assert other_classes.classes([found]) == ["copy", "reduction"]
+    assert [other_classes.of(found, name).ns for name in ("copy", "reduction")] == [160.0, 100.0]
+    assert other_classes.left(found, ["copy", "reduction"]) == ClassTotal()
+    assert other_classes.named("copy") == "other copies"
+
+
+def test_a_direct_copy_stays_a_direct_copy_whatever_class_a_users_rule_gives_it() -> None:
+    found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
+    assert other_classes.classes([found]) == ["elementwise", "copy"]
+    assert other_classes.of(found, "elementwise").ns == 600.0 and other_classes.left(found, ["copy"]).ns == 600.0
+
+
+def test_changes_have_the_classes_of_the_table_of_shares() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 10e6), kernel_row("impl=b", ATTENTION, 10, 5e6)]
+    kernels += [kernel_row("impl=b", FLUSH, 30, 4e6), kernel_row("impl=b", "cat", 20, 3e6, kernel_class="copy")]
+    ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
+    (shape,) = only(tables(kernels=kernels, ranges=ranges), "a").shapes
+    assert records(switch_cost.table(shape))[0][CHANGES] == (
+        "elementwise +400.0 us (3 more launches), other copies +300.0 us (2 more launches)"
+    )
+
+
+def switched(**own: float) -> WorkloadFindings:
+    """An attention kernel of 1000 us in place of the same and of kernels of some us, class -> us."""
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 1e7), kernel_row("impl=b", ATTENTION, 10, 1e7)]
+    kernels += [kernel_row("impl=b", name, 10, 1e4 * us, kernel_class=name) for name, us in own.items()]
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 10) for impl in "ab"]), "a")
+
+
+def test_changes_beyond_the_three_largest_are_counted() -> None:
+    many = switched(add=100.0, gemm=300.0, softmax=200.0, attention_aux=50.0, other=30.0)
+    (row,) = records(switch_cost.table(many.shapes[0]))
+    assert row[CHANGES] == (
+        "gemm +300.0 us (1 more launch), softmax +200.0 us (1 more launch), add +100.0 us (1 more launch) and 2 smaller"
+    )
+    assert records(switch_cost.table(switched(add=100.0).shapes[0]))[0][CHANGES] == "add +100.0 us (1 more launch)"
+    assert CHANGES not in records(switch_cost.table(switched(add=19.0).shapes[0]))[0]
+
+
+def set_before(us: float) -> WorkloadFindings:
+    """A kernel of 10 us in place of one of 15, and a memset before it."""
+    kernels = [kernel_row("impl=a", ATTENTION, 30, 450_000.0), kernel_row("impl=b", ATTENTION, 30, 300_000.0)]
+    kernels.append(kernel_row("impl=b", "[CUDA memset]", 30, 30_000.0 * us, kind="memset"))
+    return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]), "a")
+
+
+def test_copies_and_sets_that_are_no_kernels_are_changes_too() -> None:
+    (row,) = records(switch_cost.table(set_before(0.8).shapes[0]))
+    assert row["all kernels of a call"] == "1.50x"
+    assert row[CHANGES] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
+    assert CHANGES not in records(switch_cost.table(set_before(0.1).shapes[0]))[0]
+
+
+def test_the_introduction_explains_what_the_table_of_switching_costs_holds(regenerate: bool) -> None:
+    workloads = {"kernels": switched(add=100.0), "a memset": set_before(0.8), "no change": switched(add=19.0)}
+    parts = [f"- {name}: {text}" for name, w in workloads.items() for text in texts(switch_cost.switch_cost(w))]
+    check_golden("switch_cost.md", "\n".join(parts) + "\n", regenerate)
+
+
+def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
+    data, run = example("h200-attention")
+    (workload,) = analyze(data, run).workloads
+    own = data.kernels[(data.kernels["profiler"] == "nsys") & (data.kernels["kind"] == "memset")]
+    for shape in workload.shapes:
+        (swap,) = (swap for swap in shape.switch_costs if swap.variant == "sdpa_cudnn")
+        case = next(point for point in shape.cases if point.variant == "sdpa_cudnn")
+        rows = own[own["case"] == case.id]
+        assert case.breakdown is not None and len(rows)
+        ns = rows["total_ns"].sum() / case.breakdown.iterations
+        told = [change for part, change, _ in swap.changes if part == "copies"]
+        assert told == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])
