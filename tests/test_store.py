@@ -13,7 +13,7 @@ from profpipe.commands import history
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, database, folders, schema, store
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import CASES, KERNELS, METRICS, Tables
+from profpipe.results.schema import CASES, KERNELS, METRICS, STEPS, Tables
 
 NOW = datetime(2026, 11, 20, 5, 55, tzinfo=timezone.utc)
 
@@ -24,6 +24,7 @@ def some_tables(run="r", time_ns=1500.0):
         cases=schema.frame(CASES, [{**key, "status": "ok", "params": '{"n": 1}', "flags": "[]"}]),
         kernels=schema.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
         metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
+        steps=schema.frame(STEPS, [{**key, "profiler": "nsys", "step": 1, "state": "steady", "wall_ns": 2e6}]),
     )
 
 
@@ -226,6 +227,16 @@ def test_a_table_whose_file_is_gone_is_read_from_the_parquet_beside_it(tmp_path)
     (tmp_path / "metrics.parquet").write_text("PAR1")
     with pytest.raises(ConfigError, match=r"metrics\.parquet: cannot be read, and metrics\.csv is missing"):
         store.load(tmp_path)
+
+
+def test_a_run_of_a_version_without_steps_has_none(tmp_path):
+    store.save(tmp_path, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
+    store.save_parquet(tmp_path, some_tables())
+    (tmp_path / "steps.csv").unlink()
+    (tmp_path / "steps.parquet").unlink()
+    loaded, _ = store.load(tmp_path)
+    pd.testing.assert_frame_equal(loaded.steps, schema.empty(schema.STEPS))
+    pd.testing.assert_frame_equal(loaded.kernels, some_tables().kernels)
 
 
 @pytest.mark.parametrize("name", [table.name for table in schema.ALL])

@@ -1,4 +1,4 @@
-"""The schema of the four tables. Checking, loading and documentation use this one declaration.
+"""The schema of the five tables. Checking, loading and documentation use this one declaration.
 
 Times are in ns and sizes in bytes; the parser converts them from the units of the file. A value that the tool did not
 record is missing (``NA``), never zero and never a default of this machine.
@@ -52,11 +52,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its name, what a row is, and its columns in order."""
+    """One table: its name, what a row is, and its columns in order.
+
+    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty.
+    """
 
     name: str
     row: str
     columns: tuple[Column, ...]
+    is_new: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -149,7 +153,63 @@ METRICS: Final = Table(
     ),
 )
 
-ALL: Final = (CASES, KERNELS, RANGES, METRICS)
+
+class StepRule(str, Enum):
+    """What says where a step begins: the first of these that applies."""
+
+    #: Ranges that the user opened or named.
+    MARKER = "marker"
+    #: Ranges between the returns of `Optimizer.step`.
+    OPTIMIZER = "optimizer"
+    #: Ranges around each top-level module call.
+    FORWARD = "forward"
+    #: Ranges that a framework opens.
+    FRAMEWORK = "framework"
+    #: No range: the sequence of launches recurs.
+    PATTERN = "pattern"
+
+
+class StepState(str, Enum):
+    """Which steps count: the figures of a report are medians over ``STEADY`` steps."""
+
+    #: Before the step time settled.
+    WARMUP = "warmup"
+    STEADY = "steady"
+    #: Beyond three median absolute deviations of the steady steps.
+    OUTLIER = "outlier"
+    #: Work between two steps: evaluation, a checkpoint.
+    OTHER = "other"
+
+
+STEPS: Final = Table(
+    "steps",
+    "one step of a program, by process and device",
+    (
+        *_KEY,
+        Column("source", "str", "file that the row comes from, relative to the run's folder"),
+        Column("process", "Int64", "process id; NA if the tool does not record it"),
+        Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
+        Column("step", "Int64", "number of the step, from 0; of other work, of the step before it"),
+        Column("state", "str", "warmup, steady, outlier or other (work between two steps)"),
+        Column("rule", "str", "what says where the step begins: marker, optimizer, forward, framework or pattern"),
+        Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),
+        Column("wall_ns", "Float64", "from there to the first GPU operation of what follows"),
+        Column("compute_ns", "Float64", "part of `wall_ns` in which a kernel runs that is no communication"),
+        Column("communication_ns", "Float64", "part in which communication runs and nothing computes: exposed"),
+        Column("copy_ns", "Float64", "part in which only copies and sets run: exposed"),
+        Column("idle_ns", "Float64", "part in which nothing runs; the four parts add up to `wall_ns`"),
+        Column("idle_launch_ns", "Float64", "part of `idle_ns` before launches that the host made too late"),
+        Column("idle_blocked_ns", "Float64", "part of `idle_ns` that began while the host waited for the GPU"),
+        Column("idle_other_ns", "Float64", "rest of `idle_ns`: dependencies, waits of streams, or not recorded"),
+        Column("communication_total_ns", "Float64", "time in which communication runs, computation beside it or not"),
+        Column("kernel_ns", "Float64", "sum of the times of its kernels"),
+        Column("kernels", "Int64", "number of its kernel launches"),
+    ),
+    is_new=True,
+)
+
+ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS)
 
 
 class Placement(str, Enum):
@@ -242,12 +302,13 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The four tables, and the origin of their rows."""
+    """The five tables, and the origin of their rows."""
 
     cases: pd.DataFrame = field(default_factory=lambda: empty(CASES))
     kernels: pd.DataFrame = field(default_factory=lambda: empty(KERNELS))
     ranges: pd.DataFrame = field(default_factory=lambda: empty(RANGES))
     metrics: pd.DataFrame = field(default_factory=lambda: empty(METRICS))
+    steps: pd.DataFrame = field(default_factory=lambda: empty(STEPS))
     origin: Origin = field(default_factory=Origin)
 
     def with_columns(self, **values: str) -> Tables:

@@ -62,10 +62,11 @@ def load(folder: Path) -> tuple[Tables, Manifest]:
     if manifest.schema_version != schema.SCHEMA_VERSION:
         what = f"was written with schema {manifest.schema_version}; this profpipe reads {schema.SCHEMA_VERSION}."
         raise ConfigError(str(folder), what)
-    cases, kernels, ranges, metrics = (_read(folder / f"{table.name}.csv", table, manifest) for table in schema.ALL)
+    frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.csv", table, manifest) for table in schema.ALL}
+    cases = frames["cases"]
     status = map(schema.current_status, cases["status"], cases["reason"])
-    cases = cases.assign(status=pd.Series(status, index=cases.index, dtype=object))
-    return Tables(cases, kernels, ranges, metrics), manifest
+    frames["cases"] = cases.assign(status=pd.Series(status, index=cases.index, dtype=object))
+    return Tables(**frames), manifest
 
 
 def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
@@ -87,6 +88,8 @@ def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
 
 def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
     path = absent.with_suffix(".parquet")
+    if table.is_new and not path.is_file():
+        return schema.empty(table)
     # A run writes Parquet files when it ends. Of a resumed run that has not ended they lack the later rows.
     if not path.is_file() or (manifest.is_run and not manifest.ended):
         raise ConfigError(str(absent), "is missing.", _REMEDY)
