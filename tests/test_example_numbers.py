@@ -1,7 +1,8 @@
-"""Every number that the committed examples showed before the report was rebuilt is still on their pages.
+"""Every number that the pages of the committed examples showed is still on their pages.
 
-``golden/example_cells.parquet`` holds the cells with numbers of all tables of SUMMARY.md and of the text files as they
-were: example, page, workload, heading, title of the table, labels of the row, column and text. The test renders each
+``golden/example_cells.parquet`` holds the cells with numbers of all tables of the pages and of the text files: example,
+start of its run, page, workload, heading, title of the table, labels of the row, column and text. Most were recorded
+before the report was rebuilt; `pytest --regenerate` records an example that was measured again. The test renders each
 example and looks for every number in a row with the same labels, up to the digits that both pages write.
 """
 
@@ -25,7 +26,8 @@ from page_tables import Figure, figures, tables, words
 from profpipe import cli
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDED = pd.read_parquet(ROOT / "tests" / "golden" / "example_cells.parquet")
+GOLDEN = ROOT / "tests" / "golden" / "example_cells.parquet"
+RECORDED = pd.read_parquet(GOLDEN)
 EXAMPLES = sorted(RECORDED["example"].unique())
 
 #: Recorded section -> the sections that hold its figures now. A section is a heading of level 2 without what follows
@@ -71,7 +73,7 @@ def render(example: str, folder: Path) -> Pages:
     run = folder / example
     shutil.copytree(ROOT / "examples" / example, run, ignore=shutil.ignore_patterns("*.txt", "*.md", "plots"))
     assert cli.main(["report", str(run)]) in (0, 1)
-    workloads = list(json.loads((run / "run.json").read_text(encoding="utf-8"))["pipeline"]["workloads"])
+    workloads = list(read_run(example)["pipeline"]["workloads"])
     found: dict[tuple[str, str], list[Shown]] = {}
     for page in sorted((*run.glob("*.md"), *run.glob("*.txt"))):
         for table in tables(page.read_text(encoding="utf-8"), workloads):
@@ -87,6 +89,31 @@ def render(example: str, folder: Path) -> Pages:
     return found
 
 
+def read_run(example: str) -> dict[str, Any]:
+    return dict(json.loads((ROOT / "examples" / example / "run.json").read_text(encoding="utf-8")))
+
+
+def cells(example: str) -> Iterator[dict[str, str]]:
+    """Yield the cells with numbers of the example's committed pages. A parameter is a label, even if it is a number."""
+    folder, run = ROOT / "examples" / example, read_run(example)
+    parameters = {part.partition("=")[0] for case in case_names(run) for part in case.split(",")}
+    for page in sorted((*folder.glob("*.md"), *folder.glob("*.txt"))):
+        for table in tables(page.read_text(encoding="utf-8"), list(run["pipeline"]["workloads"])):
+            place = {"workload": table.workload, "heading": table.heading, "title": table.title}
+            for row in table.rows:
+                numbers, labels = [], []
+                for head, text in zip(table.head, row, strict=True):
+                    is_number = head not in parameters and any(figures(text, head, row[0]))
+                    (numbers if is_number else labels).append((head, text))
+                named = {**place, "labels": "\t".join(text for _, text in labels if text)}
+                for head, text in numbers:
+                    yield {"example": example, "page": page.name, **named, "column": head, "text": text}
+
+
+def case_names(run: Mapping[str, Any]) -> set[str]:
+    return {case for job in run["jobs"] for case in job["cases"]}
+
+
 def section_of(page: str, heading: str) -> str:
     return re.split(r", | / ", heading)[0].strip() if page.endswith(".md") else page
 
@@ -97,9 +124,20 @@ def column_of(head: str) -> str:
 
 def parameter_values(example: str) -> frozenset[str]:
     """Return the words of all parameters' values in the names of the example's cases."""
-    run = json.loads((ROOT / "examples" / example / "run.json").read_text(encoding="utf-8"))
-    cases = {case for job in run["jobs"] for case in job["cases"]}
-    return frozenset().union(*(words(part.partition("=")[2]) for case in cases for part in case.split(",")))
+    parts = [part for case in case_names(read_run(example)) for part in case.split(",")]
+    return frozenset().union(*(words(part.partition("=")[2]) for part in parts))
+
+
+def test_the_recorded_numbers_are_those_of_the_committed_runs(regenerate: bool) -> None:
+    recorded = dict(zip(RECORDED["example"], RECORDED["started"], strict=True))
+    measured_again = [name for name in EXAMPLES if read_run(name)["started"] != recorded[name]]
+    if regenerate and measured_again:
+        rows = [{**cell, "started": read_run(name)["started"]} for name in measured_again for cell in cells(name)]
+        others = RECORDED[~RECORDED["example"].isin(measured_again)]
+        table = pd.concat([others, pd.DataFrame(rows)[RECORDED.columns]]).sort_values("example", kind="stable")
+        table.to_parquet(GOLDEN, index=False, compression="zstd", compression_level=19)
+    else:
+        assert not measured_again, f"record their numbers: pytest --regenerate {Path(__file__).name}"
 
 
 #: The examples that are rendered for every change; one has four profilers, one several workloads and study tables.

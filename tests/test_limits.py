@@ -20,6 +20,7 @@ from report_study import (
     records,
     tables,
     texts,
+    with_ceilings,
 )
 
 from profpipe.analysis.findings.agreement import Cause, Reason
@@ -210,7 +211,9 @@ def slowed_by_nsys() -> WorkloadFindings:
 
 def test_the_section_of_limits_reads_as_in_the_golden_file(regenerate: bool) -> None:
     workloads = {
-        "an H200": only(*example("h200-attention")), "far below both peaks": far_below_peaks(),
+        "an H200": only(*example("h200-attention")),
+        "an H200 with measured ceilings": only(*with_ceilings(*example("h200-attention"))),
+        "far below both peaks": far_below_peaks(),
         "bytes are not declared": undeclared_bytes(), "sparse work": sparse(), "two GPUs": of_gpus(2),
         "one GPU": of_gpus(1), "measured traffic": traffic(True), "declared bytes": traffic(False),
         "memory-bound": memory_bound(), "host-bound": host_bound(), "a data type without a peak": unknown_peak(),

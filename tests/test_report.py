@@ -24,6 +24,7 @@ from report_study import (
     range_row,
     recorded,
     tables,
+    with_ceilings,
     write_page,
 )  # fmt: skip
 
@@ -342,17 +343,24 @@ def test_the_clock_that_ncu_counts_is_said_to_be_another_where_it_is_shown(tmp_p
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_share_of_a_ceiling_can_be_recomputed_from_the_page_of_a_real_run(tmp_path: Path) -> None:
-    text = page(*example("h200-attention"), tmp_path)
-    reached = re.search(r"reaches ([\d.]+) TFLOP/s at [^:]*, ([\d.]+) % of the measured ceiling", text)
-    ceiling = re.search(
-        r"^- measured rates: fp16 ([\d.]+), .* TFLOP/s, memory \d+ GB/s; measured on",
+@pytest.mark.parametrize(
+    ("is_measured", "name", "rates"),
+    [(False, "peak", "peak rates"), (True, "measured ceiling", "measured rates")],
+)
+def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(
+    is_measured: bool, name: str, rates: str, tmp_path: Path
+) -> None:
+    data, run = example("h200-attention")
+    text = page(*(with_ceilings(data, run) if is_measured else (data, run)), tmp_path)
+    reached = re.search(rf"reaches ([\d.]+) TFLOP/s at [^:]*, ([\d.]+) % of the {name}:", text)
+    peak = re.search(
+        rf"^- {rates}: fp16 ([\d.]+), .* TFLOP/s, memory \d+ GB/s; ",
         (tmp_path / "details.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    assert reached and ceiling
-    assert float(reached[1]) / float(ceiling[1]) == pytest.approx(float(reached[2]) / 100, abs=0.001)
-    assert f"fp16: {ceiling[1]} TFLOP/s" in (tmp_path / "gpu_info.txt").read_text(encoding="utf-8")
+    assert reached and peak
+    assert float(reached[1]) / float(peak[1]) == pytest.approx(float(reached[2]) / 100, abs=0.001)
+    assert f"fp16: {peak[1]} TFLOP/s" in (tmp_path / "gpu_info.txt").read_text(encoding="utf-8")
 
 
 def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
