@@ -1,4 +1,4 @@
-"""The schema of the five tables. Checking, loading and documentation use this one declaration.
+"""The schema of the six tables. Checking, loading and documentation use this one declaration.
 
 Times are in ns and sizes in bytes; the parser converts them from the units of the file. A value that the tool did not
 record is missing (``NA``), never zero and never a default of this machine.
@@ -209,7 +209,40 @@ STEPS: Final = Table(
     is_new=True,
 )
 
-ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS)
+
+class Verdict(str, Enum):
+    """Whether B is faster than A, by interleaved pairs of processes."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    #: The difference is smaller than the floor.
+    SAME = "same"
+    INCONCLUSIVE = "inconclusive"
+
+    __str__ = str.__str__
+
+
+VERDICTS: Final = Table(
+    "verdicts",
+    "one case on two sides, A and B, that ran as pairs of processes",
+    (
+        *_KEY,
+        Column("kernel", "str", "empty: the case; else a kernel's name"),
+        Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A"),
+        Column("a_ns", "Float64", "median over the processes of A of their median times"),
+        Column("b_ns", "Float64", "the same of B"),
+        Column("ratio", "Float64", "time of B over time of A: the Hodges-Lehmann estimate over the pairs"),
+        Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
+        Column("ci_high", "Float64", "upper end of that interval"),
+        Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
+        Column("pairs", "Int64", "number of pairs of processes behind the verdict"),
+        Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
+        Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
+    ),
+    is_new=True,
+)
+
+ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS)
 
 
 class Placement(str, Enum):
@@ -302,13 +335,14 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The five tables, and the origin of their rows."""
+    """The six tables, and the origin of their rows."""
 
     cases: pd.DataFrame = field(default_factory=lambda: empty(CASES))
     kernels: pd.DataFrame = field(default_factory=lambda: empty(KERNELS))
     ranges: pd.DataFrame = field(default_factory=lambda: empty(RANGES))
     metrics: pd.DataFrame = field(default_factory=lambda: empty(METRICS))
     steps: pd.DataFrame = field(default_factory=lambda: empty(STEPS))
+    verdicts: pd.DataFrame = field(default_factory=lambda: empty(VERDICTS))
     origin: Origin = field(default_factory=Origin)
 
     def with_columns(self, **values: str) -> Tables:

@@ -1,0 +1,167 @@
+"""Decide from interleaved pairs of processes whether B is faster than A.
+
+A pair is one process of A and one of B, one right after the other. Each gives one number: log(B / A) of their medians.
+Times of one process each cannot decide: memory placement, autotuning and clocks differ from process to process, and an
+interval from inside one process does not contain this spread.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from profpipe.analysis import signed_rank
+from profpipe.results.schema import Verdict
+
+#: The level of the two-sided test, and of the interval that inverts it.
+ALPHA: Final = 0.01
+#: The level of each of the two tests of equivalence (TOST): the usual 5 %.
+ALPHA_SAME: Final = 0.05
+#: The smallest difference that may be called one, as a ratio minus 1.
+LEAST_FLOOR: Final = 0.01
+#: The probability with which the further pairs decide, if the estimate and the spread so far are true.
+POWER: Final = 0.8
+#: More pairs than these are not worth a forecast.
+MOST_PAIRS: Final = 1000
+
+#: The signed-rank test needs 1 / 0.955 times the pairs of a t test if the differences are normal (Hollander, Wolfe and
+#: Chicken, section 3.11).
+_EFFICIENCY: Final = 3 / math.pi
+_NORMAL: Final = statistics.NormalDist()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one case and what it rests on.
+
+    ``ratio`` is B / A; below 1 B is faster. ``ci_low`` and ``ci_high`` enclose it with 99 % confidence; they are None
+    with fewer than 8 pairs. ``floor`` is the smallest difference that counts, as a ratio minus 1. ``pairs_more`` is how
+    many further pairs would decide: 0 for a verdict, None for more than ``MOST_PAIRS``.
+    """
+
+    verdict: Verdict
+    ratio: float
+    ci_low: float | None
+    ci_high: float | None
+    p: float
+    pairs: int
+    floor: float
+    pairs_more: int | None
+    #: How often chance alone gives FASTER or SLOWER, if A and B are the same and their pairs vary as these do.
+    false_rate: float
+
+    @property
+    def percent(self) -> float:
+        """Positive: B takes longer than A."""
+        return (self.ratio - 1) * 100
+
+
+def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement:
+    """Return the verdict on a case from log(B / A) of each pair.
+
+    FASTER and SLOWER need the exact signed-rank test at 1 %, and both the estimate and the median of the pairs beyond
+    ``floor``. SAME needs both tests of equivalence: the centre is above -floor and below +floor, each at 5 %.
+    Everything else is INCONCLUSIVE.
+    Raises ValueError without a pair and for a number that is not finite.
+    """
+    if not log_ratios or not all(map(math.isfinite, log_ratios)):
+        raise ValueError("a verdict needs at least one pair, and finite times in each")
+    limit = math.log1p(floor)
+    estimate = signed_rank.centre(log_ratios)
+    p = signed_rank.two_sided_p(log_ratios)
+    if p <= ALPHA and min(abs(estimate), abs(statistics.median(log_ratios))) > limit:
+        verdict = Verdict.FASTER if estimate < 0 else Verdict.SLOWER
+    elif _equivalence_p(log_ratios, limit) <= ALPHA_SAME:
+        verdict = Verdict.SAME
+    else:
+        verdict = Verdict.INCONCLUSIVE
+    low, high = signed_rank.interval(log_ratios, 1 - ALPHA) or (None, None)
+    return Judgement(
+        verdict,
+        ratio=math.exp(estimate),
+        ci_low=None if low is None else math.exp(low),
+        ci_high=None if high is None else math.exp(high),
+        p=p,
+        pairs=len(log_ratios),
+        floor=floor,
+        pairs_more=_pairs_more(log_ratios, estimate, limit) if verdict is Verdict.INCONCLUSIVE else 0,
+        false_rate=_false_rate(log_ratios, limit),
+    )
+
+
+def expected_false(judgements: Iterable[Judgement]) -> float:
+    """Return the number of FASTER and SLOWER to expect among these cases if nothing had changed.
+
+    The expectations of cases add up, whether or not the cases are independent.
+    """
+    return sum(judgement.false_rate for judgement in judgements)
+
+
+def spread(log_ratios: Sequence[float]) -> float:
+    """Return how far pairs of the same code lie apart: the standard deviation around 0, as a ratio minus 1.
+
+    It is estimated from the median distance to 0, which single slow processes do not move.
+    """
+    return math.expm1(_sigma(log_ratios, around=0.0))
+
+
+def _equivalence_p(log_ratios: Sequence[float], limit: float) -> float:
+    """Return the p value of two one-sided tests: of a centre at or below -limit, and of one at or above it.
+
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987) 657, with signed ranks in place of t.
+    """
+    above_lower = signed_rank.p_values([value + limit for value in log_ratios])[1]
+    below_upper = signed_rank.p_values([value - limit for value in log_ratios])[0]
+    return max(above_lower, below_upper)
+
+
+def _false_rate(log_ratios: Sequence[float], limit: float) -> float:
+    """Return the probability of FASTER or SLOWER over random signs of these differences; an upper bound.
+
+    No assignment of signs moves the median or the estimate further from 0 than all signs alike.
+    """
+    sizes = list(map(abs, log_ratios))
+    if min(signed_rank.centre(sizes), statistics.median(sizes)) <= limit:
+        return 0.0
+    return signed_rank.rejection_rate(len(log_ratios), ALPHA)
+
+
+def _pairs_more(log_ratios: Sequence[float], estimate: float, limit: float) -> int | None:
+    """Return how many more pairs decide with probability ``POWER``; None for more than ``MOST_PAIRS``.
+
+    The formulas are those of a normal mean with known spread, for the test and the floor, or for both tests of
+    equivalence (Chow, Shao, Wang and Lokhnytska, Sample Size Calculations in Clinical Research, 3rd ed., section 3.1).
+    """
+    sigma, size = _sigma(log_ratios, around=estimate), abs(estimate)
+    margin = abs(size - limit)
+    if size > limit:
+        test = (_NORMAL.inv_cdf(1 - ALPHA / 2) + _NORMAL.inv_cdf(POWER)) / size
+        distance = max(test, _quotient(_NORMAL.inv_cdf(POWER), margin))
+    else:
+        power = (1 + POWER) / 2 if size < limit / 2 else POWER
+        distance = _quotient(_NORMAL.inv_cdf(1 - ALPHA_SAME) + _NORMAL.inv_cdf(power), margin)
+    # No spread means that the next pairs repeat these.
+    wanted = (distance * sigma) ** 2 / _EFFICIENCY if sigma else 0.0
+    if wanted > MOST_PAIRS:
+        return None
+    return max(1, math.ceil(wanted) - len(log_ratios), _fewest_pairs() - len(log_ratios))
+
+
+def _fewest_pairs() -> int:
+    """Return the fewest pairs with which the test can reject at all."""
+    return next(count for count in range(1, 65) if signed_rank.smallest_two_sided_p(count) <= ALPHA)
+
+
+def _quotient(value: float, by: float) -> float:
+    return value / by if by else math.inf
+
+
+def _sigma(values: Sequence[float], around: float) -> float:
+    """Return the standard deviation of ``values`` from their median distance to ``around``.
+
+    Half of a normal distribution lies within 0.6745 standard deviations.
+    """
+    return statistics.median(abs(value - around) for value in values) / _NORMAL.inv_cdf(0.75)

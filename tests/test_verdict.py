@@ -1,0 +1,213 @@
+"""The exact signed-rank test, and the verdicts on pairs of processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profpipe.analysis import signed_rank, verdict
+from profpipe.results.schema import Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_verdicts", ROOT / "benchmarks" / "verdicts.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+simulation = load_benchmark()
+
+
+def draw(count, centre=0.0, seed=1):
+    rng = random.Random(seed)
+    return [rng.gauss(centre, 1.0) for _ in range(count)]
+
+
+# --- the test of signed ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "rank_sum", "two_sided"),
+    # Hollander, Wolfe and Chicken, table A.4: P(T >= t) of n differences, doubled.
+    [(5, 0, 0.062), (8, 3, 0.040), (8, 0, 0.008), (10, 8, 0.048), (10, 3, 0.010), (15, 25, 0.048)],
+)
+def test_p_values_are_those_of_the_printed_table(count, rank_sum, two_sided):
+    negative = set()
+    for rank in range(count, 0, -1):
+        if rank <= rank_sum - sum(negative):
+            negative.add(rank)
+    differences = [-rank if rank in negative else rank for rank in range(1, count + 1)]
+    assert signed_rank.two_sided_p(differences) == pytest.approx(two_sided, abs=0.0011)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 12, 25, 40])
+def test_p_values_are_those_of_scipy(count):
+    stats = pytest.importorskip("scipy.stats")
+    for seed in range(20):
+        differences = draw(count, centre=0.3, seed=seed)
+        less, greater = signed_rank.p_values(differences)
+        for ours, alternative in ((less, "less"), (greater, "greater")):
+            theirs = stats.wilcoxon(differences, alternative=alternative, method="exact").pvalue
+            assert ours == pytest.approx(theirs, rel=1e-12)
+        theirs = stats.wilcoxon(differences, method="exact").pvalue
+        assert signed_rank.two_sided_p(differences) == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "differences", [[1, 1, -1, 2, 2, -3, 4], [0, 0, 5, -5, 5, 1], [-1, -1, -1, -1], [0.5, -0.5, 0.25, 3, 3, 3, -3, 7]]
+)
+def test_p_values_with_ties_and_zeros_count_all_signs(differences):
+    sizes = [abs(value) for value in differences if value]
+    ranks = [sum(other < size for other in sizes) + (sizes.count(size) + 1) / 2 for size in sizes]
+    observed = sum(rank for value, rank in zip([v for v in differences if v], ranks, strict=True) if value > 0)
+    sums = [sum(itertools.compress(ranks, signs)) for signs in itertools.product((0, 1), repeat=len(ranks))]
+    less, greater = signed_rank.p_values(differences)
+    assert less == sum(s <= observed for s in sums) / len(sums)
+    assert greater == sum(s >= observed for s in sums) / len(sums)
+
+
+def test_differences_of_zero_say_nothing():
+    assert signed_rank.p_values([0.0, 0.0]) == (1.0, 1.0)
+    assert signed_rank.two_sided_p([]) == 1.0
+
+
+@pytest.mark.parametrize("count", [8, 11, 16])
+def test_the_interval_holds_the_centres_that_the_test_does_not_reject(count):
+    differences = draw(count, centre=0.5)
+    low, high = signed_rank.interval(differences, 0.99)
+
+    def p_of(centre):
+        return signed_rank.two_sided_p([value - centre for value in differences])
+
+    assert p_of(low + 1e-9) > 0.01 and p_of(high - 1e-9) > 0.01
+    assert p_of(low - 1e-9) <= 0.01 and p_of(high + 1e-9) <= 0.01
+    assert low < signed_rank.centre(differences) < high
+
+
+def test_seven_pairs_have_no_interval_of_99_percent_and_eight_have_their_range():
+    assert signed_rank.interval(draw(7), 0.99) is None
+    assert signed_rank.interval(draw(8), 0.99) == (min(draw(8)), max(draw(8)))
+
+
+def test_the_centre_is_the_median_of_all_means_of_two():
+    assert signed_rank.centre([1, 2, 6]) == 2.75  # of 1, 1.5, 2, 3.5, 4, 6
+
+
+def test_eight_pairs_reject_in_2_of_256_assignments_of_signs():
+    assert signed_rank.rejection_rate(8, 0.01) == 2 / 256
+    assert signed_rank.rejection_rate(7, 0.01) == 0.0
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def pairs_around(percent, spread=0.2, count=8):
+    """Return log ratios that lie evenly around a change of ``percent``, up to ``spread`` % from it."""
+    return [math.log1p((percent + spread * (2 * i / (count - 1) - 1)) / 100) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"),
+    [(-3, Verdict.FASTER), (3, Verdict.SLOWER), (1.3, Verdict.SLOWER), (0.3, Verdict.SAME), (1, Verdict.INCONCLUSIVE)],
+)
+def test_a_change_beyond_the_floor_is_a_verdict_and_one_within_is_the_same(percent, expected):
+    judged = verdict.judge(pairs_around(percent))
+    assert judged.verdict is expected
+    assert judged.percent == pytest.approx(percent, abs=0.05)
+    assert judged.pairs == 8
+    assert judged.ci_low < judged.ratio < judged.ci_high
+
+
+def test_a_known_spread_of_the_case_raises_the_floor():
+    assert verdict.judge(pairs_around(3), floor=0.05).verdict is Verdict.SAME
+    assert verdict.judge(pairs_around(6), floor=0.05).verdict is Verdict.SLOWER
+
+
+def test_seven_pairs_never_decide_that_b_is_faster():
+    judged = verdict.judge(pairs_around(-20, count=7))
+    assert (judged.verdict, judged.pairs_more) == (Verdict.INCONCLUSIVE, 1)
+    assert (judged.ci_low, judged.ci_high) == (None, None)
+
+
+def test_further_pairs_decide_about_as_often_as_forecast():
+    machine, rng = simulation.Machine(simulation.normal(0.01)), random.Random(5)
+    decided = []
+    for _ in range(300):
+        first = simulation.log_ratios(machine, 8, 0.02, rng)
+        judged = verdict.judge(first)
+        if judged.verdict is Verdict.INCONCLUSIVE and judged.pairs_more is not None and judged.pairs_more <= 60:
+            more = simulation.log_ratios(machine, judged.pairs_more, 0.02, rng)
+            decided.append(verdict.judge([*first, *more]).verdict is not Verdict.INCONCLUSIVE)
+    assert len(decided) > 50
+    # The forecast rests on the spread of eight pairs, which is itself uncertain.
+    assert sum(decided) / len(decided) > 0.5
+
+
+def test_a_difference_on_the_floor_needs_more_pairs_than_anyone_runs():
+    wide = [math.log(1.01) + offset for offset in (-0.02, -0.01, -0.005, -0.001, 0.001, 0.005, 0.01, 0.02)]
+    judged = verdict.judge(wide)
+    assert (judged.verdict, judged.pairs_more) == (Verdict.INCONCLUSIVE, None)
+
+
+def test_processes_that_all_take_the_same_time_are_the_same():
+    assert verdict.judge([0.0] * 8).verdict is Verdict.SAME
+
+
+@pytest.mark.parametrize("log_ratios", [[], [0.1, math.nan], [math.inf]])
+def test_a_verdict_needs_finite_times(log_ratios):
+    with pytest.raises(ValueError, match="at least one pair"):
+        verdict.judge(log_ratios)
+
+
+def test_the_spread_of_pairs_is_their_standard_deviation_and_ignores_one_slow_process():
+    rng = random.Random(2)
+    ratios = [rng.gauss(0.0, 0.012) for _ in range(500)]
+    assert verdict.spread(ratios) == pytest.approx(0.012, rel=0.1)
+    assert verdict.spread([*ratios, 3.0]) == pytest.approx(verdict.spread(ratios), rel=0.02)
+
+
+# --- error rates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "machine"), list(simulation.machines()))
+def test_verdicts_on_the_same_code_are_wrong_in_less_than_half_a_percent(name, machine):
+    assert simulation.false_rate(simulation.eight_pairs, machine, 4000, seed=1) < 0.005
+
+
+@pytest.mark.parametrize(("name", "machine"), list(simulation.machines()))
+def test_a_change_of_3_percent_is_found_and_never_in_the_wrong_direction(name, machine):
+    shares = simulation.verdict_shares(machine, 0.03, 1000, seed=1)
+    assert shares[Verdict.SLOWER] > 0.83
+    assert shares[Verdict.FASTER] == 0
+    assert shares[Verdict.SAME] < 0.005
+
+
+def test_one_process_a_side_is_wrong_more_often_than_not():
+    for _, machine in simulation.machines():
+        assert simulation.false_rate(simulation.one_process_a_side, machine, 1000, seed=1) > 0.4
+
+
+def test_the_expected_number_of_false_verdicts_bounds_those_of_a_page():
+    machine, rng = simulation.Machine(simulation.normal(0.01)), random.Random(7)
+    judged = [verdict.judge(simulation.log_ratios(machine, 8, 0.0, rng)) for _ in range(4000)]
+    false = sum(each.verdict in (Verdict.FASTER, Verdict.SLOWER) for each in judged)
+    assert 0 < false <= 1.5 * verdict.expected_false(judged)
+    assert verdict.expected_false(judged) < 0.005 * len(judged)
+
+
+def test_the_benchmark_prints_both_tables():
+    argv = [sys.executable, str(ROOT / "benchmarks" / "verdicts.py"), "--repetitions", "20"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "| normal, sd 1 %, drift 1 % |" in done.stdout
+    assert "| heavy-tailed, sd 1 % | +5 % |" in done.stdout
