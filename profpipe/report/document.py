@@ -10,12 +10,15 @@ without a length limit (HTML) shows both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from profpipe.report.units import Unit
+
+_Item = TypeVar("_Item")
 
 #: The unit of a plain number.
 NO_UNIT = Unit("", 1.0)
@@ -156,6 +159,18 @@ class Column:
         return not (self.is_label or self.is_words)
 
 
+def _titled(id: str, title: Text | None = None, **kind: Any) -> Column:
+    """Return a column; its title is its id where none is given."""
+    return Column(id, id if title is None else title, **kind)
+
+
+#: Columns by what their cells are: names of the rows, other text, and numbers by their formats.
+label, words = partial(_titled, is_label=True), partial(_titled, is_words=True)
+count, ratio = partial(_titled, format=Format.COUNT), partial(_titled, format=Format.RATIO)
+percent, signed_percent = partial(_titled, format=Format.PERCENT), partial(_titled, format=Format.SIGNED_PERCENT)
+plus_minus = partial(_titled, format=Format.PLUS_MINUS)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table: a number in its stored unit or text, its flags, or why it is missing.
@@ -258,6 +273,18 @@ def make_table(
     return Table(id, tuple(columns), cells, title, placement).without_empty_columns()
 
 
+def table_of(
+    id: str,
+    items: Iterable[_Item],
+    columns: Sequence[tuple[Column, Callable[[_Item], Cell | Text | float | None]]],
+    title: Text = "",
+    placement: Placement = Placement.SUMMARY,
+) -> Table:
+    """Return a table with a row for each of ``items``: each column stands with the function of its cells."""
+    rows = ([content(item) for _, content in columns] for item in items)
+    return make_table(id, [column for column, _ in columns], rows, title, placement)
+
+
 class ChartKind(str, Enum):
     LINES = "lines"
     STACKED_BARS = "stacked_bars"
@@ -332,7 +359,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as its series. ``id`` is the stem of its file; ``alternative`` describes it for a screen reader.
+    """A chart as its series. ``id`` is the stem of its file.
 
     ``keys`` are the keys of all series that the workload or the study may have, in the order of the palette.
     """
@@ -348,10 +375,6 @@ class Chart:
     subtitle: str = ""
     keys: tuple[str, ...] = ()
     references: tuple[Reference, ...] = ()
-
-    @property
-    def alternative(self) -> str:
-        return self.title
 
     @property
     def marks(self) -> tuple[Mark, ...]:
@@ -399,19 +422,49 @@ class Section:
     def __bool__(self) -> bool:
         return bool(self.blocks or self.summary or self.sections)
 
-    def tables(self) -> Iterator[Table]:
-        """Yield every table of the section, those of its subsections included."""
-        yield from _tables(self.blocks)
+    def walk(self) -> Iterator[Block]:
+        """Yield every block, those of details and of subsections included."""
+        yield from _walk(self.blocks)
         for section in self.sections:
-            yield from section.tables()
+            yield from section.walk()
+
+    def tables(self) -> Iterator[Table]:
+        """Yield every table of the section and of its subsections."""
+        return (block for block in self.walk() if isinstance(block, Table))
 
 
-def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
+def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
-        if isinstance(block, Table):
-            yield block
-        elif isinstance(block, Details):
-            yield from _tables(block.blocks)
+        yield block
+        yield from _walk(block.blocks if isinstance(block, Details) else ())
+
+
+def make_section(
+    id: str,
+    title: Text,
+    blocks: Iterable[Block | None],
+    summary: Text = "",
+    workload: str = "",
+    folds_long_tables: bool = False,
+) -> Section:
+    """Return a section without the blocks that hold nothing; it is empty where no block is left."""
+    kept = tuple(
+        fold_if_long(block) if folds_long_tables and isinstance(block, Table) else block
+        for block in blocks
+        if block is not None and _holds_something(block)
+    )
+    return Section(id, title, kept, summary, workload) if kept else Section(id, "", workload=workload)
+
+
+def _holds_something(block: Block) -> bool:
+    match block:
+        case Table():
+            return bool(block.rows)
+        case Bullets():
+            return bool(block.items)
+        case Paragraph():
+            return bool(block.content)
+    return True
 
 
 @dataclass(frozen=True)
@@ -432,5 +485,4 @@ class Document:
 
     def tables(self) -> Iterator[Table]:
         """Yield every table of the document."""
-        for section in self.sections:
-            yield from section.tables()
+        return (table for section in self.sections for table in section.tables())

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profpipe.report.document import Cell, Column, Format, Missing, Number, Table
+from profpipe.report import document as doc
 from profpipe.report.units import MISSING, NOT_ASKED, Unit, count, number, percent, plus_minus, ratio, signed_percent
 
-_MISSING = {Missing.NOT_MEASURED: MISSING, Missing.NOT_REQUESTED: NOT_ASKED, Missing.NOT_APPLICABLE: ""}
+_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NOT_ASKED, doc.Missing.NOT_APPLICABLE: ""}
 
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
 _MOST_WORDS = 4
 
-_SHARES: dict[Format, Callable[[float], str]] = {
-    Format.RATIO: ratio,
-    Format.PERCENT: percent,
-    Format.SIGNED_PERCENT: signed_percent,
-    Format.PLUS_MINUS: plus_minus,
+_SHARES: dict[doc.Format, Callable[[float], str]] = {
+    doc.Format.RATIO: ratio,
+    doc.Format.PERCENT: percent,
+    doc.Format.SIGNED_PERCENT: signed_percent,
+    doc.Format.PLUS_MINUS: plus_minus,
 }
 
 
-def format_value(value: float | None, unit: Unit, format: Format) -> str:
+def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:
     """Return ``value``, stored in ns, bytes or as a share, in ``unit`` and without the unit's name."""
     if value is None:
         return MISSING
     if format in _SHARES:
         return _SHARES[format](value)
-    return (count if format is Format.COUNT else number)(value / unit.size)
+    return (count if format is doc.Format.COUNT else number)(value / unit.size)
 
 
-def format_number(inline: Number) -> str:
+def format_number(inline: doc.Number) -> str:
     """Return a number of a sentence, followed by the name of its unit."""
-    name = "%" if inline.format is Format.PERCENT else inline.unit.name
+    name = "%" if inline.format is doc.Format.PERCENT else inline.unit.name
     text = format_value(inline.value, inline.unit, inline.format)
     return f"{text} {name}" if name and inline.value is not None else text
 
 
-def format_head(column: Column) -> str:
+def format_head(column: doc.Column) -> str:
     """Return the name of the unit that follows a column's title; empty without a unit."""
-    if column.format is Format.PERCENT:
+    if column.format is doc.Format.PERCENT:
         return "%"
     return column.unit.name if column.unit else ""
 
 
-def format_cell(cell: Cell, column: Column) -> str:
+def format_cell(cell: doc.Cell, column: doc.Column) -> str:
     """Return a cell's number, or the word that says why it is missing; empty for a cell of text."""
     if cell.missing is not None:
         return _MISSING[cell.missing]
@@ -52,7 +52,7 @@ def format_cell(cell: Cell, column: Column) -> str:
     return format_value(cell.value, cell.unit or column.unit or Unit("", 1.0), cell.format or column.format)
 
 
-def flag_letters(table: Table) -> dict[str, str]:
+def flag_letters(table: doc.Table) -> dict[str, str]:
     """Return the letter of each flag of a table with many flags, or an empty dict.
 
     A flag has its first letter. Flags that begin alike have the first letters that differ, such as ``th`` and ``to``.

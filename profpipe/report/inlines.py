@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profpipe.report.document import Cell, Code, Format, Inline, Number, Text, inlines, join
+from profpipe.report import document as doc
 from profpipe.report.units import Unit, time_unit
 
 
-def fill(template: str, *parts: Text) -> tuple[Inline, ...]:
+def fill(template: str, *parts: doc.Text) -> tuple[doc.Inline, ...]:
     """Return ``template`` with each ``{}`` replaced by the next of ``parts``."""
     first, *texts = template.split("{}")
-    found: list[Inline] = [first]
+    found: list[doc.Inline] = [first]
     for part, text in zip(parts, texts, strict=True):
-        found += [*inlines(part), text]
+        found += [*doc.inlines(part), text]
     return tuple(inline for inline in found if inline != "")
 
 
-def duration(ns: float | None, unit: Unit | None = None) -> Number:
+def duration(ns: float | None, unit: Unit | None = None) -> doc.Number:
     """Return a time in ``unit``, or in the unit in which it reads best."""
-    return Number(ns, unit or time_unit([ns]))
+    return doc.Number(ns, unit or time_unit([ns]))
 
 
-def ratio(value: float | None) -> Number:
-    return Number(value, format=Format.RATIO)
+def ratio(value: float | None) -> doc.Number:
+    return doc.Number(value, format=doc.Format.RATIO)
 
 
-def percent(share: float | None) -> Number:
-    return Number(share, format=Format.PERCENT)
+def percent(share: float | None) -> doc.Number:
+    return doc.Number(share, format=doc.Format.PERCENT)
 
 
-def margin(share: float | None) -> Number:
-    return Number(share, format=Format.PLUS_MINUS)
+def margin(share: float | None) -> doc.Number:
+    return doc.Number(share, format=doc.Format.PLUS_MINUS)
 
 
-def share_cell(share: float | None, flag: str | None = None) -> Cell | None:
+def share_cell(share: float | None, flag: str | None = None) -> doc.Cell | None:
     """Return a share as a percentage for a column whose title holds the sign."""
-    return None if share is None else Cell(share, format=Format.PERCENT, flags=(flag,) if flag else ())
+    return None if share is None else doc.Cell(share, format=doc.Format.PERCENT, flags=(flag,) if flag else ())
 
 
-def names(words: Sequence[str], most: int = 8) -> tuple[Inline, ...]:
+def names(words: Sequence[str], most: int = 8) -> tuple[doc.Inline, ...]:
     """Return names as ``a, b and c``; of more than ``most`` the first and how many others there are."""
-    return join([Code(word) for word in words], most=most)
+    return doc.join([doc.Code(word) for word in words], most=most)
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:

@@ -8,28 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Callout,
-    Cell,
-    Chart,
-    Code,
-    CodeBlock,
-    Column,
-    Details,
-    Document,
-    Inline,
-    Link,
-    Number,
-    Paragraph,
-    Section,
-    Severity,
-    Strong,
-    Table,
-    Text,
-    inlines,
-)
+from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
@@ -83,18 +62,18 @@ class Markdown:
     names_workloads: bool = False
     workload: str = ""
 
-    def text(self, text: Text, in_table: bool = False) -> str:
-        return "".join(self._inline(inline, in_table) for inline in inlines(text))
+    def text(self, text: doc.Text, in_table: bool = False) -> str:
+        return "".join(self._inline(inline, in_table) for inline in doc.inlines(text))
 
-    def _inline(self, inline: Inline, in_table: bool) -> str:
-        if isinstance(inline, Code):
+    def _inline(self, inline: doc.Inline, in_table: bool) -> str:
+        if isinstance(inline, doc.Code):
             return code_span(inline.text, in_table)
-        if isinstance(inline, Strong):
+        if isinstance(inline, doc.Strong):
             return f"**{self.text(inline.content, in_table)}**"
-        if isinstance(inline, Link):
+        if isinstance(inline, doc.Link):
             content, target = self.text(inline.content, in_table), self._target(inline.target)
             return f"[{content}]({target})" if target else content
-        return escape_inline(format_number(inline) if isinstance(inline, Number) else inline)
+        return escape_inline(format_number(inline) if isinstance(inline, doc.Number) else inline)
 
     def _target(self, target: str) -> str:
         """Return the address of a link; empty where there is nothing to link to."""
@@ -109,11 +88,11 @@ class Markdown:
                     return f"{'' if page == self.page else page}#{anchor}"
         return path if not id and path != self.page else ""
 
-    def heading(self, section: Section) -> str:
+    def heading(self, section: doc.Section) -> str:
         workload = f": {escape_inline(section.workload)}" if self.names_workloads and section.workload else ""
         return f"{self.text(section.title)}{workload}"
 
-    def section(self, section: Section, level: int = 2) -> str:
+    def section(self, section: doc.Section, level: int = 2) -> str:
         """Return the section with its heading; empty where the section holds nothing."""
         if not section:
             return ""
@@ -123,27 +102,27 @@ class Markdown:
         parts += (own.section(replace(child, workload=""), level + 1) for child in section.sections)
         return "\n\n".join(part for part in parts if part)
 
-    def block(self, block: Block) -> str:
+    def block(self, block: doc.Block) -> str:
         match block:
-            case Paragraph():
+            case doc.Paragraph():
                 return self.text(block.content)
-            case Bullets():
+            case doc.Bullets():
                 return "\n".join(f"- {self.text(item)}" for item in block.items)
-            case Callout():
-                label = "**Warning:** " if block.severity is Severity.WARNING else ""
+            case doc.Callout():
+                label = "**Warning:** " if block.severity is doc.Severity.WARNING else ""
                 return f"> {label}{self.text(block.content)}"
-            case CodeBlock():
+            case doc.CodeBlock():
                 return f"```{block.language}\n{block.text}\n```"
-            case Table():
+            case doc.Table():
                 return self.table(block)
-            case Chart():
-                picture = f"![{escape_inline(block.alternative)}]({plot_path(block)})"
+            case doc.Chart():
+                picture = f"![{escape_inline(block.title)}]({plot_path(block)})"
                 return "\n\n".join(filter(None, [picture, self.text(block.caption)]))
-            case Details():
+            case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
 
-    def table(self, table: Table) -> str:
+    def table(self, table: doc.Table) -> str:
         """Return the table below its title; empty without rows."""
         if not table.rows:
             return ""
@@ -160,7 +139,7 @@ class Markdown:
         legend = ", ".join(f"*{letter}*: {escape(flag)}" for flag, letter in letters.items())
         return "\n\n".join(filter(None, [title, lines, legend]))
 
-    def _cell(self, cell: Cell, column: Column, letters: Mapping[str, str]) -> str:
+    def _cell(self, cell: doc.Cell, column: doc.Column, letters: Mapping[str, str]) -> str:
         content = escape_inline(format_cell(cell, column)) or self.text(cell.text, in_table=True)
         content = f"**{content}**" if cell.is_strong and content else content
         flags = f"*{', '.join(letters.get(flag) or escape(flag) for flag in cell.flags)}*" if cell.flags else ""
@@ -178,12 +157,12 @@ def code_span(text: str, in_table: bool = False) -> str:
     return code(text) if in_table else code(text).replace("\\|", "|")
 
 
-def plot_path(chart: Chart) -> str:
+def plot_path(chart: doc.Chart) -> str:
     """Return the path of a chart's picture, relative to the page."""
     return f"plots/{chart.id}.png"
 
 
-def anchors(pages: Mapping[str, Document], names_workloads: bool) -> Anchors:
+def anchors(pages: Mapping[str, doc.Document], names_workloads: bool) -> Anchors:
     """Return the anchor of each section's heading as GitHub derives it; a repeated heading gets a number."""
     found: dict[tuple[str, str, str], str] = {}
     writer = Markdown(names_workloads=names_workloads)
@@ -197,7 +176,7 @@ def anchors(pages: Mapping[str, Document], names_workloads: bool) -> Anchors:
     return found
 
 
-def _walk(sections: Sequence[Section], workload: str = "") -> Iterator[tuple[Section, str]]:
+def _walk(sections: Sequence[doc.Section], workload: str = "") -> Iterator[tuple[doc.Section, str]]:
     """Yield each section that is not empty, with the workload that it belongs to."""
     for section in sections:
         if section:

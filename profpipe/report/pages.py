@@ -9,20 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Details,
-    Document,
-    Link,
-    Paragraph,
-    Placement,
-    Section,
-    Table,
-    Text,
-    concat,
-    join,
-)
+from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters
 from profpipe.report.markdown import DETAILS, Markdown
 
@@ -53,13 +40,13 @@ _FRAME = 4
 class _Divided:
     """A section's parts for the two pages, the lines of the first, and whether a block found no room there."""
 
-    kept: Section
-    moved: Section
+    kept: doc.Section
+    moved: doc.Section
     lines: int
     overflows: bool
 
 
-def paginate(document: Document, most_lines: int = MOST_LINES) -> tuple[Document, Document]:
+def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.Document, doc.Document]:
     """Return SUMMARY.md with at most ``most_lines`` lines, and details.md with everything else.
 
     SUMMARY.md ends with the titles of the sections in details.md.
@@ -75,14 +62,14 @@ def paginate(document: Document, most_lines: int = MOST_LINES) -> tuple[Document
     return summary, details
 
 
-def _contents(details: Document) -> Section:
+def _contents(details: doc.Document) -> doc.Section:
     """Return one line with the titles of the sections of ``details``, linked where they are of the whole run."""
     titles = {section.id: section for section in reversed(details.sections) if section.title}
-    links = join(Link(titles[id].title, f"{DETAILS}#{id}") for id in reversed(titles))
-    return Section("details", "", summary=concat("More in ", Link(DETAILS, DETAILS), ": ", links, "."))
+    links = doc.join(doc.Link(titles[id].title, f"{DETAILS}#{id}") for id in reversed(titles))
+    return doc.Section("details", "", summary=doc.concat("More in ", doc.Link(DETAILS, DETAILS), ": ", links, "."))
 
 
-def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -> list[_Divided]:
+def _divide_all(sections: Sequence[doc.Section], room: int, most_rows: int | None) -> list[_Divided]:
     """Divide the sections, which take their lines in the order of their importance."""
     rank = {id: i for i, id in enumerate(IMPORTANCE)}
     if any(section.id == "overview" for section in sections):
@@ -95,16 +82,16 @@ def _divide_all(sections: Sequence[Section], room: int, most_rows: int | None) -
     return [found[i] for i in range(len(sections))]
 
 
-def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
+def _divide(section: doc.Section, room: int, most_rows: int | None) -> _Divided:
     """Keep blocks of ``section`` while there is room; after the first that does not fit, all others move."""
     head = (2 if section.title else 0) + (2 if section.summary else 0)
-    kept: list[Block] = []
-    moved: list[Block] = []
+    kept: list[doc.Block] = []
+    moved: list[doc.Block] = []
     used, overflows = head, False
     for block in section.blocks:
-        if isinstance(block, Table) and not block.rows:
+        if isinstance(block, doc.Table) and not block.rows:
             continue
-        if overflows or block.placement is Placement.DETAILS or isinstance(block, Details):
+        if overflows or block.placement is doc.Placement.DETAILS or isinstance(block, doc.Details):
             moved.append(block)
             continue
         first, rest = _cut(block, room - used, most_rows, section.id)
@@ -130,26 +117,26 @@ def _divide(section: Section, room: int, most_rows: int | None) -> _Divided:
     )
 
 
-def _lines(block: Block) -> int:
+def _lines(block: doc.Block) -> int:
     """Return the lines of ``block`` on the page, the blank line after it included."""
-    if isinstance(block, Table):
+    if isinstance(block, doc.Table):
         return len(block.rows) + 3 + 2 * (bool(block.title) + bool(flag_letters(block))) if block.rows else 0
     text = Markdown().block(block)
     return text.count("\n") + 2 if text else 0
 
 
-def _cut(block: Block, room: int, most_rows: int | None, id: str) -> tuple[list[Block], list[Block]]:
+def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[list[doc.Block], list[doc.Block]]:
     """Return the blocks that stay and those that move."""
-    if isinstance(block, Table):
+    if isinstance(block, doc.Table):
         limits = [limit for limit in (most_rows, block.most_rows) if limit is not None and block.is_divisible]
         fitting = min([*limits, room - (_lines(block) - len(block.rows)) - 2])
         if len(block.rows) <= min(limits, default=len(block.rows)) and _lines(block) <= room:
             return [block], []
         if fitting < _LEAST_ROWS or not block.is_divisible:
             return [], [block]
-        more = Paragraph(_more(len(block.rows) - fitting, "row", id))
+        more = doc.Paragraph(_more(len(block.rows) - fitting, "row", id))
         return [replace(block, rows=block.rows[:fitting]), more], [replace(block, rows=block.rows[fitting:])]
-    if isinstance(block, Bullets) and room >= 3:
+    if isinstance(block, doc.Bullets) and room >= 3:
         fitting = min(room - 2, most_rows or room)
         if len(block.items) > fitting + 1:
             more_items = _more(len(block.items) - fitting, "item", id)
@@ -160,5 +147,5 @@ def _cut(block: Block, room: int, most_rows: int | None, id: str) -> tuple[list[
     return [], [block]
 
 
-def _more(number: int, noun: str, id: str) -> Text:
-    return f"{number} more {noun}{'' if number == 1 else 's'}: ", Link(DETAILS, f"{DETAILS}#{id}")
+def _more(number: int, noun: str, id: str) -> doc.Text:
+    return f"{number} more {noun}{'' if number == 1 else 's'}: ", doc.Link(DETAILS, f"{DETAILS}#{id}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from profpipe.analysis.cases import is_number, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
-from profpipe.report.document import Code, Text, concat, join
+from profpipe.report import document as doc
 
 #: Cases without a comparison up to which all of them stand together.
 _MAIN_CASES = 24
@@ -76,25 +76,27 @@ def select(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) ->
     )
 
 
-def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> Text:
+def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> doc.Text:
     """Return which shapes the page shows in full; empty where it shows all."""
     kept = shapes(workload, page)
     if len(kept) == len(workload.shapes):
         return ""
     axis = running_axis(shape.axes for shape in workload.shapes)
-    varying = join(Code(name) for name in workload.varying_shape if name != axis)
+    varying = doc.join(doc.Code(name) for name in workload.varying_shape if name != axis)
     combinations = len({without(shape.axes, axis or "") for shape in workload.shapes})
     most = _groups_shown(page or (workload,)) or GROUPS
-    which: Text = "the largest" if len(kept) == 1 else "the largest and those next to it"
+    which: doc.Text = "the largest" if len(kept) == 1 else "the largest and those next to it"
     if axis and combinations <= most:
-        which = concat("the largest ", Code(axis), concat(" for each combination of ", varying) if varying else "")
+        which = doc.concat(
+            "the largest ", doc.Code(axis), doc.concat(" for each combination of ", varying) if varying else ""
+        )
     elif axis and most > 1:
         near = f" for {most} of {combinations} combinations of "
-        which = concat("the largest ", Code(axis), near, varying, ", those next to the largest")
+        which = doc.concat("the largest ", doc.Code(axis), near, varying, ", those next to the largest")
     verb = "are" if len(kept) > 1 else "is"
-    return concat(
+    return doc.concat(
         f"Below, {len(kept)} of {len(workload.shapes)} shapes {verb} shown case by case: ", which, ". ",
-        Code("comparison_results.txt"), " has all shapes.",
+        doc.Code("comparison_results.txt"), " has all shapes.",
     )  # fmt: skip
 
 

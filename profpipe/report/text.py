@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from profpipe.report import document as doc
 from profpipe.report import pages
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Callout,
-    Cell,
-    Chart,
-    Code,
-    CodeBlock,
-    Column,
-    Details,
-    Document,
-    Link,
-    Number,
-    Paragraph,
-    Section,
-    Severity,
-    Strong,
-    Table,
-    Text,
-    inlines,
-)
 from profpipe.report.formatting import format_cell, format_head, format_number
 from profpipe.report.markdown import SUMMARY
 
@@ -33,23 +13,23 @@ from profpipe.report.markdown import SUMMARY
 FIRST_SCREEN = ("overview", "headline", "times", "flags", "warnings")
 
 
-def write_text(text: Text) -> str:
+def write_text(text: doc.Text) -> str:
     """Return inlines without markup, their numbers formatted."""
     parts = []
-    for inline in inlines(text):
-        if isinstance(inline, Strong):
+    for inline in doc.inlines(text):
+        if isinstance(inline, doc.Strong):
             parts.append(write_text(inline.content))
-        elif isinstance(inline, Link):
+        elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
             parts.append(write_text(inline.content) + (f" in {SUMMARY}" if inline.target.startswith("#") else ""))
-        elif isinstance(inline, Number):
+        elif isinstance(inline, doc.Number):
             parts.append(format_number(inline))
         else:
-            parts.append(inline.text if isinstance(inline, Code) else inline)
+            parts.append(inline.text if isinstance(inline, doc.Code) else inline)
     return "".join(parts)
 
 
-def write_table(table: Table) -> str:
+def write_table(table: doc.Table) -> str:
     """Return aligned columns below the title; empty without rows."""
     if not table.rows:
         return ""
@@ -65,31 +45,31 @@ def write_table(table: Table) -> str:
     return "\n".join([title, "", *lines] if title else lines)
 
 
-def _cell(cell: Cell, column: Column) -> str:
+def _cell(cell: doc.Cell, column: doc.Column) -> str:
     content = format_cell(cell, column) or write_text(cell.text)
     flags = f"({', '.join(cell.flags)})" if cell.flags else ""
     return " ".join(filter(None, [content, write_text(cell.note), flags]))
 
 
-def write_block(block: Block) -> str:
+def write_block(block: doc.Block) -> str:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             return write_text(block.content)
-        case Bullets():
+        case doc.Bullets():
             return "\n".join(f"- {write_text(item)}" for item in block.items)
-        case Callout():
-            return ("Warning: " if block.severity is Severity.WARNING else "") + write_text(block.content)
-        case CodeBlock():
+        case doc.Callout():
+            return ("Warning: " if block.severity is doc.Severity.WARNING else "") + write_text(block.content)
+        case doc.CodeBlock():
             return "\n".join(f"    {line}" for line in block.text.splitlines())
-        case Table():
+        case doc.Table():
             return write_table(block)
-        case Chart():
+        case doc.Chart():
             return ""
-        case Details():
+        case doc.Details():
             return "\n\n".join(filter(None, [write_text(block.summary), *map(write_block, block.blocks)]))
 
 
-def write_section(section: Section, workload: str = "") -> str:
+def write_section(section: doc.Section, workload: str = "") -> str:
     """Return a section below its title, which names ``workload`` where there is one."""
     title = write_text(section.title) + (f": {workload}" if workload and section.title else "")
     parts = [f"{title}\n{'=' * len(title)}" if title else "", write_text(section.summary)]
@@ -98,7 +78,7 @@ def write_section(section: Section, workload: str = "") -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def first_screen(document: Document) -> str:
+def first_screen(document: doc.Document) -> str:
     """Return what SUMMARY.md begins with, for the terminal: the headline, the times and the warnings."""
     summary, _ = pages.paginate(document)
     shown = [section for section in summary.sections if section.id in FIRST_SCREEN]

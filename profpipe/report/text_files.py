@@ -9,7 +9,7 @@ from typing import Any
 from profpipe.analysis.cases import in_words, shown
 from profpipe.analysis.findings.workloads import CaseResult, Findings, WorkloadFindings
 from profpipe.report import labels, selection
-from profpipe.report.document import Column, make_table
+from profpipe.report.document import Column, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies, switch_cost
 from profpipe.report.text import write_section, write_table
 from profpipe.report.units import Unit, number, size_unit
@@ -109,8 +109,8 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     parts = [_cases(workload, timed)]
     for shape in workload.shapes:
         place = f", {in_words(shape.axes)}" if shape.axes else ""
-        if share := kernel_share.by_category(shape, workload.is_per_call):
-            parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
+        share = kernel_share.by_category(shape, workload.is_per_call)
+        parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
         if shape.switch_costs:
             parts.append(write_table(replace(switch_cost.table(shape), title=f"{switch_cost.TITLE}{place}")))
     if is_shortened:
@@ -141,7 +141,7 @@ def _nsys(tables: Tables) -> str:
         Column("total_ns", "total", Unit("ns", 1.0)),
         Column("launches", "launches"),
         Column("mean_ns", "mean", Unit("ns", 1.0)),
-        *(Column(name, name, is_label=True) for name in ("class", "kind", "name")),
+        *map(label, ("class", "kind", "name")),
     )
     written = [
         (f"{100 * total / all_ns:.1f}", f"{total:.0f}", f"{calls}", f"{total / calls:.0f}", *map(str, names))

@@ -191,6 +191,16 @@ class CaseResult:
     accuracy: Verdict | None = None
 
     @property
+    def ns(self) -> float | None:
+        """The time of the case; None without one."""
+        return self.time.ns if self.time else None
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of the case and no kernel."""
+        return self.breakdown is not None and self.breakdown.kind == "cpu_op"
+
+    @property
     def is_disqualified(self) -> bool:
         """True if a tolerance is set and the result misses it or was not compared: the case cannot win."""
         return self.accuracy is not None and bool(self.accuracy.mark)
@@ -408,6 +418,11 @@ class WorkloadFindings:
     @property
     def cases(self) -> tuple[CaseResult, ...]:
         return tuple(point for shape in self.shapes for point in shape.cases)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a profiler recorded CPU operators of a case and no kernel."""
+        return any(case.is_on_cpu for case in self.cases)
 
     @property
     def varying_shape(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profpipe.report.document import Chart, Mark, Panel, ReferenceKind, Series
+from profpipe.report import document as doc
 from profpipe.report.plots.style import COLOURS, GREY, INK, MARKERS, RC, STROKES, figure_of, head, spread
 from profpipe.report.units import Unit, number
 
@@ -23,7 +23,7 @@ _LIMIT = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 0.9, "marker": "
 Style = Mapping[str, Any]
 
 
-def figure(chart: Chart) -> Any:
+def figure(chart: doc.Chart) -> Any:
     """Return the figure of a chart: panels with common scales."""
     import matplotlib
 
@@ -56,7 +56,7 @@ def figure(chart: Chart) -> Any:
     return made
 
 
-def _styles(chart: Chart) -> Mapping[str, Style]:
+def _styles(chart: doc.Chart) -> Mapping[str, Style]:
     """Return the style of each series by its name: the baseline is black, rejected series are grey."""
     every = [series for panel in chart.panels for series in panel.series]
     baselines = {series.key for series in every if series.is_baseline}
@@ -72,21 +72,21 @@ def _styles(chart: Chart) -> Mapping[str, Style]:
         }
     grey = {"color": GREY, "zorder": 1}
     styles = {series.name: {**found[series.key], **(grey if series.is_rejected else {})} for series in every}
-    return styles | {each.name: _LIMIT for each in chart.references if each.kind is ReferenceKind.LIMIT}
+    return styles | {each.name: _LIMIT for each in chart.references if each.kind is doc.ReferenceKind.LIMIT}
 
 
-def _with_limits(chart: Chart) -> tuple[Panel, ...]:
+def _with_limits(chart: doc.Chart) -> tuple[doc.Panel, ...]:
     """Return the panels with a line for each value that is allowed at most or at least."""
     xs = [mark.x for mark in chart.marks]
     limits = tuple(
-        Series(each.name, "", tuple(Mark(x, each.value) for x in (min(xs), max(xs))))
+        doc.Series(each.name, "", tuple(doc.Mark(x, each.value) for x in (min(xs), max(xs))))
         for each in chart.references
-        if each.kind is ReferenceKind.LIMIT
+        if each.kind is doc.ReferenceKind.LIMIT
     )
-    return tuple(Panel(panel.title, (*panel.series, *limits)) for panel in chart.panels)
+    return tuple(doc.Panel(panel.title, (*panel.series, *limits)) for panel in chart.panels)
 
 
-def _columns(panels: Sequence[Panel]) -> int:
+def _columns(panels: Sequence[doc.Panel]) -> int:
     """Return 2, so that both values of the last axis stand side by side, or 3 where the axis has three values."""
     if len(panels) == 1:
         return 1
@@ -105,7 +105,7 @@ def _label_columns(grid: Any, used: int, axis: str) -> None:
             axes.set_xlabel(axis)
 
 
-def _draw_panel(axes: Any, panel: Panel, chart: Chart, styles: Mapping[str, Style]) -> None:
+def _draw_panel(axes: Any, panel: doc.Panel, chart: doc.Chart, styles: Mapping[str, Style]) -> None:
     for series in panel.series:
         style, marks = styles[series.name], series.marks
         axes.plot([mark.x for mark in marks], [mark.y for mark in marks], label=series.name, markeredgecolor="white",
@@ -120,13 +120,13 @@ def _draw_panel(axes: Any, panel: Panel, chart: Chart, styles: Mapping[str, Styl
                   markerfacecolor="white", markeredgecolor=style["color"], zorder=4)  # fmt: skip
     _set_scales(axes, chart)
     for reference in chart.references:
-        if reference.kind is ReferenceKind.LEVEL:
+        if reference.kind is doc.ReferenceKind.LEVEL:
             axes.axhline(reference.value, color=GREY, linewidth=1, zorder=1)
-        elif reference.kind is ReferenceKind.PEAK:
+        elif reference.kind is doc.ReferenceKind.PEAK:
             _draw_peak(axes, reference.value)
 
 
-def _set_scales(axes: Any, chart: Chart) -> None:
+def _set_scales(axes: Any, chart: doc.Chart) -> None:
     """Set the same scales for all panels."""
     from matplotlib import ticker
 
@@ -150,14 +150,14 @@ def _set_scales(axes: Any, chart: Chart) -> None:
     axes.margins(x=0.03)
 
 
-def value_range(chart: Chart) -> tuple[float, float]:
+def value_range(chart: doc.Chart) -> tuple[float, float]:
     """Return the ends of the common y scale, with room around the marks; a linear scale of positive values has 0.
 
     matplotlib stops to fit a shared axis when one of its limits is set, so the limits are computed here.
     """
     drawn = [mark.y for mark in chart.marks]
     drawn += [end for mark in chart.marks if mark.has_visible_range for end in (mark.low, mark.high) if end]
-    drawn += [each.value for each in chart.references if each.kind is not ReferenceKind.PEAK]
+    drawn += [each.value for each in chart.references if each.kind is not doc.ReferenceKind.PEAK]
     low, high = min(drawn), max(drawn)
     if chart.y.is_log:
         room = (high / low) ** 0.05
@@ -211,7 +211,7 @@ def _line_height(points: float) -> float:
     return points / 72 * 1.24
 
 
-def _names(row: Sequence[Panel]) -> dict[str, str]:
+def _names(row: Sequence[doc.Panel]) -> dict[str, str]:
     """Return the label of each series of a row; it names the panels of a series that the last panel lacks."""
     places = ("left", "middle", "right") if len(row) == 3 else ("left", "right")
     found: dict[str, list[str]] = {}
@@ -225,7 +225,7 @@ def _names(row: Sequence[Panel]) -> dict[str, str]:
     }
 
 
-def _label_lines(axes: Any, row: Sequence[Panel], styles: Mapping[str, Style], size: float) -> None:
+def _label_lines(axes: Any, row: Sequence[doc.Panel], styles: Mapping[str, Style], size: float) -> None:
     """Write the names of a row's lines to the right of its last panel, in the order in which the lines end.
 
     A thin line ties a name to an end at the right; from further left it would cross other lines.

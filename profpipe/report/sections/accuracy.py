@@ -10,22 +10,7 @@ from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
-from profpipe.report.document import (
-    Cell,
-    Code,
-    Column,
-    Format,
-    Inline,
-    Placement,
-    Section,
-    Strong,
-    Table,
-    Text,
-    fold_if_long,
-    inlines,
-    join,
-    make_table,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.selection import main_cases
 
@@ -52,25 +37,30 @@ _VARIES = 2.0
 _Row = tuple[CaseResult, str, Mapping[str, float]]
 
 
-def accuracy(workload: WorkloadFindings) -> Section:
+def accuracy(workload: WorkloadFindings) -> doc.Section:
     """Return the errors of each case; empty where there is no more than the errors that stand with the times.
 
     The short page has them where a case misses the tolerance, or where errors differ between cases.
     """
     if not (workload.tolerance or any("error_rel_l1" in case.values for case in workload.cases)):
-        return Section("accuracy", "", workload=workload.name)
+        return doc.Section("accuracy", "", workload=workload.name)
     largest, others = main_cases(workload)
-    placement = Placement.SUMMARY if _is_notable(workload, largest) else Placement.DETAILS
+    placement = doc.Placement.SUMMARY if _is_notable(workload, largest) else doc.Placement.DETAILS
     if worst := worst_tensors(workload, [*largest, *others]):
         every = errors(workload, [*largest, *others], "Every tensor")
-        tables = [replace(worst, placement=placement), replace(every, placement=Placement.DETAILS)]
+        tables = [replace(worst, placement=placement), replace(every, placement=doc.Placement.DETAILS)]
     else:
         rest = errors(workload, others, "The other cases")
-        tables = [replace(errors(workload, largest), placement=placement), replace(rest, placement=Placement.DETAILS)]
-    blocks = tuple(fold_if_long(table) for table in tables if table.rows)
+        tables = [
+            replace(errors(workload, largest), placement=placement),
+            replace(rest, placement=doc.Placement.DETAILS),
+        ]
+    blocks = tuple(doc.fold_if_long(table) for table in tables if table.rows)
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
-    summary = join(["Differences from the workload's reference.", *notes], " ", " ")
-    return Section("accuracy", "Accuracy", blocks, summary, workload.name) if blocks else Section("accuracy", "")
+    summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
+    return (
+        doc.Section("accuracy", "Accuracy", blocks, summary, workload.name) if blocks else doc.Section("accuracy", "")
+    )
 
 
 def _is_notable(workload: WorkloadFindings, among: Sequence[CaseResult]) -> bool:
@@ -79,7 +69,7 @@ def _is_notable(workload: WorkloadFindings, among: Sequence[CaseResult]) -> bool
     return varies or any(case.is_disqualified for case in workload.cases)
 
 
-def _verdicts(workload: WorkloadFindings) -> Text:
+def _verdicts(workload: WorkloadFindings) -> doc.Text:
     """Return the limits, how many cases are within them, and which are not."""
     judged = [case for case in workload.cases if case.accuracy is not None]
     missed = [case for case in judged if case.is_disqualified]
@@ -90,7 +80,7 @@ def _verdicts(workload: WorkloadFindings) -> Text:
         return ("No result: ", *_named(wrong), ".") if wrong else ""
     if not judged:
         return ""
-    limits = join([f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items()])
+    limits = doc.join([f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items()])
     gradients = ", for gradients as for the output" if _has_gradients(judged) else ""
     counted = _count_within(len(judged) - len(missed), len(judged) - len(unchecked), is_all=not unchecked)
     misses = (" Not: ", *_named(outside), ".") if outside else ()
@@ -98,12 +88,12 @@ def _verdicts(workload: WorkloadFindings) -> Text:
     return ("Allowed: ", *limits, f"{gradients}. {counted}.", *misses, *rest)
 
 
-def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[Inline, ...]:
-    names: list[Text] = [
-        (*inlines(case_text(case)), f" ({case.accuracy.why})" if with_reason and case.accuracy else "")
+def _named(among: Sequence[CaseResult], with_reason: bool = True) -> tuple[doc.Inline, ...]:
+    names: list[doc.Text] = [
+        (*doc.inlines(case_text(case)), f" ({case.accuracy.why})" if with_reason and case.accuracy else "")
         for case in among[:_NAMED]
     ]
-    return join([*names, f"{len(among) - _NAMED} more"] if len(among) > _NAMED else names)
+    return doc.join([*names, f"{len(among) - _NAMED} more"] if len(among) > _NAMED else names)
 
 
 def _count_within(within: int, compared: int, is_all: bool) -> str:
@@ -137,12 +127,12 @@ def _has_gradients(among: Sequence[CaseResult]) -> bool:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> Table:
+def errors(workload: WorkloadFindings, among: Sequence[CaseResult], title: str = "") -> doc.Table:
     """Return a row a case and tensor: whether it is within the tolerance, else what it misses."""
     return _table(workload, "of", [row for case in among if case.time for row in _rows(case, workload)], title)
 
 
-def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> Table | None:
+def worst_tensors(workload: WorkloadFindings, among: Sequence[CaseResult]) -> doc.Table | None:
     """Return a row a case, its tensor that is nearest to a limit, where many rows are all within the tolerance.
 
     None where there are few, or where a case is outside, or has one tensor only.
@@ -176,37 +166,37 @@ def _rows(case: CaseResult, workload: WorkloadFindings) -> Iterator[_Row]:
         yield case, "", {}
 
 
-def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> Table:
+def _table(workload: WorkloadFindings, of: str, rows: Sequence[_Row], title: str) -> doc.Table:
     labels = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     columns = [
-        *(Column(label, label, is_label=True) for label in labels),
-        Column("tensor", of, is_label=True),
-        *(Column(name, name_of) for name, name_of in _TITLES.items()),
-        Column("checked", "compared", format=Format.PERCENT),
-        Column("verdict", "within tolerance", is_words=True),
+        *(doc.label(label) for label in labels),
+        doc.label("tensor", of),
+        *(doc.Column(name, name_of) for name, name_of in _TITLES.items()),
+        doc.percent("checked", "compared"),
+        doc.words("verdict", "within tolerance"),
     ]
     cells = []
     for case, tensor, measures in rows:
         by_name = {parts(measure)[0]: _error(measure, value) for measure, value in measures.items()}
-        shape: list[Text] = [shown(value) for _, value in case.shape]
-        names = shape + ([Code(case.variant)] if workload.compare else []) or [Code(case.id)]
+        shape: list[doc.Text] = [shown(value) for _, value in case.shape]
+        names = shape + ([doc.Code(case.variant)] if workload.compare else []) or [doc.Code(case.id)]
         checked = case.values["checked"] / 100 if tensor and "checked" in case.values else None
         verdict = _verdict(case, tensor)
         cells.append([*names, _NAMES.get(tensor, "–"), *(by_name.get(name) for name in _TITLES), checked, verdict])
-    return make_table("errors", columns, cells, title)
+    return doc.make_table("errors", columns, cells, title)
 
 
-def _error(measure: str, value: float) -> Cell:
-    return Cell(text=cosine(value)) if measure.startswith("cosine") else Cell(value)
+def _error(measure: str, value: float) -> doc.Cell:
+    return doc.Cell(text=cosine(value)) if measure.startswith("cosine") else doc.Cell(value)
 
 
-def _verdict(case: CaseResult, tensor: str) -> Text | None:
+def _verdict(case: CaseResult, tensor: str) -> doc.Text | None:
     if not tensor:
-        return Strong(str(Flag.UNCHECKED))
+        return doc.Strong(str(Flag.UNCHECKED))
     if case.accuracy is None:
         return None
     misses = [miss for miss in case.accuracy.misses if parts(miss.measure)[1] == tensor]
     if misses:
         limits = ", ".join(f"{_TITLES[parts(m.measure)[0]]} {bound(m.measure, m.limit)}" for m in misses)
-        return (Strong("no"), f": {limits}")
-    return Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"
+        return (doc.Strong("no"), f": {limits}")
+    return doc.Strong(str(Flag.UNCHECKED)) if case.accuracy.mark == Flag.UNCHECKED else "yes"

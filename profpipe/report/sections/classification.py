@@ -6,19 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from profpipe.analysis.findings.warnings import Coverage, Expectation
 from profpipe.analysis.findings.workloads import Findings
-from profpipe.report.document import (
-    Code,
-    Column,
-    Format,
-    Paragraph,
-    Placement,
-    Section,
-    Strong,
-    Text,
-    concat,
-    join,
-    make_table,
-)
+from profpipe.report import document as doc
 from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import percent
 
@@ -29,36 +17,35 @@ ENOUGH = 0.99
 _NAMED = 3
 
 
-def classification(findings: Findings) -> Section:
+def classification(findings: Findings) -> doc.Section:
     """Return the classified share, the kernel families that ran as requested, and the unclassified names."""
     sentences = [*_covered(findings), *_families(findings)]
     several = len(findings.workloads) > 1
-    rows = [(each.workload, Code(name), share) for each in findings.coverage for name, share in each.largest]
+    rows = [(each.workload, doc.Code(name), share) for each in findings.coverage for name, share in each.largest]
     columns = (
-        Column("workload", "workload", is_label=True),
-        Column("name", "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator",
-               is_label=True),
-        Column("share", "of the workload's time", format=Format.PERCENT),
+        doc.label("workload"),
+        doc.label("name", "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator"),
+        doc.percent("share", "of the workload's time"),
     )  # fmt: skip
-    title = ("Without a class; a rule under ", Code("kernel_classes"), " in the pipeline file gives one")
-    table = make_table("unclassified", columns, rows, title, Placement.DETAILS)
-    return Section(
+    title = ("Without a class; a rule under ", doc.Code("kernel_classes"), " in the pipeline file gives one")
+    table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
+    return doc.Section(
         "classification",
         "Classification",
         (
-            *((Paragraph(concat(*_spaced(sentences))),) if sentences else ()),
+            *((doc.Paragraph(doc.concat(*_spaced(sentences))),) if sentences else ()),
             *((table if several else table.without("workload"),) if rows else ()),
         ),
     )
 
 
-def _spaced(sentences: Iterable[Text]) -> Iterator[Text]:
+def _spaced(sentences: Iterable[doc.Text]) -> Iterator[doc.Text]:
     for i, sentence in enumerate(sentences):
         yield " " if i else ""
         yield sentence
 
 
-def low_coverage(findings: Findings) -> Iterator[Text]:
+def low_coverage(findings: Findings) -> Iterator[doc.Text]:
     """Yield a warning for each workload whose classified share is too low."""
     yield from (_coverage(each, findings) for each in findings.coverage if not _is_enough(each))
 
@@ -67,7 +54,7 @@ def _is_enough(coverage: Coverage) -> bool:
     return coverage.classified >= ENOUGH and not coverage.is_too_low
 
 
-def _covered(findings: Findings) -> Iterator[Text]:
+def _covered(findings: Findings) -> Iterator[doc.Text]:
     """Yield the classified share; one sentence for several workloads."""
     enough = [each for each in findings.coverage if _is_enough(each)]
     if len(enough) < 2:
@@ -79,14 +66,16 @@ def _covered(findings: Findings) -> Iterator[Text]:
     yield f"Classified: {share} % of the kernel time of each of {len(enough)}{others} workloads."
 
 
-def _coverage(coverage: Coverage, findings: Findings) -> Text:
+def _coverage(coverage: Coverage, findings: Findings) -> doc.Text:
     noun = "CPU operators' self time" if coverage.kind == "cpu_op" else "kernel time"
     short = short_names(name for name, _ in coverage.largest)
-    largest = join(concat(Code(short[name]), f" ({percent(share)} %)") for name, share in coverage.largest[:_NAMED])
-    minimum = Strong(f"below the required {percent(coverage.minimum)} %")
-    return concat(
+    largest = doc.join(
+        doc.concat(doc.Code(short[name]), f" ({percent(share)} %)") for name, share in coverage.largest[:_NAMED]
+    )
+    minimum = doc.Strong(f"below the required {percent(coverage.minimum)} %")
+    return doc.concat(
         f"Classified: {percent(coverage.classified)} % of {noun}",
-        (" of ", Code(coverage.workload)) if len(findings.workloads) > 1 else "",
+        (" of ", doc.Code(coverage.workload)) if len(findings.workloads) > 1 else "",
         f" ({coverage.profiler})",
         (", ", minimum) if coverage.is_too_low else "",
         ("; largest unclassified: ", *largest) if largest else "",
@@ -94,26 +83,26 @@ def _coverage(coverage: Coverage, findings: Findings) -> Text:
     )
 
 
-def _families(findings: Findings) -> Iterator[Text]:
+def _families(findings: Findings) -> Iterator[doc.Text]:
     """Yield how many cases ran the kernel family that they requested."""
     met = [each for each in findings.expectations if each.is_met]
     total = len(findings.expectations)
     if met:
         which = "All" if len(met) == total else f"{len(met)} of"
         cases = f"{which} {total} case{'' if total == 1 else 's'}" if total > 1 else "The case"
-        yield concat(f"{cases} with a requested kernel family ran it", _pytorch_copies(met, findings), ".")
+        yield doc.concat(f"{cases} with a requested kernel family ran it", _pytorch_copies(met, findings), ".")
     blind = [w for w in findings.workloads if w.kernel_profiler is None and any(case.time for case in w.cases)]
     if met and blind:
-        names = join(Code(workload.name) for workload in blind)
-        yield concat("No profiler recorded kernels of ", names, ", so their kernels are unknown.")
+        names = doc.join(doc.Code(workload.name) for workload in blind)
+        yield doc.concat("No profiler recorded kernels of ", names, ", so their kernels are unknown.")
 
 
-def _pytorch_copies(met: Iterable[Expectation], findings: Findings) -> Text:
+def _pytorch_copies(met: Iterable[Expectation], findings: Findings) -> doc.Text:
     """Return which variants ran PyTorch's build of FlashAttention-2, which has the family of the package."""
     copies = {(each.workload, each.case) for each in met if each.is_pytorch_copy}
     if not copies:
         return ""
     cases = ((w.name, case) for w in findings.workloads for case in w.cases)
     variants = dict.fromkeys(case.variant for name, case in cases if (name, case.id) in copies and case.variant)
-    which: Text = (*join(map(Code, variants)), " ran ") if variants else ""
-    return concat(" (", which, "PyTorch's copy of ", Code("fa2"), ")")
+    which: doc.Text = (*doc.join(map(doc.Code, variants)), " ran ") if variants else ""
+    return doc.concat(" (", which, "PyTorch's copy of ", doc.Code("fa2"), ")")

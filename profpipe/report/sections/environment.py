@@ -7,25 +7,25 @@ from datetime import datetime
 
 from profpipe.analysis.cases import shown
 from profpipe.job import Status, count_cases
-from profpipe.report.document import Bullets, Code, Column, Placement, Section, Text, join, make_table
+from profpipe.report import document as doc
 from profpipe.report.text import write_text
 from profpipe.report.units import number, size_unit
 from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, PeakRates, ToolEntry
 from profpipe.results.schema import Tables
 
 
-def environment(run: Manifest) -> Section:
+def environment(run: Manifest) -> doc.Section:
     """Return the machine, the packages, the state of the repository and the profilers."""
     facts = tuple(f"{name}: {value}" for name, value in _facts(run))
     columns = (
-        Column("profiler", "profiler", is_label=True),
-        Column("version", "version", is_label=True),
-        Column("note", "note", is_words=True),
+        doc.label("profiler"),
+        doc.label("version"),
+        doc.words("note"),
     )
     rows = [_tool(name, tool) for name, tool in run.tools.items()]
-    tools = make_table("tools", columns, rows, placement=Placement.DETAILS)
-    blocks = (*((Bullets(facts, Placement.DETAILS),) if facts else ()), *((tools,) if rows else ()))
-    return Section("environment", "Environment", blocks)
+    tools = doc.make_table("tools", columns, rows, placement=doc.Placement.DETAILS)
+    blocks = (*((doc.Bullets(facts, doc.Placement.DETAILS),) if facts else ()), *((tools,) if rows else ()))
+    return doc.Section("environment", "Environment", blocks)
 
 
 def _facts(run: Manifest) -> Iterator[tuple[str, str]]:
@@ -69,10 +69,10 @@ def write_rates(rates: PeakRates) -> str:
     return "; ".join(part for part in (found, rates.source) if part)
 
 
-def _tool(name: str, tool: ToolEntry) -> tuple[Text, ...]:
+def _tool(name: str, tool: ToolEntry) -> tuple[doc.Text, ...]:
     if tool.missing:
-        return Code(name), "not found", " ".join(filter(None, [tool.missing, tool.remedy]))
-    return Code(name), tool.version or ("built in" if name == "plain" else "found"), tool.variant
+        return doc.Code(name), "not found", " ".join(filter(None, [tool.missing, tool.remedy]))
+    return doc.Code(name), tool.version or ("built in" if name == "plain" else "found"), tool.variant
 
 
 # --- the title -------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def title(workloads: Iterable[str], cases: int, run: Manifest, tables: Tables) -
 
 
 def _listed(names: Iterable[str]) -> str:
-    return write_text(join(dict.fromkeys(names), most=3))
+    return write_text(doc.join(dict.fromkeys(names), most=3))
 
 
 def _machine(run: Manifest, tables: Tables) -> str:

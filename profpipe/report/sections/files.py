@@ -9,21 +9,8 @@ from urllib.parse import unquote
 
 from profpipe.analysis.findings.warnings import Unattributed
 from profpipe.analysis.findings.workloads import Findings
-from profpipe.report.document import (
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Format,
-    Number,
-    Placement,
-    Section,
-    Table,
-    Text,
-    concat,
-    join,
-    make_table,
-)
+from profpipe.report import document as doc
+from profpipe.report.inlines import names
 from profpipe.report.labels import has_no_gpu, is_on_cpu, of_workload
 from profpipe.report.units import duration, percent, size_unit, time_unit
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest
@@ -38,7 +25,7 @@ LEAST_UNEXPLAINED = 0.001
 _NAMED = 3
 
 
-def files(findings: Findings, run: Manifest) -> Section:
+def files(findings: Findings, run: Manifest) -> doc.Section:
     """Return what the run's files hold, and remarks on them."""
     remarks = (
         *_private_files(run),
@@ -46,35 +33,35 @@ def files(findings: Findings, run: Manifest) -> Section:
         *_outside_cases(findings),
         *notes(findings, run, are_warnings=False),
     )
-    table = _table(run)
-    blocks = (*((table,) if table.rows else ()), *((Bullets(remarks, Placement.DETAILS),) if remarks else ()))
-    return Section("files", "Files", blocks)
+    return doc.make_section("files", "Files", [_table(run), doc.Bullets(remarks, doc.Placement.DETAILS)])
 
 
-def _table(run: Manifest) -> Table:
+def _table(run: Manifest) -> doc.Table:
     sizes = {file.path: file.bytes for job in run.jobs for file in job.files}
     columns = [
-        Column("file", "file", is_label=True),
-        Column("format", "format", is_label=True),
-        Column("tool", "tool", is_label=True),
-        Column("size", "size"),
-        Column("launches", "launches", format=Format.COUNT),
-        Column("total", "kernel time"),
-        Column("attributed", "in cases"),
-        Column("unattributed", "outside every case"),
-        Column("attribution", "placed in ranges", is_words=True),
+        doc.label("file"),
+        doc.label("format"),
+        doc.label("tool"),
+        doc.Column("size", "size"),
+        doc.count("launches"),
+        doc.Column("total", "kernel time"),
+        doc.Column("attributed", "in cases"),
+        doc.Column("unattributed", "outside every case"),
+        doc.words("attribution", "placed in ranges"),
     ]
     rows = [_row(place, group, sizes) for place, group in _grouped(run)]
-    table = make_table("files", columns, rows, placement=Placement.DETAILS)
+    table = doc.make_table("files", columns, rows, placement=doc.Placement.DETAILS)
     # Files from elsewhere may know no cases: then no kernel is outside of one.
     has_cases = run.jobs or any(file.attributed_ns for file in run.files)
     return table if has_cases else table.without("attributed", "unattributed")
 
 
-def _row(place: Text, group: Sequence[FileEntry], sizes: Mapping[str, int]) -> list[Cell | Text | float | None]:
+def _row(
+    place: doc.Text, group: Sequence[FileEntry], sizes: Mapping[str, int]
+) -> list[doc.Cell | doc.Text | float | None]:
     first, size = group[0], sum(sizes.get(file.source, 0) for file in group)
     launches: float | None = sum(file.launches for file in group)
-    sums: list[Cell | Text | float | None] = [
+    sums: list[doc.Cell | doc.Text | float | None] = [
         _time([file.total_ns for file in group]),
         _time([file.attributed_ns for file in group]),
         _time([file.unattributed_ns for file in group]),
@@ -85,22 +72,22 @@ def _row(place: Text, group: Sequence[FileEntry], sizes: Mapping[str, int]) -> l
         place,
         first.format,
         " ".join(filter(None, [first.tool, first.tool_version])),
-        Cell(text=Number(size, size_unit([size]))) if size else Cell(),
+        doc.Cell(text=doc.Number(size, size_unit([size]))) if size else doc.Cell(),
         launches,
         *sums,
         _attribution(group, "CPU operators " if launches is None else ""),
     ]
 
 
-def _time(times: Sequence[float | None]) -> Cell | None:
+def _time(times: Sequence[float | None]) -> doc.Cell | None:
     known = [time for time in times if time is not None]
     total = float(sum(known))
     if not total:
-        return Cell(0.0) if known else None
-    return Cell(text=Number(total, time_unit([total])))
+        return doc.Cell(0.0) if known else None
+    return doc.Cell(text=doc.Number(total, time_unit([total])))
 
 
-def _grouped(run: Manifest) -> Iterator[tuple[Text, list[FileEntry]]]:
+def _grouped(run: Manifest) -> Iterator[tuple[doc.Text, list[FileEntry]]]:
     """Yield the files with kernels, those of one folder, format and tool together."""
     groups: dict[tuple[str, ...], list[FileEntry]] = {}
     for file in run.files:
@@ -108,8 +95,8 @@ def _grouped(run: Manifest) -> Iterator[tuple[Text, list[FileEntry]]]:
             folder = str(PurePosixPath(file.source).parent)
             groups.setdefault((folder, file.format, file.tool, file.tool_version), []).append(file)
     for (folder, *_), group in groups.items():
-        one = Code(group[0].source)
-        yield (one if len(group) == 1 else concat(Code(f"{folder}/"), f", {len(group)} files")), group
+        one = doc.Code(group[0].source)
+        yield (one if len(group) == 1 else doc.concat(doc.Code(f"{folder}/"), f", {len(group)} files")), group
 
 
 def _has_no_kernels(file: FileEntry) -> bool:
@@ -151,20 +138,20 @@ def _attribution(group: Sequence[FileEntry], noun: str) -> str:
 # --- remarks ---------------------------------------------------------------------------------------------------------
 
 
-def _private_files(run: Manifest) -> Iterator[Text]:
+def _private_files(run: Manifest) -> Iterator[doc.Text]:
     """Yield which files hold the environment of the profiled process."""
     private = run.private_files
     if private is None:
         private = tuple(file.path for job in run.jobs for file in job.files if file.path.endswith(_PRIVATE))
     if private:
-        kinds = join(Code(kind) for kind in _PRIVATE if any(path.endswith(kind) for path in private))
-        yield concat(
+        kinds = doc.join(doc.Code(kind) for kind in _PRIVATE if any(path.endswith(kind) for path in private))
+        yield doc.concat(
             kinds or "These", " files hold the environment and the command line of the profiled process; check them"
-            " before you share them: ", join(map(Code, private), most=_NAMED), ". The tables and exports do not.",
+            " before you share them: ", names(private, _NAMED), ". The tables and exports do not.",
         )  # fmt: skip
 
 
-def _reused(run: Manifest) -> Iterator[Text]:
+def _reused(run: Manifest) -> Iterator[doc.Text]:
     """Yield which results an earlier run measured."""
     groups: dict[tuple[str, str], list[JobEntry]] = {}
     for job in run.jobs:
@@ -173,31 +160,31 @@ def _reused(run: Manifest) -> Iterator[Text]:
         for source in dict.fromkeys(job.reused_from for job in jobs if job.reused_from):
             reused = [job for job in jobs if job.reused_from == source]
             cases = dict.fromkeys(case for job in reused for case in job.cases)
-            named = join((Code(unquote(case)) for case in cases), most=8)
-            some = concat(": ", named) if len(reused) < len(jobs) and named else ""
-            which = concat(Code(workload), " under ", Code(profiler))
-            yield concat("Measured by the run ", Code(source), ": ", which, some, ".")
+            named = doc.join((doc.Code(unquote(case)) for case in cases), most=8)
+            some = doc.concat(": ", named) if len(reused) < len(jobs) and named else ""
+            which = doc.concat(doc.Code(workload), " under ", doc.Code(profiler))
+            yield doc.concat("Measured by the run ", doc.Code(source), ": ", which, some, ".")
 
 
-def _outside_cases(findings: Findings) -> Iterator[Text]:
+def _outside_cases(findings: Findings) -> Iterator[doc.Text]:
     """Yield the kernel time outside every case that set-up, warm-up and the cache flush explain."""
     for found in findings.unattributed:
         if found.has_setup:
-            yield concat(outside(found, findings), ": set-up, warm-up and the cache flush between samples.")
+            yield doc.concat(outside(found, findings), ": set-up, warm-up and the cache flush between samples.")
         elif found.unexplained < LEAST_UNEXPLAINED:
-            yield concat(outside(found, findings), ".")
+            yield doc.concat(outside(found, findings), ".")
 
 
-def outside(found: Unattributed, findings: Findings) -> Text:
+def outside(found: Unattributed, findings: Findings) -> doc.Text:
     """Return how much kernel time of a profiler lies outside every case."""
     flush = f", {percent(found.flush_ns / found.ns)} % of it the cache flush" if found.flush_ns else ""
-    return concat(
+    return doc.concat(
         f"{duration(found.ns)} ({percent(found.share)} %) of the kernel time", of_workload(found.workload, findings),
-        " under ", Code(found.profiler), f" lie outside every case{flush}",
+        " under ", doc.Code(found.profiler), f" lie outside every case{flush}",
     )  # fmt: skip
 
 
-def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[Text]:
+def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[doc.Text]:
     """Return what the parsers note of the files: warnings or remarks; files with the same notes share a line."""
     on_cpu = has_no_gpu(run) or is_on_cpu(findings)
     sources: dict[tuple[str, ...], list[str]] = {}
@@ -207,10 +194,7 @@ def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[Text]:
         chosen = (*missing, *(file.notes if are_warnings else remarks))
         if chosen:
             sources.setdefault(chosen, []).append(file.source)
-    return [
-        concat(join(map(Code, paths), most=_NAMED), f": {' '.join(map(as_sentence, own))}")
-        for own, paths in sources.items()
-    ]
+    return [doc.concat(names(paths, _NAMED), f": {' '.join(map(as_sentence, own))}") for own, paths in sources.items()]
 
 
 def as_sentence(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, WorkloadFindings
 from profpipe.measure.flags import Flag
-from profpipe.report.document import Bullets, Section, Strong, Text, join
+from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent
 
 #: Samples below which a median has no 95 % interval: 1 - 2 / 2^n is less than 0.95.
@@ -30,20 +30,19 @@ _MEANINGS: Mapping[str, str] = {
 }
 
 
-def flags(workloads: Sequence[WorkloadFindings]) -> Section:
+def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     """Return the section with one line for each flag of a timed case, whatever its workload."""
-    lines = tuple(explanations(workloads))
-    return Section("flags", "Flags", (Bullets(lines),) if lines else ())
+    return doc.make_section("flags", "Flags", [doc.Bullets(tuple(explanations(workloads)))])
 
 
-def explanations(workloads: Sequence[WorkloadFindings]) -> list[Text]:
+def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
     """Return one line for each flag of a timed case of the workloads."""
     timed = [(workload, case) for workload in workloads for case in workload.cases if case.time]
-    found: list[Text] = []
+    found: list[doc.Text] = []
     for flag in dict.fromkeys(mark for _, case in timed for mark in case.marks):
         flagged = [(workload, case) for workload, case in timed if flag in case.marks]
         count = "every case" if len(flagged) == len(timed) else f"{len(flagged)} of {len(timed)} cases"
-        found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", Strong(flag)))
+        found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", doc.Strong(flag)))
     return found
 
 
@@ -88,14 +87,14 @@ def _sample_counts(counts: Sequence[int], requested: int) -> str:
     return f"{had} samples, but {' and '.join(bounds)}."
 
 
-def flags_of(case: CaseResult, without: Iterable[str] = ()) -> Text:
+def flags_of(case: CaseResult, without: Iterable[str] = ()) -> doc.Text:
     """Return the flags of a case in bold, those in ``without`` left out."""
-    return join([_with_idle_share(mark, case) for mark in case.marks if mark not in without], last=", ")
+    return doc.join([_with_idle_share(mark, case) for mark in case.marks if mark not in without], last=", ")
 
 
-def _with_idle_share(mark: str, case: CaseResult) -> Text:
+def _with_idle_share(mark: str, case: CaseResult) -> doc.Text:
     """Add how idle the GPU was to the flag of a case without timed calls."""
     idle = case.breakdown.idle_share if case.breakdown else None
     if mark == Flag.HOST_BOUND and idle and "time" not in case.values:
-        return fill("{} (GPU idle {})", Strong(mark), percent(idle))
-    return Strong(mark)
+        return fill("{} (GPU idle {})", doc.Strong(mark), percent(idle))
+    return doc.Strong(mark)

@@ -18,23 +18,8 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
+from profpipe.report import document as doc
 from profpipe.report import selection
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Format,
-    Link,
-    Paragraph,
-    Section,
-    Strong,
-    Text,
-    inlines,
-    join,
-    make_table,
-)
 from profpipe.report.inlines import duration, fill, margin, names, percent, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, roofline
@@ -54,48 +39,46 @@ _LARGER_ERROR = 5
 _MOST_SLOWER_CALLS = 3
 
 
-def headline(workload: WorkloadFindings, title: str = "") -> Section:
+def headline(workload: WorkloadFindings, title: str = "") -> doc.Section:
     """Return the answer to the workload's question, then remarks on it."""
-    blocks: list[Block] = [Paragraph(Strong(answer(workload)))]
-    if remarks := tuple(_remarks(workload)):
-        blocks.append(Bullets(remarks))
-    return Section("headline", title, tuple(blocks), workload=workload.name)
+    blocks: list[doc.Block] = [doc.Paragraph(doc.Strong(answer(workload))), doc.Bullets(tuple(_remarks(workload)))]
+    return doc.make_section("headline", title, blocks, workload=workload.name)
 
 
-def overview(workloads: Sequence[WorkloadFindings]) -> Section:
+def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     """Return a table with a row for each workload; empty for one workload."""
     if len(workloads) < 2:
-        return Section("overview", "")
+        return doc.Section("overview", "")
     columns = (
-        Column("workload", "workload", is_label=True),
-        Column("cases", "cases", format=Format.COUNT),
-        Column("fastest", "fastest", is_label=True),
-        Column("shape", "at", is_label=True),
-        Column("time", "time"),
-        Column("speedup", "over baseline", format=Format.RATIO),
+        doc.label("workload"),
+        doc.count("cases"),
+        doc.label("fastest"),
+        doc.label("shape", "at"),
+        doc.Column("time", "time"),
+        doc.ratio("speedup", "over baseline"),
     )
-    table = make_table("overview", columns, [_overview_row(workload) for workload in workloads])
-    return Section("overview", "Overview", (table,))
+    table = doc.make_table("overview", columns, [_overview_row(workload) for workload in workloads])
+    return doc.Section("overview", "Overview", (table,))
 
 
-def _overview_row(workload: WorkloadFindings) -> tuple[Cell | Text | float | None, ...]:
+def _overview_row(workload: WorkloadFindings) -> tuple[doc.Cell | doc.Text | float | None, ...]:
     """Return how often the winner of the largest shape wins, and its time there."""
-    name, shape = Code(workload.name), workload.largest
+    name, shape = doc.Code(workload.name), workload.largest
     win = shape.win if shape else None
     if shape is None or win is None or win.best.time is None:
         return (name, float(len(workload.cases)), "no times", "", None, None)
-    time = Cell(win.best.time.ns, unit=time_unit([win.best.time.ns]), note=time_unit([win.best.time.ns]).name)
-    fastest: Text = ""
+    time = doc.Cell(win.best.time.ns, unit=time_unit([win.best.time.ns]), note=time_unit([win.best.time.ns]).name)
+    fastest: doc.Text = ""
     if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
         wins = [s for s in workload.shapes if s.win and s.win.verdict == win.verdict]
         won = sum(s.win.best.variant == win.best.variant for s in wins if s.win)
-        fastest = fill(f"{{}} in {won} of {len(workload.shapes)} shapes", Code(win.best.variant))
+        fastest = fill(f"{{}} in {won} of {len(workload.shapes)} shapes", doc.Code(win.best.variant))
     elif _has_comparison(workload):
         fastest = fill("tie: {}", tied_names(win)) if win.tied else win.verdict.value
     return (name, float(len(workload.cases)), fastest, in_words(shape.axes), time, win.best.speedup)
 
 
-def answer(workload: WorkloadFindings) -> Text:
+def answer(workload: WorkloadFindings) -> doc.Text:
     """Return one or two sentences."""
     judged = [shape for shape in workload.shapes if shape.win]
     if workload.largest is None or not judged:
@@ -105,7 +88,7 @@ def answer(workload: WorkloadFindings) -> Text:
     return _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged)
 
 
-def _remarks(workload: WorkloadFindings) -> Iterator[Text]:
+def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     judged = [shape for shape in workload.shapes if shape.win]
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
@@ -122,8 +105,8 @@ def _remarks(workload: WorkloadFindings) -> Iterator[Text]:
         yield from (_slower_call(cost, workload.largest) for cost in slower[:_MOST_SLOWER_CALLS])
 
 
-def _capitalise(text: Text) -> Text:
-    first, *others = inlines(text)
+def _capitalise(text: doc.Text) -> doc.Text:
+    first, *others = doc.inlines(text)
     return (first[:1].upper() + first[1:], *others) if isinstance(first, str) else text
 
 
@@ -135,14 +118,16 @@ def _has_comparison(workload: WorkloadFindings) -> bool:
 # --- nothing to compare ----------------------------------------------------------------------------------------------
 
 
-def _without_times(workload: WorkloadFindings) -> Text:
+def _without_times(workload: WorkloadFindings) -> doc.Text:
     if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
         return "Nothing was measured: every case was skipped."
-    launches = [fill(f"{n} launches under {{}}", Code(profiler)) for profiler, n in workload.launches.items() if n]
-    return fill("No case has a time; {}, of unknown duration.", join(launches)) if launches else "No case has a time."
+    launches = [fill(f"{n} launches under {{}}", doc.Code(profiler)) for profiler, n in workload.launches.items() if n]
+    return (
+        fill("No case has a time; {}, of unknown duration.", doc.join(launches)) if launches else "No case has a time."
+    )
 
 
-def _plain_times(workload: WorkloadFindings) -> Text:
+def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
     first, unit, per = cases[0], time_unit(case.time.ns for case in cases if case.time), of_what(workload.basis)
@@ -155,13 +140,13 @@ def _plain_times(workload: WorkloadFindings) -> Text:
         return fill("{} {}, 95 % interval {}.", duration(first.time.ns), per, margin(first.time.margin))
     times = [(case_text(case), duration(case.time.ns, unit)) for case in cases if case.time]
     if len(cases) <= 4:
-        return fill("{} {}.", join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
+        return fill("{} {}.", doc.join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
     (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
     low, high = (replace(end, unit=time_unit([low.value, high.value])) for end in (low, high))
     return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
 
 
-def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> Text:
+def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
     """Return the launches of a capture whose iterations are unknown, and the two classes with the most time."""
     total = breakdown.total
     launches = total.calls + workload.untimed.get((case.id, breakdown.profiler), 0)
@@ -170,17 +155,17 @@ def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: Ker
     scope = f"in the {count(total.calls)} that have a time" if launches > total.calls else "in all"
     classes = sorted(((part.ns, name) for name, part in breakdown.classes.items() if part.ns), reverse=True)[:2]
     named = [fill(f"{name} {{}}", percent(ns / total.ns)) for ns, name in classes if name != "other"]
-    shares = fill(": {} of it", join(named)) if named else ""
+    shares = fill(": {} of it", doc.join(named)) if named else ""
     return fill(f"{count(launches)} {noun}, {{}} {scope}{{}}.", duration(total.ns), shares)
 
 
 # --- one shape -------------------------------------------------------------------------------------------------------
 
 
-def _one_shape(workload: WorkloadFindings, shape: Shape) -> Text:
+def _one_shape(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     win = shape.win
     assert win is not None and win.best.time is not None
-    name = Code(win.best.variant)
+    name = doc.Code(win.best.variant)
     place = f"At {in_words(shape.axes)}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
     time = fill(f"{{}} {of_what(workload.basis)}", duration(win.best.time.ns))
     if win.verdict == WinVerdict.UNOPPOSED:
@@ -203,40 +188,40 @@ def _and_is_accurate(*shapes: Shape) -> str:
     return " and is accurate" if any(len(shape.timed) > 1 for shape in shapes) else ""
 
 
-def _lead(win: Win, shape: Shape) -> Text:
+def _lead(win: Win, shape: Shape) -> doc.Text:
     """Return the speed-up over the baseline; without one, over the next case."""
     best, second = win.best, win.second
     assert best.time is not None and second is not None and second.time is not None
-    ahead = fill("{} over the next, {}", ratio(second.time.ns / best.time.ns), Code(second.variant))
+    ahead = fill("{} over the next, {}", ratio(second.time.ns / best.time.ns), doc.Code(second.variant))
     if best.is_baseline:
         return fill("the baseline itself, {}", ahead)
     if best.speedup is None and best.baseline_mark:
         return fill(f"{{}}; the baseline's own result is {best.baseline_mark}", ahead)
     if best.speedup is None:
         return fill("{}; the baseline has no time here", ahead) if shape.baseline else ahead
-    over = fill("{} (baseline)", Code(shape.baseline.variant)) if shape.baseline else "its baseline"
+    over = fill("{} (baseline)", doc.Code(shape.baseline.variant)) if shape.baseline else "its baseline"
     return fill("{} over {}", ratio(best.speedup), over)
 
 
 # --- several shapes --------------------------------------------------------------------------------------------------
 
 
-def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> Text:
+def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text:
     clear = _by_variant(shapes, WinVerdict.CLEAR)
     if len(clear) == 1 and sum(map(len, clear.values())) == len(shapes):
         return _everywhere(workload, shapes)
-    parts: list[Text] = []
+    parts: list[doc.Text] = []
     if clear:
         among = " of the accurate ones" if any(shape.win.disqualified for shape in shapes if shape.win) else ""
-        parts.append(fill(f"Fastest{among}: {{}}.", join(list(_winners(clear, len(shapes))))))
+        parts.append(fill(f"Fastest{among}: {{}}.", doc.join(list(_winners(clear, len(shapes))))))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
     unopposed = [
-        fill(f"only {{}} has a time{_and_is_accurate(*own)} {{}}", Code(name), where(own, len(shapes)))
+        fill(f"only {{}} has a time{_and_is_accurate(*own)} {{}}", doc.Code(name), where(own, len(shapes)))
         for name, own in _by_variant(shapes, WinVerdict.UNOPPOSED).items()
     ]
     if unopposed:
-        parts.append(fill("{}.", join(unopposed)))
-    return join(map(_capitalise, parts), separator=" ", last=" ")
+        parts.append(fill("{}.", doc.join(unopposed)))
+    return doc.join(map(_capitalise, parts), separator=" ", last=" ")
 
 
 def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
@@ -248,37 +233,37 @@ def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> Text:
+def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text:
     """Return the sentence for one winner of all shapes, with its time in the largest."""
     at = next((shape for shape in shapes if shape is workload.largest), shapes[-1])
     assert at.win is not None and at.win.best.time is not None
     best = at.win.best
-    who = fill("The baseline, {},", Code(best.variant)) if best.is_baseline else Code(best.variant)
+    who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
     sentence = f"{{}} is {_fastest(shapes)} in {every(len(shapes))}: {{}}; {{}} {of_what(workload.basis)} at"
     time = duration(best.time.ns if best.time else None)
     return fill(sentence + " {} ({}).", who, _leads(shapes), time, in_words(at.axes), ratio(_over(at, shapes)))
 
 
-def _winners(clear: Mapping[str, Sequence[Shape]], total: int) -> Iterator[Text]:
+def _winners(clear: Mapping[str, Sequence[Shape]], total: int) -> Iterator[doc.Text]:
     named = list(clear.items()) if len(clear) <= _MOST_WINNERS + 1 else list(clear.items())[:_MOST_WINNERS]
     for name, own in named:
-        yield fill("{} {} ({})", Code(name), where(own, total), _leads(own))
+        yield fill("{} {} ({})", doc.Code(name), where(own, total), _leads(own))
     if others := [own for name, own in clear.items() if name not in dict(named)]:
         yield f"{len(others)} others in {sum(map(len, others))}"
 
 
-def _leads(shapes: Sequence[Shape]) -> Text:
+def _leads(shapes: Sequence[Shape]) -> doc.Text:
     """Return ``1.34x to 1.61x over `sdpa_flash` (baseline)``; without a baseline, over the next case."""
     leads = [_over(shape, shapes) for shape in shapes]
     low, high = ratio(min(leads)), ratio(max(leads))
     return fill("{} over {}", fill("{} to {}", low, high) if min(leads) < max(leads) else low, _compared_with(shapes))
 
 
-def _compared_with(shapes: Sequence[Shape]) -> Text:
+def _compared_with(shapes: Sequence[Shape]) -> doc.Text:
     if not all(map(_has_speedup, shapes)):
         return "the next"
     first, *others = dict.fromkeys(shape.baseline.variant if shape.baseline else "" for shape in shapes)
-    return fill("{} (baseline)", Code(first)) if first and not others else "the baseline"
+    return fill("{} (baseline)", doc.Code(first)) if first and not others else "the baseline"
 
 
 def _has_speedup(shape: Shape) -> bool:
@@ -306,7 +291,7 @@ def where(shapes: Sequence[Shape], total: int) -> str:
     return f"in {len(shapes)} of {total} shapes"
 
 
-def _ties(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     groups: dict[frozenset[str], list[tuple[Shape, Win]]] = {}
     for shape in shapes:
         if shape.win and shape.win.verdict == WinVerdict.TIE:
@@ -319,7 +304,7 @@ def _ties(shapes: Sequence[Shape]) -> Iterator[Text]:
         yield f"{len(others)} other groups are tied in {sum(map(len, others))} shapes."
 
 
-def _inconclusive(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _inconclusive(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Say where the lowest time is not called the fastest; of more than two shapes, only how many they are."""
     found = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.INCONCLUSIVE]
     if len(found) > (1 if len(shapes) > selection.SHAPES else _MOST_WINNERS):
@@ -328,13 +313,13 @@ def _inconclusive(shapes: Sequence[Shape]) -> Iterator[Text]:
         return
     for shape, win in found:
         sentence = f"{{}} has the lowest time at {in_words(shape.axes)}, but is not called the fastest: {{}}."
-        yield fill(sentence, Code(win.best.variant), doubt_of(win))
+        yield fill(sentence, doc.Code(win.best.variant), doubt_of(win))
 
 
 # --- accuracy --------------------------------------------------------------------------------------------------------
 
 
-def _disqualified(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _disqualified(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the cases that took less time than the winner but have no accurate result, and the largest miss."""
     by_mark: dict[str, dict[str, list[tuple[Shape, CaseResult]]]] = {}
     for shape in shapes:
@@ -348,9 +333,9 @@ def _disqualified(shapes: Sequence[Shape]) -> Iterator[Text]:
         place = f" at {in_words(shape.axes)}" if len(shapes) > 1 else ""
         among = f" {where(list({s.axes: s for s, _ in found}.values()), len(shapes))}" if len(shapes) > 1 else ""
         takes, are = ("takes", "is") if len(by_variant) == 1 else ("take", "are")
-        most = fill(" ({}{}: {})", Code(case.variant), place, why) if why else ""
+        most = fill(" ({}{}: {})", doc.Code(case.variant), place, why) if why else ""
         sentence = f"{{}} {takes} less time than the winner{among}, but {are} {{}}{{}}."
-        yield fill(sentence, names(list(by_variant), MOST_NAMES + 1), Strong(mark), most)
+        yield fill(sentence, names(list(by_variant), MOST_NAMES + 1), doc.Strong(mark), most)
 
 
 def _excess(case: CaseResult) -> float:
@@ -360,7 +345,7 @@ def _excess(case: CaseResult) -> float:
     return max((error / limit if error < math.inf and limit else math.inf for error, limit in pairs), default=0.0)
 
 
-def _larger_errors(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _larger_errors(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name winners, alone or tied, whose error is within the tolerance and much larger than the baseline's."""
     worst: dict[str, tuple[float, float, float, str]] = {}
     for shape in shapes:
@@ -379,13 +364,13 @@ def _larger_errors(shapes: Sequence[Shape]) -> Iterator[Text]:
         has = "has" if len(variants) == 1 else "have"
         up_to = "up to " if len(shapes) > 1 else ""
         sentence = f"{{}} {has} {up_to}{factor:.0f} times the baseline's error (relative L1 {number(error)}, of {{}} "
-        yield fill(sentence + f"{number(other)}).", names(variants, MOST_NAMES + 1), Code(base_name))
+        yield fill(sentence + f"{number(other)}).", names(variants, MOST_NAMES + 1), doc.Code(base_name))
 
 
 # --- spread and kernels ----------------------------------------------------------------------------------------------
 
 
-def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[Text]:
+def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
     """Name the most uncertain median of the winners and of the cases next to them."""
     found = [(s, c) for s in shapes if s.win for c in (s.win.best, s.win.second) if c is not None and _uncertainty(c)]
     if not found:
@@ -398,7 +383,7 @@ def _uncertain_times(shapes: Sequence[Shape]) -> Iterator[Text]:
     unit = time_unit([case.time.ns])
     if case.time.p10 is not None and case.time.p90 is not None:
         how = fill("{}, p10 to p90 {} to {}", how, unit.of(case.time.p10), duration(case.time.p90, unit))
-    yield fill(f"The time of {{}}{place} is uncertain ({{}}){others}.", Code(case.variant), how)
+    yield fill(f"The time of {{}}{place} is uncertain ({{}}){others}.", doc.Code(case.variant), how)
 
 
 def _uncertainty(case: CaseResult) -> float:
@@ -414,19 +399,19 @@ def _uncertainty(case: CaseResult) -> float:
     return half if half > _WIDE_SPREAD else 0.0
 
 
-def _slower_call(cost: SwitchCost, shape: Shape) -> Text:
+def _slower_call(cost: SwitchCost, shape: Shape) -> doc.Text:
     """Say which other kernels cost more than a faster attention kernel saves."""
     noun = "operator" if any(c.breakdown and c.breakdown.kind == "cpu_op" for c in shape.cases) else "kernel"
     call = cost.measured_call if cost.measured_call is not None else cost.call
     costs = {part: fill(f"{PARTS_SAID[part]} {{}}", duration(ns)) for part, ns, _ in cost.changes if ns > 0}
     if cost.call > 1:
-        why: Text = (
+        why: doc.Text = (
             fill("all kernels together are not slower; added: {}", costs["copies"])
             if "copies" in costs
             else ("all kernels together are not slower, the time passes between them")
         )
     else:
-        why = fill("added: {}", join(list(costs.values()))) if costs else "the time passes between the kernels"
+        why = fill("added: {}", doc.join(list(costs.values()))) if costs else "the time passes between the kernels"
     sentence = f"{{}} has a faster attention {noun} ({{}}) but a slower call ({{}}): {{}} ({{}})."
-    link = Link("details", "#switch_cost")
-    return fill(sentence, Code(cost.variant), ratio(cost.attention), ratio(call), why, link)
+    link = doc.Link("details", "#switch_cost")
+    return fill(sentence, doc.Code(cost.variant), ratio(cost.attention), ratio(call), why, link)

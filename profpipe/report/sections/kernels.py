@@ -9,22 +9,7 @@ from dataclasses import replace
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
-from profpipe.report.document import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Details,
-    Format,
-    Paragraph,
-    Placement,
-    Section,
-    Table,
-    Text,
-    join,
-    make_table,
-    plain,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.sections import ranks
 from profpipe.report.selection import main_cases
@@ -92,35 +77,35 @@ _LOCAL_NOTE = (
     "(local) marks an estimate of better use of the hardware in that respect alone; the others are of the run time."
 )
 
-_LABELS = [Column("case", "case", is_label=True), Column("kernel", "kernel", is_label=True)]
+_LABELS = [doc.label("case"), doc.label("kernel")]
 
 Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def kernels(workload: WorkloadFindings) -> Section:
+def kernels(workload: WorkloadFindings) -> doc.Section:
     """Return the kernels with the most time, and what ncu measured of the first ones."""
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
     is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases)
     noun = "operators" if is_cpu else "kernels"
-    first = top_kernels(workload, largest, limit, placement=Placement.SUMMARY if is_lone else Placement.DETAILS)
+    first = top_kernels(workload, largest, limit, placement=doc.Placement.SUMMARY if is_lone else doc.Placement.DETAILS)
     if not first.rows:
-        return Section("kernels", "", workload=workload.name)
+        return doc.Section("kernels", "", workload=workload.name)
     title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
     rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title=title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
-    blocks: list[Block] = [first, *_fold(rest), *_fold(names), *ncu]
+    blocks: list[doc.Block] = [first, *_fold(rest), *_fold(names), *ncu]
     notes = [ranks.means_note(workload), _ncu_note(workload)]
     heading = "Top CPU operators" if is_cpu else "Top kernels"
     if workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
-    return Section("kernels", heading, tuple(blocks), " ".join(filter(None, notes)), workload.name)
+    return doc.Section("kernels", heading, tuple(blocks), " ".join(filter(None, notes)), workload.name)
 
 
-def _fold(table: Table, *notes: str) -> list[Block]:
-    paragraphs = [Paragraph(note) for note in notes if note]
-    return [Details(table.title, (*paragraphs, replace(table, title="")))] if table.rows else []
+def _fold(table: doc.Table, *notes: str) -> list[doc.Block]:
+    paragraphs = [doc.Paragraph(note) for note in notes if note]
+    return [doc.Details(table.title, (*paragraphs, replace(table, title="")))] if table.rows else []
 
 
 def _ncu_note(workload: WorkloadFindings) -> str:
@@ -141,9 +126,9 @@ def top_kernels(
     cases: Sequence[CaseResult],
     limit: int,
     least_share: float = 0.0,
-    title: Text = "",
-    placement: Placement = Placement.DETAILS,
-) -> Table:
+    title: doc.Text = "",
+    placement: doc.Placement = doc.Placement.DETAILS,
+) -> doc.Table:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
     by_case: dict[str, list[KernelRow]] = {case.id: [] for case in cases}
     for row in workload.top:
@@ -157,29 +142,29 @@ def top_kernels(
     per = "/call" if workload.is_per_call else ""
     columns = [
         *([_LABELS[0]] if len(cases) > 1 else []),
-        Column("kernel", "operator" if is_cpu else "kernel", is_label=True),
-        Column("class", "class", is_label=True),
-        Column("calls", f"{'calls' if is_cpu else 'launches'}{per}", format=Format.COUNT),
-        Column("ns", "", Unit(f"{unit.name}{per}", unit.size)),
-        Column("share", "", format=Format.PERCENT),
-        *(Column(name, name) for name, _ in ROW_FIGURES),
-        Column("top stall", "top stall", is_words=True),
-        Column("misses", "misses", is_words=True),
+        doc.label("kernel", "operator" if is_cpu else "kernel"),
+        doc.label("class"),
+        doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"),
+        doc.Column("ns", "", Unit(f"{unit.name}{per}", unit.size)),
+        doc.percent("share", ""),
+        *(doc.Column(name, name) for name, _ in ROW_FIGURES),
+        doc.words("top stall"),
+        doc.words("misses"),
     ]
     rows = [
-        [*([case_text(case) if i == 0 else ""] if len(cases) > 1 else []), Code(short[row.kernel]), _class(row),
+        [*([case_text(case) if i == 0 else ""] if len(cases) > 1 else []), doc.Code(short[row.kernel]), _class(row),
          row.calls, row.ns, row.share, *_ncu_cells(measured.get((row.case, row.kernel)))]
         for case in cases
         for i, row in enumerate(kept[case.id])
     ]  # fmt: skip
-    return make_table("top_kernels", columns, rows, title, placement)
+    return doc.make_table("top_kernels", columns, rows, title, placement)
 
 
 def _class(row: KernelRow) -> str:
     return f"{row.kernel_class} ({row.family})" if row.family else row.kernel_class
 
 
-def _ncu_cells(row: Counters | None) -> list[Cell | Text | None]:
+def _ncu_cells(row: Counters | None) -> list[doc.Cell | doc.Text | None]:
     if row is None:
         return [""] * (len(ROW_FIGURES) + 2)
     stalls = {found[1]: value for name, (value, _) in row.values.items() if (found := _STALL.match(name))}
@@ -188,34 +173,34 @@ def _ncu_cells(row: Counters | None) -> list[Cell | Text | None]:
     return [*_figures(row, ROW_FIGURES), stall, ", ".join(map(_target_name, row.missed))]
 
 
-def _figures(row: Counters, figures: Figures) -> list[Cell | Text | None]:
-    cells: list[Cell | Text | None] = []
+def _figures(row: Counters, figures: Figures) -> list[doc.Cell | doc.Text | None]:
+    cells: list[doc.Cell | doc.Text | None] = []
     for title, names in figures:
         value = next((row.values[name][0] for name in names if name in row.values), None)
-        form = Format.COUNT if title == "registers" else Format.NUMBER
-        cells.append(None if value is None else Cell(value / _SCALE.get(title, 1.0), format=form))
+        form = doc.Format.COUNT if title == "registers" else doc.Format.NUMBER
+        cells.append(None if value is None else doc.Cell(value / _SCALE.get(title, 1.0), format=form))
     return cells
 
 
-def full_names(workload: WorkloadFindings, tables: Sequence[Table]) -> Table:
+def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.Table:
     """Return the full names of the shortened kernels that ``tables`` show."""
     shown = {cell.text for table in tables for row in table.rows for cell in row}
     short = short_names(row.kernel for row in workload.top)
-    columns = [Column("short", "short", is_label=True), Column("full", "full", is_label=True)]
-    rows = [[Code(s), Code(name)] for name, s in short.items() if s != name and Code(s) in shown]
-    return make_table("full_names", columns, rows, "Full names", Placement.DETAILS)
+    columns = [doc.label("short"), doc.label("full")]
+    rows = [[doc.Code(s), doc.Code(name)] for name, s in short.items() if s != name and doc.Code(s) in shown]
+    return doc.make_table("full_names", columns, rows, "Full names", doc.Placement.DETAILS)
 
 
 # --- ncu -------------------------------------------------------------------------------------------------------------
 
 
-def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[Block]:
+def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Block]:
     """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
     position = {case.id: i for i, case in enumerate(cases)}
     first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
     rows = sorted((r for r in workload.counters if (r.case, r.kernel) in first), key=lambda r: position[r.case])
     further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
-    is_local = any(_LOCAL in plain(row[-1].text) for row in own_rules.rows)
+    is_local = any(_LOCAL in doc.plain(row[-1].text) for row in own_rules.rows)
     has_clock = any(column.id == "GPC GHz" for column in further.columns)
     return [
         *(_fold(further, _CLOCK_NOTE if has_clock else "") if len(further.columns) > 3 else []),
@@ -223,35 +208,37 @@ def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) ->
     ]
 
 
-def ncu_table(rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: Text = "") -> Table:
+def ncu_table(
+    rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: doc.Text = ""
+) -> doc.Table:
     """Return ncu's figures of each kernel, without those that the chip or the chosen set does not have."""
     short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
     columns = [
         *_LABELS,
-        Column("mean_ns", "", time_unit(row.mean_ns for row in rows)),
-        *(Column(name, name) for name, _ in figures),
+        doc.Column("mean_ns", "", time_unit(row.mean_ns for row in rows)),
+        *(doc.Column(name, name) for name, _ in figures),
     ]
     cells = [
-        [labels.get(row.case, Code(row.case)), Code(short[row.kernel]), row.mean_ns, *_figures(row, figures)]
+        [labels.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel]), row.mean_ns, *_figures(row, figures)]
         for row in rows
     ]
-    return make_table("ncu_figures", columns, cells, title, Placement.DETAILS)
+    return doc.make_table("ncu_figures", columns, cells, title, doc.Placement.DETAILS)
 
 
-def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> Table:
+def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
     """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
     short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
-    columns = [*_LABELS, Column("rules", "rules of ncu, and the speed-up that they estimate", is_label=True)]
+    columns = [*_LABELS, doc.label("rules", "rules of ncu, and the speed-up that they estimate")]
     cells = []
     for row in rows:
         own = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
         if own:
-            text = join([_rule(rule) for rule in own], last=", ")
-            cells.append([labels.get(row.case, Code(row.case)), Code(short[row.kernel]), text])
-    return make_table("ncu_rules", columns, cells, "What ncu's own rules say", Placement.DETAILS)
+            text = doc.join([_rule(rule) for rule in own], last=", ")
+            cells.append([labels.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel]), text])
+    return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)
 
 
-def _rule(rule: Rule) -> Text:
+def _rule(rule: Rule) -> doc.Text:
     if rule.speedup is None:
-        return Code(rule.name)
-    return (Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")
+        return doc.Code(rule.name)
+    return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")

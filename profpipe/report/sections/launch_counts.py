@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from profpipe.analysis.findings.workloads import Findings
-from profpipe.report.document import Code, Column, Format, Placement, Section, join, make_table
+from profpipe.report import document as doc
+from profpipe.report.inlines import names
 
 
-def launch_counts(findings: Findings) -> Section:
+def launch_counts(findings: Findings) -> doc.Section:
     """Return a row for each two profilers: their common cases, and in how many each kernel has the same count."""
-    columns = (
-        Column("profilers", "profilers", is_label=True),
-        Column("workload", "workload", is_label=True),
-        Column("launches", "launches", format=Format.COUNT),
-        Column("per", "of", is_words=True),
-        Column("cases", "cases", format=Format.COUNT),
-        Column("same_total", "same total", format=Format.COUNT),
-        Column("same_by_kernel", "same by kernel", format=Format.COUNT),
-    )
-    rows = [
-        (
-            join(map(Code, counts.profilers)),
-            Code(counts.workload),
-            counts.number,
-            "one iteration" if counts.is_per_iteration else "all iterations",
-            counts.cases,
-            counts.cases - len(counts.differing),
-            counts.same_by_kernel,
-        )
-        for counts in findings.launch_counts
+    columns = [
+        (doc.label("profilers"), lambda counts: names(counts.profilers)),
+        (doc.label("workload"), lambda counts: doc.Code(counts.workload)),
+        (doc.count("launches"), lambda counts: counts.number),
+        (doc.words("per", "of"), lambda counts: "one iteration" if counts.is_per_iteration else "all iterations"),
+        (doc.count("cases"), lambda counts: counts.cases),
+        (doc.count("same_total", "same total"), lambda counts: counts.cases - len(counts.differing)),
+        (doc.count("same_by_kernel", "same by kernel"), lambda counts: counts.same_by_kernel),
     ]
-    table = make_table("launch_counts", columns, rows, placement=Placement.DETAILS)
+    table = doc.table_of("launch_counts", findings.launch_counts, columns, placement=doc.Placement.DETAILS)
     table = table if len(findings.workloads) > 1 else table.without("workload")
-    return Section("launch_counts", "Launches that two profilers recorded", (table,) if rows else ())
+    return doc.make_section("launch_counts", "Launches that two profilers recorded", [table])

@@ -6,18 +6,7 @@ from collections.abc import Sequence
 
 from profpipe.analysis.findings.phases import Memory
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
-from profpipe.report.document import (
-    Cell,
-    Code,
-    Column,
-    Format,
-    Placement,
-    Section,
-    Table,
-    Text,
-    fold_if_long,
-    make_table,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.units import size_unit
 from profpipe.results.schema import PATH_SEPARATOR
@@ -32,12 +21,10 @@ _ALLOCATIONS = 6
 _Pair = tuple[CaseResult, Memory]
 
 
-def memory(workload: WorkloadFindings) -> Section:
+def memory(workload: WorkloadFindings) -> doc.Section:
     """Return the peak of each phase and what held it; empty where no case recorded its memory."""
     by_case = {record.case: record for record in workload.memory}
     pairs = [(case, by_case[case.id]) for case in workload.cases if case.id in by_case]
-    if not pairs:
-        return Section("memory", "", workload=workload.name)
     summary = (
         "One iteration of each case, recorded apart from its timing: the memory allocated when it began, the peak of"
         " each phase with its nested phases, and the lines that held most of the peak."
@@ -45,54 +32,48 @@ def memory(workload: WorkloadFindings) -> Section:
     if any(record.files for _, record in pairs):
         summary += " The records open in the viewer at pytorch.org/memory_viz."
     tables = [peaks(pairs), allocations(pairs), files(pairs)]
-    blocks = tuple(fold_if_long(table) for table in tables if table.rows)
-    return Section("memory", "Memory by phase", blocks, summary, workload.name)
+    return doc.make_section("memory", "Memory by phase", tables, summary, workload.name, folds_long_tables=True)
 
 
-def peaks(pairs: Sequence[_Pair]) -> Table:
+def peaks(pairs: Sequence[_Pair]) -> doc.Table:
     """Return cases as rows: the memory before, and the peak of each phase, the highest of a case in bold."""
     names = list(dict.fromkeys(phase.phase for _, record in pairs for phase in record.phases))
     if len(names) > _PHASES:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
-    columns = [Column("case", "case", is_label=True), Column("before", "before", unit)]
-    rows: list[list[Cell | Text | float | None]] = []
+    columns = [doc.label("case"), doc.Column("before", "before", unit)]
+    rows: list[list[doc.Cell | doc.Text | float | None]] = []
     for case, record in pairs:
-        peak = {phase.phase: Cell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
+        peak = {phase.phase: doc.Cell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
         rows.append([case_text(case), record.phases[0].start, *(peak.get(name, "") for name in names)])
-    columns += [Column(name, name, unit) for name in names]
-    return make_table("peaks", columns, rows, "Peak by phase", Placement.DETAILS)
+    columns += [doc.Column(name, name, unit) for name in names]
+    return doc.make_table("peaks", columns, rows, "Peak by phase", doc.Placement.DETAILS)
 
 
-def allocations(pairs: Sequence[_Pair], most: int = _ALLOCATIONS) -> Table:
+def allocations(pairs: Sequence[_Pair], most: int = _ALLOCATIONS) -> doc.Table:
     """Return the ``most`` allocations that hold most of the peak of each case."""
     held = {case.id: [one for one in record.allocations if one.held] for case, record in pairs}
     largest = {id: sorted(own, key=lambda one: -one.held * one.size)[:most] for id, own in held.items()}
     unit = size_unit(one.size for own in largest.values() for one in own)
-    columns = [
-        Column("case", "case", is_label=True),
-        Column("place", "allocated in", is_label=True),
-        Column("size", "each", unit),
-        Column("count", "times", format=Format.COUNT),
-        Column("held", "held at the peak", unit),
-        Column("share", "of the peak", format=Format.PERCENT),
-    ]
     rows = [
-        [case_text(case) if i == 0 else "", Code(one.place), one.size, float(one.count), one.held * one.size,
-         one.held * one.size / record.peak]
+        (case_text(case) if i == 0 else "", one, record.peak)
         for case, record in pairs
         for i, one in enumerate(largest[case.id])
-    ]  # fmt: skip
-    return make_table("allocations", columns, rows, "Largest allocations", Placement.DETAILS)
+    ]
+    columns = [
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("place", "allocated in"), lambda row: doc.Code(row[1].place)),
+        (doc.Column("size", "each", unit), lambda row: row[1].size),
+        (doc.count("count", "times"), lambda row: row[1].count),
+        (doc.Column("held", "held at the peak", unit), lambda row: row[1].held * row[1].size),
+        (doc.percent("share", "of the peak"), lambda row: row[1].held * row[1].size / row[2]),
+    ]
+    return doc.table_of("allocations", rows, columns, "Largest allocations", doc.Placement.DETAILS)
 
 
-def files(pairs: Sequence[_Pair]) -> Table:
+def files(pairs: Sequence[_Pair]) -> doc.Table:
     """Return the records for torch's viewer."""
     kept = [(case, path, size) for case, record in pairs for path, size in record.files]
-    columns = [
-        Column("case", "case", is_label=True),
-        Column("file", "file", is_label=True),
-        Column("size", "", size_unit(size for _, _, size in kept)),
-    ]
-    rows = [[case_text(case), Code(path), size] for case, path, size in kept]
-    return make_table("files", columns, rows, "Files for the viewer", Placement.DETAILS)
+    columns = [doc.label("case"), doc.label("file"), doc.Column("size", "", size_unit(size for _, _, size in kept))]
+    rows = [[case_text(case), doc.Code(path), size] for case, path, size in kept]
+    return doc.make_table("files", columns, rows, "Files for the viewer", doc.Placement.DETAILS)

@@ -9,7 +9,8 @@ from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.warnings import NotRun
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Findings, WorkloadFindings
 from profpipe.job import Status
-from profpipe.report.document import Code, Column, Format, Link, Section, Table, Text, concat, join, make_table
+from profpipe.report import document as doc
+from profpipe.report.inlines import names
 
 OUTCOMES: Mapping[Status, str] = {
     Status.OOM: "out of memory",
@@ -26,95 +27,72 @@ _NAMED, _GROUPS, _LOGS = 3, 6, 4
 _Group = tuple[str, NotRun]
 
 
-def failures(findings: Findings) -> Section:
+def failures(findings: Findings) -> doc.Section:
     """Return what failed: the cases, the reason and the log."""
     groups = [(OUTCOMES[group.status], group) for group in findings.not_run if group.status.is_failure]
-    return Section("failures", "Failed", (_table("failures", groups, findings),) if groups else ())
+    return doc.make_section("failures", "Failed", [_table("failures", groups, findings)])
 
 
-def unfinished(findings: Findings) -> Section:
+def unfinished(findings: Findings) -> doc.Section:
     """Return what an interrupted run lacks."""
-    groups = [(_progress(group, findings), group) for group in findings.not_run if group.status is Status.INTERRUPTED]
+    groups = []
+    for group in findings.not_run:
+        if group.status is Status.INTERRUPTED:
+            # Cases that take turns have the samples of earlier rounds.
+            has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
+            groups.append(("not finished" if has_times else OUTCOMES[group.status], group))
     for each in findings.pending:
-        outcome = "cut off" if each.is_cut_off else "not started"
         group = NotRun(each.workload, Status.INTERRUPTED, "", each.profilers, each.cases, not each.cases)
-        groups.append((outcome, group))
-    table = _table("unfinished", groups, findings).without("reason")
-    return Section("unfinished", "Not finished", (table,) if groups else ())
+        groups.append(("cut off" if each.is_cut_off else "not started", group))
+    return doc.make_section("unfinished", "Not finished", [_table("unfinished", groups, findings).without("reason")])
 
 
-def skipped(findings: Findings) -> Section:
+def skipped(findings: Findings) -> doc.Section:
     """Return what was skipped: a row a reason; workloads that skip the same cases share it."""
     groups: dict[tuple[object, ...], list[NotRun]] = {}
     for group in findings.not_run:
         if group.status is Status.SKIPPED:
-            same = () if group.is_whole_workload else (_variants(group, findings), len(group.cases))
+            variants = tuple(dict.fromkeys(case.variant for case in _cases_of(group, findings)))
+            same = () if group.is_whole_workload else (variants, len(group.cases))
             groups.setdefault((group.reason, group.profilers, *same), []).append(group)
-    rows = []
-    for same_groups in groups.values():
-        first = same_groups[0]
-        rows.append((
-            join(Code(name) for name in dict.fromkeys(group.workload for group in same_groups)),
-            name_cases(first, findings) or "all cases",
-            sum(len(group.cases) for group in same_groups) or None,
-            join(map(Code, _skipping(first, findings)), most=_GROUPS),
-            first.reason,
-        ))  # fmt: skip
-    columns = (
-        *_WORKLOAD,
-        _CASES,
-        _NUMBER,
-        Column("profilers", "profilers", is_words=True),
-        Column("reason", "reason", is_words=True),
-    )
-    table = _without_only_workload(make_table("skipped", columns, rows), findings)
-    return Section("skipped", "Skipped", (table,) if rows else ())
 
+    def profilers(group: NotRun) -> doc.Text:
+        """Return the profilers of skipped cases that other profilers ran, and of wholly skipped workloads."""
+        ran = any(case.time or case.breakdown for case in _cases_of(group, findings))
+        return names(group.profilers if ran or group.is_whole_workload else (), _GROUPS)
 
-_WORKLOAD = (Column("workload", "workload", is_label=True),)
-_CASES = Column("cases", "cases", is_label=True)
-_NUMBER = Column("number", "number", format=Format.COUNT)
-
-
-def _table(id: str, groups: Sequence[_Group], findings: Findings) -> Table:
-    columns = (
-        Column("outcome", "outcome", is_label=True),
-        *_WORKLOAD,
-        Column("profilers", "profilers", is_label=True),
-        _CASES,
-        _NUMBER,
-        Column("reason", "reason", is_words=True),
-        Column("log", "log", is_words=True),
-    )
-    rows = [
-        (
-            outcome,
-            Code(group.workload),
-            join(map(Code, group.profilers), most=_GROUPS),
-            "after the last case" if group.is_after_cases else name_cases(group, findings) or "all cases",
-            len(group.cases) or None,
-            group.reason or "not recorded",
-            join((Link(log.rpartition("/")[2] or log, log) for log in group.logs), most=_LOGS),
-        )
-        for outcome, group in groups
+    columns = [
+        (doc.label("workload"), lambda own: names(list(dict.fromkeys(group.workload for group in own)), len(own))),
+        (doc.label("cases"), lambda own: name_cases(own[0], findings) or "all cases"),
+        (doc.count("number"), lambda own: sum(len(group.cases) for group in own) or None),
+        (doc.words("profilers"), lambda own: profilers(own[0])),
+        (doc.words("reason"), lambda own: own[0].reason),
     ]
-    return _without_only_workload(make_table(id, columns, rows), findings)
+    table = doc.table_of("skipped", groups.values(), columns)
+    return doc.make_section("skipped", "Skipped", [_without_only_workload(table, findings)])
 
 
-def _without_only_workload(table: Table, findings: Findings) -> Table:
+def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
+    def cases(group: NotRun) -> doc.Text:
+        return "after the last case" if group.is_after_cases else name_cases(group, findings) or "all cases"
+
+    def logs(group: NotRun) -> doc.Text:
+        return doc.join((doc.Link(log.rpartition("/")[2] or log, log) for log in group.logs), most=_LOGS)
+
+    columns = [
+        (doc.label("outcome"), lambda pair: pair[0]),
+        (doc.label("workload"), lambda pair: doc.Code(pair[1].workload)),
+        (doc.label("profilers"), lambda pair: names(pair[1].profilers, _GROUPS)),
+        (doc.label("cases"), lambda pair: cases(pair[1])),
+        (doc.count("number"), lambda pair: len(pair[1].cases) or None),
+        (doc.words("reason"), lambda pair: pair[1].reason or "not recorded"),
+        (doc.words("log"), lambda pair: logs(pair[1])),
+    ]
+    return _without_only_workload(doc.table_of(id, groups, columns), findings)
+
+
+def _without_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
     return table if len(findings.workloads) > 1 else table.without("workload")
-
-
-def _progress(group: NotRun, findings: Findings) -> str:
-    """Return how far interrupted cases came: cases that take turns have the samples of earlier rounds."""
-    has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
-    return "not finished" if has_times else OUTCOMES[group.status]
-
-
-def _skipping(group: NotRun, findings: Findings) -> tuple[str, ...]:
-    """Return the profilers of skipped cases where other profilers ran the cases, or where every case was skipped."""
-    ran = any(case.time or case.breakdown for case in _cases_of(group, findings))
-    return group.profilers if ran or group.is_whole_workload else ()
 
 
 # --- what cases have in common ---------------------------------------------------------------------------------------
@@ -129,11 +107,7 @@ def _cases_of(group: NotRun, findings: Findings) -> list[CaseResult]:
     return [case for case in workload.cases if case.id in ids] if workload else []
 
 
-def _variants(group: NotRun, findings: Findings) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(case.variant for case in _cases_of(group, findings)))
-
-
-def name_cases(group: NotRun, findings: Findings) -> Text:
+def name_cases(group: NotRun, findings: Findings) -> doc.Text:
     """Return the cases of a group by the parameters that they share; empty for all cases of a workload."""
     if group.is_whole_workload:
         return ""
@@ -142,38 +116,40 @@ def name_cases(group: NotRun, findings: Findings) -> Text:
     by_variant: dict[str, list[str]] = {}
     for case in group.cases:
         by_variant.setdefault(variants.get(case, ""), []).append(case)
-    return join((_named(workload, variant, cases) for variant, cases in by_variant.items()), most=_GROUPS)
+    return doc.join((_named(workload, variant, cases) for variant, cases in by_variant.items()), most=_GROUPS)
 
 
-def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]) -> Text:
+def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]) -> doc.Text:
     """Return a variant and the axes that distinguish these cases: ``sage with mode=fwd_bwd``."""
     own = [case for case in workload.cases if case.variant == variant] if workload else []
     chosen = [case for case in own if case.id in set(cases)]
     if not chosen or len(chosen) < len(cases):
-        return join((Code(unquote(case)) for case in cases), most=_NAMED)
-    name: Text = Code(variant) if variant else ()
+        return doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
+    name: doc.Text = doc.Code(variant) if variant else ()
     if len(chosen) == len(own):
         return name or "every case"
     common = tuple(pair for pair in chosen[0].shape if all(_has(case, pair) for case in chosen))
     if common and sum(all(_has(case, pair) for pair in common) for case in own) == len(chosen):
-        return concat(name, " " if name else "", _at(common))
+        return doc.concat(name, " " if name else "", _at(common))
     if values := _distinguishing_values(chosen, own):
-        return concat(name, " " if name else "", values)
-    return concat(name, " " if name else "", join((_at(case.shape) for case in chosen), most=_NAMED))
+        return doc.concat(name, " " if name else "", values)
+    return doc.concat(name, " " if name else "", doc.join((_at(case.shape) for case in chosen), most=_NAMED))
 
 
 def _has(case: CaseResult, pair: tuple[str, object]) -> bool:
     return any(axis == pair[0] and shown(value) == shown(pair[1]) for axis, value in case.shape)
 
 
-def _at(axes: Axes) -> Text:
+def _at(axes: Axes) -> doc.Text:
     """Return ``with mode=fwd at seqlen 512``: a number follows the name of its axis."""
-    words = join(Code(f"{axis}={shown(value)}") for axis, value in axes if not is_number(value))
+    words = doc.join(doc.Code(f"{axis}={shown(value)}") for axis, value in axes if not is_number(value))
     numbers = in_words(tuple(pair for pair in axes if is_number(pair[1])))
-    return concat("with " if words else "", words, " " if words and numbers else "", f"at {numbers}" if numbers else "")
+    return doc.concat(
+        "with " if words else "", words, " " if words and numbers else "", f"at {numbers}" if numbers else ""
+    )
 
 
-def _distinguishing_values(chosen: Sequence[CaseResult], own: Sequence[CaseResult]) -> Text:
+def _distinguishing_values(chosen: Sequence[CaseResult], own: Sequence[CaseResult]) -> doc.Text:
     """Return ``at seqlen 32768 and 65536`` where ``chosen`` are all cases with these values; else an empty text."""
     if len(chosen) < 4:
         return ""
@@ -183,9 +159,13 @@ def _distinguishing_values(chosen: Sequence[CaseResult], own: Sequence[CaseResul
     if len(among) != len(chosen) or not some:
         return ""
     numeric = {axis for axis, value in chosen[0].shape if is_number(value)}
-    words = join(concat(Code(axis), " ", join(map(Code, here))) for axis, here in some.items() if axis not in numeric)
-    sizes = join(concat(f"{axis} ", join(here)) for axis, here in some.items() if axis in numeric)
-    return concat("with " if words else "", words, " " if words and sizes else "", "at " if sizes else "", sizes)
+    words = doc.join(
+        doc.concat(doc.Code(axis), " ", doc.join(map(doc.Code, here)))
+        for axis, here in some.items()
+        if axis not in numeric
+    )
+    sizes = doc.join(doc.concat(f"{axis} ", doc.join(here)) for axis, here in some.items() if axis in numeric)
+    return doc.concat("with " if words else "", words, " " if words and sizes else "", "at " if sizes else "", sizes)
 
 
 def _values(cases: Iterable[CaseResult]) -> dict[str, tuple[str, ...]]:

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Phase
-from profpipe.analysis.findings.phases import PhaseWork
+from profpipe.analysis.findings.phases import HostPhase, PhaseWork
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.job import count_cases
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Cell,
-    Column,
-    Format,
-    Inline,
-    Placement,
-    Section,
-    Table,
-    Text,
-    fold_if_long,
-    inlines,
-    join,
-    make_table,
-    plain,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.selection import main_cases
 from profpipe.report.units import Unit, number, percent, size_unit, time_unit
@@ -43,8 +28,10 @@ _SPREAD = 2.0
 
 _BINDS = {"compute": "arithmetic", "memory": "memory"}
 
+_P = TypeVar("_P", HostPhase, PhaseWork)
 
-def phases(workload: WorkloadFindings) -> Section:
+
+def phases(workload: WorkloadFindings) -> doc.Section:
     """Return the kernel time of each range."""
     largest, others = main_cases(workload)
     has_phases = {case for case, own in _by_case(workload.phases).items() if len(own) > 1}
@@ -52,43 +39,38 @@ def phases(workload: WorkloadFindings) -> Section:
         shapes = [shape for shape in workload.shapes if any(case.id in has_phases for case in shape.cases)]
         largest = list(max(shapes, key=lambda shape: shape.size).cases) if shapes else []
         others = [case for case in workload.cases if case not in largest]
-    work = "Self time of operators" if _is_cpu(workload.cases) else "Time of kernels"
+    work = "Self time of operators" if workload.is_on_cpu else "Time of kernels"
     whole = "the call" if workload.is_per_call else "the whole"
     nested = f"nested ranges included ({workload.kernel_profiler})"
     summary = f"{work} launched in each range, {nested}, and its share of {whole}."
-    tables = [replace(kernel_phases(workload, largest), id="phases"), _moved(kernel_phases(workload, others))]
-    return _section("phases", "By phase", workload, summary, tables)
+    tables = [kernel_phases(workload, largest), _moved(kernel_phases(workload, others))]
+    return doc.make_section("phases", "By phase", tables, summary, workload.name, folds_long_tables=True)
 
 
-def host_phases(workload: WorkloadFindings) -> Section:
+def host_phases(workload: WorkloadFindings) -> doc.Section:
     """Return the host's time in each range of the cases without kernels."""
     largest, others = main_cases(workload)
-    profilers = plain(join(list(dict.fromkeys(phase.profiler for phase in workload.host_phases))))
+    profilers = doc.plain(doc.join(list(dict.fromkeys(phase.profiler for phase in workload.host_phases))))
     summary = (
         f"Time on the host's clock in each range, nested ranges included ({profilers}). No kernel was recorded, so this"
         " is not the time of a GPU's work."
     )
     tables = [phases_on_host(workload, largest), _moved(phases_on_host(workload, others))]
-    return _section("host_phases", "By phase, on the host", workload, summary, tables)
+    title = "By phase, on the host"
+    return doc.make_section("host_phases", title, tables, summary, workload.name, folds_long_tables=True)
 
 
-def phase_work(workload: WorkloadFindings) -> Section:
+def phase_work(workload: WorkloadFindings) -> doc.Section:
     """Return what each range computes, moves and reaches."""
     largest, others = main_cases(workload)
     tables = [_moved(work(workload, largest), "Work by phase"), _moved(work(workload, others))]
-    section = _section("phase_work", "Work by phase", workload, _work_note(workload), tables)
-    if sentences := disproportions(workload):
-        return replace(section, blocks=(Bullets(tuple(sentences)), *section.blocks))
-    return section
+    blocks: list[doc.Block] = [doc.Bullets(tuple(disproportions(workload))), *tables]
+    note = _work_note(workload)
+    return doc.make_section("phase_work", "Work by phase", blocks, note, workload.name, folds_long_tables=True)
 
 
-def _section(id: str, title: str, workload: WorkloadFindings, summary: Text, tables: Sequence[Table]) -> Section:
-    blocks: tuple[Block, ...] = tuple(fold_if_long(table) for table in tables if table.rows)
-    return Section(id, title, blocks, summary, workload.name) if blocks else Section(id, "", workload=workload.name)
-
-
-def _moved(table: Table, title: str = "The other cases") -> Table:
-    return replace(table, id=f"{table.id}-details", title=title, placement=Placement.DETAILS)
+def _moved(table: doc.Table, title: str = "The other cases") -> doc.Table:
+    return replace(table, id=f"{table.id}-details", title=title, placement=doc.Placement.DETAILS)
 
 
 def _by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
@@ -98,7 +80,7 @@ def _by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
     return found
 
 
-def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> Table:
+def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     """Return cases as rows and phases as columns; deeper phases where they fit.
 
     A case that is one phase from end to end is left out: its time stands elsewhere. The phases of a single case, or
@@ -106,107 +88,94 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> Ta
     """
     own = {case: found for case, found in _by_case(workload.phases).items() if len(found) > 1}
     points = [case for case in among if case.id in own]
+    is_one_case = len(workload.cases) == 1
     names = list(dict.fromkeys(name for case in points for name in own[case.id]))
     if len(names) > _PHASES:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = _per_call(time_unit(phase.ns for case in points for phase in own[case.id].values()), workload.is_per_call)
-    case_column = [Column("case", "case", is_label=True)] if len(workload.cases) > 1 else []
-    if len(workload.cases) == 1 or len(names) > _PHASES:
-        per = "/call" if workload.is_per_call else ""
-        columns = [
-            *case_column,
-            Column("phase", "phase", is_label=True),
-            Column("calls", f"{'calls' if _is_cpu(points) else 'launches'}{per}", format=Format.COUNT),
-            Column("ns", "", unit),
-            Column("share", "", format=Format.PERCENT),
-        ]
-        rows = [
-            [*([case_text(case)] if case_column else []), p.phase, p.calls, p.ns, p.share]
+    if is_one_case or len(names) > _PHASES:
+        noun, per = "calls" if workload.is_on_cpu else "launches", "/call" if workload.is_per_call else ""
+        # A range inside a phase that holds all that the phase does stands for it.
+        listed = [
+            (case, p)
             for case in points
             for p in own[case.id].values()
-            if not _is_its_child(p, own[case.id].values())
+            if not any(
+                o.phase.startswith(f"{p.phase}{PATH_SEPARATOR}") and (o.calls, o.ns) == (p.calls, p.ns)
+                for o in own[case.id].values()
+            )
         ]
-        return make_table("phases", columns, rows)
-    columns = [*case_column, *(Column(name, name, unit) for name in names)]
-    wide = [[case_text(case), *(_with_share(own[case.id].get(name)) for name in names)] for case in points]
-    return make_table("phases", columns, wide)
-
-
-def _with_share(phase: Phase | None) -> Cell:
-    return Cell(phase.ns, note=f"({percent(phase.share)} %)") if phase else Cell()
+        columns = [
+            (doc.label("case"), lambda pair: case_text(pair[0])),
+            (doc.label("phase"), lambda pair: pair[1].phase),
+            (doc.count("calls", f"{noun}{per}"), lambda pair: pair[1].calls),
+            (doc.Column("ns", "", unit), lambda pair: pair[1].ns),
+            (doc.percent("share", ""), lambda pair: pair[1].share),
+        ]
+        return doc.table_of("phases", listed, columns[is_one_case:])
+    wide = [
+        [case_text(case), *(
+            doc.Cell(phase.ns, note=f"({percent(phase.share)} %)") if (phase := own[case.id].get(name)) else doc.Cell()
+            for name in names
+        )]
+        for case in points
+    ]  # fmt: skip
+    return doc.make_table("phases", [doc.label("case"), *(doc.Column(name, name, unit) for name in names)], wide)
 
 
 def _per_call(unit: Unit, is_per_call: bool) -> Unit:
     return replace(unit, name=f"{unit.name}/call") if is_per_call else unit
 
 
-def _is_cpu(among: Iterable[CaseResult]) -> bool:
-    return any(case.breakdown and case.breakdown.kind == "cpu_op" for case in among)
-
-
-def _is_its_child(phase: Phase, others: Iterable[Phase]) -> bool:
-    """Return True if a range inside ``phase`` holds all that it does, and so stands for it."""
-    inside = f"{phase.phase}{PATH_SEPARATOR}"
-    return any(o.phase.startswith(inside) and (o.calls, o.ns) == (phase.calls, phase.ns) for o in others)
-
-
-def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> Table:
+def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     """Return a row a phase of the cases without kernels: how often the host entered it, and its time inside."""
-    pairs = [(case, own) for case in among if (own := [p for p in workload.host_phases if p.case == case.id])]
-    found = [phase for _, own in pairs for phase in own]
-    is_per_call = any(phase.is_per_call for phase in found)
+    rows = _rows(among, workload.host_phases)
+    is_per_call = any(phase.is_per_call for _, phase in rows)
     columns = [
-        Column("case", "case", is_label=True),
-        Column("phase", "phase", is_label=True),
-        Column("instances", f"entered{'/call' if is_per_call else ''}", format=Format.COUNT),
-        Column("ns", "host", _per_call(time_unit(phase.ns for phase in found), is_per_call)),
-        Column("share", "of the call", format=Format.PERCENT),
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("phase"), lambda row: row[1].phase),
+        (doc.count("instances", f"entered{'/call' if is_per_call else ''}"), lambda row: row[1].instances),
+        (doc.Column("ns", "host", _per_call(time_unit(p.ns for _, p in rows), is_per_call)), lambda row: row[1].ns),
+        (doc.percent("share", "of the call"), lambda row: row[1].share),
     ]
-    rows = [
-        [case_text(case) if i == 0 else "", phase.phase, phase.instances, phase.ns, phase.share]
-        for case, own in pairs
-        for i, phase in enumerate(own)
-    ]
-    return make_table("host_phases", columns, rows)
+    return doc.table_of("host_phases", rows, columns)
+
+
+def _rows(among: Iterable[CaseResult], phases: Sequence[_P]) -> list[tuple[doc.Text, _P]]:
+    """Return the phases of the cases in ``among``; the first of a case with the case's name."""
+    own = [(case, [phase for phase in phases if phase.case == case.id]) for case in among]
+    return [(case_text(case) if i == 0 else "", phase) for case, found in own for i, phase in enumerate(found)]
 
 
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
-def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> Table:
+def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     """Return a row a phase: its time and shares, its work, the rates that it reaches, and which of them limits it."""
-    pairs = [(case, own) for case in among if (own := [p for p in workload.phase_work if p.case == case.id])]
-    found = [phase for _, own in pairs for phase in own]
-    rate, names = "ceiling" if workload.rates_measured else "peak", _short_names({p.phase for p in workload.phase_work})
-    tera = Unit("", 1e12)
+    rows, names = _rows(among, workload.phase_work), _short_names({p.phase for p in workload.phase_work})
+    rate, tera = "ceiling" if workload.rates_measured else "peak", Unit("", 1e12)
+
+    def of_rate(share: float | None) -> doc.Cell | float | None:
+        return doc.Cell(share, is_strong=True, note="above") if share is not None and share > 1 else share
+
     columns = [
-        Column("case", "case", is_label=True),
-        Column("phase", "phase", is_label=True),
-        Column("ns", "", _per_call(time_unit(phase.ns for phase in found), True)),
-        Column("of_time", "of their time", format=Format.PERCENT),
-        Column("flops", "", Unit("GFLOP", 1e9)),
-        Column("of_work", "of their FLOP", format=Format.PERCENT),
-        Column("bytes_moved", "must move", size_unit(phase.bytes_moved for phase in found)),
-        Column("intensity", "FLOP/byte"),
-        Column("flops_per_s", "TFLOP/s", tera),
-        Column("of_flops", f"of {rate} FLOP/s", format=Format.PERCENT),
-        Column("bytes_per_s", "TB/s", tera),
-        Column("of_bandwidth", f"of {rate} bytes/s", format=Format.PERCENT),
-        Column("limited_by", "limited by", is_words=True),
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("phase"), lambda row: names[row[1].phase]),
+        (doc.Column("ns", "", _per_call(time_unit(p.ns for _, p in rows), True)), lambda row: row[1].ns),
+        (doc.percent("of_time", "of their time"), lambda row: row[1].of_time),
+        (doc.Column("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
+        (doc.percent("of_work", "of their FLOP"), lambda row: row[1].of_work),
+        (doc.Column("moved", "must move", size_unit(p.bytes_moved for _, p in rows)), lambda row: row[1].bytes_moved),
+        (doc.Column("intensity", "FLOP/byte"), lambda row: row[1].intensity),
+        (doc.Column("flops_per_s", "TFLOP/s", tera), lambda row: row[1].flops_per_s),
+        (doc.percent("of_flops", f"of {rate} FLOP/s"), lambda row: of_rate(row[1].of_flops)),
+        (doc.Column("bytes_per_s", "TB/s", tera), lambda row: row[1].bytes_per_s),
+        (doc.percent("of_bandwidth", f"of {rate} bytes/s"), lambda row: of_rate(row[1].of_bandwidth)),
+        (doc.words("limited_by", "limited by"), lambda row: _BINDS.get(row[1].limited_by) or doc.Cell()),
     ]
-    rows = [
-        [case_text(case) if i == 0 else "", names[p.phase], p.ns, p.of_time, p.flops or None, p.of_work, p.bytes_moved,
-         p.intensity, p.flops_per_s, _of_rate(p.of_flops), p.bytes_per_s, _of_rate(p.of_bandwidth),
-         _BINDS.get(p.limited_by) or Cell()]
-        for case, own in pairs
-        for i, p in enumerate(own)
-    ]  # fmt: skip
-    table = make_table("phase_work", columns, rows)
-    return table.without("of_time", "of_work") if all(len(own) == 1 for _, own in pairs) else table
-
-
-def _of_rate(share: float | None) -> Cell | float | None:
-    return Cell(share, is_strong=True, note="above") if share is not None and share > 1 else share
+    table = doc.table_of("phase_work", rows, columns)
+    is_one_each = len({phase.case for _, phase in rows}) == len(rows)
+    return table.without("of_time", "of_work") if is_one_each else table
 
 
 def _short_names(paths: Collection[str]) -> dict[str, str]:
@@ -224,7 +193,7 @@ def _work_note(workload: WorkloadFindings) -> str:
     return " ".join(notes)
 
 
-def disproportions(workload: WorkloadFindings) -> list[Text]:
+def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
     """Return a sentence for each phase that takes far more of the time than of the FLOPs."""
     by_phase: dict[str, list[PhaseWork]] = {}
     for phase in workload.phase_work:
@@ -267,7 +236,7 @@ def _is_alike(own: Sequence[PhaseWork]) -> bool:
     return all(max(each) <= _SPREAD * min(each) for each in shares if each)
 
 
-def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> Iterator[Text]:
+def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> Iterator[doc.Text]:
     """Yield ``softmax takes 41 % of the time of these phases for 3 % of their FLOPs: ...``."""
     far = [phase for phase in own if _is_far(phase)]
     if not far:
@@ -287,13 +256,13 @@ def _disproportion(name: str, own: Sequence[PhaseWork], points: Mapping[str, Cas
     yield f"{sentence}."
 
 
-def _bandwidth_range(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> tuple[Inline, ...]:
+def _bandwidth_range(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> tuple[doc.Inline, ...]:
     """Return ``16 %``, or the lowest and the highest with their cases where cases differ."""
     known = sorted((phase for phase in own if phase.of_bandwidth), key=lambda phase: phase.of_bandwidth or 0)
     low, high = (f"{_span([100 * (phase.of_bandwidth or 0)])} %" for phase in (known[0], known[-1]))
     if low == high:
         return (low,)
-    lowest, highest = (inlines(case_text(points[phase.case])) for phase in (known[0], known[-1]))
+    lowest, highest = (doc.inlines(case_text(points[phase.case])) for phase in (known[0], known[-1]))
     return (f"{low} (", *lowest, f") to {high} (", *highest, ")")
 
 

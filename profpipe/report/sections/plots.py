@@ -12,20 +12,8 @@ from profpipe.analysis.cases import in_words, running_axis, shown
 from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
+from profpipe.report import document as doc
 from profpipe.report import selection
-from profpipe.report.document import (
-    Axis,
-    Chart,
-    ChartKind,
-    Mark,
-    Panel,
-    Reference,
-    ReferenceKind,
-    Section,
-    Series,
-    join,
-    plain,
-)
 from profpipe.report.sections import other_classes
 from profpipe.report.units import Unit, number, time_unit
 
@@ -42,14 +30,14 @@ _LINES = 8
 _VISIBLE = 0.005
 
 
-def plots(workload: WorkloadFindings) -> Section:
+def plots(workload: WorkloadFindings) -> doc.Section:
     """Return the charts for which the workload has data."""
     axis = running_axis(case.shape for case in workload.cases if case.time)
     charts = [chart for quantity in quantities(workload) if axis and (chart := over(workload, axis, quantity))]
     shape = workload.largest
     if workload.compare and shape and sum(case.breakdown is not None for case in shape.cases) > 1:
         charts.append(breakdown(workload, shape))
-    return Section("plots", "Plots", tuple(charts), workload=workload.name)
+    return doc.Section("plots", "Plots", tuple(charts), workload=workload.name)
 
 
 def chart_id(*names: str) -> str:
@@ -75,9 +63,9 @@ class Quantity:
     name: str
     title: str
     value: Callable[[CaseResult], float | None]
-    axis: Axis
+    axis: doc.Axis
     spans_decades: bool = False
-    references: tuple[Reference, ...] = ()
+    references: tuple[doc.Reference, ...] = ()
     needs_accuracy: bool = False
 
 
@@ -90,29 +78,30 @@ def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
         bases = {case.variant for case in cases if case.is_baseline}
         name = min(bases) if len(bases) == 1 else "the baseline"
         is_wide = max(case.speedup or 0.0 for case in cases) > _WIDE
-        yield Quantity("speedup", f"Speed-up over {name}", lambda case: case.speedup, Axis("speed-up", quantity="x"),
-                       is_wide, (Reference(ReferenceKind.LEVEL, 1.0),), needs_accuracy=True)  # fmt: skip
-    yield Quantity("time", title, lambda case: case.time.ns if case.time else None, Axis("time", quantity="ns"), True)
+        even = doc.Reference(doc.ReferenceKind.LEVEL, 1.0)
+        yield Quantity("speedup", f"Speed-up over {name}", lambda case: case.speedup,
+                       doc.Axis("speed-up", quantity="x"), is_wide, (even,), needs_accuracy=True)  # fmt: skip
+    yield Quantity("time", title, lambda case: case.ns, doc.Axis("time", quantity="ns"), True)
     dense = [case for case in cases if not case.is_sparse]
     peak = _peak((case.tflops, case.of_peak_flops) for case in dense)
-    yield Quantity("tflops", "Rate of computation", lambda case: case.tflops, Axis("rate", Unit("TFLOP/s", 1.0)),
+    yield Quantity("tflops", "Rate of computation", lambda case: case.tflops, doc.Axis("rate", Unit("TFLOP/s", 1.0)),
                    references=peak)  # fmt: skip
     reached = [case.of_peak_bytes for case in cases if case.gbytes_per_s is not None]
     if not all(share is not None and share < _LEAST_BANDWIDTH for share in reached):
         peak = _peak((case.gbytes_per_s, case.of_peak_bytes) for case in cases)
         yield Quantity("bandwidth", "Rate of the bytes that a call must move", lambda case: case.gbytes_per_s,
-                       Axis("rate", Unit("GB/s", 1.0)), references=peak)  # fmt: skip
+                       doc.Axis("rate", Unit("GB/s", 1.0)), references=peak)  # fmt: skip
 
 
-def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[Reference, ...]:
+def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Reference, ...]:
     """Return the machine's limit where all cases share it: the limit depends on the data type."""
     peaks = [rate / share for rate, share in rates if rate and share]
     if peaks and max(peaks) - min(peaks) < 1e-6 * max(peaks):
-        return (Reference(ReferenceKind.PEAK, peaks[0]),)
+        return (doc.Reference(doc.ReferenceKind.PEAK, peaks[0]),)
     return ()
 
 
-def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Chart | None:
+def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart | None:
     """Return a chart with a panel for each combination of the other axes, of at most eight."""
     panels = tuple(_panels(workload, axis, quantity))
     if not panels:
@@ -135,16 +124,16 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Chart | N
 
 
 def line_chart(
-    id: str, title: str, x: str, y: Axis, panels: tuple[Panel, ...], *, spans_decades: bool, subtitle: str,
-    keys: tuple[str, ...], references: tuple[Reference, ...] = (),
-) -> Chart:  # fmt: skip
+    id: str, title: str, x: str, y: doc.Axis, panels: tuple[doc.Panel, ...], *, spans_decades: bool, subtitle: str,
+    keys: tuple[str, ...], references: tuple[doc.Reference, ...] = (),
+) -> doc.Chart:  # fmt: skip
     """Return a chart of lines whose axes are logarithmic where a linear scale would hide small values."""
     marks = [mark for panel in panels for series in panel.series for mark in series.marks]
     ys = [mark.y for mark in marks]
     is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= 20
-    return Chart(
-        id, title, ChartKind.LINES, Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
-        Axis(y.title, y.unit, is_log, y.labels, y.quantity), panels, subtitle=subtitle, keys=keys,
+    return doc.Chart(
+        id, title, doc.ChartKind.LINES, doc.Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
+        doc.Axis(y.title, y.unit, is_log, y.labels, y.quantity), panels, subtitle=subtitle, keys=keys,
         references=references,
     )  # fmt: skip
 
@@ -161,25 +150,25 @@ def _unevenness(steps: Sequence[float]) -> float:
     return statistics.pstdev(steps) / statistics.fmean(steps)
 
 
-def with_caption(chart: Chart, *notes: str) -> Chart:
+def with_caption(chart: doc.Chart, *notes: str) -> doc.Chart:
     """Return ``chart`` with a caption that explains the signs that occur in it."""
-    peaks = [each.value for each in chart.references if each.kind is ReferenceKind.PEAK]
+    peaks = [each.value for each in chart.references if each.kind is doc.ReferenceKind.PEAK]
     signs = [
         f"The machine's peak is {number(peaks[0])} {chart.y.unit.name}." if peaks and chart.y.unit else "",
         "Hollow: the case has a flag." if any(mark.flags for mark in chart.marks) else "",
         "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in chart.marks) else "",
     ]
     caption = " ".join(part for part in (*signs, *notes) if part)
-    return Chart(**{**chart.__dict__, "caption": caption})
+    return doc.Chart(**{**chart.__dict__, "caption": caption})
 
 
 def not_shown(missing: Mapping[str, Sequence[str]]) -> str:
     """Return how many cases have no mark: a reason to the names of their lines."""
     parts = []
     for reason, lines in missing.items():
-        names = plain(join(filter(None, dict.fromkeys(lines)), most=8))
+        names = doc.plain(doc.join(filter(None, dict.fromkeys(lines)), most=8))
         parts.append(f"{count_cases(len(lines))} {reason}{f' ({names})' if names else ''}")
-    return f"Not shown: {plain(join(parts))}." if parts else ""
+    return f"Not shown: {doc.plain(doc.join(parts))}." if parts else ""
 
 
 def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
@@ -194,7 +183,7 @@ def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
     return not_shown({reason: names for reason, names in missing.items() if reason})
 
 
-def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[Panel]:
+def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[doc.Panel]:
     lines = _line_axis(workload, axis)
     groups: dict[Axes, list[CaseResult]] = {others: [] for others in selection.groups(workload, axis, lines)}
     for case in workload.cases:
@@ -210,13 +199,15 @@ def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterat
             is_baseline = baselines == {name}
             series.append(make_series(name, marks, wrong.get(name, ()), is_baseline))
         if kept := tuple(each for each in series if each.marks):
-            yield Panel(in_words(others), kept)
+            yield doc.Panel(in_words(others), kept)
 
 
-def make_series(name: str, marks: tuple[Mark, ...], are_inaccurate: Sequence[bool], is_baseline: bool) -> Series:
+def make_series(
+    name: str, marks: tuple[doc.Mark, ...], are_inaccurate: Sequence[bool], is_baseline: bool
+) -> doc.Series:
     """Return a line; one is rejected where most of its cases are inaccurate, so that no wrong line leads."""
     is_rejected = 2 * sum(are_inaccurate) > len(are_inaccurate)
-    return Series(f"{name} (inaccurate)" if is_rejected else name, name, marks, is_baseline, is_rejected)
+    return doc.Series(f"{name} (inaccurate)" if is_rejected else name, name, marks, is_baseline, is_rejected)
 
 
 def _inaccurate(workload: WorkloadFindings, lines: str | None) -> dict[str, list[bool]]:
@@ -250,12 +241,12 @@ def _name(case: CaseResult, lines: str | None) -> str:
     return shown(value) if isinstance(value, str) else in_words(((lines, value),))
 
 
-def _marks(cases: Sequence[CaseResult], axis: str, quantity: Quantity) -> tuple[Mark, ...]:
+def _marks(cases: Sequence[CaseResult], axis: str, quantity: Quantity) -> tuple[doc.Mark, ...]:
     marks = []
     for case in cases:
         if value := quantity.value(case):
             low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            marks.append(Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks))
+            marks.append(doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks))
     return tuple(sorted(marks, key=lambda mark: mark.x))
 
 
@@ -307,13 +298,13 @@ def _rest(breakdown: KernelBreakdown, kept: Sequence[Piece]) -> ClassTotal:
     return ClassTotal(total.calls - sum(each.calls for each in totals), total.ns - sum(each.ns for each in totals))
 
 
-def breakdown(workload: WorkloadFindings, shape: Shape) -> Chart:
+def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
     """Return stacked bars of the kernel time of a call, the fastest implementation first."""
     bars = sorted(((case, case.breakdown) for case in shape.cases if case.breakdown), key=lambda pair: pair[1].total.ns)
     unit = time_unit(each.total.ns for _, each in bars)
     is_cpu = any(each.kind == "cpu_op" for _, each in bars)
     series = tuple(
-        Series(piece.name, piece.key, tuple(Mark(i, piece.of(each).ns) for i, (_, each) in enumerate(bars)))
+        doc.Series(piece.name, piece.key, tuple(doc.Mark(i, piece.of(each).ns) for i, (_, each) in enumerate(bars)))
         for piece in pieces([each for _, each in bars])
     )
     time = "Self time of CPU operators" if is_cpu else "Kernel time"
@@ -321,13 +312,13 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> Chart:
     ids = {case.id for case, _ in bars}
     gpus = len({rank.name for rank in workload.ranks if rank.case in ids})
     several = f"A bar is the mean of the {gpus} GPUs that ran the case; where two kernels overlap, both count."
-    return Chart(
+    return doc.Chart(
         chart_id(workload.name, "share"),
         ", ".join(filter(None, [f"{time} of a call", in_words(shape.axes)])),
-        ChartKind.STACKED_BARS,
-        Axis(workload.compare or "", labels=names),
-        Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
-        (Panel("", series),),
+        doc.ChartKind.STACKED_BARS,
+        doc.Axis(workload.compare or "", labels=names),
+        doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
+        (doc.Panel("", series),),
         caption=several if gpus > 1 and not is_cpu else "",
         subtitle=fixed(workload),
     )

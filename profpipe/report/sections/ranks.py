@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profpipe.analysis.findings.workloads import WorkloadFindings
-from profpipe.report.document import Column, Placement, Section, fold_if_long, make_table
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.units import size_unit, time_unit
 
@@ -15,7 +15,7 @@ _ERRORS = {
 }
 
 
-def ranks(workload: WorkloadFindings) -> Section:
+def ranks(workload: WorkloadFindings) -> doc.Section:
     """Return a table with a row a process; empty where a single process ran each case."""
     own = {case.id: [rank for rank in workload.ranks if rank.case == case.id] for case in workload.cases}
     rows = [(case, rank, i == 0) for case in workload.cases for i, rank in enumerate(own[case.id])]
@@ -25,27 +25,27 @@ def ranks(workload: WorkloadFindings) -> Section:
 
     memory, busy = size_unit(numbers("peak_allocated")), time_unit(numbers("communication_busy"))
     metrics = [
-        Column("time", "time", time_unit(numbers("time"))),
-        Column("peak_allocated", "peak memory", memory),
-        Column("peak_reserved", "reserved", memory),
-        *(Column(metric, title) for metric, title in _ERRORS.items()),
-        Column("communication_busy", "communicates", busy),
-        Column("compute_busy", "computes", busy),
-        Column("communication_overlap", "hidden %"),
+        doc.Column("time", "time", time_unit(numbers("time"))),
+        doc.Column("peak_allocated", "peak memory", memory),
+        doc.Column("peak_reserved", "reserved", memory),
+        *(doc.Column(metric, title) for metric, title in _ERRORS.items()),
+        doc.Column("communication_busy", "communicates", busy),
+        doc.Column("compute_busy", "computes", busy),
+        doc.Column("communication_overlap", "hidden %"),
     ]
-    table = make_table(
+    table = doc.make_table(
         "processes",
-        [Column("case", "case", is_label=True), Column("rank", "rank", is_label=True), *metrics],
+        [doc.label("case"), doc.label("rank"), *metrics],
         [
             [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in metrics)]
             for case, rank, is_first in rows
         ],
         "Each process",
-        Placement.DETAILS,
+        doc.Placement.DETAILS,
     )
     if not rows:
-        return Section("ranks", "", workload=workload.name)
-    return Section("ranks", "Processes and GPUs", (fold_if_long(table),), _summary(workload), workload.name)
+        return doc.Section("ranks", "", workload=workload.name)
+    return doc.Section("ranks", "Processes and GPUs", (doc.fold_if_long(table),), _summary(workload), workload.name)
 
 
 def means_note(workload: WorkloadFindings) -> str:

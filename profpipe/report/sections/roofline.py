@@ -8,20 +8,7 @@ from typing import TypeAlias
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
 from profpipe.measure.flags import Flag
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Format,
-    Paragraph,
-    Placement,
-    Section,
-    Table,
-    Text,
-    make_table,
-)
+from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names, percent, plural, share_cell
 from profpipe.report.labels import case_text
 from profpipe.report.sections import ranks
@@ -35,10 +22,10 @@ _LIMITERS = {Limiter.HOST: "the host", Limiter.COMPUTE: "arithmetic", Limiter.ME
 #: Metrics that a limit needs: what is missing, the other limit, the rate that is known.
 _UNDECLARED = (("bytes", "memory", "FLOP/s"), ("FLOPs", "arithmetic", "bytes/s"))
 
-_Value: TypeAlias = "Cell | Text | float | None"
+_Value: TypeAlias = "doc.Cell | doc.Text | float | None"
 
 
-def limits(workload: WorkloadFindings, part: WorkloadFindings) -> Section:
+def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return the limits of ``part``, the shapes that are shown in full: the largest shape's on the short page."""
     largest = list(workload.largest.cases) if workload.largest else []
     if not workload.compare and len(workload.cases) <= _LONG:
@@ -48,16 +35,16 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> Section:
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
     tables = [table(part, largest, is_one_shape, title)]
-    tables.append(table(part, others, False, "other cases" if tables[0].rows else "", Placement.DETAILS))
+    tables.append(table(part, others, False, "other cases" if tables[0].rows else "", doc.Placement.DETAILS))
     tables = [each for each in tables if each.rows]
     if not tables:
-        return Section("limits", "", workload=workload.name)
+        return doc.Section("limits", "", workload=workload.name)
     notes = tuple(explanations(part))
-    blocks: list[Block] = [Paragraph(_definition(workload)), *tables]
-    blocks += [Bullets(notes, Placement.DETAILS)] if notes else []
+    blocks: list[doc.Block] = [doc.Paragraph(_definition(workload)), *tables]
+    blocks += [doc.Bullets(notes, doc.Placement.DETAILS)] if notes else []
     if workload.rates_from:
-        blocks.append(Paragraph(f"Rates of the machine: {workload.rates_from}.", Placement.DETAILS))
-    return Section("limits", "What limits it", tuple(blocks), workload=workload.name)
+        blocks.append(doc.Paragraph(f"Rates of the machine: {workload.rates_from}.", doc.Placement.DETAILS))
+    return doc.Section("limits", "What limits it", tuple(blocks), workload=workload.name)
 
 
 def table(
@@ -65,8 +52,8 @@ def table(
     cases: Sequence[CaseResult],
     is_one_shape: bool,
     title: str = "",
-    placement: Placement = Placement.SUMMARY,
-) -> Table:
+    placement: doc.Placement = doc.Placement.SUMMARY,
+) -> doc.Table:
     """Return a row for each case whose limit is known, or unknown for want of declared FLOPs or bytes.
 
     The table is empty where no limit of the workload is known.
@@ -78,32 +65,40 @@ def table(
     sizes = size_unit(case.limit.dram_bytes for case in known)
     slowed = {o.case for o in workload.overheads if o.is_large and o.profiler == workload.kernel_profiler}
     tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
-    quantities: list[tuple[Column, Callable[[CaseResult], _Value]]] = [
-        (Column("gpu", "GPU", times), lambda c: Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
-        (Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
-        (Column("idle", "GPU idle %"), lambda c: _idle(c, c.id in slowed)),
-        (Column("graph", "as CUDA graph", format=Format.RATIO), _graph_speedup),
-        (Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
-        (Column("tflops", tflops), lambda c: c.tflops_done),
-        (Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
-        (Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
-        (Column("moved", "must move", sizes), lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None),
-        (Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
+    quantities: list[tuple[doc.Column, Callable[[CaseResult], _Value]]] = [
+        (
+            doc.Column("gpu", "GPU", times),
+            lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else ""),
+        ),
+        (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
+        (doc.Column("idle", "GPU idle %"), lambda c: _idle(c, c.id in slowed)),
+        (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
+        (doc.Column("intensity", "FLOP/byte"), lambda c: c.limit.intensity),
+        (doc.Column("tflops", tflops), lambda c: c.tflops_done),
+        (doc.Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
+        (doc.Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
+        (
+            doc.Column("moved", "must move", sizes),
+            lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None,
+        ),
+        (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
     ]
     columns = [
-        Column("case", workload.compare or "case", is_label=True),
+        doc.label("case", workload.compare or "case"),
         *(column for column, _ in quantities),
-        Column("limiter", "limited by", is_label=True),
+        doc.label("limiter", "limited by"),
     ]
     rows = []
     for case in known:
-        name = Code(case.variant) if is_one_shape and case.variant else case_text(case)
+        name = doc.Code(case.variant) if is_one_shape and case.variant else case_text(case)
         limiter = _LIMITERS[case.limit.limited_by] if case.limit.limited_by else MISSING
         rows.append((name, *(value(case) for _, value in quantities), limiter))
-    return make_table("limits" if placement is Placement.SUMMARY else "other_limits", columns, rows, title, placement)
+    return doc.make_table(
+        "limits" if placement is doc.Placement.SUMMARY else "other_limits", columns, rows, title, placement
+    )
 
 
-def _idle(case: CaseResult, is_slowed: bool) -> Cell | None:
+def _idle(case: CaseResult, is_slowed: bool) -> doc.Cell | None:
     if case.breakdown is None or case.breakdown.idle_share is None:
         return None
     return share_cell(case.breakdown.idle_share, Flag.PROFILER_OVERHEAD if is_slowed else None)
@@ -148,7 +143,7 @@ def _definition(workload: WorkloadFindings) -> str:
     return " ".join(parts)
 
 
-def explanations(workload: WorkloadFindings) -> Iterator[Text]:
+def explanations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield the conditions and the gaps of the tables."""
     means = ranks.means_note(workload)
     if means:
@@ -170,7 +165,7 @@ def explanations(workload: WorkloadFindings) -> Iterator[Text]:
         yield f"profiler_overhead: the profiler slowed the loop by over {100 * OVERHEAD:.0f} %: idle shares are high."
 
 
-def _missing_declarations(workload: WorkloadFindings) -> Iterator[Text]:
+def _missing_declarations(workload: WorkloadFindings) -> Iterator[doc.Text]:
     rate = "measured ceiling" if workload.rates_measured else "peak"
     for undeclared, other, known in _UNDECLARED:
         cases = [case for case in workload.cases if _undeclared(case) == undeclared]
@@ -209,7 +204,7 @@ def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
     yield from ((types, min(ridges)) for types, ridges in others.items() if len(ridges) == 1)
 
 
-def _other_types(cases: Iterable[CaseResult]) -> Iterator[Text]:
+def _other_types(cases: Iterable[CaseResult]) -> Iterator[doc.Text]:
     """Yield which variants compute in other data types than the one that the case names."""
     variants: dict[tuple[str, ...], dict[str, None]] = {}
     for case in cases:
@@ -221,7 +216,7 @@ def _other_types(cases: Iterable[CaseResult]) -> Iterator[Text]:
         yield fill(f"{{}} {verb} {' and '.join(types)}: compared with the {peaks}.", names(list(own)))
 
 
-def summary(workload: WorkloadFindings) -> Iterator[Text]:
+def summary(workload: WorkloadFindings) -> Iterator[doc.Text]:
     """Yield what the fastest case of the largest shape reaches, and what limits it."""
     shape = workload.largest
     case = shape.fastest if shape else None
@@ -230,13 +225,13 @@ def summary(workload: WorkloadFindings) -> Iterator[Text]:
     limit, rate = case.limit, "measured ceiling" if workload.rates_measured else "peak"
     place = f" at {in_words(shape.axes)}" if shape.axes else ""
     if limit.limited_by is Limiter.HOST:
-        yield fill(f"{{}} is host-bound{place}: launching takes longer than running.", Code(case.variant))
+        yield fill(f"{{}} is host-bound{place}: launching takes longer than running.", doc.Code(case.variant))
     elif limit.limited_by is Limiter.COMPUTE and case.tflops and limit.flops_share:
         types = f"{' and '.join(limit.dtypes)} " if limit.dtypes else ""
         dense = f" ({number(case.tflops)} of dense work)" if case.is_sparse else ""
         rates = f"{number(case.tflops_done)} TFLOP/s{dense}"
         sentence = f"{{}} reaches {rates}{place}, {{}} of the {types}{rate}: arithmetic is the nearer limit."
-        yield fill(sentence, Code(case.variant), percent(limit.flops_share))
+        yield fill(sentence, doc.Code(case.variant), percent(limit.flops_share))
     elif limit.bandwidth_share:
         sentence = f"{{}} reaches {{}} of the memory bandwidth's {rate}{place}: memory is the nearer limit."
-        yield fill(sentence, Code(case.variant), percent(limit.bandwidth_share))
+        yield fill(sentence, doc.Code(case.variant), percent(limit.bandwidth_share))

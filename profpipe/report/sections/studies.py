@@ -13,23 +13,7 @@ from profpipe.analysis.findings.workloads import Basis
 from profpipe.config.study_values import UNITS, Source, StudyValue
 from profpipe.job import count_cases
 from profpipe.measure.tolerance import cosine
-from profpipe.report.document import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Details,
-    Format,
-    Missing,
-    Paragraph,
-    Section,
-    Strong,
-    Table,
-    Text,
-    inlines,
-    join,
-    plain,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import DENSE_WORK, quantity
 from profpipe.report.short_kernel_names import short_names
 from profpipe.report.units import MISSING, Unit, unit_of
@@ -67,13 +51,13 @@ _BASIS_OF = (("Times are", ("time", "p10", "p90")),
              ("Ratios are of", ("speedup",)))  # fmt: skip
 
 
-def study_tables(studies: Sequence[Study]) -> Section:
+def study_tables(studies: Sequence[Study]) -> doc.Section:
     """Return the tables that the pipeline file asks for, in its order."""
     parts = [study_table(study, before) for before, study in zip((None, *studies), studies, strict=False)]
-    return Section("studies", "Study tables" if parts else "", sections=tuple(parts))
+    return doc.Section("studies", "Study tables" if parts else "", sections=tuple(parts))
 
 
-def study_table(study: Study, before: Study | None = None) -> Section:
+def study_table(study: Study, before: Study | None = None) -> doc.Section:
     """Return one table: its largest grid for the short page, the others folded.
 
     Values that all cases share are left out where they are those of the table ``before`` it.
@@ -81,11 +65,11 @@ def study_table(study: Study, before: Study | None = None) -> Section:
     writer, notes = _TableWriter(study), " ".join(_notes(study))
     open_grid = [writer.table(grid, "grid-1", in_words(grid.others)) for grid in study.grids[:1]]
     folded = [
-        Details(in_words(grid.others) or "table", (writer.table(grid, f"grid-{i}"),))
+        doc.Details(in_words(grid.others) or "table", (writer.table(grid, f"grid-{i}"),))
         for i, grid in enumerate(study.grids[1:_GRIDS], 2)
     ]
-    blocks: tuple[Block, ...] = (*open_grid, *([Paragraph(notes)] if notes else []), *folded)
-    return Section(f"study-{slug(study.title)}", study.title, blocks, join(_summary(study, before), " ", " "))
+    blocks: tuple[doc.Block, ...] = (*open_grid, *([doc.Paragraph(notes)] if notes else []), *folded)
+    return doc.Section(f"study-{slug(study.title)}", study.title, blocks, doc.join(_summary(study, before), " ", " "))
 
 
 def slug(text: str) -> str:
@@ -96,7 +80,7 @@ def slug(text: str) -> str:
 # --- the text above and below a table --------------------------------------------------------------------------------
 
 
-def _summary(study: Study, before: Study | None) -> Iterator[Text]:
+def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
     if not study.has_cases:
         yield "No case of this run is in this table."
         return
@@ -113,20 +97,20 @@ def _summary(study: Study, before: Study | None) -> Iterator[Text]:
             yield f"In every case: {', '.join(f'{axis} {shown(value)}' for axis, value in study.fixed)}."
     yield from _absence_notes(study)
     if study.empty_phases and len(study.absent) < len(study.values):
-        yield ("Nothing was recorded in the range ", *join(map(Code, study.empty_phases)), ".")
+        yield ("Nothing was recorded in the range ", *doc.join(map(doc.Code, study.empty_phases)), ".")
 
 
-def _absence_notes(study: Study) -> Iterator[Text]:
+def _absence_notes(study: Study) -> Iterator[doc.Text]:
     """Yield which values no case has, one sentence a reason."""
-    by_reason: dict[str, list[Text]] = {}
+    by_reason: dict[str, list[doc.Text]] = {}
     for name, missing in study.absent.items():
         # An inaccurate or unchecked baseline is the reason for all cases.
         reasons = missing & {NoValue.BASELINE_INACCURATE, NoValue.BASELINE_UNCHECKED} or missing
         texts = [text for why, text in _NOT_COMPARED.items() if why in reasons]
         reason = "each is inaccurate or unchecked" if len(texts) > 1 else "".join(texts)
-        by_reason.setdefault(reason, []).append(Code(name.removeprefix("metric.")))
+        by_reason.setdefault(reason, []).append(doc.Code(name.removeprefix("metric.")))
     for reason, names in by_reason.items():
-        yield ("No case has ", *join(names, last=" or "), f": {reason}." if reason else ".")
+        yield ("No case has ", *doc.join(names, last=" or "), f": {reason}." if reason else ".")
 
 
 def _value_in_caption(study: Study) -> StudyValue | None:
@@ -135,14 +119,14 @@ def _value_in_caption(study: Study) -> StudyValue | None:
     return None if is_named else study.values[0]
 
 
-def _caption(study: Study, value: StudyValue) -> Text:
+def _caption(study: Study, value: StudyValue) -> doc.Text:
     if value.name == "passed":
         verdicts = [cell.value for _, _, cell in study.cells() if cell and cell.value is not None]
         return f"{verdicts.count('pass')} of the {len(verdicts)} compared cases are within the tolerance."
     unit = choose_unit(study, value).name
     of = f" in {unit}." if unit else "."
     if value.source is Source.METRIC:
-        return (Code(value.subject), of)
+        return (doc.Code(value.subject), of)
     is_time = value.name == "time" and study.basis
     name = quantity(Basis(*study.basis)) if is_time and study.basis else value_name(study, value)
     return f"{_capitalised(name)}{of}"
@@ -180,9 +164,9 @@ def _notes(study: Study) -> Iterator[str]:
     rows, columns = (sum(grid.skipped[i] for grid in grids) for i in (0, 1))
     skipped = {"row": rows, "column": columns, "table": study.skipped_grids}
     if lost := [f"{many} {noun}{'' if many == 1 else 's'}" for noun, many in skipped.items() if many]:
-        yield f"Not shown: {plain(join(lost))} of skipped cases."
+        yield f"Not shown: {doc.plain(doc.join(lost))} of skipped cases."
     if (more := len(study.grids) - _GRIDS) > 0:
-        axes = plain(join([axis for axis, _ in grids[0].others]))
+        axes = doc.plain(doc.join([axis for axis, _ in grids[0].others]))
         yield f"{more} more tables like these, by {axes}, are left out; `where` or a further row selects them."
     for axis, number in study.cases_without_axis.items():
         yield f"{_capitalised(count_cases(number))} without {axis} {'is' if number == 1 else 'are'} left out."
@@ -217,7 +201,7 @@ def value_name(study: Study, value: StudyValue) -> str:
     return on_cpu or _TITLES.get(value.name, name)
 
 
-_FORMATS: Mapping[str, Format] = {"share": Format.PERCENT, "calls": Format.COUNT, "x": Format.RATIO}
+_FORMATS: Mapping[str, doc.Format] = {"share": doc.Format.PERCENT, "calls": doc.Format.COUNT, "x": doc.Format.RATIO}
 
 
 class _TableWriter:
@@ -229,62 +213,70 @@ class _TableWriter:
         kernels = (c.value for _, v, c in study.cells() if c and v.unit == "kernel" and isinstance(c.value, str))
         self._kernels = short_names(kernels)
 
-    def table(self, grid: Grid, id: str, title: str = "") -> Table:
+    def table(self, grid: Grid, id: str, title: str = "") -> doc.Table:
         """Return the table; only the first grid of a study stands on the short page."""
         study = self._study
-        labels = [Column(axis, "" if axis == "value" else axis, is_label=True) for axis in study.row_axes]
+        labels = [doc.label(axis, "" if axis == "value" else axis) for axis in study.row_axes]
         columns = [
-            Column("/".join(map(shown, at)), self._title(at, i == 0), is_words=_is_text(row[i] for row in grid.cells))
+            doc.Column(
+                "/".join(map(shown, at)), self._title(at, i == 0), is_words=_is_text(row[i] for row in grid.cells)
+            )
             for i, at in enumerate(grid.columns)
         ]
         rows = tuple(
             (
-                *(Cell(text=self._label(axis, value)) for axis, value in zip(study.row_axes, row, strict=True)),
+                *(doc.Cell(text=self._label(axis, value)) for axis, value in zip(study.row_axes, row, strict=True)),
                 *(self._cell(c, study.value_at(row, at)) for c, at in zip(cells, grid.columns, strict=True)),
             )
             for row, cells in zip(grid.rows, grid.cells, strict=True)
         )
-        return Table(id, (*labels, *columns), rows, title)
+        return doc.Table(id, (*labels, *columns), rows, title)
 
-    def _title(self, at: Sequence[Any], is_first: bool) -> Text:
+    def _title(self, at: Sequence[Any], is_first: bool) -> doc.Text:
         if not at:
             return self._value_title(self._study.values[0])
-        parts: list[Text] = []
+        parts: list[doc.Text] = []
         for axis, value in zip(self._study.column_axes, at, strict=True):
             # A number needs its axis, which the first of several columns names for all.
             is_named = is_number(value) and (is_first or len(at) > 1)
-            parts.append((f"{axis} " if is_named else "", *inlines(self._label(axis, value))))
-        return join(parts, last=", ")
+            parts.append((f"{axis} " if is_named else "", *doc.inlines(self._label(axis, value))))
+        return doc.join(parts, last=", ")
 
     def _value_title(self, value: StudyValue) -> str:
         return f"{value_name(self._study, value)} {self._units[value.name].name}".strip()
 
-    def _label(self, axis: str, value: Any) -> Text:
+    def _label(self, axis: str, value: Any) -> doc.Text:
         if axis == "value":
             return self._value_title(next(known for known in self._study.values if known.name == value))
         if value is None:
             return MISSING
         if axis == self._study.compare:
-            return (Code(shown(value)), " (baseline)") if value in self._study.baselines else Code(shown(value))
+            return (doc.Code(shown(value)), " (baseline)") if value in self._study.baselines else doc.Code(shown(value))
         return in_words(((axis, value),)) if isinstance(value, bool) else shown(value)
 
-    def _cell(self, cell: StudyCell | None, value: StudyValue) -> Cell:
+    def _cell(self, cell: StudyCell | None, value: StudyValue) -> doc.Cell:
         if cell is None:
-            return Cell(missing=Missing.NOT_REQUESTED)
+            return doc.Cell(missing=doc.Missing.NOT_REQUESTED)
         flags = tuple(flag for flag in cell.flags if flag not in self._study.shared_flags)
         if cell.value is None:
-            return Cell(text=cell.missing) if cell.missing else Cell(missing=Missing.NOT_MEASURED)
+            return doc.Cell(text=cell.missing) if cell.missing else doc.Cell(missing=doc.Missing.NOT_MEASURED)
         stored, unit = self._study.units.get(value.name, ""), self._units[value.name]
         if isinstance(cell.value, str):
             is_kernel = stored == "kernel"
-            text: Text = Code(self._kernels.get(cell.value, cell.value)) if is_kernel else cell.value
-            return Cell(text=Strong(text) if text == "fail" else text, flags=flags)
+            text: doc.Text = doc.Code(self._kernels.get(cell.value, cell.value)) if is_kernel else cell.value
+            return doc.Cell(text=doc.Strong(text) if text == "fail" else text, flags=flags)
         if unit.size == 1.0 and value.subject.startswith("cosine"):
-            return Cell(text=cosine(cell.value), flags=flags)
+            return doc.Cell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
         is_count = stored == "1" and unit.size == 1.0 and cell.value.is_integer()
-        form = Format.COUNT if is_count else _FORMATS.get(stored, Format.NUMBER) if unit.size == 1.0 else Format.NUMBER
-        return Cell(cell.value, flags=flags, unit=unit, format=form)
+        form = (
+            doc.Format.COUNT
+            if is_count
+            else _FORMATS.get(stored, doc.Format.NUMBER)
+            if unit.size == 1.0
+            else doc.Format.NUMBER
+        )
+        return doc.Cell(cell.value, flags=flags, unit=unit, format=form)
 
 
 def _is_text(cells: Iterable[StudyCell | None]) -> bool:

@@ -10,18 +10,7 @@ from profpipe.analysis.findings.studies import Cell, Grid, Study
 from profpipe.config.study_values import StudyValue
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, limit_of
-from profpipe.report.document import (
-    Axis,
-    Chart,
-    Mark,
-    Panel,
-    Paragraph,
-    Reference,
-    ReferenceKind,
-    Section,
-    concat,
-    join,
-)
+from profpipe.report import document as doc
 from profpipe.report.sections import studies as tables
 from profpipe.report.sections.plots import line_chart, make_series, not_shown, with_caption
 from profpipe.report.selection import GROUPS
@@ -33,19 +22,19 @@ _DECADES = ("ns", "byte", "flop")
 _ERRORS = "error_"
 
 
-def study_plots(studies: Iterable[Study]) -> Section:
+def study_plots(studies: Iterable[Study]) -> doc.Section:
     """Return the charts of the pipeline file's ``plots``, and the titles of those with fewer than two numbers."""
-    charts: list[Chart] = []
+    charts: list[doc.Chart] = []
     empty: list[str] = []
     for study in studies:
         own = [chart for value in study.values if (chart := study_plot(study, value))]
         charts += own
         empty += [] if own else [study.title]
-    note = concat("Not drawn, because they have fewer than two numbers: ", join(empty, most=4), ".")
-    return Section("study_plots", "Requested plots", (*charts, *((Paragraph(note),) if empty else ())))
+    note = doc.concat("Not drawn, because they have fewer than two numbers: ", doc.join(empty, most=4), ".")
+    return doc.Section("study_plots", "Requested plots", (*charts, *((doc.Paragraph(note),) if empty else ())))
 
 
-def study_plot(study: Study, value: StudyValue) -> Chart | None:
+def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     """Return the chart of a value over the rows of the study; None with fewer than two positions."""
     panels = tuple(panel for grid in study.grids if (panel := _panel(study, grid, value)))
     drawn = panels[:GROUPS]
@@ -58,7 +47,7 @@ def study_plot(study: Study, value: StudyValue) -> Chart | None:
         f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
         f"{study.title}: {name}" if is_titled else study.title,
         study.row_axes[0],
-        Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
+        doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
         drawn,
         spans_decades=stored in _DECADES or value.name.startswith(_ERRORS),
         subtitle=", ".join(filter(None, ["" if is_titled else name, in_words(study.fixed)])),
@@ -75,12 +64,12 @@ def study_plot(study: Study, value: StudyValue) -> Chart | None:
     )
 
 
-def _references(study: Study, value: StudyValue) -> Iterator[Reference]:
+def _references(study: Study, value: StudyValue) -> Iterator[doc.Reference]:
     if value.name == "speedup":
-        yield Reference(ReferenceKind.LEVEL, 1.0)
+        yield doc.Reference(doc.ReferenceKind.LEVEL, 1.0)
     limit = limit_of(value.subject, study.tolerance) if value.subject in MEASURES else None
     if limit is not None:
-        yield Reference(ReferenceKind.LIMIT, limit, bound(value.subject, limit))
+        yield doc.Reference(doc.ReferenceKind.LIMIT, limit, bound(value.subject, limit))
 
 
 def _without_value(study: Study, value: StudyValue) -> str:
@@ -142,16 +131,16 @@ def _inaccurate(study: Study, value: StudyValue) -> dict[str, list[bool]]:
     return found
 
 
-def _panel(study: Study, grid: Grid, value: StudyValue) -> Panel | None:
-    marks: dict[str, list[Mark]] = {}
+def _panel(study: Study, grid: Grid, value: StudyValue) -> doc.Panel | None:
+    marks: dict[str, list[doc.Mark]] = {}
     wrong, baseline = _inaccurate(study, value), baseline_name(study)
     for own, (x, *_rest), column, cell in _cells(study, value):
         if own is grid and cell and is_number(x) and isinstance(cell.value, (int, float)):
             flags = tuple(mark for mark in cell.flags if mark not in study.shared_flags)
-            marks.setdefault(_line_name(study, column), []).append(Mark(float(x), float(cell.value), flags=flags))
+            marks.setdefault(_line_name(study, column), []).append(doc.Mark(float(x), float(cell.value), flags=flags))
     series = tuple(
         make_series(name, tuple(marks[name]), wrong.get(name, ()), name == baseline)
         for name in line_names(study)
         if name in marks
     )
-    return Panel(in_words(grid.others), series) if series else None
+    return doc.Panel(in_words(grid.others), series) if series else None

@@ -6,20 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CHANGE, KernelBreakdown, Shape, SwitchCost, WorkloadFindings
-from profpipe.report.document import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Format,
-    Paragraph,
-    Placement,
-    Section,
-    Table,
-    Text,
-    join,
-    make_table,
-)
+from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill
 from profpipe.report.labels import PART_NAMES
 from profpipe.report.sections import other_classes, ranks
@@ -34,15 +21,15 @@ _MOST_CHANGES = 3
 _Change = tuple[str, float, float]
 
 
-def switch_cost(workload: WorkloadFindings) -> Section:
+def switch_cost(workload: WorkloadFindings) -> doc.Section:
     """Return a table for each shape, that of the largest first."""
     tables = [
-        table(shape, Placement.SUMMARY if shape is workload.largest else Placement.DETAILS)
+        table(shape, doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS)
         for shape in sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
         if shape.switch_costs
     ]
     if not tables:
-        return Section("switch_cost", "", workload=workload.name)
+        return doc.Section("switch_cost", "", workload=workload.name)
     noun = "operator" if _is_cpu(workload.shapes[0]) else "kernel"
     measured = " measured call: without a profiler." if workload.basis and workload.basis.is_timed else ""
     context = f"Speed-ups per call from {noun} times ({workload.kernel_profiler}).{measured}"
@@ -51,44 +38,44 @@ def switch_cost(workload: WorkloadFindings) -> Section:
         context += f" Other changes: from {100 * CHANGE:g} % of the shorter call on, the {_MOST_CHANGES} largest."
     if any(name == "copies" for cost in changes for name, _, _ in cost.changes):
         context += f" {PART_NAMES['copies'].capitalize()} are memcpy and memset."
-    blocks: list[Block] = [Paragraph(text) for text in (ranks.means_note(workload), context) if text]
-    return Section("switch_cost", TITLE, (*blocks, *tables), workload=workload.name)
+    blocks: list[doc.Block] = [doc.Paragraph(ranks.means_note(workload)), doc.Paragraph(context), *tables]
+    return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
 def _is_cpu(shape: Shape) -> bool:
     return any(case.breakdown and case.breakdown.kind == "cpu_op" for case in shape.cases)
 
 
-def table(shape: Shape, placement: Placement = Placement.SUMMARY) -> Table:
+def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
     """Return a row for each implementation, the fastest call first."""
     base, is_cpu = shape.baseline, _is_cpu(shape)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
     columns = (
-        Column("variant", fill("instead of {}", Code(base.variant) if base else "its baseline"), is_label=True),
-        Column("attention", f"attention {noun}", format=Format.RATIO),
-        Column("with_helpers", "with its helpers", format=Format.RATIO),
-        Column("kernels", f"all {noun}s of a call", format=Format.RATIO),
-        Column("call", "measured call", format=Format.RATIO),
-        Column("amdahl", "if attention took no time", format=Format.RATIO),
-        Column("changes", "other changes per call", is_label=True),
+        doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
+        doc.ratio("attention", f"attention {noun}"),
+        doc.ratio("with_helpers", "with its helpers"),
+        doc.ratio("kernels", f"all {noun}s of a call"),
+        doc.ratio("call", "measured call"),
+        doc.ratio("amdahl", "if attention took no time"),
+        doc.label("changes", "other changes per call"),
     )
-    rows: list[tuple[Cell | Text | float | None, ...]] = []
+    rows: list[tuple[doc.Cell | doc.Text | float | None, ...]] = []
     for cost in sorted(shape.switch_costs, key=lambda cost: -cost.call):
         own = breakdowns[cost.variant]
         is_unfused = not own.is_fused and own.category("softmax").ns > 0
-        name = Cell(text=Code(cost.variant), flags=(cost.mark,) if cost.mark else ())
+        name = doc.Cell(text=doc.Code(cost.variant), flags=(cost.mark,) if cost.mark else ())
         changes = _changes(cost, base.breakdown if base else None, own, breakdowns)
         rows.append((
             name,
-            Cell(text="unfused") if is_unfused else cost.attention,
-            Cell() if is_unfused else cost.with_helpers,
+            doc.Cell(text="unfused") if is_unfused else cost.attention,
+            doc.Cell() if is_unfused else cost.with_helpers,
             cost.call,
             cost.measured_call,
             cost.amdahl_limit if cost.attention is not None else None,
             _changes_text(changes, is_cpu),
         ))  # fmt: skip
-    found = make_table(f"switch {in_words(shape.axes)}".strip(), columns, rows, in_words(shape.axes), placement)
+    found = doc.make_table(f"switch {in_words(shape.axes)}".strip(), columns, rows, in_words(shape.axes), placement)
     return found if any(row[-1].text for row in found.rows) else found.without("changes")
 
 
@@ -111,14 +98,14 @@ def _changes(
     return sorted(changes, key=lambda change: -abs(change[1]))
 
 
-def _changes_text(changes: Sequence[_Change], is_cpu: bool) -> Text:
+def _changes_text(changes: Sequence[_Change], is_cpu: bool) -> doc.Text:
     """Return the largest changes with their launches, and how many more there are."""
     unit = time_unit(ns for _, ns, _ in changes)
-    parts: list[Text] = []
+    parts: list[doc.Text] = []
     for name, ns, calls in changes[:_MOST_CHANGES]:
         noun = ("call" if is_cpu else "launch") + ("" if abs(calls) < 1.5 else "s" if is_cpu else "es")
         more = f" ({abs(calls):.0f} {'more' if calls > 0 else 'fewer'} {noun})" if abs(calls) >= 0.5 else ""
         parts.append(fill(f"{name} {'+' if ns > 0 else '-'}{{}}{more}", duration(abs(ns), unit)))
     if len(changes) > len(parts):
-        return fill(f"{{}} and {len(changes) - len(parts)} smaller", join(parts, last=", "))
-    return join(parts, last=", ")
+        return fill(f"{{}} and {len(changes) - len(parts)} smaller", doc.join(parts, last=", "))
+    return doc.join(parts, last=", ")

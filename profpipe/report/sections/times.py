@@ -6,22 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown
 from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.report import document as doc
 from profpipe.report import selection
-from profpipe.report.document import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Column,
-    Format,
-    Paragraph,
-    Placement,
-    Section,
-    Table,
-    Text,
-    join,
-    make_table,
-)
 from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity
 from profpipe.report.sections import flags
@@ -32,13 +18,11 @@ from profpipe.report.units import time_unit
 _MOST_NAMES = 2
 
 
-def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> Section:
+def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> doc.Section:
     """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
-    blocks: list[Block] = [Paragraph(text) for text in [_context(workload, on_cpu)] if text]
-    blocks += _tables(workload)
-    if explains_flags and (lines := flags.explanations([workload])):
-        blocks.append(Bullets(tuple(lines)))
-    return Section("times", "Times", tuple(blocks), workload=workload.name)
+    lines = doc.Bullets(tuple(flags.explanations([workload]) if explains_flags else ()))
+    blocks: list[doc.Block] = [doc.Paragraph(_context(workload, on_cpu)), *_tables(workload), lines]
+    return doc.make_section("times", "Times", blocks, workload=workload.name)
 
 
 def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
@@ -58,7 +42,7 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     return " ".join(parts)
 
 
-def _tables(workload: WorkloadFindings) -> Iterator[Table]:
+def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
         if len(cases) > 1 or (cases and cases[0].marks):
@@ -67,50 +51,50 @@ def _tables(workload: WorkloadFindings) -> Iterator[Table]:
     grid = winner_grid(workload)
     if grid:
         yield grid
-    yield fastest_by_shape(workload, Placement.DETAILS if grid else Placement.SUMMARY)
+    yield fastest_by_shape(workload, doc.Placement.DETAILS if grid else doc.Placement.SUMMARY)
 
 
-def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> Table:
+def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.Table:
     """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
     unit = time_unit(case.time.ns for case in cases if case.time)
     columns = (
-        Column("case", workload.compare or "case", is_label=True),
-        Column("time", "time", unit),
-        Column("interval", "95 % interval", format=Format.PLUS_MINUS),
-        Column("speedup", "over baseline", format=Format.RATIO),
-        Column("flags", "flags", is_label=True),
+        doc.label("case", workload.compare or "case"),
+        doc.Column("time", "time", unit),
+        doc.plus_minus("interval", "95 % interval"),
+        doc.ratio("speedup", "over baseline"),
+        doc.label("flags"),
     )
-    table = make_table("times", columns, (
+    table = doc.make_table("times", columns, (
         (_label(case), case.time.ns, case.time.margin, case.speedup, _flags_of_case(workload, case))
         for case in cases if case.time
     ))  # fmt: skip
     return _without_empty_flags(table)
 
 
-def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> Text:
+def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the flags of a case; of the lowest time of a shape also why it is in doubt."""
     own = flags.flags_of(case, workload.shared_marks)
     wins = [shape.win for shape in workload.shapes if shape.win and shape.win.best is case]
     if not workload.compare or not wins or wins[0].verdict != WinVerdict.INCONCLUSIVE:
         return own
-    return join([part for part in (own, fill("in doubt: {}", doubt_of(wins[0]))) if part], last="; ")
+    return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(wins[0]))) if part], last="; ")
 
 
-def _label(case: CaseResult) -> Text:
+def _label(case: CaseResult) -> doc.Text:
     name = case_text(case)
     return fill("{} (baseline)", name) if case.is_baseline else name
 
 
-def fastest_by_shape(workload: WorkloadFindings, placement: Placement = Placement.SUMMARY) -> Table:
+def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
     """Return a row for each shape: its fastest case, the time, the lead and the flags of the cases compared."""
     unit = time_unit(shape.win.best.time.ns for shape in workload.shapes if shape.win and shape.win.best.time)
     columns = (
-        *(Column(axis, axis, is_label=True) for axis in workload.varying_shape),
-        Column("fastest", "fastest", is_label=True),
-        Column("time", "time", unit),
-        Column("interval", "95 % interval", format=Format.PLUS_MINUS),
-        Column("speedup", "over baseline", format=Format.RATIO),
-        Column("flags", "flags", is_label=True),
+        *(doc.label(axis) for axis in workload.varying_shape),
+        doc.label("fastest"),
+        doc.Column("time", "time", unit),
+        doc.plus_minus("interval", "95 % interval"),
+        doc.ratio("speedup", "over baseline"),
+        doc.label("flags"),
     )
     rows = []
     for shape in workload.shapes:
@@ -118,23 +102,23 @@ def fastest_by_shape(workload: WorkloadFindings, placement: Placement = Placemen
             axes = [shown(value) for _, value in shape.axes]
             row = (_fastest(shape.win), time.ns, time.margin, shape.win.best.speedup, _flags_of(workload, shape))
             rows.append((*axes, *row))
-    return _without_empty_flags(make_table("fastest", columns, rows, placement=placement))
+    return _without_empty_flags(doc.make_table("fastest", columns, rows, placement=placement))
 
 
-def _without_empty_flags(table: Table) -> Table:
+def _without_empty_flags(table: doc.Table) -> doc.Table:
     return table if any(row[-1].text for row in table.rows) else table.without("flags")
 
 
-def _fastest(win: Win) -> Text:
+def _fastest(win: Win) -> doc.Text:
     if win.verdict == WinVerdict.TIE:
         return fill("tie: {}", tied_names(win))
-    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", Code(win.best.variant))
+    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", doc.Code(win.best.variant))
 
 
 _SUFFIXES = {WinVerdict.INCONCLUSIVE: ", in doubt", WinVerdict.UNOPPOSED: ", alone"}
 
 
-def _flags_of(workload: WorkloadFindings, shape: Shape) -> Text:
+def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     """Return the flags of the best case, of the case it is compared with and of disqualified ones, and the doubt.
 
     The best case is compared with the baseline; where it is the baseline, with the next.
@@ -143,7 +127,7 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> Text:
     assert win is not None
     compared = win.second if win.best is base else base
     others = [case for case in (compared,) if case not in win.disqualified] + [*win.disqualified]
-    by_flags: dict[Text, list[str]] = {}
+    by_flags: dict[doc.Text, list[str]] = {}
     for case in others:
         if case is not None and case is not win.best and (own := flags.flags_of(case, workload.shared_marks)):
             by_flags.setdefault(own, []).append(case.variant)
@@ -154,13 +138,13 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> Text:
     if win.verdict == WinVerdict.INCONCLUSIVE:
         parts.append(fill("in doubt: {}", doubt_of(win)))
     kept = [part for part in parts if part]
-    return join(kept, separator="; ", last="; ")
+    return doc.join(kept, separator="; ", last="; ")
 
 
 # --- many shapes -----------------------------------------------------------------------------------------------------
 
 
-def winner_grid(workload: WorkloadFindings) -> Table | None:
+def winner_grid(workload: WorkloadFindings) -> doc.Table | None:
     """Return the winners with the running axis as rows and the other axes as columns; None for few shapes."""
     axis = running_axis(shape.axes for shape in workload.shapes)
     if axis is None or len(workload.shapes) <= selection.SHAPES:
@@ -169,18 +153,18 @@ def winner_grid(workload: WorkloadFindings) -> Table | None:
     if len(groups) < 2:
         return None
     values = sorted({value for own in groups.values() for value in own if is_number(value)})
-    columns = [Column(axis, axis, is_label=True)]
-    columns += [Column(in_words(others), selection.column(others), is_label=True) for others in groups]
-    rows = [(Cell(text=shown(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
+    columns = [doc.label(axis)]
+    columns += [doc.label(in_words(others), selection.column(others)) for others in groups]
+    rows = [(doc.Cell(text=shown(value)), *(_winner(own.get(value)) for own in groups.values())) for value in values]
     title = "Fastest of each shape, and its speed-up over the baseline"
-    return make_table("winners", columns, rows, title)
+    return doc.make_table("winners", columns, rows, title)
 
 
-def _winner(shape: Shape | None) -> Cell:
+def _winner(shape: Shape | None) -> doc.Cell:
     win = shape.win if shape else None
     if win is None:
-        return Cell()
-    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else Code(win.best.variant)
+        return doc.Cell()
+    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else doc.Code(win.best.variant)
     has_lead = win.best.speedup is not None and not win.best.is_baseline
     lead = fill(" {}", ratio(win.best.speedup)) if has_lead else ""
-    return Cell(text=fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead))
+    return doc.Cell(text=fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead))

@@ -11,18 +11,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.warnings import DuplicateTimes, Expectation, LaunchCounts, Unattributed, Unseen
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.job import Status, count_cases
-from profpipe.report.document import (
-    Bullets,
-    Code,
-    Format,
-    Link,
-    Number,
-    Section,
-    Strong,
-    Text,
-    concat,
-    join,
-)
+from profpipe.report import document as doc
 from profpipe.report.labels import case_text, of_workload
 from profpipe.report.sections import classification, files
 from profpipe.report.sections.not_run import OUTCOMES
@@ -33,7 +22,7 @@ from profpipe.results.manifest import Manifest, RefusedFile
 _NAMED = 3
 
 
-def warnings(findings: Findings, run: Manifest) -> Section:
+def warnings(findings: Findings, run: Manifest) -> doc.Section:
     """Return the warnings of a run."""
     lines = (
         *_incomplete(findings),
@@ -48,103 +37,105 @@ def warnings(findings: Findings, run: Manifest) -> Section:
         *_duplicates(findings.duplicates),
         *files.notes(findings, run, are_warnings=True),
     )
-    return Section("warnings", "Warnings", (Bullets(tuple(dict.fromkeys(lines))),) if lines else ())
+    return doc.make_section("warnings", "Warnings", [doc.Bullets(tuple(dict.fromkeys(lines)))])
 
 
-def _incomplete(findings: Findings) -> Iterator[Text]:
+def _incomplete(findings: Findings) -> Iterator[doc.Text]:
     """Yield how to continue a run that was stopped, and what it lacks."""
     groups = [group for group in findings.not_run if group.status is Status.INTERRUPTED]
     if findings.has_ended and not groups:
         return
-    yield concat(
-        (Strong("Not complete"), ": ", Code("profpipe resume"), " with this folder continues the run."),
-        (" It lacks ", Link("these cases", "#unfinished"), ".") if groups or findings.pending else "",
+    yield doc.concat(
+        (doc.Strong("Not complete"), ": ", doc.Code("profpipe resume"), " with this folder continues the run."),
+        (" It lacks ", doc.Link("these cases", "#unfinished"), ".") if groups or findings.pending else "",
     )
 
 
-def _failed(findings: Findings) -> Iterator[Text]:
+def _failed(findings: Findings) -> Iterator[doc.Text]:
     counts: Counter[str] = Counter()
     for group in findings.not_run:
         if group.status.is_failure:
             counts[OUTCOMES[group.status]] += max(len(group.cases), 1)
     if counts:
-        outcomes = join(f"{count_cases(number)} {outcome}" for outcome, number in counts.items())
-        yield concat(Strong(outcomes), ": ", Link("reasons and logs", "#failures"), ".")
+        outcomes = doc.join(f"{count_cases(number)} {outcome}" for outcome, number in counts.items())
+        yield doc.concat(doc.Strong(outcomes), ": ", doc.Link("reasons and logs", "#failures"), ".")
 
 
-def _unexpected_kernels(findings: Findings) -> Iterator[Text]:
+def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for the cases that requested one kernel family and ran the same other one."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[Expectation]] = {}
     for each in findings.expectations:
         if not each.is_met:
             groups.setdefault((each.workload, each.requested, each.found), []).append(each)
     for (workload, requested, found), expectations in groups.items():
-        named = join((Code(unquote(each.case)) for each in expectations), most=_NAMED)
-        ran = join(map(Code, found)) or "no attention kernel (gemm and softmax)"
-        yield concat(
-            Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
-            join(map(Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
+        named = doc.join((doc.Code(unquote(each.case)) for each in expectations), most=_NAMED)
+        ran = doc.join(map(doc.Code, found)) or "no attention kernel (gemm and softmax)"
+        yield doc.concat(
+            doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
+            doc.join(map(doc.Code, requested.split("|")), last=" or "), " and ran ", ran, ".",
         )  # fmt: skip
 
 
-def _unread(refused: RefusedFile) -> Text:
+def _unread(refused: RefusedFile) -> doc.Text:
     reason = " ".join(files.as_sentence(text) for text in (refused.what, refused.remedy) if text)
-    return concat("Not read: ", Code(refused.source), f": {reason}")
+    return doc.concat("Not read: ", doc.Code(refused.source), f": {reason}")
 
 
-def _unseen(unseen: Unseen, findings: Findings) -> Text:
+def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
     cases = {case.id: case for w in findings.workloads if w.name == unseen.workload for case in w.cases}
-    named = join((case_text(cases[id]) if id in cases else Code(unquote(id)) for id in unseen.cases), most=_NAMED)
+    named = doc.join(
+        (case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in unseen.cases), most=_NAMED
+    )
     breakdowns = [cases[id].breakdown for id in unseen.cases if id in cases]
     noun = "operator" if any(each and each.kind == "cpu_op" for each in breakdowns) else "kernel"
     number = count_cases(len(unseen.cases))
     where = of_workload(unseen.workload, findings)
-    return concat(Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
+    return doc.concat(doc.Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
 
 
-def _outside(found: Unattributed, findings: Findings) -> Text:
+def _outside(found: Unattributed, findings: Findings) -> doc.Text:
     hint = (
         " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
         if found.profiler == "ncu"
         else ""
     )
-    return concat(files.outside(found, findings), ".", hint)
+    return doc.concat(files.outside(found, findings), ".", hint)
 
 
-def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[Text]:
+def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = {case.id: case_text(case) for case in workload.cases}
-    flagged: dict[str, list[Text]] = {}
+    flagged: dict[str, list[doc.Text]] = {}
     for agreement in workload.agreements:
         for figure in agreement.figures:
             if figure.is_unexplained:
-                difference = Number(figure.difference, format=Format.SIGNED_PERCENT)
-                named = concat(labels[agreement.case], " (", difference, ")")
+                difference = doc.Number(figure.difference, format=doc.Format.SIGNED_PERCENT)
+                named = doc.concat(labels[agreement.case], " (", difference, ")")
                 flagged.setdefault(figure.profiler, []).append(named)
     for profiler, named_cases in flagged.items():
-        who: Text = "The time of calls" if profiler == "plain" else Code(profiler)
-        yield concat(
-            who, " and ", Code(workload.agreements[0].reference), " differ without a known cause in ",
+        who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
+        yield doc.concat(
+            who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
             f"{len(named_cases)} of {count_cases(len(workload.agreements))}",
-            of_workload(workload.name, findings), ": ", join(named_cases, most=_NAMED), ".",
+            of_workload(workload.name, findings), ": ", doc.join(named_cases, most=_NAMED), ".",
         )  # fmt: skip
 
 
-def _lost_launches(counts: LaunchCounts, findings: Findings) -> Text:
+def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     per = " per iteration" if counts.is_per_iteration else ""
     labels = {case.id: case_text(case) for w in findings.workloads if w.name == counts.workload for case in w.cases}
     named = (
-        concat(labels.get(case, Code(unquote(case))), f" ({first:.10g} and {second:.10g})")
+        doc.concat(labels.get(case, doc.Code(unquote(case))), f" ({first:.10g} and {second:.10g})")
         for case, first, second in counts.differing
     )
     number = f"{len(counts.differing)} of {count_cases(counts.cases)}"
-    return concat(
-        join(map(Code, counts.profilers)), f" recorded different numbers of launches{per} in {number}",
-        of_workload(counts.workload, findings), ": ", join(named, most=_NAMED), ".",
+    return doc.concat(
+        doc.join(map(doc.Code, counts.profilers)), f" recorded different numbers of launches{per} in {number}",
+        of_workload(counts.workload, findings), ": ", doc.join(named, most=_NAMED), ".",
     )  # fmt: skip
 
 
-def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[Text]:
+def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
     groups: dict[Any, list[Any]] = {}
     for pair in pairs:
@@ -152,8 +143,8 @@ def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[Text]:
     named = []
     for longer, cases in groups.items():
         unit = time_unit([longer.ns])
-        times = join(concat(Number(case.ns, unit), " in ", Code(case.workload)) for case in cases)
-        named.append(concat(in_words(longer.axes) or "the only case", ": ", times))
+        times = doc.join(doc.concat(doc.Number(case.ns, unit), " in ", doc.Code(case.workload)) for case in cases)
+        named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
     if named:
-        yield concat("The same case has different times in two workloads; trust neither: ",
-                     join(named, separator="; ", last="; ", most=_NAMED), ".")  # fmt: skip
+        yield doc.concat("The same case has different times in two workloads; trust neither: ",
+                     doc.join(named, separator="; ", last="; ", most=_NAMED), ".")  # fmt: skip

@@ -12,7 +12,7 @@ from profpipe.analysis.findings.workloads import (
     Win,
 )
 from profpipe.measure.flags import Flag
-from profpipe.report.document import Code, Number, Text, join
+from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names
 from profpipe.report.units import Unit
 
@@ -28,13 +28,13 @@ _UNRELIABLE = {
 _MHZ = Unit("MHz", 1e6)
 
 
-def tied_names(win: Win) -> Text:
+def tied_names(win: Win) -> doc.Text:
     """Return the tied cases, the lowest time first; of more than three the first two."""
     most = MOST_NAMES + 1 if len(win.tied) == MOST_NAMES + 1 else MOST_NAMES
     return names([case.variant for case in win.tied], most)
 
 
-def doubt_text(doubt: Doubt) -> Text:
+def doubt_text(doubt: Doubt) -> doc.Text:
     """Return why the lowest time is not called the fastest."""
     if isinstance(doubt, NoAccurateResult):
         if doubt.is_same and doubt.flag == Flag.UNCHECKED:
@@ -42,15 +42,17 @@ def doubt_text(doubt: Doubt) -> Text:
         return f"its result is {doubt.flag}" + (", and no other is accurate" if doubt.has_others else "")
     if isinstance(doubt, FlaggedTime):
         end = " and has no 95 % interval" if doubt.lacks_interval else ""
-        return fill(f"{{}} is {' and '.join(doubt.flags)}{end}", Code(doubt.variant))
+        return fill(f"{{}} is {' and '.join(doubt.flags)}{end}", doc.Code(doubt.variant))
     if isinstance(doubt, PossiblyFaster):
-        return fill("{} waited for another process and may be faster", join(list(map(Code, doubt.variants))))
+        return fill("{} waited for another process and may be faster", doc.join(list(map(doc.Code, doubt.variants))))
     if isinstance(doubt, ClockDifference):
-        best, other = (Number(hz, _MHZ) for hz in (doubt.best_hz, doubt.other_hz))
-        return fill("the GPU ran at {} for {} and at {} for {}", best, Code(doubt.best), other, Code(doubt.other))
-    return fill(_UNRELIABLE[doubt.cause], Code(doubt.variant))
+        best, other = (doc.Number(hz, _MHZ) for hz in (doubt.best_hz, doubt.other_hz))
+        return fill(
+            "the GPU ran at {} for {} and at {} for {}", best, doc.Code(doubt.best), other, doc.Code(doubt.other)
+        )
+    return fill(_UNRELIABLE[doubt.cause], doc.Code(doubt.variant))
 
 
-def doubt_of(win: Win) -> Text:
+def doubt_of(win: Win) -> doc.Text:
     """Return the most important doubt of an inconclusive win."""
     return doubt_text(win.doubts[0])
