@@ -34,10 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return args.gate is None
-
-
 def main(args: argparse.Namespace) -> int:
     (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in (args.a, args.b))
     found = compare_runs(a, b, manifest_a, manifest_b)

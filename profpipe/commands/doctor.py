@@ -44,10 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return not args.measure_peaks
-
-
 def main(args: argparse.Namespace) -> int:
     print(text(examine(profilers.ALL, executor.ask)))
     if args.measure_peaks:

@@ -25,10 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return True
-
-
 def main(args: argparse.Namespace) -> int:
     print(text(*database.read_history(args.out, args.n)))
     return errors.OK

@@ -37,10 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder that receives the tables and SUMMARY.md")
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return False
-
-
 def main(args: argparse.Namespace) -> int:
     return read_files(args.files, args.out)
 

@@ -19,10 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return True
-
-
 def main(args: argparse.Namespace) -> int:
     pipeline = loader.load_pipeline(Path(args.pipeline))
     for name, workload in pipeline.workloads.items():

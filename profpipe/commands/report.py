@@ -22,10 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return False
-
-
 def main(args: argparse.Namespace) -> int:
     folder = folders.find(args.run, args.out)
     data, manifest = store.load(folder)

@@ -21,10 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return False
-
-
 def main(args: argparse.Namespace) -> int:
     folder = folders.find_unfinished(args.out) if args.run is None else folders.find(args.run, args.out)
     return finish(folder, args)

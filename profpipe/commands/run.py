@@ -35,10 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_out(parser)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return bool(args.dry_run)
-
-
 def main(args: argparse.Namespace) -> int:
     path = Path(args.pipeline)
     pipeline = loader.load_pipeline(path, args.set)

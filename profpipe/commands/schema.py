@@ -16,10 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the command has no options."""
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return True
-
-
 def main(args: argparse.Namespace) -> int:
     print(json.dumps(loader.schema(), indent=1))
     return errors.OK

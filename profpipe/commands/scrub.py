@@ -21,10 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path)
 
 
-def only_prints(args: argparse.Namespace) -> bool:
-    return False
-
-
 def main(args: argparse.Namespace) -> int:
     """Scrub each file and print how many entries were removed, never their text."""
     parsers, code = registry.parsers(), errors.OK
