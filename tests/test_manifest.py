@@ -11,7 +11,6 @@ import pytest
 from profpipe.errors import ConfigError
 from profpipe.job import Status
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, RefusedFile
-from profpipe.results.schema import Placement
 
 EXAMPLES = sorted(Path(__file__).resolve().parents[1].glob("examples/*/run.json"))
 
@@ -34,31 +33,12 @@ def test_a_key_of_a_later_version_is_ignored() -> None:
     assert Manifest.parse(document).jobs == (JobEntry("w"),)
 
 
-@pytest.mark.parametrize("reason", ["interrupted", "interrupted before it started", "no profile: interrupted"])
-def test_a_job_of_an_old_run_that_the_user_stopped_is_interrupted(reason: str) -> None:
-    document = {"jobs": [{"status": "failed", "reason": reason}, {"status": "failed", "reason": "exit code 1"}]}
-    assert [job.status for job in Manifest.parse(document).jobs] == [Status.INTERRUPTED, Status.FAILED]
-
-
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "is not the manifest of a run"),
                                                ('{"jobs": 1}', r"is not the manifest of a run: .*\njobs")])  # fmt: skip
 def test_a_damaged_manifest_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
         Manifest.load(tmp_path)
-
-
-@pytest.mark.parametrize(("text", "counts"), [
-    ("30 by the launching thread's ranges; 12 in no range", {Placement.THREAD: 30, Placement.NO_RANGE: 12}),
-    ("by the launching thread's ranges; 8 by time, launched from another thread",
-     {Placement.THREAD: None, Placement.OTHER_THREAD: 8}),
-    ("", {}),
-])  # fmt: skip
-def test_placements_that_were_stored_as_a_sentence_are_read_as_numbers(
-    text: str, counts: dict[Placement, int | None]
-) -> None:
-    (file,) = Manifest.parse({"files": [{"source": "a.sqlite", "attribution": text}]}).files
-    assert file.attribution == counts
 
 
 def test_an_entry_replaces_the_entry_of_an_earlier_try() -> None:

@@ -325,14 +325,6 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     assert [row["value"] for row in database.read_history(tmp_path)[1]] == [1500.0]
 
 
-@pytest.mark.parametrize(("reason", "times"), [("interrupted", [1500.0]), ("exit code 1", [])])
-def test_the_history_has_the_times_of_interrupted_cases_that_are_stored_as_failed(tmp_path, reason, times):
-    data = some_tables("run", 1500.0)
-    data = replace(data, cases=data.cases.assign(status="failed", reason=reason))
-    database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))
-    assert [row["value"] for row in database.read_history(tmp_path)[1]] == times
-
-
 def test_the_history_has_times_without_a_case(tmp_path):
     data = replace(some_tables("run", 1500.0), cases=schema.empty(CASES))
     database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))

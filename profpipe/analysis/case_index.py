@@ -53,8 +53,7 @@ class CaseIndex:
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
             statuses.setdefault(case, {})[profiler] = status
-            # Runs before 0.2 wrote host-bound.
-            flags[case, profiler] = tuple(str(flag).replace("-", "_") for flag in json.loads(text or "[]"))
+            flags[case, profiler] = tuple(json.loads(text or "[]"))
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
         by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         # A rule of ncu counts also without an estimate.

@@ -36,7 +36,7 @@ left join cases c
   on c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler
 where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({runs})
 group by m.rowid
-having coalesce(sum(current_status(c.status, coalesce(c.reason, '')) in ({failed})), 0) = 0
+having coalesce(sum(c.status in ({failed})), 0) = 0
 order by m.workload, m."case", r.started, r.run
 """
 
@@ -57,7 +57,6 @@ def _open(path: Path) -> Iterator[Any]:
     database = None
     try:
         database = sqlite_utils.Database(path)
-        database.register_function(schema.current_status, deterministic=True)
         yield database
     except sqlite3.DatabaseError as error:
         if is_disk_full(str(error)):

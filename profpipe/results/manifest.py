@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from profpipe.errors import ConfigError
 from profpipe.job import Ask, Cause, Command, Job, JobOutcome, Missing, Status, Tool
 from profpipe.results import atomic
-from profpipe.results.schema import SCHEMA_VERSION, Origin, Placement, current_status
+from profpipe.results.schema import SCHEMA_VERSION, Origin
 
 if TYPE_CHECKING:
     from profpipe.config.models import Pipeline
@@ -226,11 +226,7 @@ class Manifest:
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Manifest:
         """Return the manifest that a JSON document holds. Unknown keys, as of a later version, are ignored."""
-        if isinstance(files := document.get("files"), list):
-            document = {**document, "files": [_with_placements(file) for file in files]}
-        manifest: Manifest = parse(cls, {"is_run": "jobs" in document, **document})
-        jobs = (replace(job, status=Status(current_status(job.status, job.reason))) for job in manifest.jobs)
-        return replace(manifest, jobs=tuple(jobs))
+        return parse(cls, {"is_run": "jobs" in document, **document})
 
     def save(self, folder: Path) -> None:
         atomic.write_text(folder / FILE, json.dumps(self.as_json(), indent=1) + "\n")
@@ -275,42 +271,6 @@ class Manifest:
             files=tuple(file for file in self.files if not file.source.startswith(f"{folder}/")),
             refused=tuple(file for file in self.refused if not file.source.startswith(f"{folder}/")),
         )
-
-
-#: The beginnings of the parts of ``attribution`` while it was a sentence: `30 by time, ...; 12 in no range`.
-_OLD_PLACEMENTS: Final = {
-    "by the launching thread": Placement.THREAD,
-    "by the thread that launched": Placement.THREAD,
-    "by time": Placement.OTHER_THREAD,
-    "by the thread and the time of their API call": Placement.API_CALL,
-    "by the thread and the time of their dispatch": Placement.DISPATCH,
-    "by the time at which they ran": Placement.RUN_TIME,
-    "by the NVTX ranges open": Placement.NVTX_STATE,
-    "by the NVTX ranges that": Placement.NVTX_COLUMNS,
-    "in no range (": Placement.NO_NVTX,
-    "in no range": Placement.NO_RANGE,
-    "launched by one of several": Placement.SHARED_ID,
-    "without a recorded": Placement.NO_CALL,
-    "no ranges were": Placement.NO_RANGES,
-    "none: the file": Placement.NO_RANGES,
-    "none: these reports": Placement.NOT_SHOWN,
-    "sums over": Placement.NOT_SHOWN,
-    "of them in a range": Placement.OF_OTHER_THREAD,
-    "of them joined": Placement.OF_EXTERNAL_ID,
-}
-_OLD_PART: Final = re.compile(r"(?:(\d+) )?(?:of \d+ launches )?(.*)")
-
-
-def _with_placements(file: Any) -> Any:
-    """Return the document of a file with ``attribution`` as numbers, which old documents have as a sentence."""
-    if not isinstance(file, Mapping) or not isinstance(text := file.get("attribution"), str):
-        return file
-    counts: dict[Placement, int | None] = {}
-    for number, words in (found.groups() for part in text.split("; ") if (found := _OLD_PART.fullmatch(part))):
-        how = next((placement for begin, placement in _OLD_PLACEMENTS.items() if words.startswith(begin)), None)
-        if how is not None:
-            counts[how] = int(number) if number else None
-    return {**file, "attribution": counts}
 
 
 _T = TypeVar("_T")

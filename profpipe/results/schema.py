@@ -36,8 +36,6 @@ PATH_SEPARATOR: Final = " > "
 STATUSES: Final = tuple(str(status) for status in Status)
 #: Statuses whose measurements do not count.
 FAILED: Final = tuple(str(status) for status in Status if status.is_failure)
-#: The reasons of interrupted cases that older versions stored as ``failed``.
-_INTERRUPTED: Final = re.compile(r"(no profile: )?interrupted( before it started)?")
 KINDS: Final = ("kernel", "memcpy", "memset", "graph", "cpu_op")
 
 
@@ -361,11 +359,6 @@ def concat(parts: Sequence[Tables]) -> Tables:
         frames = [f for part in parts if len(f := getattr(part, table.name))]
         merged[table.name] = pd.concat(frames, ignore_index=True) if frames else empty(table)
     return Tables(**merged)
-
-
-def current_status(status: str, reason: str) -> str:
-    """Return the status of a stored case or job as the current version names it."""
-    return str(Status.INTERRUPTED) if status != Status.OK and _INTERRUPTED.fullmatch(reason) else status
 
 
 def range_name(text: str) -> str:

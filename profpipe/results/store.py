@@ -63,9 +63,6 @@ def load(folder: Path) -> tuple[Tables, Manifest]:
         what = f"was written with schema {manifest.schema_version}; this profpipe reads {schema.SCHEMA_VERSION}."
         raise ConfigError(str(folder), what)
     frames: dict[str, Any] = {table.name: _read(folder / f"{table.name}.csv", table, manifest) for table in schema.ALL}
-    cases = frames["cases"]
-    status = map(schema.current_status, cases["status"], cases["reason"])
-    frames["cases"] = cases.assign(status=pd.Series(status, index=cases.index, dtype=object))
     return Tables(**frames), manifest
 
 
