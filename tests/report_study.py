@@ -107,7 +107,7 @@ def kernel_row(case: str, kernel: str, calls: int, total_ns: float | None, **mor
 
 
 def metric_row(case: str, metric: str, value: float, unit: str = "ns", **more: Any) -> dict[str, Any]:
-    row = {"workload": "w", "case": case, "profiler": "plain", "metric": metric, "value": value, "unit": unit, "n": 1}
+    row = {"workload": "w", "case": case, "profiler": "plain", "metric": metric, "value": value, "unit": unit, "n": 30}
     return {**row, **more}
 
 

@@ -95,7 +95,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     layout, index = lay_out(own, declared, planned), CaseIndex.of(own)
     is_command = bool(declared.get("command"))
     breakdowns = index.breakdowns(once=is_command)
-    basis = choose_basis(index, breakdowns, "wall" if is_command else "time")
+    basis = choose_basis(index, breakdowns)
     return WorkloadData(name, declared, layout, index, breakdowns, basis, validity.preferred(own.kernels))
 
 

@@ -11,13 +11,15 @@ from typing import Any
 from profpipe.analysis.findings.workloads import KernelBreakdown
 from profpipe.analysis.kernel_breakdown import break_down
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, case_ranges, rows, sum_kernels
-from profpipe.results.schema import DEVICE_PREFIX, FAILED, RANK_PREFIX, Tables
+from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_PREFIX, PROCESS_WALL, RANK_PREFIX, Tables
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
 
 #: Metrics that describe one process: those of different profilers must not mix.
-OF_ITS_PROCESS = ("time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature")
+OF_ITS_PROCESS = (
+    "time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature", PROCESS_WALL,
+)  # fmt: skip
 
 _APART = (RANK_PREFIX, DEVICE_PREFIX)
 
@@ -63,6 +65,8 @@ class CaseIndex:
             failed = profiler == "plain" and statuses.get(case, {}).get(profiler) in FAILED
             if failed and metric.startswith((*OF_ITS_PROCESS, "peak_")):
                 continue
+            if subject.startswith(PROCESS_PREFIX):
+                continue  # the case has the numbers of all its processes
             if subject.startswith(_APART):
                 own = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
             else:

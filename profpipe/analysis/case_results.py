@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
@@ -18,15 +18,19 @@ from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import Verdict, judge, limit_of, worst
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import FAILED
+from profpipe.results.schema import FAILED, PROCESS_WALL
+
+#: The metric of each quantity that is measured without a profiler. A command without steps has only its process.
+_TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
 
 
-def choose_basis(
-    index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]], timed_as: str
-) -> Basis | None:
-    """Return the measured calls, unless another profiler has at least twice as many cases; then its kernel sums."""
-    timed = [key for key, own in index.numbers.items() if key[1:] == ("plain", "") and "time" in own]
-    counts = {Basis("plain", timed_as): len(timed)}
+def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> Basis | None:
+    """Return the measured calls, unless another quantity has at least twice as many cases.
+
+    The others are the wall times of processes, then the kernel sums of the profilers.
+    """
+    plain = [own for key, own in index.numbers.items() if key[1:] == ("plain", "")]
+    counts = {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
     for profiler in kernel_breakdown.PREFERENCE:
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
@@ -46,6 +50,8 @@ def case_results(data: WorkloadData, basis: Basis | None, run: Manifest) -> dict
         }
     shared = shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
+    if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
+        return cases  # a ratio of two single processes says nothing
     return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
 
 
@@ -94,7 +100,7 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
         breakdown = breakdowns.get(basis.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
     own: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
-    if (time := own.get("time")) is None:
+    if (time := own.get(_TIMED[basis.quantity])) is None:
         return None
     p10, p90 = (own[name].value if name in own else None for name in ("time_p10", "time_p90"))
     n = None if pd.isna(time.n) else int(time.n)
@@ -143,7 +149,7 @@ def _flags(
         return ()
     flags = list(index.flags.get((case.id, basis.profiler), ()))
     n, requested = case.time.n if case.time else None, declared.get("repeats")
-    if requested and n is not None and n < requested and not declared.get("command"):
+    if requested and n is not None and _lacks_samples(case, basis, requested, is_command=bool(declared.get("command"))):
         flags.append(Flag.TOO_FEW_SAMPLES)
     idle_share = (case.breakdown.idle_share if case.breakdown else None) or 0.0
     if basis.quantity == "kernel" and idle_share > roofline.HOST_BOUND:
@@ -157,6 +163,15 @@ def _flags(
         # The tolerance of this run replaces the flag that the process stored.
         flags = [flag for flag in flags if flag != Flag.INACCURATE] + [case.accuracy.mark] * bool(case.accuracy.mark)
     return tuple(dict.fromkeys(flags))
+
+
+def _lacks_samples(case: CaseResult, basis: Basis, requested: int, *, is_command: bool) -> bool:
+    """Return True if there are fewer samples than requested, or several processes of a command without interval."""
+    n = (case.time and case.time.n) or 0
+    if not is_command:
+        return n < requested
+    lacks_interval = case.time is None or case.time.interval is None
+    return basis.quantity == "wall" and requested > 1 and (n < requested or lacks_interval)
 
 
 def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -> Verdict | None:

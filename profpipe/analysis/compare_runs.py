@@ -14,7 +14,7 @@ import pandas as pd
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import FAILED, Tables
+from profpipe.results.schema import FAILED, PROCESS_WALL, Tables
 
 #: (workload, case id).
 _Key = tuple[str, str]
@@ -137,10 +137,21 @@ class _TimedCase:
     is_inaccurate: bool
 
 
+def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the row of `metrics` with the time of each case without a profiler.
+
+    That is the time of its calls or steps; for a command without steps the wall time of its process.
+    """
+    own = metrics[(metrics["profiler"] == "plain") & (metrics["subject"] == "")]
+    times, walls = own[own["metric"] == "time"], own[own["metric"] == PROCESS_WALL]
+    timed = set(_keys(times))
+    return pd.concat([times, walls[[key not in timed for key in _keys(walls)]]]) if len(walls) else times
+
+
 def _timed_cases(data: Tables) -> dict[_Key, _TimedCase]:
     """Return the cases that were timed without a profiler and did not fail, in the order of their times."""
     metrics, cases = data.metrics, data.cases
-    times = metrics[(metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")]
+    times = plain_times(metrics)
     with_params = cases[(cases["profiler"] == "plain") & (cases["params"] != "")]
     params = dict(zip(_keys(with_params), map(json.loads, with_params["params"]), strict=True))
     inaccurate = _keys(cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)])

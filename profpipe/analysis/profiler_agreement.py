@@ -70,8 +70,10 @@ class Conditions:
     ``longest`` holds, by kernel, ncu's mean (ns) and clock (Hz) in its longest launch that agrees with the reference.
     ``flushed`` are the profilers under which the harness empties the caches before a call. ``clocks`` and ``walls``
     are the recorded SM clock of a case under a profiler, and the ns of an iteration of its loop. ``ranks`` holds the
-    processes of the cases that several processes ran.
+    processes of the cases that several processes ran. ``is_command``: no harness ran, so no call was timed.
     """
+
+    is_command: bool = False
 
     ncu_locks_clocks: bool = False
     ncu_empties_caches: bool = True
@@ -106,6 +108,7 @@ def read_conditions(
         if not key[2] and all(name in numbers and numbers[name].value > 0 for name in _RECORDED)
     }
     return Conditions(
+        is_command=bool(declared.get("command")),
         ncu_locks_clocks=bool(ncu_argv) and not _has_flag(ncu_argv, "--clock-control", "none"),
         ncu_empties_caches=not _has_flag(ncu_argv, "--cache-control", "none"),
         highest_hz=highest_hz,
@@ -161,7 +164,8 @@ def compare_profilers(
         return None
     case = _ReferenceCase(point, comparable[reference], tallies[point.id, reference], conditions)
     figures: list[Figure | None] = [Figure(reference, case.ns)]
-    if (timed := point.values.get("time")) is not None:
+    # The kernels of a command are those of its whole process.
+    if not conditions.is_command and (timed := point.values.get("time")) is not None:
         figures.append(_compare_timed_call(case, timed))
     for name in PREFERENCE:
         if name == "ncu" and name in comparable and name != reference:

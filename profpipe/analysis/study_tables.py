@@ -158,7 +158,8 @@ def _choose_basis(request: _Request, workloads: Sequence[WorkloadData]) -> Basis
     if request.profiler is None:
         return next((data.basis for data in workloads if data.basis), None)
     if request.profiler == "plain":
-        return Basis("plain", "wall" if any(data.declared.get("command") for data in workloads) else "time")
+        known = (data.basis for data in workloads if data.basis and data.basis.profiler == "plain")
+        return next(known, Basis("plain", "time"))
     found = _any_breakdown(workloads, request.profiler)
     return Basis(found.profiler, found.kind) if found else None
 

@@ -3,6 +3,7 @@
 * ``other_process``, ``waited`` and ``above_peak`` always do: the size of their effect on a time is unknown.
 * ``throttled`` and ``clock_spread`` do, unless the times of the two cases differ by more than their SM clocks. Clocks
   that differ without a flag count as well. The best case is compared with every other case.
+* A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
 * ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
   interval of a few scattered samples misses the median too often.
 * ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
@@ -23,12 +24,14 @@ from profpipe.analysis.findings.workloads import (
     FlaggedTime,
     NoAccurateResult,
     PossiblyFaster,
+    SingleSample,
     Unreliability,
     UnreliableCase,
     Win,
     WinVerdict,
 )
 from profpipe.measure.flags import Flag
+from profpipe.results.schema import PROCESS_WALL
 
 #: Flags of a time that another process has changed.
 _SHARED_GPU = (Flag.OTHER_PROCESS, Flag.WAITED)
@@ -74,6 +77,7 @@ def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[st
     for case in (best, second):
         if case.id in unreliable:
             yield UnreliableCase(case.variant, unreliable[case.id])
+    yield from (SingleSample(c.variant) for c in (best, second) if c.time and c.time.n == 1 and not c.time.interval)
     for case, fatal in ((best, (*_SHARED_GPU, Flag.ABOVE_PEAK)), (second, _SHARED_GPU)):
         yield from _flagged(case, fatal)
 
@@ -98,7 +102,8 @@ def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator
 def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
     """Yield flags of a timed call whose samples do not tell it from the other. Sums of kernels have no interval."""
     for case in (best, second):
-        lacks_interval = "time" in case.values and (case.time is None or case.time.interval is None)
+        is_timed = "time" in case.values or PROCESS_WALL in case.values
+        lacks_interval = is_timed and (case.time is None or case.time.interval is None)
         if lacks_interval or set(_SCATTERED) <= set(case.marks):
             yield from _flagged(case, _SCATTERED, lacks_interval)
 

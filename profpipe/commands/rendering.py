@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe import errors, plugins
-from profpipe.analysis import analyze
+from profpipe.analysis import analyze, compare_runs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.errors import ConfigError
 from profpipe.job import Status
@@ -71,8 +71,7 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     """Return path, exit code, counts by status, and the median time of each case in ns as plain values."""
     cases, metrics = result.data.cases, result.data.metrics
-    is_time = (metrics["metric"] == "time") & (metrics["profiler"] == "plain") & (metrics["subject"] == "")
-    times = {(row["workload"], row["case"]): row for row in metrics[is_time].to_dict("records")}
+    times = {(row["workload"], row["case"]): row for row in compare_runs.plain_times(metrics).to_dict("records")}
     results: dict[tuple[str, str], dict[str, Any]] = {}
     for row in cases.to_dict("records"):
         key = row["workload"], row["case"]

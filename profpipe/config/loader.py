@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profpipe.config import validation
-from profpipe.config.models import Pipeline, Settings
+from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings
 from profpipe.config.workload_files import readable_params
 from profpipe.config.yaml import mapping_at, placeholders, read, scalar, shown, substituted, takes_text, written_list
 from profpipe.errors import ConfigError, did_you_mean
@@ -40,12 +40,13 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
     for node in (document, written):
         _keep_commas(node, path)
     _narrow_studies(document, _narrow_baselines(document, written))
+    ignored = validation.ignored_settings(mapping_at(document, "workloads"))
     _merge_defaults(document)
     try:
         pipeline = Pipeline.model_validate(document)
     except ValidationError as error:
-        raise validation.as_error(where, validation.form_mistakes(error)) from None
-    if mistakes := validation.unknown_names(pipeline, path, written):
+        raise validation.as_error(where, [*validation.form_mistakes(error), *ignored]) from None
+    if mistakes := [*ignored, *validation.unknown_names(pipeline, path, written)]:
         raise validation.as_error(where, mistakes)
     return pipeline
 
@@ -62,7 +63,11 @@ def _merge_defaults(document: dict[str, Any]) -> None:
         return
     # An unknown key in the defaults is reported once, and not again in every workload.
     shared = {k: v for k, v in defaults.items() if k in Settings.model_fields}
-    workloads.update({name: _merged(shared, own) for name, own in workloads.items() if isinstance(own, dict)})
+    # A number of iterations for all scripts is no number of processes.
+    of_commands = {k: v for k, v in shared.items() if k != "repeats"}
+    for name, own in workloads.items():
+        if isinstance(own, dict):
+            workloads[name] = _merged(of_commands if "command" in own else shared, own)
 
 
 def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +89,10 @@ def _override(document: dict[str, Any], override: str, path: Path) -> None:
     if keys[0] in Pipeline.model_fields:
         _assign(document, keys, value)
     elif keys[0] in Settings.model_fields:
-        for name in workloads:
-            _assign(document, ["workloads", name, *keys], value)
+        for name, each in workloads.items():
+            # Like a default, it is for all workloads, of which a command has no use for some settings.
+            if keys[0] not in OF_SCRIPTS or not (isinstance(each, dict) and "command" in each):
+                _assign(document, ["workloads", name, *keys], value)
     elif len(keys) > 1:
         remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Settings.model_fields])
         raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)

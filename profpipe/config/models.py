@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -137,7 +137,12 @@ class Settings(_Model):
         ["plain", "torch", "nsys", "ncu"], description="profilers to run; each runs a workload in its own process"
     )
     warmup: int = Field(10, ge=0, description="smallest number of iterations before the measured ones")
-    repeats: int = Field(30, ge=1, description="measured iterations of each case, at least (ncu: one)")
+    repeats: int = Field(
+        30,
+        ge=1,
+        description="measured iterations of each case, at least (ncu: one). In a workload with `command`: processes of "
+        "each case under plain, 1 unless the workload itself sets it",
+    )
     timeout_s: Seconds = Field(900.0, description=_TIMEOUT)
     case_timeout_s: Seconds | None = Field(None, description=_CASE_TIMEOUT)
     isolate: bool = Field(False, description="start one process for each case instead of one for all")
@@ -151,6 +156,10 @@ class Settings(_Model):
     skip_larger_after_oom: bool = Field(
         True, description="after a case ran out of memory, skip cases that are larger in every dimension"
     )
+
+
+#: Settings of the harness, which does not run inside a command.
+OF_SCRIPTS: Final = ("warmup", "timing")
 
 
 class Workload(Settings):
@@ -169,6 +178,12 @@ class Workload(Settings):
     exclude: tuple[Region, ...] = Field((), description="cases to remove: those that match all values of an entry")
     include: tuple[Point, ...] = Field((), description="cases to add")
     baseline: Point | None = Field(None, description="the case that speed-ups are relative to: {impl: sdpa_flash}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _run_commands_once(cls, document: Any) -> Any:
+        is_command = isinstance(document, Mapping) and document.get("command") is not None
+        return {"repeats": 1, **document} if is_command else document
 
     @model_validator(mode="after")
     def _validate_command(self) -> Workload:

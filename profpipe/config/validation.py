@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from profpipe import plugins
 from profpipe.config import study_validation
-from profpipe.config.models import Pipeline, Workload
+from profpipe.config.models import OF_SCRIPTS, Pipeline, Workload
 from profpipe.config.workload_files import declared_params, script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, did_you_mean
@@ -56,6 +56,23 @@ def form_mistakes(error: ValidationError) -> list[Mistake]:
     mistakes = list(dict.fromkeys(map(_explain, error.errors(include_url=False))))
     shared = {(at.removeprefix("defaults."), what) for at, what, _ in mistakes if at.startswith("defaults.")}
     return [m for m in mistakes if (re.sub(r"^workloads\.[^.]+\.", "", m[0]), m[1]) not in shared]
+
+
+def ignored_settings(workloads: Mapping[str, Any]) -> list[Mistake]:
+    """Return the settings of the harness in workloads with a command. ``workloads`` are without the defaults."""
+    return [
+        (f"workloads.{name}.{key}", "has no effect on a command, which the harness does not run.", _OWN_LOOP[key])
+        for name, own in workloads.items()
+        if isinstance(own, dict) and "command" in own
+        for key in OF_SCRIPTS
+        if key in own
+    ]
+
+
+_OWN_LOOP: Final = {
+    "warmup": "Remove it: the program warms up in its own loop.",
+    "timing": "Remove it. `repeats: 5` starts five processes of each case, interleaved.",
+}
 
 
 def unknown_names(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> list[Mistake]:

@@ -194,8 +194,8 @@ def _wall_time(outcome: JobOutcome) -> pd.DataFrame:
     if job.script is not None or outcome.status != "ok" or job.profiler != "plain":
         return schema.empty(METRICS)
     case = job.cases[0].id
-    time = {"case": case, "metric": "time", "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
-    return schema.frame(METRICS, [time, {"case": case, "metric": "iterations", "value": 1.0, "unit": "1", "n": 1}])
+    row = {"case": case, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
+    return schema.frame(METRICS, [row])
 
 
 def expected_families(events: Path) -> dict[str, str]:

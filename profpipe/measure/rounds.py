@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import ranges
-from profpipe.measure import conditions, cuda_graph, gpu_monitor, sampling
+from profpipe.measure import conditions, cuda_graph, gpu_monitor, interleaving, sampling
 from profpipe.measure.conditions import Conditions
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
@@ -75,10 +74,7 @@ class TimingPlan:
 
     def visits(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield (round from 1, case) in the order of measurement; a single round keeps the order of the pipeline."""
-        for number in range(1, self.rounds + 1):
-            order = list(cases)
-            if self.rounds > 1:
-                random.Random(f"{self.seed}/{number}").shuffle(order)
+        for number, order in interleaving.rounds(cases, self.rounds, self.seed):
             yield from ((number, case) for case in order)
 
 

@@ -30,6 +30,22 @@ def median_interval(ordered: Sequence[float], confidence: float = 0.95) -> tuple
     return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else None
 
 
+#: Student's t for 95 % and 2, 3 and 4 degrees of freedom (Student, Biometrika 6, 1908; scipy.stats.t.ppf(0.975, df)).
+_STUDENT_T: Final = {3: 4.303, 4: 3.182, 5: 2.776}
+
+
+def interval_of_processes(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return a 95 % interval for the typical value of a few processes; None below three.
+
+    From six values on it is that of the median by order statistics. Three to five are too few for these: there it is
+    Student's interval of the mean, which assumes a normal distribution and for these numbers holds the median too.
+    """
+    if (t := _STUDENT_T.get(len(values))) is None:
+        return median_interval(sorted(values))
+    mean, half = statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
 def relative_half_width(values: Sequence[float]) -> float | None:
     """Return half the width of the median's interval, relative to the median; None where there is no interval."""
     if (interval := median_interval(sorted(values))) is None:

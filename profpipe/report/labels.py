@@ -59,7 +59,7 @@ def quantity(basis: Basis | None) -> str:
     if basis.quantity == "time":
         return "median time of a call"
     if basis.quantity == "wall":
-        return "wall time of the process, start-up included"
+        return "process wall time, start-up included"
     if basis.quantity == "cpu_op":
         return f"self time of CPU operators per call ({basis.profiler})"
     return f"kernel time per call ({basis.profiler})"
@@ -69,7 +69,7 @@ def of_what(basis: Basis | None) -> str:
     """``per call``: what follows a time in a sentence."""
     words = {
         "time": "per call",
-        "wall": "of wall time",
+        "wall": "of process wall time",
         "kernel": "of kernel time per call",
         "cpu_op": "of CPU operators' self time per call",
     }

@@ -28,13 +28,17 @@ group by r.run
 order by r.started desc, r.run desc
 """
 
-#: The median times without a profiler of cases that did not fail, with the parameters of the case.
+#: The median times without a profiler of cases that did not fail, with the parameters of the case. A command without
+#: steps has the wall time of its process only.
 _TIMES = """
 select m.workload, m."case", r.run, r.started, m.value, max(c.params) as params
 from metrics m join runs r using (run)
 left join cases c
   on c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler
-where m.metric = 'time' and m.profiler = 'plain' and m.subject = '' and r.run in ({runs})
+where m.profiler = 'plain' and m.subject = '' and r.run in ({runs}) and (m.metric = 'time' or (
+  m.metric = 'process_wall' and not exists (
+    select 1 from metrics t where t.run = m.run and t.workload = m.workload and t."case" = m."case"
+    and t.profiler = 'plain' and t.subject = '' and t.metric = 'time')))
 group by m.rowid
 having coalesce(sum(c.status in ({failed})), 0) = 0
 order by m.workload, m."case", r.started, r.run

@@ -28,7 +28,12 @@ ENCODED_PREFIX: Final = "profpipe%"
 
 #: The subject of a metric of one process, or of its GPU, begins with one of these; its number follows.
 RANK_PREFIX: Final = "rank "
+#: The same for one of the processes that repeat a command.
+PROCESS_PREFIX: Final = "process "
 DEVICE_PREFIX: Final = "device "
+
+#: The metric with the time from the start of a command's process to its end.
+PROCESS_WALL: Final = "process_wall"
 
 #: Between the ranges of a path, outermost first.
 PATH_SEPARATOR: Final = " > "

@@ -53,6 +53,7 @@ def run(
     listener: ProgressListener,
     grace: GracePeriods = process.GRACE,
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
+    is_needed: Callable[[Job], bool] = lambda job: True,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when the job has ended, before the next one starts.
 
@@ -60,12 +61,15 @@ def run(
     yielded like any other, and then errors.Interrupted is raised. A signal that arrives while the caller handles an
     outcome takes effect when the caller asks for the next one.
 
-    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler.
+    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. A job that is not needed any
+    more when its turn comes is left out.
     """
     with InterruptCounter() as interrupts, process.adopt_orphans():
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
         context = _Context(listener, grace, interrupts, known)
         for index, job in enumerate(jobs, start=1):
+            if not is_needed(job):
+                continue
             listener.job_started(job, index, len(jobs))
             ended = _carry_out(job, profilers[job.profiler], context)
             listener.job_ended(ended)

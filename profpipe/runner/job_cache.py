@@ -82,7 +82,8 @@ def dependencies(
     gpus = [{name: gpu.get(name) for name in _GPU} for gpu in machine.get("gpus", ())]
     return {
         "its cases": [(case.id, dict(case.params)) for case in job.cases],
-        "its repeats": (job.warmup, job.repeats),
+        # The processes of a command differ in nothing else, and each is a sample.
+        "its repeats": (job.warmup, job.repeats) if job.script else (job.repeat, job.repeats, job.interleaved),
         "its options": {name: value for name, value in job.options.items() if name not in _LIMITS},
         **{f"variable {name}": value for name, value in relevant.items() if name not in _IRRELEVANT},
         "the profiler": asdict(job.tool),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
+from profpipe.measure import interleaving
 
 #: The case of a workload without a matrix. An empty name would mean "outside every case range".
 ONLY_CASE = "default"
@@ -59,11 +60,34 @@ def plan(
             tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
             is_split = workload.isolate or workload.command is not None
             groups = [(case,) for case in every] if is_split else [tuple(every)]
+            planned = []
             for number, group in enumerate(groups, start=1):
-                own = folder / f"{number:0{len(str(len(groups)))}d}" if len(groups) > 1 else folder
+                own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
                 job = Job(name, profiler, group, own, tool, python, cwd, scripts.get(name), on_gpu=on_gpu)
-                jobs.append(_with_settings(job, workload, env))
+                planned.append(_with_settings(job, workload, env))
+            is_repeated = workload.command is not None and profiler == "plain" and workload.repeats > 1
+            jobs += _in_rounds(planned, workload) if is_repeated else planned
     return jobs
+
+
+def _number(number: int, most: int) -> str:
+    return f"{number:0{len(str(most))}d}"
+
+
+def _in_rounds(jobs: Sequence[Job], workload: Workload) -> list[Job]:
+    """Return a job for each process of the commands ``jobs``. Each round has one process of each, in a new order."""
+    names = tuple(job.cases[0].id for job in jobs)
+    return [
+        replace(
+            job,
+            folder=job.folder / f"process-{_number(number, workload.repeats)}",
+            repeats=workload.repeats,
+            repeat=number,
+            interleaved=names,
+        )
+        for number, order in interleaving.rounds(jobs, workload.repeats, workload.timing.seed)
+        for job in order
+    ]
 
 
 def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
@@ -74,7 +98,8 @@ def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
         job,
         command=_fill(workload.command or (), params),
         warmup=workload.warmup,
-        repeats=workload.repeats,
+        # A profiler records one process of a command.
+        repeats=1 if workload.command is not None else workload.repeats,
         timeout_s=workload.timeout_s,
         env={**env, **own_env},
         options=workload.model_dump(include=_FOR_THE_JOB),

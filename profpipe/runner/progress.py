@@ -115,7 +115,10 @@ class Display:
         return " | ".join(parts)
 
     def _position(self) -> str:
-        return f"[{self._index}/{self._total}] {self._job.workload} under {self._job.profiler}" if self._job else ""
+        if self._job is None:
+            return ""
+        process = f", process {self._job.repeat} of {self._job.repeats}" if self._job.is_repeated else ""
+        return f"[{self._index}/{self._total}] {self._job.workload} under {self._job.profiler}{process}"
 
     def _print(self, text: str) -> None:
         if self._live:

@@ -27,7 +27,7 @@ from profpipe import profilers
 from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import kernel_classes, launch_order, reader, registry
+from profpipe.ingest import kernel_classes, launch_order, process_repeats, reader, registry
 from profpipe.ingest.ncu import guided as guide_file
 from profpipe.job import Case, Cause, Command, Job, JobOutcome, Missing, ProgressListener, Status
 from profpipe.measure import machine as machine_info
@@ -169,13 +169,20 @@ class Session:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
-        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases):
+        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases, is_needed=self._is_needed):
             self._store(outcome, keys[outcome.job.folder])
 
     def _is_done(self, job: Job) -> bool:
         """Return True if the job ended, without an interrupt and without a full disk."""
         entries = [entry for entry in self.manifest.jobs if entry.folder == self._name(job.folder)]
         return any(not entry.interrupted and not _disk_full_cases(entry) for entry in entries)
+
+    def _is_needed(self, job: Job) -> bool:
+        """Return False for a process of a command whose case has failed in another of its processes."""
+        cases = tuple(case.id for case in job.cases)
+        others = (entry for entry in self.manifest.jobs_of(job.workload) if entry.folder != self._name(job.folder))
+        failed = (e for e in others if e.profiler == job.profiler and e.cases == cases and e.status.is_failure)
+        return not job.is_repeated or next(failed, None) is None
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them."""
@@ -242,6 +249,8 @@ class Session:
                 files.append(manifest.file_entry(result.source.name, result.parser, origin, is_scrubbed))
         stored, fresh = self.data, schema.concat(read)
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
+        if job.is_repeated:
+            fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)
         if guided_ncu.adds_kernels(job):
             self.data = reader.add_kernels(self.data, fresh)
         else:

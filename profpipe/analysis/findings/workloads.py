@@ -119,7 +119,8 @@ class KernelBreakdown:
 class Basis:
     """The quantity that a workload's times are.
 
-    ``quantity``: ``time`` (measured calls), ``wall`` (processes of a command), ``kernel`` or ``cpu_op`` (sums).
+    ``quantity``: ``time`` (measured calls), ``wall`` (processes of a command without steps), ``kernel`` or ``cpu_op``
+    (sums).
     """
 
     profiler: str
@@ -127,7 +128,7 @@ class Basis:
 
     @property
     def is_timed(self) -> bool:
-        """True if calls were timed, not kernels summed."""
+        """True if calls or processes were timed, not kernels summed."""
         return self.quantity in ("time", "wall")
 
 
@@ -276,8 +277,15 @@ class ClockDifference:
     other_hz: float
 
 
+@dataclass(frozen=True)
+class SingleSample:
+    """The time of a case is one sample, so how far it varies is unknown."""
+
+    variant: str
+
+
 #: A reason why the lowest time is not called the fastest.
-Doubt: TypeAlias = "UnreliableCase | NoAccurateResult | FlaggedTime | PossiblyFaster | ClockDifference"
+Doubt: TypeAlias = "UnreliableCase | NoAccurateResult | FlaggedTime | PossiblyFaster | ClockDifference | SingleSample"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from profpipe.job import Status
 from profpipe.report.document import CodeBlock, Details, Section
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import JobEntry, Manifest
 
 
 def commands(run: Manifest) -> Section:
@@ -18,11 +18,18 @@ def commands(run: Manifest) -> Section:
 
 
 def _jobs(run: Manifest) -> Iterator[Details]:
+    # The processes that repeat a command differ in nothing but their time.
+    alike: dict[tuple[object, ...], list[JobEntry]] = {}
     for job in run.jobs:
         if job.argv:
-            status = Status.INTERRUPTED if job.interrupted else job.status
-            ended = "" if status is Status.OK else f", {status}"
-            took = f", {job.seconds:.1f} s" if job.seconds else ""
-            took = f", reused from {job.reused_from}" if job.reused_from else took
-            lines = "\n".join(map(shlex.join, job.argv))
-            yield Details(f"{job.workload} under {job.profiler}{took}{ended}", (CodeBlock(lines),))
+            key = (job.workload, job.profiler, job.cases, job.argv, job.reused_from, job.status, job.interrupted)
+            alike.setdefault(key, []).append(job)
+    for jobs in alike.values():
+        job, seconds = jobs[0], sum(job.seconds for job in jobs)
+        status = Status.INTERRUPTED if job.interrupted else job.status
+        processes = f", {len(jobs)} processes" if len(jobs) > 1 else ""
+        ended = "" if status is Status.OK else f", {status}"
+        took = f", {seconds:.1f} s" if seconds else ""
+        took = f", reused from {job.reused_from}" if job.reused_from else took
+        lines = "\n".join(map(shlex.join, job.argv))
+        yield Details(f"{job.workload} under {job.profiler}{processes}{took}{ended}", (CodeBlock(lines),))

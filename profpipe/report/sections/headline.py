@@ -85,6 +85,9 @@ def answer(workload: WorkloadFindings) -> doc.Text:
         return _without_times(workload)
     if not _has_comparison(workload):
         return _plain_times(workload)
+    if _has_single_processes(workload):
+        advice = "{} One process of each case names no winner; {} starts five of each."
+        return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
     return _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged)
 
 
@@ -113,6 +116,12 @@ def _capitalise(text: doc.Text) -> doc.Text:
 def _has_comparison(workload: WorkloadFindings) -> bool:
     several = any(len(shape.timed) > 1 or shape.baseline is not None for shape in workload.shapes)
     return several and bool(workload.compare)
+
+
+def _has_single_processes(workload: WorkloadFindings) -> bool:
+    """Return True if each time is the wall time of one process."""
+    is_wall = workload.basis is not None and workload.basis.quantity == "wall"
+    return is_wall and all(case.time.n == 1 for case in workload.cases if case.time)
 
 
 # --- nothing to compare ----------------------------------------------------------------------------------------------

@@ -72,7 +72,11 @@ class Quantity:
 def quantities(workload: WorkloadFindings) -> Iterator[Quantity]:
     """Yield the quantities that the workload has."""
     basis, cases = workload.basis, workload.cases
-    titles = {"time": "Median time of a call", "wall": "Wall time", "cpu_op": "Self time of CPU operators per call"}
+    titles = {
+        "time": "Median time of a call",
+        "wall": "Process wall time",
+        "cpu_op": "Self time of CPU operators per call",
+    }
     title = titles.get(basis.quantity, f"Kernel time per call ({basis.profiler})") if basis else ""
     if workload.compare and any(case.speedup not in (None, 1.0) for case in cases):
         bases = {case.variant for case in cases if case.is_baseline}

@@ -14,6 +14,9 @@ from profpipe.report.sections import flags
 from profpipe.report.sections.wins import doubt_of, tied_names
 from profpipe.report.units import time_unit
 
+#: What a time is measured over, one and several; sums of kernels are over iterations.
+_SAMPLES = {"time": ("sample", "samples"), "wall": ("process", "processes")}
+
 #: Names of cases that share their flags in a cell; more are counted.
 _MOST_NAMES = 2
 
@@ -32,9 +35,9 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
         parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
     if workload.basis and counts:
-        noun = "sample" if workload.basis.is_timed else "iteration"
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-        parts.append(f"Time: {quantity(workload.basis)}, over {over} {noun}{'' if over == '1' else 's'}.")
+        one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
+        parts.append(f"Time: {quantity(workload.basis)}, over {over} {one if over == '1' else several}.")
     if any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases):
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:

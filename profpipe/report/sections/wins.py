@@ -8,6 +8,7 @@ from profpipe.analysis.findings.workloads import (
     FlaggedTime,
     NoAccurateResult,
     PossiblyFaster,
+    SingleSample,
     Unreliability,
     Win,
 )
@@ -50,6 +51,8 @@ def doubt_text(doubt: Doubt) -> doc.Text:
         return fill(
             "the GPU ran at {} for {} and at {} for {}", best, doc.Code(doubt.best), other, doc.Code(doubt.other)
         )
+    if isinstance(doubt, SingleSample):
+        return fill("{} has a single sample of unknown spread", doc.Code(doubt.variant))
     return fill(_UNRELIABLE[doubt.cause], doc.Code(doubt.variant))
 
 
