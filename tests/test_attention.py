@@ -181,7 +181,7 @@ def test_the_shared_modules_are_part_of_the_workloads_fingerprint() -> None:
         "reference",
         "requirements",
         "sdpa",
-        "sparge",
+        "sparse",
     }
     found = {path.stem for path in job_cache.trace_imports([SCRIPT], [ROOT])}
     assert names | {"attention", "error_metrics"} <= found

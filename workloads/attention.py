@@ -69,7 +69,7 @@ def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
     return implementations.flops_by_dtype(case, attention.dense_flops(case))
 
 
-def bytes_moved(params: Mapping[str, Any]) -> int:
+def bytes_moved(params: Mapping[str, Any]) -> float:
     """Return the bytes that a call must read and write at least, every tensor once; k and v by their own heads.
 
     Forward: reads q, k, v and writes out. Backward: reads q, k, v, out, its gradient and the log-sum-exp (fp32, one

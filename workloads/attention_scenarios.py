@@ -45,7 +45,7 @@ def flops(params: Mapping[str, Any]) -> float | dict[str, float]:
     return implementations.flops_by_dtype(case, attention.dense_flops(case))
 
 
-def bytes_moved(params: Mapping[str, Any]) -> int:
+def bytes_moved(params: Mapping[str, Any]) -> float:
     """Return the bytes that a call must read and write at least, counted as in ``attention``."""
     return attention.bytes_moved(parse_params(params))
 

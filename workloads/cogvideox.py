@@ -36,8 +36,9 @@ from profpipe.workload_lib import (
     reference,
     requirements,
 )
-from profpipe.workload_lib.cogvideox_model import CogVideoXConfig, Phase
+from profpipe.workload_lib.cogvideox_model import CogVideoXConfig
 from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive, with_defaults
+from profpipe.workload_lib.passes import Phase
 
 PARAMS = {
     "impl": "sdpa_flash",

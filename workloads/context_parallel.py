@@ -13,15 +13,14 @@ receives from the others. Peak memory is that of torch's allocator, without the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention_config, error_metrics, implementations, parallel
+from profpipe.workload_lib import attention_config, error_metrics, implementations, inputs, parallel, passes
 from profpipe.workload_lib.parameters import check_bool, check_choice, with_defaults
 
 PARAMS = {
@@ -69,9 +68,6 @@ class Case(attention_config.AttentionConfig):
         return parallel.shards(tensors, self.method, causal=self.causal, load_balance=self.load_balance)
 
 
-# --- the functions of a workload -------------------------------------------------------------------------------------
-
-
 def build(params: Mapping[str, Any]) -> Callable[[], object]:
     """Allocate the shards of this process and return the callable that runs one iteration in all processes.
 
@@ -98,11 +94,7 @@ def bytes_moved(params: Mapping[str, Any]) -> float:
     element, parts = attention_config.DTYPES[case.dtype].itemsize, case.devices
     of_q = case.elements * element / parts
     of_kv = 2 * case.elements * element / (parts if case.method == "heads" else 1)
-    forward = 2 * of_q + of_kv
-    if not case.needs_grad:
-        return forward
-    log_sum_exp = 4 * case.batch * case.heads * case.seqlen / parts
-    return (forward + log_sum_exp) + (4 * of_q + 2 * of_kv + log_sum_exp)
+    return passes.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.seqlen / parts)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
@@ -141,9 +133,6 @@ def check(params: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-# --- parameters and inputs -------------------------------------------------------------------------------------------
-
-
 def parse_params(params: Mapping[str, Any]) -> Case:
     """Return the case of ``params`` with defaults. Raises ValueError for a wrong value."""
     values = with_defaults(params, PARAMS)
@@ -161,45 +150,23 @@ def draw_inputs(case: Case) -> list[Tensor]:
     The gradient has the strides of the output, ``(batch, seqlen, heads, head_dim)`` in memory: cuDNN's backward pass
     would copy a gradient with other strides.
     """
-    device = attention_config.device()
-    generator = torch.Generator(device).manual_seed(case.seed)
-    options: dict[str, Any] = {"generator": generator, "device": device, "dtype": attention_config.DTYPES[case.dtype]}
     shape = (case.batch, case.heads, case.seqlen, case.head_dim)
-    tensors = [torch.randn(shape, **options) for _ in range(3)]
-    if case.needs_grad:
-        tensors.append(torch.randn(case.q_shape, **options).transpose(1, 2))
-    return tensors
+    q, k, v, *upstream = inputs.normal([shape] * 3 + [case.q_shape] * case.needs_grad, case.dtype, case.seed)
+    return [q, k, v, *(gradient.transpose(1, 2) for gradient in upstream)]
 
 
 def iteration(
-    case: Case,
-    forward: parallel.Forward,
-    tensors: list[Tensor],
-    phase: Callable[[str], AbstractContextManager[object]],
+    case: Case, forward: parallel.Forward, tensors: list[Tensor], phase: passes.Phase
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; it returns (output, gradients of q, k, v)."""
-    inputs = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
-
-    def forward_only() -> tuple[Tensor, ...]:
-        with phase("forward"):
-            return (forward(*inputs),)
-
-    def forward_and_backward() -> tuple[Tensor, ...]:
-        with phase("forward"):
-            out = forward(*inputs)
-        with phase("backward"):
-            return (out, *torch.autograd.grad(out, inputs, tensors[3]))
-
-    return forward_and_backward if case.needs_grad else forward_only
-
-
-# --- numbers ---------------------------------------------------------------------------------------------------------
+    arguments = [tensor.requires_grad_(case.needs_grad) for tensor in tensors[:3]]
+    return passes.iteration(forward, arguments, case.mode, tensors[3:], phase)
 
 
 def _flops_all(case: Case) -> float:
     visible_keys = case.seqlen / 2 if case.causal else case.seqlen
     forward = 4 * case.batch * case.heads * case.seqlen * visible_keys * case.head_dim
-    return forward * (3.5 if case.needs_grad else 1)
+    return forward * passes.FLOPS_FACTOR[case.mode]
 
 
 def _bytes_received(case: Case) -> float:
@@ -217,9 +184,6 @@ def _bytes_received(case: Case) -> float:
         return tensors * case.elements * element / parts * of_others
     keys_and_values = 2 * case.elements * element * of_others
     return keys_and_values * 2 + 2 * case.elements * 4 if case.needs_grad else keys_and_values
-
-
-# --- requirements ----------------------------------------------------------------------------------------------------
 
 
 def _missing_processes(case: Case) -> str | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from profpipe.ranges import annotate
-from profpipe.workload_lib import attention_config, error_metrics, reference, varlen, varlen_config
+from profpipe.workload_lib import attention_config, error_metrics, passes, reference, varlen, varlen_config
 from profpipe.workload_lib.parameters import check_choice, with_defaults
 
 PARAMS = {
@@ -52,10 +52,10 @@ def flops(params: Mapping[str, Any]) -> float:
     """
     config = parse_params(params)
     pairs = sum(length * length for length in config.lengths) / (2 if config.causal else 1)
-    return 4 * config.qheads * config.head_dim * pairs * {"fwd": 1, "bwd": 2.5, "fwd_bwd": 3.5}[config.mode]
+    return 4 * config.qheads * config.head_dim * pairs * passes.FLOPS_FACTOR[config.mode]
 
 
-def bytes_moved(params: Mapping[str, Any]) -> int:
+def bytes_moved(params: Mapping[str, Any]) -> float:
     """Return the bytes that a call must read and write at least, every tensor once; k and v by their own heads.
 
     Forward: reads q, k, v and writes out. Backward: reads q, k, v, out, its gradient and the log-sum-exp (fp32, one
@@ -64,9 +64,7 @@ def bytes_moved(params: Mapping[str, Any]) -> int:
     config = parse_params(params)
     per_head = config.tokens * config.head_dim * attention_config.DTYPES[config.dtype].itemsize
     of_q, of_kv = config.qheads * per_head, 2 * config.kvheads * per_head
-    log_sum_exp = 4 * config.qheads * config.tokens if config.needs_grad else 0
-    forward, backward = 2 * of_q + of_kv + log_sum_exp, 4 * of_q + 2 * of_kv + log_sum_exp
-    return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[config.mode]
+    return passes.least_bytes(config.mode, of_q, of_kv, config.qheads * config.tokens)
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import attention_config, implementations, inputs, reference
+from profpipe.workload_lib import attention_config, implementations, inputs, passes, reference
 from profpipe.workload_lib.attention_config import AttentionConfig
 from profpipe.workload_lib.parameters import check_choice
-
-Phase = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,39 +47,18 @@ def case_from(params: Mapping[str, Any]) -> Case:
     return Case(**params)
 
 
-# --- one iteration ---------------------------------------------------------------------------------------------------
-
-
-def iteration(case: Case, phase: Phase) -> Callable[[], tuple[Tensor, ...]]:
+def iteration(case: Case, phase: passes.Phase) -> Callable[[], tuple[Tensor, ...]]:
     """Return one iteration, with each pass in a ``phase``; the iteration returns (output, gradients...)."""
     row = case.implementation
     forward = row.prepare(case)
     q, k, v, *upstream = case.draw()
-    q, k, v = (row.view(tensor).contiguous().requires_grad_(case.needs_grad) for tensor in (q, k, v))
+    arguments = [row.view(tensor).contiguous().requires_grad_(case.needs_grad) for tensor in (q, k, v)]
 
-    def forward_only() -> tuple[Tensor, ...]:
-        with phase("forward"):
-            return (forward(q, k, v),)
+    def gradient(outs: tuple[Tensor, ...]) -> list[Tensor]:
+        # cuDNN's backward pass would copy a gradient with other strides than the output's.
+        return [torch.empty_like(outs[0]).copy_(row.view(upstream.pop()).reshape(outs[0].shape))]
 
-    if not case.needs_grad:
-        return forward_only
-
-    # The strides of the output are known after a call. cuDNN's backward pass would copy a gradient with other strides.
-    kept = forward(q, k, v)
-    out_gradient = torch.empty_like(kept.detach())
-    out_gradient.copy_(row.view(upstream.pop()).reshape(out_gradient.shape))
-
-    def backward_only() -> tuple[Tensor, ...]:
-        with phase("backward"):
-            return (kept, *torch.autograd.grad(kept, (q, k, v), out_gradient, retain_graph=True))
-
-    def forward_and_backward() -> tuple[Tensor, ...]:
-        with phase("forward"):
-            out = forward(q, k, v)
-        with phase("backward"):
-            return (out, *torch.autograd.grad(out, (q, k, v), out_gradient))
-
-    return backward_only if case.mode == "bwd" else forward_and_backward
+    return passes.iteration(forward, arguments, case.mode, gradient, phase)
 
 
 def results(case: Case) -> dict[str, Tensor]:
@@ -94,24 +71,18 @@ def results(case: Case) -> dict[str, Tensor]:
     }
 
 
-# --- work ------------------------------------------------------------------------------------------------------------
-
-
 def dense_flops(case: Case) -> float:
     """Return the FLOPs of the two matrix products without sparsity."""
     visible_keys = (2 * case.seqlen - case.queries) / 2 if case.has_mask else case.seqlen
     forward = 4 * case.batch * case.heads * case.queries * visible_keys * case.head_dim
-    return forward * {"fwd": 1, "bwd": 2.5, "fwd_bwd": 3.5}[case.mode]
+    return forward * passes.FLOPS_FACTOR[case.mode]
 
 
-def bytes_moved(case: Case) -> int:
+def bytes_moved(case: Case) -> float:
     """Return the bytes that a call must read and write at least, every tensor once."""
     element = attention_config.DTYPES[case.dtype].itemsize
     of_q, of_kv = math.prod(case.q_shape) * element, 2 * math.prod(case.kv_shape) * element
-    log_sum_exp = 4 * case.batch * case.heads * case.queries if case.needs_grad else 0
-    forward = 2 * of_q + of_kv + log_sum_exp
-    backward = 4 * of_q + 2 * of_kv + log_sum_exp
-    return {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[case.mode]
+    return passes.least_bytes(case.mode, of_q, of_kv, case.batch * case.heads * case.queries)
 
 
 def facts(case: Case) -> dict[str, tuple[float, str]]:
@@ -153,9 +124,6 @@ def differences(case: Case) -> dict[str, float]:
     # A smaller GPU would not need memory for the reference.
     cap_memory(0)
     return reference.measure_differences(case, case.reference, produced, drawn)
-
-
-# --- a smaller GPU ---------------------------------------------------------------------------------------------------
 
 
 def impossible_cap(case: Case) -> str | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from profpipe.workload_lib import passes
 from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-MODES = ("fwd", "bwd", "fwd_bwd")
 
 #: q, k, v in the implementation's layout -> the output in the same layout.
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ class AttentionConfig:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "queries", self.queries or self.seqlen)
         check_choice("dtype", self.dtype, DTYPES)
-        check_choice("mode", self.mode, MODES)
+        check_choice("mode", self.mode, passes.MODES)
         check_positive(vars(self), ("batch", "seqlen", "queries", "heads", "kv_heads", "head_dim"))
         check_bool(vars(self), "causal")
         if self.heads % self.kv_heads:

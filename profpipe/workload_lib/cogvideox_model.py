@@ -7,8 +7,7 @@ embeddings added to the tokens. Functions import diffusers themselves, so that t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from profpipe.workload_lib import attention_config, implementations
+from profpipe.workload_lib.passes import Phase
 
 #: A latent of the VAE is 8 x 8 pixels, and 4 frames after the first; a token of the transformer is 2 x 2 latents.
 PIXELS, FRAMES, PATCH = 8, 4, 2
-
-#: Puts a range around a block: ``annotate``, or ``nullcontext`` for none.
-Phase = Callable[[str], AbstractContextManager[object]]
 
 #: Names of ``torch.nn.attention.SDPBackend``.
 _BACKENDS = {

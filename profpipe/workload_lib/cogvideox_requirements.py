@@ -13,17 +13,6 @@ from profpipe.workload_lib.cogvideox_model import CogVideoXConfig
 
 def missing_requirement(config: CogVideoXConfig) -> str | None:
     """Return the first reason, or None."""
-    return (
-        _missing_diffusers()
-        or _missing_weights(config)
-        or _missing_gpu(config)
-        or implementations.unavailable_reason(config.attention)
-        or compilation.missing_compiler(config.compile, "compile: false")
-        or missing_memory(config)
-    )
-
-
-def _missing_diffusers() -> str | None:
     if importlib.util.find_spec("diffusers") is None:
         return "diffusers is not installed. Install it: pip install diffusers."
     try:
@@ -31,15 +20,17 @@ def _missing_diffusers() -> str | None:
     except (ImportError, OSError, RuntimeError) as error:
         reason = words(error).rstrip(".")
         return f"diffusers is installed and cannot be used: {reason}. Install 0.31 or later: pip install -U diffusers."
-    return None
-
-
-def _missing_weights(config: CogVideoXConfig) -> str | None:
-    if config.weights == "random" or (wrong := mismatch(config)) is None:
-        return None
+    if config.weights != "random" and (wrong := mismatch(config)):
+        return (
+            f"weights: {config.weights} cannot be used: {wrong}. "
+            "Get them with: hf download THUDM/CogVideoX-2b --local-dir FOLDER; or use weights: random."
+        )
+    if config.size != "tiny" and attention_config.device() == "cpu":
+        return f"{config.size} needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."
     return (
-        f"weights: {config.weights} cannot be used: {wrong}. "
-        "Get them with: hf download THUDM/CogVideoX-2b --local-dir FOLDER; or use weights: random."
+        implementations.unavailable_reason(config.attention)
+        or compilation.missing_compiler(config.compile, "compile: false")
+        or missing_memory(config)
     )
 
 
@@ -56,12 +47,6 @@ def mismatch(config: CogVideoXConfig) -> str | None:
     wanted["use_rotary_positional_embeddings"] = False
     different = [key for key, value in wanted.items() if stored.get(key, value) != value]
     return f"its transformer is not {config.size}: {different[0]} is {stored[different[0]]}" if different else None
-
-
-def _missing_gpu(config: CogVideoXConfig) -> str | None:
-    if config.size != "tiny" and attention_config.device() == "cpu":
-        return f"{config.size} needs a GPU, and torch sees none. Run it where there is one, or use size: tiny here."
-    return None
 
 
 def missing_memory(config: CogVideoXConfig) -> str | None:

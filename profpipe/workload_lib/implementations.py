@@ -13,13 +13,14 @@ where q, k, v and out are ``(batch, seqlen, heads, head_dim)``.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-from profpipe.workload_lib import attention_config, flex, packages, plain_attention, requirements, sdpa, sparge, sta
+from profpipe.workload_lib import attention_config, flex, packages, plain_attention, requirements, sdpa, sparse
 from profpipe.workload_lib.attention_config import AttentionConfig
-from profpipe.workload_lib.implementation import Implementation
+from profpipe.workload_lib.requirements import Implementation
 
 _HALF = ("fp16", "bf16")
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
@@ -33,7 +34,7 @@ _SAGE: dict[str, Any] = {"package": "sageattention", "has_backward": False, "max
 def _sparge_row(values: str, least_sm: tuple[int, int]) -> Implementation:
     """SpargeAttn with PV in ``values``."""
     return Implementation(
-        sparge.sparge(values),
+        functools.partial(sparse.sparge, values),
         "sparge",
         package="spas_sage_attn",
         install="pip install ninja einops && " + _build_for_gpu("SpargeAttn"),
@@ -43,7 +44,7 @@ def _sparge_row(values: str, least_sm: tuple[int, int]) -> Implementation:
         max_head_dim=128,
         least_sm=least_sm,
         products=lambda: ("int8", values),
-        sparsity=sparge.sparsity(values),
+        sparsity=functools.partial(sparse.sparge_sparsity, values),
     )
 
 
@@ -61,7 +62,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "sdpa_cudnn": Implementation(sdpa.sdpa("cudnn"), "cudnn", dtypes=_HALF, least_sm=_AMPERE),
     "flex": Implementation(flex.flex, "flex", rocm_family="flex", bottom_right=True),
     "fa2": Implementation(
-        packages.flash_attn_2,
+        packages.flash_attn("flash_attn"),
         "fa2",
         rocm_family="ck|aotriton",
         package="flash_attn",
@@ -70,7 +71,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         **_FLASH,
     ),
     "fa3": Implementation(
-        packages.flash_attn_3,
+        packages.flash_attn("flash_attn_interface"),
         "fa3",
         package="flash_attn_interface",
         install=(
@@ -81,7 +82,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         **_FLASH,
     ),
     "fa4": Implementation(
-        packages.flash_attn_4,
+        packages.flash_attn("flash_attn.cute"),
         "fa4",
         package="flash_attn.cute",
         distribution="flash-attn-4",  # flash-attn 2.8.3 has an early flash_attn.cute in it
@@ -117,18 +118,18 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "sparge_fp16": _sparge_row("fp16", _AMPERE),
     "sparge_fp8": _sparge_row("fp8", _ADA),
     "sta": Implementation(
-        sta.sta,
+        sparse.sta,
         "sta",
         package="fastvideo_kernel",
         install="pip install fastvideo-kernel",
         has_backward=False,
         grouped=False,
         causal=False,
-        lengths=tuple(sta.VIDEOS),
+        lengths=tuple(sparse.VIDEOS),
         dtypes=("bf16",),
         max_head_dim=128,
         least_sm=_AMPERE,
-        sparsity=sta.sparsity,
+        sparsity=sparse.sta_sparsity,
     ),
     "xformers": Implementation(
         packages.xformers,

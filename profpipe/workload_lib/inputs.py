@@ -10,6 +10,8 @@ range from a side of the cube to a quarter of it. Every element has variance 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +31,17 @@ def draw(config: AttentionConfig, kind: str, seed: int) -> list[Tensor]:
     The numbers depend on the seed and the shapes only, so every implementation gets the same.
     """
     generator = torch.Generator(attention_config.device()).manual_seed(seed)
-    shapes = [config.q_shape, config.kv_shape, config.kv_shape]
-    tensors = _local(config, generator) if kind == "local" else [_normal(config, s, generator) for s in shapes]
-    return tensors + [_normal(config, config.q_shape, generator)] * config.needs_grad
+    upstream = [config.q_shape] * config.needs_grad
+    if kind == "local":
+        return _local(config, generator) + normal(upstream, config.dtype, generator)
+    return normal([config.q_shape, config.kv_shape, config.kv_shape, *upstream], config.dtype, generator)
 
 
-def _normal(config: AttentionConfig, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=attention_config.DTYPES[config.dtype])
+def normal(shapes: Iterable[tuple[int, ...]], dtype: str, seed: int | torch.Generator) -> list[Tensor]:
+    """Draw a tensor of independent normal numbers for each of ``shapes``."""
+    generator = torch.Generator(attention_config.device()).manual_seed(seed) if isinstance(seed, int) else seed
+    options: dict[str, Any] = {"device": generator.device, "dtype": attention_config.DTYPES[dtype]}
+    return [torch.randn(shape, generator=generator, **options) for shape in shapes]
 
 
 def _local(config: AttentionConfig, generator: torch.Generator) -> list[Tensor]:
@@ -46,7 +52,11 @@ def _local(config: AttentionConfig, generator: torch.Generator) -> list[Tensor]:
     keys = _field(config, places, lengths, generator)
     values = _field(config, places, lengths, generator)
     queries = keys[:, -config.queries :].repeat_interleave(config.group_size, dim=2)
-    return [_noisy(field, generator).to(attention_config.DTYPES[config.dtype]) for field in (queries, keys, values)]
+    noisy = []
+    for field in (queries, keys, values):
+        noise = torch.randn(field.shape, generator=generator, device=field.device)
+        noisy.append(((field + _NOISE * noise) / math.sqrt(1 + _NOISE**2)).to(attention_config.DTYPES[config.dtype]))
+    return noisy
 
 
 def _field(config: AttentionConfig, places: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
@@ -55,8 +65,3 @@ def _field(config: AttentionConfig, places: Tensor, lengths: Tensor, generator: 
     frequencies = torch.randn((3, *features), generator=generator, device=device) / lengths[:, None]
     phases = torch.rand((config.batch, 1, *features), generator=generator, device=device) * (2 * math.pi)
     return (torch.einsum("sp,phd->shd", places, frequencies) + phases).cos_().mul_(math.sqrt(2))
-
-
-def _noisy(field: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(field.shape, generator=generator, device=field.device)
-    return (field + _NOISE * noise) / math.sqrt(1 + _NOISE**2)

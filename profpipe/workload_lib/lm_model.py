@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from profpipe.workload_lib.lm_config import LmConfig
-
-#: Puts a range around a block: ``annotate``, or ``nullcontext`` for none.
-Phase = Callable[[str], AbstractContextManager[object]]
+from profpipe.workload_lib.lm_config import LmConfig
+from profpipe.workload_lib.passes import Phase
 
 
 class Embedding(nn.Module):

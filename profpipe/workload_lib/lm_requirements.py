@@ -10,29 +10,17 @@ from profpipe.workload_lib.lm_config import LmConfig
 
 def missing_requirement(config: LmConfig) -> str | None:
     """Return the first reason, or None."""
-    if config.size == "2.7B" and attention_config.device() == "cpu":
+    on_gpu = attention_config.device() == "cuda"
+    if config.size == "2.7B" and not on_gpu:
         return "2.7B needs a GPU, and torch sees none. Run it where there is one, or use a smaller size here."
-    return (
-        _unsupported_precision(config)
-        or _unsupported_graph(config)
-        or compilation.missing_compiler(config.compile, "compile: false")
-        or missing_memory(config)
-    )
-
-
-def _unsupported_precision(config: LmConfig) -> str | None:
-    if config.precision == "bf16" and attention_config.device() == "cuda" and torch.version.cuda is not None:
+    if config.precision == "bf16" and on_gpu and torch.version.cuda is not None:
         capability = torch.cuda.get_device_capability()
         if capability < (8, 0):
             return "bf16 needs sm_80 or later; this GPU is sm_{}{}. Use precision: fp16 or fp32.".format(*capability)
-    return None
-
-
-def _unsupported_graph(config: LmConfig) -> str | None:
-    """With torch 2.13 on a CPU, gradients were wrong from the first pass on."""
     if config.compile and config.what == "backward":
+        # With torch 2.13 on a CPU, gradients were wrong from the first pass on.
         return "what: backward keeps its graph, and a compiled pass overwrites its tensors. Use forward_backward."
-    return None
+    return compilation.missing_compiler(config.compile, "compile: false") or missing_memory(config)
 
 
 def missing_memory(config: LmConfig) -> str | None:

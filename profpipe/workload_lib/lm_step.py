@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from profpipe.workload_lib import attention_config, lm_config, lm_model
 from profpipe.workload_lib.lm_config import LmConfig
-from profpipe.workload_lib.lm_model import Phase
+from profpipe.workload_lib.passes import Phase
 
 
 class Model:

@@ -6,6 +6,7 @@ Functions import their package themselves, so that the others work without it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -16,26 +17,18 @@ from profpipe.workload_lib import attention_config
 from profpipe.workload_lib.attention_config import AttentionConfig, Forward
 
 
-def flash_attn_2(config: AttentionConfig) -> Forward:
-    from flash_attn import flash_attn_func
+def flash_attn(module: str) -> Callable[[AttentionConfig], Forward]:
+    """Return the function that prepares calls of FlashAttention 2, 3 or 4."""
 
-    return lambda q, k, v: flash_attn_func(q, k, v, causal=config.has_mask)
+    def prepare(config: AttentionConfig) -> Forward:
+        call = importlib.import_module(module).flash_attn_func
+        return lambda q, k, v: output(call(q, k, v, causal=config.has_mask))
 
-
-def flash_attn_3(config: AttentionConfig) -> Forward:
-    """Up to the beta of August 2025 the function also returned the log-sum-exp."""
-    call = importlib.import_module("flash_attn_interface").flash_attn_func
-    return lambda q, k, v: output(call(q, k, v, causal=config.has_mask))
-
-
-def flash_attn_4(config: AttentionConfig) -> Forward:
-    """The function also returns the log-sum-exp, or None."""
-    from flash_attn.cute import flash_attn_func
-
-    return lambda q, k, v: output(flash_attn_func(q, k, v, causal=config.has_mask))
+    return prepare
 
 
 def output(returned: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """FlashAttention 4, and 3 up to the beta of August 2025, also return the log-sum-exp, or None."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 

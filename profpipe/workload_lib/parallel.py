@@ -57,7 +57,8 @@ def shards(tensors: Sequence[Tensor], method: str, *, causal: bool, load_balance
     if method == "single":
         return list(tensors)
     if method == "heads":
-        return [tensor.chunk(world(), SEQUENCE)[_rank()].clone() for tensor in tensors]
+        rank = torch.distributed.get_rank()
+        return [tensor.chunk(world(), SEQUENCE)[rank].clone() for tensor in tensors]
     seqlen, device = tensors[0].shape[SEQUENCE], tensors[0].device
     even = is_balanced(causal, load_balance)
     # This also sets the balancing of the ring for the next call.
@@ -77,11 +78,10 @@ def prepare(method: str, config: attention_config.AttentionConfig) -> Forward:
     if method == "heads":
         return _shard_heads(plain)
     ring_module().set_rotate_method(RINGS[method])
-    return ring_on_gpu(plain) if attention_config.device() == "cuda" else _ring_on_cpu(config.causal)
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank()
+    if attention_config.device() == "cuda":
+        return ring_on_gpu(plain)
+    group = _mesh().get_group()
+    return lambda q, k, v: _CpuRing.apply(q, k, v, group, config.causal)
 
 
 @functools.cache
@@ -89,9 +89,6 @@ def _mesh() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(attention_config.device(), (world(),))
-
-
-# --- PyTorch's ring --------------------------------------------------------------------------------------------------
 
 
 def ring_module() -> Any:
@@ -126,11 +123,6 @@ def ring_on_gpu(plain: Forward) -> Forward:
     return parallelize_module(_Attention(plain), _mesh(), style)
 
 
-def _ring_on_cpu(causal: bool) -> Forward:
-    group = _mesh().get_group()
-    return lambda q, k, v: _CpuRing.apply(q, k, v, group, causal)
-
-
 class _CpuRing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Any, causal: bool) -> Tensor:
@@ -160,9 +152,6 @@ class _CpuRing(torch.autograd.Function):
             dropout_p=0.0,
         )
         return dq, dk, dv, None, None
-
-
-# --- heads -----------------------------------------------------------------------------------------------------------
 
 
 def _shard_heads(plain: Forward) -> Forward:

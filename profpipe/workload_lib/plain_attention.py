@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,16 +21,12 @@ from torch.autograd.function import once_differentiable
 from profpipe.ranges import annotate
 from profpipe.workload_lib import attention_config, compilation
 from profpipe.workload_lib.attention_config import AttentionConfig, Forward
+from profpipe.workload_lib.passes import Phase
 
 #: Queries and keys per tile. FlashAttention's tiles of 64 to 128 fit the shared memory of an SM. Here a tile costs some
 #: ten launches, so tiles are larger: a sequence of 16384 has 1024 tiles instead of 16384, and one tile of fp32 scores
 #: (1 MiB per batch item and head) still fits the cache.
 TILE = 512
-
-Phase = Callable[[str], AbstractContextManager[object]]
-
-
-# --- by the formula --------------------------------------------------------------------------------------------------
 
 
 def plain(config: AttentionConfig) -> Forward:
@@ -84,9 +80,6 @@ def _hidden(config: AttentionConfig) -> Tensor | None:
 def missing_compiler() -> str | None:
     """Return why ``compiled`` cannot run here and the remedy, or None."""
     return compilation.missing_compiler(True, "plain instead")
-
-
-# --- tiled -----------------------------------------------------------------------------------------------------------
 
 
 def tiled(config: AttentionConfig) -> Forward:
@@ -176,9 +169,6 @@ def _exact(tensor: Tensor) -> torch.dtype:
 def _column(per_row: Tensor, rows: slice, k: Tensor) -> Tensor:
     """Return ``rows`` of ``(batch, heads, seqlen)`` as a column that broadcasts over their scores."""
     return _grouped(per_row[:, :, rows].unsqueeze(-1), k.shape[1])
-
-
-# --- query heads that share keys -------------------------------------------------------------------------------------
 
 
 def _grouped(tensor: Tensor, kv_heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Finds why an implementation of attention cannot run a config here, and the remedy."""
+"""The description of an implementation of attention, and why it cannot run a config here, with the remedy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,62 @@ import importlib
 import importlib.util
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from profpipe.errors import words
 from profpipe.workload_lib import attention_config
-from profpipe.workload_lib.attention_config import AttentionConfig
+from profpipe.workload_lib.attention_config import AttentionConfig, Forward
 
-if TYPE_CHECKING:
-    from profpipe.workload_lib.implementation import Implementation
+
+@dataclass(frozen=True)
+class Implementation:
+    """An implementation of attention: how to call it, and what it supports.
+
+    ``prepare`` imports its package and binds the config. ``heads_first``: its tensors are ``(batch, heads, seqlen,
+    head_dim)``. ``family`` gives the kernel family on an NVIDIA GPU, ``rocm_family`` on an AMD GPU; ``|`` separates
+    alternatives.
+
+    ``package`` is the imported module and ``distribution`` its name for pip, where the version matters: it must begin
+    with ``version``. ``install`` is the command that installs it; ``{arch}`` stands for the GPU's architecture (9.0).
+    ``missing_dependency`` returns what else is missing here, with the remedy.
+
+    ``bottom_right``: with fewer queries than keys, the causal mask lets the last query see every key. ``grouped``:
+    fewer key/value heads than query heads are supported. ``causal``: a causal mask is supported. ``lengths`` are the
+    only supported sequence lengths; empty: any. ``gpu_dtypes`` are the dtypes supported on a GPU, where they differ
+    from ``dtypes``. ``products`` returns the data types of QK and PV where they differ from the tensors'. ``sparsity``
+    prepares a call that returns the share of scores that the implementation does not compute.
+    """
+
+    prepare: Callable[[AttentionConfig], Forward]
+    family: str | Callable[[AttentionConfig], str] = ""
+    heads_first: bool = True
+    rocm_family: str = ""
+    package: str = ""
+    distribution: str = ""
+    version: str = ""
+    install: str = ""
+    missing_dependency: Callable[[], str | None] = lambda: None
+    on_cpu: bool = False
+    has_backward: bool = True
+    grouped: bool = True
+    causal: bool = True
+    bottom_right: bool = False
+    lengths: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = tuple(attention_config.DTYPES)
+    gpu_dtypes: tuple[str, ...] = ()
+    max_head_dim: int | None = None
+    least_sm: tuple[int, int] = (0, 0)
+    products: Callable[[], tuple[str, str] | None] = lambda: None
+    sparsity: Callable[[AttentionConfig], Callable[[Tensor, Tensor, Tensor], float]] | None = None
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Swap between ``(batch, seqlen, heads, head_dim)`` and the implementation's layout, without a copy."""
+        return tensor.transpose(1, 2) if self.heads_first else tensor
 
 
 def missing_requirement(config: AttentionConfig, implementations: Mapping[str, Implementation]) -> str | None:
@@ -44,10 +86,8 @@ def _unsupported(
         return wrong
     if config.needs_grad and not row.has_backward:
         return f"{impl} has no backward pass. Use mode: fwd."
-    if config.dtype not in row.dtypes:
-        return _other_dtype(impl, config.dtype, row.dtypes)
-    if row.max_head_dim is not None and config.head_dim > row.max_head_dim:
-        return f"{impl} takes head dims up to {row.max_head_dim}, not {config.head_dim}. Change head_dim."
+    if wrong := unsupported_tensor(impl, config.dtype, config.head_dim, row):
+        return wrong
     if config.group_size > 1 and not row.grouped:
         return f"{impl} needs as many key/value heads as query heads. Leave kv_heads at 0."
     if config.has_mask and not row.causal:
@@ -68,6 +108,14 @@ def unsupported_length(config: AttentionConfig, row: Implementation, change: str
     lengths = " or ".join(map(str, row.lengths))
     takes = f"{config.impl} takes {lengths} tokens and no others, not {config.seqlen}"
     return f"{takes}. Change {change}. {row.install}."
+
+
+def unsupported_tensor(impl: str, dtype: str, head_dim: int, row: Implementation) -> str | None:
+    if dtype not in row.dtypes:
+        return _other_dtype(impl, dtype, row.dtypes)
+    if row.max_head_dim is not None and head_dim > row.max_head_dim:
+        return f"{impl} takes head dims up to {row.max_head_dim}, not {head_dim}. Change head_dim."
+    return None
 
 
 def _other_dtype(impl: str, dtype: str, taken: Sequence[str]) -> str:
@@ -100,7 +148,9 @@ def missing_device(impl: str, dtype: str, row: Implementation, rows: Mapping[str
 def missing_package(impl: str, row: Implementation) -> str | None:
     if not row.package:
         return None
-    install = _install(row)
+    # A build from source is for one architecture.
+    arch = "{}.{}".format(*torch.cuda.get_device_capability()) if "{arch}" in row.install else ""
+    install = row.install.format(arch=arch) if arch else row.install
     try:
         version = metadata.version(row.distribution) if row.distribution else ""
         if not version.startswith(row.version):
@@ -123,21 +173,17 @@ def missing_package(impl: str, row: Implementation) -> str | None:
     return None
 
 
-def _install(row: Implementation) -> str:
-    """Return the install command for this GPU: a build from source is for one architecture."""
-    if "{arch}" not in row.install:
-        return row.install
-    return row.install.format(arch="{}.{}".format(*torch.cuda.get_device_capability()))
-
-
 # --- a trial call ----------------------------------------------------------------------------------------------------
 
+#: Where torch raised a warning.
+_ORIGIN = re.compile(r"\s*\(Triggered internally.*", re.DOTALL)
+_DISABLED = re.compile("not used because:|runtime disabled")
 _BREAKS_MASK = "its first query sees later keys, against the causal mask"
 
 
 def _rejection(config: AttentionConfig, row: Implementation) -> str | None:
     """Return why a call with this dtype, head dim, heads, mask and mode fails; a small call where lengths are free."""
-    error = trial_error(replace(config, batch=1) if row.lengths else shorten(config), row)
+    error = trial_error(call_once, row.package, replace(config, batch=1) if row.lengths else shorten(config), row)
     if error is None:
         return None
     remedy = "Change head_dim, dtype, kv_heads, seqlen or mode, or use"
@@ -156,27 +202,26 @@ def shorten(config: AttentionConfig) -> AttentionConfig:
 
 
 @functools.lru_cache(maxsize=256)
-def trial_error(config: AttentionConfig, row: Implementation) -> str | None:
-    """Cached, because a sweep over lengths tries the same call repeatedly, and some kernels are compiled."""
-    return rejection(functools.partial(call_once, config, row), row.package)
+def trial_error(call: Callable[..., str | None], package: str, *arguments: Hashable) -> str | None:
+    """Return the reason that ``call`` returns for ``arguments``, or its error; None if it succeeds.
 
-
-def rejection(call: Callable[[], str | None], package: str) -> str | None:
-    """Return the reason that ``call`` returns, or its error; None if it succeeds.
-
-    ``package`` is the package of its operators; empty for torch.
+    ``package`` is the package of its operators; empty for torch. Results are cached, because a sweep over lengths tries
+    the same call repeatedly, and some kernels are compiled.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            return call()
+            return call(*arguments)
         except torch.cuda.OutOfMemoryError:
             return None  # the case itself will fail then; this is no limit of the implementation
         except (AssertionError, AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
             # These include errors of a build without the function or one of its arguments.
             if "CUDA error" in str(error):
                 raise  # the context is lost, which is an error of the process
-            return (not package and _backend_reasons(caught)) or words(error).rstrip(".")
+            # SDPA raises "No available kernel" and gives the reasons as warnings, with those of disabled backends.
+            texts = [_ORIGIN.sub("", str(warning.message)).rstrip(". ") for warning in caught]
+            reasons = [text for text in texts if text and not _DISABLED.search(text)]
+            return ("" if package else "; ".join(dict.fromkeys(reasons))) or words(error).rstrip(".")
 
 
 def call_once(config: AttentionConfig, row: Implementation) -> str | None:
@@ -203,10 +248,3 @@ def _breaks_mask(config: AttentionConfig, out: Tensor, v: Tensor) -> bool:
         return False
     expected = v[:, 0].repeat_interleave(config.group_size, dim=1)
     return (out.detach()[:, 0].float() - expected.float()).abs().max().item() > 1
-
-
-def _backend_reasons(caught: list[warnings.WarningMessage]) -> str:
-    """SDPA raises "No available kernel" and gives the reasons as warnings, beside those of disabled backends."""
-    texts = [re.sub(r"\s*\(Triggered internally.*", "", str(w.message), flags=re.S).rstrip(". ") for w in caught]
-    disabled = ("not used because:", "runtime disabled")
-    return "; ".join(dict.fromkeys(t for t in texts if t and not any(word in t for word in disabled)))

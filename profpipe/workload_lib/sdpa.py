@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from profpipe.workload_lib.attention_config import AttentionConfig, Forward
+from profpipe.workload_lib.attention_config import AttentionConfig, Forward
 
 
 def switches() -> dict[str, tuple[Callable[[], bool], Callable[[bool], None]]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import attention_config, requirements, varlen_calls, varlen_config
-from profpipe.workload_lib.implementation import Implementation
+from profpipe.workload_lib import attention_config, passes, requirements, varlen_calls, varlen_config
+from profpipe.workload_lib import inputs as attention_inputs
 from profpipe.workload_lib.implementations import IMPLEMENTATIONS as DENSE
+from profpipe.workload_lib.requirements import Implementation
 from profpipe.workload_lib.varlen_calls import Forward
 from profpipe.workload_lib.varlen_config import Layout, VarlenConfig
-
-#: Outputs in the layout of q, and gradients in the layout of the arguments.
-Results = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,17 @@ class VarlenImplementation:
 
 IMPLEMENTATIONS: Mapping[str, VarlenImplementation] = {
     "fa2": VarlenImplementation(
-        varlen_calls.flash_attn, varlen_calls.flash_layout, "fa2", DENSE["fa2"], varlen_config.APIS
+        varlen_calls.flash_attn("flash_attn"), varlen_calls.flash_layout, "fa2", DENSE["fa2"], varlen_config.APIS
     ),
     "fa3": VarlenImplementation(
-        varlen_calls.flash_attn_3, varlen_calls.flash_layout, "fa3", DENSE["fa3"], ("func", "varlen")
+        varlen_calls.flash_attn("flash_attn_interface"),
+        varlen_calls.flash_layout,
+        "fa3",
+        DENSE["fa3"],
+        ("func", "varlen"),
     ),
     "fa4": VarlenImplementation(
-        varlen_calls.flash_attn_4, varlen_calls.flash_layout, "fa4", DENSE["fa4"], ("func", "varlen")
+        varlen_calls.flash_attn("flash_attn.cute"), varlen_calls.flash_layout, "fa4", DENSE["fa4"], ("func", "varlen")
     ),
     "xformers": VarlenImplementation(
         varlen_calls.xformers,
@@ -86,66 +87,37 @@ def expected_family(config: VarlenConfig) -> str:
     return row.dense.rocm_family if torch.version.hip else row.family
 
 
-# --- one iteration ---------------------------------------------------------------------------------------------------
-
-
 def inputs(config: VarlenConfig) -> list[Tensor]:
     """Draw q, k, v and, for the backward pass, the upstream gradient: packed, normal, equal for all implementations."""
-    device = attention_config.device()
-    generator = torch.Generator(device).manual_seed(config.seed)
     shapes = [config.q_shape, config.kv_shape, config.kv_shape] + [config.q_shape] * config.needs_grad
-    options = {"generator": generator, "device": device, "dtype": attention_config.DTYPES[config.dtype]}
-    return [torch.randn(shape, **options) for shape in shapes]
+    return attention_inputs.normal(shapes, config.dtype, config.seed)
 
 
-def iteration(config: VarlenConfig, phase: Callable[[str], AbstractContextManager[object]]) -> Callable[[], Results]:
-    """Return one iteration, with each pass in a ``phase``. Mode ``bwd`` keeps the graph of one forward pass."""
+def iteration(config: VarlenConfig, phase: passes.Phase) -> Callable[[], tuple[Tensor, ...]]:
+    """Return one iteration, with each pass in a ``phase``.
+
+    It returns the outputs in the layout of q, and the gradients in the layout of the arguments.
+    """
     row = IMPLEMENTATIONS[config.impl]
     layout, forward = row.layout(config), row.prepare(config)
     q, k, v, *upstream = inputs(config)
     arguments = [tensor.requires_grad_(config.needs_grad) for tensor in layout.arguments(q, k, v)]
 
-    def forward_only() -> Results:
-        with phase("forward"):
-            return forward(*arguments), ()
+    def gradients(outs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Use the strides of the outputs. Nested tensors are contiguous, and cannot be copied so."""
+        pairs = zip(outs, layout.split(*upstream), strict=True)
+        return [part if part.is_nested else torch.empty_like(out).copy_(part) for out, part in pairs]
 
-    if not config.needs_grad:
-        return forward_only
-
-    # The strides of the outputs are known after a call. The backward pass may copy a gradient with other strides.
-    with torch.set_grad_enabled(config.mode == "bwd"):
-        kept = forward(*arguments)
-    gradients = [_strided_as(out, part) for out, part in zip(kept, layout.split(*upstream), strict=True)]
-
-    def backward_only() -> Results:
-        with phase("backward"):
-            return kept, torch.autograd.grad(kept, arguments, gradients, retain_graph=True)
-
-    def forward_and_backward() -> Results:
-        with phase("forward"):
-            outs = forward(*arguments)
-        with phase("backward"):
-            return outs, torch.autograd.grad(outs, arguments, gradients)
-
-    return backward_only if config.mode == "bwd" else forward_and_backward
-
-
-def _strided_as(out: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``gradient`` with the strides of ``out``. Nested tensors are contiguous, and cannot be copied so."""
-    return gradient if gradient.is_nested else torch.empty_like(out).copy_(gradient)
+    return passes.iteration(forward, arguments, config.mode, gradients, phase)
 
 
 def produced(config: VarlenConfig) -> dict[str, Tensor]:
     """Return the output and, with a backward pass, the gradients of one call, packed: out, dq, dk and dv."""
-    layout = IMPLEMENTATIONS[config.impl].layout(config)
-    outs, gradients = iteration(config, nullcontext)()
-    found = {"out": layout.join([out.detach() for out in outs])}
-    if gradients:
+    layout, results = IMPLEMENTATIONS[config.impl].layout(config), iteration(config, nullcontext)()
+    found = {"out": layout.join([out.detach() for out in results[: layout.parts]])}
+    if gradients := results[layout.parts :]:
         found |= zip(("dq", "dk", "dv"), layout.packed(gradients), strict=True)
     return found
-
-
-# --- requirements ----------------------------------------------------------------------------------------------------
 
 
 def unavailable_reason(config: VarlenConfig) -> str | None:
@@ -157,7 +129,6 @@ def unavailable_reason(config: VarlenConfig) -> str | None:
     every = {name: other.dense for name, other in IMPLEMENTATIONS.items()}
     return (
         _unsupported(config, row)
-        or _unsupported_api(config, row)
         or requirements.missing_device(config.impl, config.dtype, row.dense, every)
         or requirements.missing_package(config.impl, row.dense)
         or _rejection(config, row)
@@ -166,20 +137,11 @@ def unavailable_reason(config: VarlenConfig) -> str | None:
 
 def _unsupported(config: VarlenConfig, row: VarlenImplementation) -> str | None:
     """Return a limit of the implementation on every machine."""
-    dtypes, most = row.dense.dtypes, row.dense.max_head_dim
-    if config.dtype not in dtypes:
-        return f"{config.impl} does not take {config.dtype}. Use dtype: {' or '.join(dtypes)}."
-    if most is not None and config.head_dim > most:
-        return f"{config.impl} takes head dims up to {most}, not {config.head_dim}. Change head_dim."
+    if wrong := requirements.unsupported_tensor(config.impl, config.dtype, config.head_dim, row.dense):
+        return wrong
     if config.group_size > 1 and not row.grouped:
         return f"{config.impl} needs as many key/value heads as query heads. Use kvheads: {config.qheads}."
-    return None
-
-
-def _unsupported_api(config: VarlenConfig, row: VarlenImplementation) -> str | None:
-    """Return a limit of the API."""
-    api = config.api
-    if api not in row.apis:
+    if (api := config.api) not in row.apis:
         return f"{config.impl} has no form {api}. Use api: {' or '.join(row.apis)}."
     if not api.startswith("varlen") and not config.equally_long:
         return f"api: {api} takes sequences of one length, not {config.seqlens}. Use a form that begins with varlen."
@@ -191,7 +153,7 @@ def _unsupported_api(config: VarlenConfig, row: VarlenImplementation) -> str | N
 def _rejection(config: VarlenConfig, row: VarlenImplementation) -> str | None:
     """Return why a call with a few short sequences fails."""
     short = ",".join(str(min(length, 128 + length % 128)) for length in config.lengths[:3])
-    error = _trial_error(replace(config, seqlens=short), row)
+    error = requirements.trial_error(_call_once, row.dense.package, replace(config, seqlens=short), row)
     if error is None:
         return None
     return (
@@ -200,13 +162,7 @@ def _rejection(config: VarlenConfig, row: VarlenImplementation) -> str | None:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _trial_error(config: VarlenConfig, row: VarlenImplementation) -> str | None:
-    """Cached, because a sweep over lengths tries the same call repeatedly, and some kernels are compiled."""
-    return requirements.rejection(functools.partial(_call_once, config), row.dense.package)
-
-
-def _call_once(config: VarlenConfig) -> None:
+def _call_once(config: VarlenConfig, _: VarlenImplementation) -> None:
     iteration(config, nullcontext)()
     if attention_config.device() == "cuda":
         torch.cuda.synchronize()

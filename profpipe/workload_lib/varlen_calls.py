@@ -31,36 +31,22 @@ def flash_layout(config: VarlenConfig) -> Layout:
     return (varlen_config.packed if config.api.startswith("varlen") else varlen_config.batch)(config, _stacked(config))
 
 
-def flash_attn(config: VarlenConfig) -> Forward:
-    """Call ``flash_attn_func`` or one of its five variants, named by ``api``."""
-    import flash_attn
+def flash_attn(module: str) -> Callable[[VarlenConfig], Forward]:
+    """Return the function that prepares ``flash_attn_func`` of FlashAttention 2, 3 or 4, or a variant named by ``api``.
 
-    function = getattr(flash_attn, "flash_attn_func" if config.api == "func" else f"flash_attn_{config.api}_func")
-    lengths: tuple[Any, ...] = ()
-    if config.api.startswith("varlen"):
-        # For queries and for keys; qkvpacked takes them once.
-        times = 1 if _stacked(config) == 3 else 2
-        lengths = (config.offsets(),) * times + (config.longest,) * times
-    return lambda *arguments: (function(*arguments, *lengths, causal=config.causal),)
+    Lengths are passed by name, because their positions changed between betas of 4; qkvpacked takes them once.
+    """
 
+    def prepare(config: VarlenConfig) -> Forward:
+        name = "flash_attn_func" if config.api == "func" else f"flash_attn_{config.api}_func"
+        function, offsets = getattr(importlib.import_module(module), name), config.offsets()
+        options: dict[str, Any] = {"causal": config.causal}
+        if config.api.startswith("varlen"):
+            for suffix in ("",) if _stacked(config) == 3 else ("_q", "_k"):
+                options |= {f"cu_seqlens{suffix}": offsets, f"max_seqlen{suffix}": config.longest}
+        return lambda *arguments: (packages.output(function(*arguments, **options)),)
 
-def flash_attn_3(config: VarlenConfig) -> Forward:
-    """Up to the beta of August 2025 the function also returned the log-sum-exp."""
-    interface = importlib.import_module("flash_attn_interface")
-    if config.api == "func":
-        return lambda q, k, v: (packages.output(interface.flash_attn_func(q, k, v, causal=config.causal)),)
-    call, offsets, longest = interface.flash_attn_varlen_func, config.offsets(), config.longest
-    return lambda q, k, v: (packages.output(call(q, k, v, offsets, offsets, longest, longest, causal=config.causal)),)
-
-
-def flash_attn_4(config: VarlenConfig) -> Forward:
-    """The function also returns the log-sum-exp, or None. The positions of its arguments changed between betas."""
-    cute = importlib.import_module("flash_attn.cute")
-    if config.api == "func":
-        return lambda q, k, v: (packages.output(cute.flash_attn_func(q, k, v, causal=config.causal)),)
-    lengths: dict[str, Any] = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), config.offsets())
-    lengths |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), config.longest)
-    return lambda q, k, v: (packages.output(cute.flash_attn_varlen_func(q, k, v, **lengths, causal=config.causal)),)
+    return prepare
 
 
 def xformers(config: VarlenConfig) -> Forward:
@@ -99,13 +85,10 @@ def flex(config: VarlenConfig) -> Forward:
     lengths = torch.tensor(config.lengths, device=device)
     document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
 
-    def same_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return document[query] == document[key]
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own = document[query] == document[key]
+        return own & (query >= key) if config.causal else own
 
-    def earlier_in_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (document[query] == document[key]) & (query >= key)
-
-    visible = earlier_in_document if config.causal else same_document
     mask = create_block_mask(visible, None, None, config.tokens, config.tokens, device=device)
     call = flex_attention.with_mask(mask, config, grouped=config.group_size > 1, kept=config.mode == "bwd")
     return lambda q, k, v: (call(q, k, v),)

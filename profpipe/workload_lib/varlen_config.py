@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import attention_config
+from profpipe.workload_lib import attention_config, passes
 from profpipe.workload_lib.parameters import check_bool, check_choice, check_positive
 
 #: The functions of flash-attn: ``flash_attn_varlen_qkvpacked_func`` and so on; ``func``: flash_attn_func.
@@ -42,7 +42,7 @@ class VarlenConfig:
         object.__setattr__(self, "kvheads", self.kvheads or self.qheads)
         check_choice("dtype", self.dtype, attention_config.DTYPES)
         check_choice("api", self.api, APIS)
-        check_choice("mode", self.mode, attention_config.MODES)
+        check_choice("mode", self.mode, passes.MODES)
         check_positive(vars(self), ("qheads", "kvheads", "head_dim"))
         check_bool(vars(self), "causal")
         if self.qheads % self.kvheads:
@@ -119,13 +119,14 @@ class VarlenConfig:
 class Layout:
     """Converts packed tensors ``(tokens, heads, head_dim)`` into the arguments of a call, and back.
 
-    ``split`` makes the tensors that the interface takes for a packed one, ``join`` makes the packed one from them.
-    ``stacked`` is how many of q, k and v, counted from v, share one tensor: 1, 2 (kv) or 3 (qkv).
+    ``split`` makes the ``parts`` tensors that the interface takes for a packed one, ``join`` makes the packed one from
+    them. ``stacked`` is how many of q, k and v, counted from v, share one tensor: 1, 2 (kv) or 3 (qkv).
     """
 
     split: Callable[[Tensor], Sequence[Tensor]]
     join: Callable[[Sequence[Tensor]], Tensor]
     stacked: int = 1
+    parts: int = 1
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """Return the arguments of the call: those of q, then of k, then of v, each contiguous."""
@@ -140,8 +141,7 @@ class Layout:
         tensors = list(arguments)
         if self.stacked > 1:
             tensors[-1:] = tensors[-1].unbind(-3)
-        parts = len(tensors) // 3
-        q, k, v = (self.join(tensors[start : start + parts]) for start in range(0, 3 * parts, parts))
+        q, k, v = (self.join(tensors[at * self.parts : (at + 1) * self.parts]) for at in range(3))
         return q, k, v
 
 
@@ -174,6 +174,7 @@ def one_by_one(config: VarlenConfig) -> Layout:
     return Layout(
         lambda tensor: [tensor[rows].transpose(0, 1).unsqueeze(0).contiguous() for rows in config.sequences()],
         lambda parts: torch.cat([part.squeeze(0).transpose(0, 1) for part in parts]),
+        parts=len(config.lengths),
     )
 
 
