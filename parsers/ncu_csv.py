@@ -71,8 +71,6 @@ def _notes(page: pages.Page) -> Iterator[str]:
 
 def _text(path: Path, limit: int = -1) -> str:
     """Read and unzip the text. Raises ``UnreadableFile`` for a zip that is cut; ``limit`` is in bytes of the zip."""
-    if not path.is_file():
-        raise UnreadableFile(path, "is no file", "Name the file that ncu printed.")
     with path.open("rb") as file:
         data = file.read(limit)
     if data.startswith(b"\x1f\x8b"):

@@ -47,8 +47,6 @@ _WORKLOAD_KERNEL = 0
 
 def sniff(path: Path) -> bool:
     """Return True for a file with the magic number of a report."""
-    if not path.is_file():
-        return False
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
@@ -73,7 +71,8 @@ def _read(path: Path) -> tuple[list[counters.Launch], str, str]:
     results, written_by = _count_results(path), _written_by(path)
     context = _open(path, written_by)
     try:
-        actions = list(_actions(context))
+        ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
+        actions = [results.action_by_idx(number) for results in ranges for number in range(results.num_actions())]
         launches = [_launch(action) for action in actions]
         device = _text(actions[0], "device__attribute_display_name") if actions else ""
     except _BINDING_ERRORS as error:
@@ -183,13 +182,6 @@ def _open(path: Path, written_by: str) -> Any:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
-def _actions(context: Any) -> Iterator[Any]:
-    for r in range(context.num_ranges()):
-        results = context.range_by_idx(r)
-        for a in range(results.num_actions()):
-            yield results.action_by_idx(a)
 
 
 def _launch(action: Any) -> counters.Launch:

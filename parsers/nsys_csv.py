@@ -48,8 +48,6 @@ _COARSE_NS: Final = 1000.0
 
 def sniff(path: Path) -> bool:
     """Return True for text with a banner or a table of `nsys stats`."""
-    if not path.is_file():
-        return False
     with path.open("rb") as file:
         content = file.read(_SNIFFED_BYTES)
     text = stats_output.decode(content)
@@ -74,7 +72,8 @@ def _parse(lines: list[str]) -> schema.Tables:
         chosen += _choose([table for table in found if table.made_from == capture], notes)
     ranges = range_rows.read(found)
     if not chosen and ranges.empty:
-        raise stats_output.Damaged(_why_empty(found, remarks))
+        said = f", only nsys' own words ({stats_output.printable(remarks[0])})" if remarks else ""
+        raise stats_output.Damaged(f"holds no kernels{said}" if found or said else "holds only banners, no table")
     frame = kernel_rows.merge(chosen)
     own = frame[frame["kind"] == "kernel"]
     total = float(own["total_ns"].sum()) if len(own) else None
@@ -95,15 +94,6 @@ def _parse(lines: list[str]) -> schema.Tables:
             without_kernels="" if (frame["kind"] == "kernel").any() else "no kernels in this file",
         ),
     )
-
-
-def _why_empty(found: Sequence[stats_output.Table], remarks: list[str]) -> str:
-    if remarks:
-        return f"holds no kernels, only nsys' own words ({stats_output.printable(remarks[0])})"
-    return "holds no kernels" if found else "holds only banners, no table"
-
-
-# --- which of the tables is believed ---------------------------------------------------------------------------------
 
 
 def _choose(found: Sequence[stats_output.Table], notes: list[str]) -> list[pd.DataFrame]:
@@ -135,9 +125,6 @@ def _best(offers: list[kernel_rows.Rows], notes: list[str]) -> kernel_rows.Rows:
         others = ", ".join(_KERNEL_TABLES[offer.kind] for offer in offers if offer is not best)
         notes.append(f"kernels are from {_KERNEL_TABLES[best.kind]}; not counted again: {others}")
     return best
-
-
-# --- notes -----------------------------------------------------------------------------------------------------------
 
 
 def _device(found: Sequence[stats_output.Table]) -> str:

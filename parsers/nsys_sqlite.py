@@ -19,20 +19,11 @@ import pandas as pd
 
 from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
-from profpipe.ingest.groupby import combine
-from profpipe.ingest.nsys import activities, diagnostics, nvtx
-from profpipe.ingest.nsys.columns import (
-    FAILURES,
-    SQLITE_HEAD,
-    Database,
-    ParquetFolder,
-    Source,
-    Strings,
-    read_lookup,
-    read_rows,
-)
+from profpipe.ingest.groupby import combine, labelled
+from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
 from profpipe.results import schema
 
+READS_FOLDERS = True
 FORMATS = ("nsys SQLite export (schemas of 2020 to 2026)", "nsys Parquet export (directory of TABLE.parquet)")
 
 _EXPORT_AGAIN: Final = "Export it again: nsys export --type sqlite --force-overwrite true -o OUT.sqlite REPORT.nsys-rep"
@@ -48,11 +39,11 @@ def sniff(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         head = file.read(1 << 16)
-    if not head.startswith(SQLITE_HEAD):
+    if not head.startswith(columns.SQLITE_HEAD):
         return False
     try:
-        return any(_is_ours(table) for table in Database(path).tables())
-    except FAILURES:
+        return any(_is_ours(table) for table in columns.Database(path).tables())
+    except columns.FAILURES:
         # The first page of a damaged file still holds the schema's text; `parse` says what is wrong.
         return any(mark.encode() in head for mark in (*_MARKS, activities.PREFIX))
 
@@ -87,21 +78,21 @@ def _or_refused(read: Callable[[Path], _Found], path: Path) -> _Found:
         return read(path)
     except activities.Damaged as damage:
         raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
-    except FAILURES as failure:
+    except columns.FAILURES as failure:
         reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
         raise errors.UnreadableFile(
             path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN
         ) from failure
 
 
-def _opened(path: Path) -> Source:
+def _opened(path: Path) -> columns.Source:
     for leftover in ("-journal", "-wal"):
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
             raise activities.Damaged(f"its export was interrupted, or still runs: {beside.name} lies beside it")
     if path.is_file() and _lacks_first_page(path):
         raise activities.Damaged("its export was interrupted: the first page, which is written last, is empty")
-    export: Source = ParquetFolder(path) if path.is_dir() else Database(path)
+    export: columns.Source = columns.ParquetFolder(path) if path.is_dir() else columns.Database(path)
     if not export.columns("StringIds"):
         raise activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
     return export
@@ -109,7 +100,7 @@ def _opened(path: Path) -> Source:
 
 def _parse(path: Path) -> schema.Tables:
     export = _opened(path)
-    strings = Strings(export, "StringIds", "id", "value")
+    strings = columns.Strings(export, "StringIds", "id", "value")
     work, calls = activities.read(export, strings)
     ranges, notes = nvtx.read(export, strings, _latest(work, calls))
     launches = activities.launches(work, calls)
@@ -138,7 +129,7 @@ def _parse(path: Path) -> schema.Tables:
 
 def _launches(path: Path) -> pd.DataFrame:
     export = _opened(path)
-    strings = Strings(export, "StringIds", "id", "value")
+    strings = columns.Strings(export, "StringIds", "id", "value")
     if (shapes := activities.read_shapes(export)) is None:
         return launch_order.empty()
     work, calls = activities.read(export, strings)
@@ -167,13 +158,13 @@ def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.
     stream, streams = pd.factorize(work.stream)
     return pd.DataFrame(
         {
-            "case": _labelled(path, cases),
-            "process": _labelled(process, _known(activities.pids(processes))),
-            "device": _labelled(device, _known(devices)),
-            "stream": _labelled(stream, _known(streams)),
-            "phase": _labelled(path, phases),
-            "kind": _labelled(work.kind, schema.KINDS),
-            "kernel": _labelled(work.name, work.names),
+            "case": labelled(path, cases),
+            "process": labelled(process, _known(activities.pids(processes))),
+            "device": labelled(device, _known(devices)),
+            "stream": labelled(stream, _known(streams)),
+            "phase": labelled(path, phases),
+            "kind": labelled(work.kind, schema.KINDS),
+            "kernel": labelled(work.name, work.names),
             "duration_ns": work.end - work.start,
         },
         copy=False,
@@ -196,27 +187,21 @@ def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Se
     )
 
 
-def _labelled(codes: npt.NDArray[Any], labels: Sequence[Any]) -> pd.Categorical[Any]:
-    """Make a categorical from codes whose labels may repeat or be missing."""
-    code, categories = pd.factorize(np.array(labels, dtype=object))
-    return pd.Categorical.from_codes(code.astype(np.int32)[codes], pd.Index(categories))
-
-
 def _known(numbers: Any) -> list[int | None]:
     """Replace the negative pids and ordinals, which stand for NULL, by None."""
     return [int(number) if number >= 0 else None for number in numbers]
 
 
 def _origin(
-    export: Source, work: activities.Work, frame: pd.DataFrame, placed: attribution.Attribution
+    export: columns.Source, work: activities.Work, frame: pd.DataFrame, placed: attribution.Attribution
 ) -> schema.Origin:
     is_kernel = work.is_kind("kernel")
     duration = frame["duration_ns"].to_numpy()
     case = frame["case"].cat
     in_case = is_kernel & (case.categories.to_numpy() != "")[case.codes]
     total, attributed = int(duration[is_kernel].sum()), int(duration[in_case].sum())
-    meta = read_lookup(export, "META_DATA_EXPORT", "name", "value")
-    meta |= read_lookup(export, "EXPORT_META_DATA", "name", "value")
+    meta = columns.read_lookup(export, "META_DATA_EXPORT", "name", "value")
+    meta |= columns.read_lookup(export, "EXPORT_META_DATA", "name", "value")
     return schema.Origin(
         format=f"nsys export, schema {meta.get('EXPORT_SCHEMA_VERSION') or 'without a version (before 2022)'}",
         tool="nsys",
@@ -243,18 +228,18 @@ def _count_placements(placed: attribution.Attribution, is_kernel: npt.NDArray[np
     return {how: count for how, count in counts.items() if count}
 
 
-def _device(export: Source, work: activities.Work) -> str:
+def _device(export: columns.Source, work: activities.Work) -> str:
     """Return the names of the GPUs that ran something, empty where the file does not say."""
     _, firsts = combine(work.process, work.device)
     pids = activities.pids(work.process[firsts])
     ran = {(str(pid), str(device)) for pid, device in zip(pids, work.device[firsts], strict=True)}
-    by_id = read_lookup(export, "TARGET_INFO_GPU", "id", "name")
+    by_id = columns.read_lookup(export, "TARGET_INFO_GPU", "id", "name")
     # `id` numbers the GPUs by bus, a kernel's deviceId is CUDA's ordinal. On a four-GPU node the two may count in
     # opposite order, and each process may see other GPUs.
-    mapped = read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
+    mapped = columns.read_rows(export, "TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
     names = {by_id.get(gpu, "") for pid, ordinal, gpu in mapped if (pid, ordinal) in ran}
-    by_ordinal = read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")
-    by_ordinal |= read_lookup(export, "TARGET_INFO_CUDA_GPU", "deviceId", "name")
+    by_ordinal = columns.read_lookup(export, "TARGET_INFO_GPU", "cuDevice", "name")
+    by_ordinal |= columns.read_lookup(export, "TARGET_INFO_CUDA_GPU", "deviceId", "name")
     names = names or {by_ordinal.get(ordinal, "") for _, ordinal in ran}
-    installed = {name for (name,) in read_rows(export, "TARGET_INFO_GPU", "name")}
+    installed = {name for (name,) in columns.read_rows(export, "TARGET_INFO_GPU", "name")}
     return ", ".join(sorted(names - {""}) or (installed if ran and len(installed) == 1 else []))

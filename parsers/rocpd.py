@@ -37,8 +37,6 @@ _UNNAMED = "[kernel without a name]"
 
 def sniff(path: Path) -> bool:
     """Return True for an SQLite file with the tables of rocpd or rocprof v1."""
-    if not path.is_file():
-        return False
     with path.open("rb") as file:
         head = file.read(1 << 16)
     if not head.startswith(b"SQLite format 3\0"):
@@ -151,15 +149,12 @@ class _Lookup:
     def _find(self, known: dict[tuple[Any, Any], Any], frame: pd.DataFrame, column: str) -> list[Any]:
         return [known.get(key) for key in zip(frame["guid"], frame[column], strict=True)]
 
-    def _number_guids(self, frame: pd.DataFrame) -> list[int]:
-        return [self._spaces.setdefault(guid, len(self._spaces)) for guid in frame["guid"]]
-
     def places(self, frame: pd.DataFrame) -> dict[str, Any]:
         """Return the times of each record, and its ``space``, ``process``, ``thread`` and ``correlation``."""
         return {
             "start": frame["start"],
             "end": frame["end"],
-            "space": self._number_guids(frame),
+            "space": [self._spaces.setdefault(guid, len(self._spaces)) for guid in frame["guid"]],
             "process": self._find(self._processes, frame, "pid"),
             "thread": self._find(self._threads, frame, "tid"),
             # 0 stands for a record without a call.

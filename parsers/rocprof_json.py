@@ -37,8 +37,6 @@ Record = Mapping[str, Any]
 
 def sniff(path: Path) -> bool:
     """Return True for JSON that begins as a trace of rocprof v1 or v3."""
-    if not path.is_file():
-        return False
     head = json_stream.read_head(path)
     if head.startswith(b"{") and f'"{_TOP}"'.encode() in head[:4096]:
         return True

@@ -30,8 +30,6 @@ _RECORD_SOMETHING = "Check that the profiled region ran between start and stop, 
 
 def sniff(path: Path) -> bool:
     """Return True for JSON that begins as a Chrome trace and is not one of rocprof."""
-    if not path.is_file():
-        return False
     head = json_stream.read_head(path)
     if not head.startswith((b"{", b"[")) or any(mark in head for mark in (b'"BeginNs"', b'"rocprofiler-sdk-tool"')):
         return False
@@ -184,13 +182,13 @@ def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attri
     cases, phases = placed.cases_and_phases(np.arange(len(placed.paths)))
     return pd.DataFrame(
         {
-            "case": _categories(cases, placed.path),
+            "case": groupby.labelled(placed.path, cases),
             "process": launches["thread"].map(trace.pids).astype("Float64").astype("Int64"),
             "device": launches["device"].astype("Float64").astype("Int64"),
             "stream": launches["stream"].astype("Float64").astype("Int64"),
-            "phase": _categories(phases, placed.path),
+            "phase": groupby.labelled(placed.path, phases),
             "kind": launches["kind"],
-            "kernel": _categories(trace.texts, launches["name"].astype(int).to_numpy()),
+            "kernel": groupby.labelled(launches["name"].astype(int).to_numpy(), trace.texts),
             "duration_ns": _ns(launches["dur"]),
         }
     )
@@ -210,11 +208,6 @@ def _kernels(trace: events.Trace, launches: pd.DataFrame, rows: pd.DataFrame) ->
         start + rows["duration_ns"].to_numpy(),
         communicates[launches["name"].astype(int).to_numpy()],
     )
-
-
-def _categories(texts: list[str], codes: np.ndarray) -> pd.Categorical:
-    inverse, unique = pd.factorize(np.array(texts, dtype=object))
-    return pd.Categorical.from_codes(inverse[codes], categories=pd.Index(unique))
 
 
 def _range_table(

@@ -84,6 +84,13 @@ def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(beside, said
     )
 
 
+def test_a_folder_is_not_offered_to_a_parser_that_reads_files(beside):
+    read(beside)
+    (beside / "folder.mine").mkdir()
+    (result,) = reader.ingest([Source(beside / "folder.mine", "folder.mine")], beside=beside)
+    assert isinstance(result, Refusal) and result.what == "is a folder, and not one that a profiler wrote"
+
+
 def test_a_launch_that_a_join_doubled_is_seen(beside):
     result = read(beside, rows=[*ROWS, ROWS[0]])
     assert isinstance(result, Refusal) and "its rows hold 5 launches, the file 3" in result.what

@@ -1,7 +1,8 @@
-"""Group rows of arrays by key, and unite the intervals of a group."""
+"""Group and label rows of arrays by key, and unite the intervals of a group."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def combine(*keys: Ints) -> tuple[Ints, Ints]:
     firsts = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.int64)
     firsts[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return codes, firsts
+
+
+def labelled(codes: Ints, labels: Sequence[Any]) -> pd.Categorical[Any]:
+    """Make a categorical from codes whose labels may repeat or be missing."""
+    code, categories = pd.factorize(np.array(labels, dtype=object))
+    return pd.Categorical.from_codes(code.astype(np.int32)[codes], pd.Index(categories))
 
 
 def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[np.float64]:

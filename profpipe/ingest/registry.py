@@ -53,7 +53,8 @@ def name_of(parser: ModuleType) -> str:
 def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     """Return the parser that knows the content of ``path``. Raises UnreadableFile where none does."""
     _check_content(path)
-    for parser in parsers:
+    able = [parser for parser in parsers if path.is_file() or getattr(parser, "READS_FOLDERS", False)]
+    for parser in able:
         with _blame(parser, path):
             if parser.sniff(path):
                 return parser

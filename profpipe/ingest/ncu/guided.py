@@ -95,7 +95,7 @@ def select(report: Path, launches: Sequence[Launch]) -> Selection:
     if guide is None:
         return Selection(list(launches))
     kernels = [launch for launch in launches if launch.kind == "kernel"]
-    cases = {schema.split_path(launch.path)[0] for launch in kernels}
+    cases = {_case_of(launch) for launch in kernels}
     # A report that was made after a crash has only the remaining cases. The range of a case is missing in a command.
     choices = [choice for choice in guide.choices if choice.case in cases or "" in cases]
     matches = [_match(choice, kernels, guide) for choice in choices]
@@ -130,8 +130,11 @@ def tables_of(
 
 def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[Launch | None, str, bool]:
     """Return (the launch of ``choice``, a sentence about it, whether it is the launch that was asked for)."""
-    of_kernel = [each for each in launches if each.name == choice.kernel and _may_be_of(choice.case, each)]
-    name = _shortened(choice.kernel)
+    of_kernel = [each for each in launches if each.name == choice.kernel and _case_of(each) in ("", choice.case)]
+    half = _NAME_WIDTH // 2
+    # Both ends of the name: they tell PyTorch's kernels apart.
+    is_long = len(choice.kernel) > _NAME_WIDTH
+    name = f"{choice.kernel[:half]}…{choice.kernel[-half:]}" if is_long else choice.kernel
     if not of_kernel:
         return None, f"not in the report: {name}, of which launch {choice.invocation} was asked for", False
     rank = guide.invocations.index(choice.invocation)
@@ -148,8 +151,8 @@ def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[La
     return taken, text, False
 
 
-def _may_be_of(case: str, launch: Launch) -> bool:
-    return schema.split_path(launch.path)[0] in ("", case)
+def _case_of(launch: Launch) -> str:
+    return schema.split_path(launch.path)[0]
 
 
 def _has_shape(launch: Launch, choice: Choice) -> bool:
@@ -165,9 +168,3 @@ def _describe(choice: Choice, name: str) -> str:
     alike = "1 launch" if len(choice.alike) == 1 else f"{len(choice.alike)} launches"
     shape = f"(grid {choice.grid}), of the shape with {100 * choice.share:.0f} % of that kernel's time ({alike})"
     return f"launch {choice.invocation}{of_all} of {name} {shape}"
-
-
-def _shortened(name: str) -> str:
-    """Keep both ends of the name: they tell PyTorch's kernels apart."""
-    half = _NAME_WIDTH // 2
-    return name if len(name) <= _NAME_WIDTH else f"{name[:half]}…{name[-half:]}"

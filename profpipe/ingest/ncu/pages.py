@@ -52,7 +52,7 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) < 19 else None
 
 
-def number(text: str, mark: str) -> float | None:
+def as_number(text: str, mark: str) -> float | None:
     """Parse a number without the instances in ``5 (2; 3)``; None for ``n/a``, ``nan`` and words."""
     return locale_numbers.number(text.partition(" (")[0].strip(), mark)
 
@@ -62,10 +62,10 @@ def add_row(launch: counters.Launch, cells: dict[str, str], mark: str) -> None:
     if rule := cells.get("Rule Name"):
         if cells.get("Rule Type") in ("OPT", "WRN"):
             is_local = cells.get("Estimated Speedup Type", "").lower() == "local"
-            launch.rules.append(counters.Rule(rule, number(cells.get("Estimated Speedup", ""), mark), is_local))
+            launch.rules.append(counters.Rule(rule, as_number(cells.get("Estimated Speedup", ""), mark), is_local))
         return
     unit = cells.get("Metric Unit", "")
-    name, value = _metric(cells.get("Metric Name", ""), unit), number(cells["Metric Value"], mark)
+    name, value = _metric(cells.get("Metric Name", ""), unit), as_number(cells["Metric Value"], mark)
     if name and value is not None:
         launch.values.setdefault(name, (value, unit))
         if cells.get("Section Name") == "Command line profiler metrics":
@@ -190,8 +190,10 @@ def read_csv(path: Path, lines: Sequence[str], first: int) -> Page:
         for place, cells in enumerate(segment.rows):
             if segment.is_long:
                 add_row(page.launch(number, cells), cells, mark)
-            else:
-                _add_columns(page.launch(number, cells, place), cells, segment, mark)
+                continue
+            values = {name: as_number(cells[name], mark) for name in segment.figures}
+            known = {n: (value, segment.units.get(n, "")) for n, value in values.items() if value is not None}
+            page.launch(number, cells, place).values.update(known)
     return page
 
 
@@ -212,14 +214,6 @@ def _records(path: Path, lines: Sequence[str], first: int) -> Iterator[tuple[int
         except (csv.Error, ValueError) as error:
             raise UnreadableFile(path, f"ncu's CSV is cut or damaged in line {at + 1} ({error})", RUN_AGAIN) from error
         yield at + 1, row
-
-
-def _add_columns(launch: counters.Launch, cells: dict[str, str], segment: _Segment, mark: str) -> None:
-    """Add a row of the raw page: every metric of the launch."""
-    for name in segment.figures:
-        value = number(cells[name], mark)
-        if value is not None:
-            launch.values[name] = (value, segment.units.get(name, ""))
 
 
 # --- the text page ---------------------------------------------------------------------------------------------------

@@ -96,7 +96,10 @@ def _read_work(export: Source, strings: Strings) -> Work:
         columns["name"] = np.array([number[label] for label in labels], dtype=np.int32)[columns["name"]]
     filled = [columns for columns, _ in parts if len(columns["start"])] or [parts[0][0]]
     # Each column is freed once it is joined: with ten million kernels two copies of all of them would not fit.
-    joined = {key: _joined([columns.pop(key) for columns in filled]) for key in list(filled[0])}
+    joined = {}
+    for key in list(filled[0]):
+        first, *others = (columns.pop(key) for columns in filled)
+        joined[key] = np.concatenate([first, *others]) if others else first
     sane = _sane(joined["start"], joined["end"])
     dropped = int(len(sane) - sane.sum())
     if dropped:
@@ -105,10 +108,6 @@ def _read_work(export: Source, strings: Strings) -> Work:
     if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
         raise Damaged("its times span more than 100 days: the file is damaged")
     return Work(**joined, names=names, dropped=dropped)
-
-
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
@@ -192,13 +191,10 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
     wrong = np.flatnonzero(columns["returnValue"])
     wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
     names = strings.of(columns["nameId"][wrong])
-    failed = Counter((_call_name(n), int(r)) for n, r in zip(names, columns["returnValue"][wrong], strict=True))
+    # Without the version of the signature: ``cudaLaunchKernel_v7000``.
+    plain = [re.sub(r"_v\d+$", "", name or "a call") for name in names]
+    failed = Counter((name, int(r)) for name, r in zip(plain, columns["returnValue"][wrong], strict=True))
     return Calls(columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, failed)
-
-
-def _call_name(name: str | None) -> str:
-    """Remove the version of the signature: ``cudaLaunchKernel_v7000``."""
-    return re.sub(r"_v\d+$", "", name or "a call")
 
 
 def launches(work: Work, calls: Calls) -> attribution.Launches:

@@ -49,8 +49,7 @@ def read_dispatches(table: CsvTable) -> schema.Tables:
         details=("device numbers are HSA agent ids",),
         read_with=siblings.names,
     )
-    recording = trace.Recording(both, siblings.ranges(), siblings.calls())
-    return csv_launches.place_with_counters(recording, values, origin, table)
+    return csv_launches.place_with_counters(siblings.recording(both), values, origin, table)
 
 
 def read_operations(table: CsvTable) -> schema.Tables:
@@ -63,8 +62,7 @@ def read_operations(table: CsvTable) -> schema.Tables:
     if left_out := len(table) - len(launches):
         notes.insert(0, f"{left_out} markers and barriers are no kernels and left out")
     origin = _origin("rocprofv2 hcc_ops_trace CSV", tuple(notes), read_with=siblings.names)
-    recording = trace.Recording(launches, siblings.ranges(), siblings.calls())
-    return csv_launches.place(recording, origin, table).tables
+    return csv_launches.place(siblings.recording(launches), origin, table).tables
 
 
 def read_roctx(table: CsvTable) -> schema.Tables:
@@ -113,14 +111,11 @@ class _Siblings:
     def _read(self, kind: str, *needed: str) -> CsvTable | None:
         return read_beside(self._folder / f"{kind}_{self._rest}", needed) if self._rest else None
 
-    def ranges(self) -> pd.DataFrame:
-        return self._marks.ranges(self._process, self._thread) if self._marks else trace.records(trace.RANGE, {})
-
-    def calls(self) -> pd.DataFrame:
-        if not self._api:
-            return trace.records(trace.CALL, {})
+    def recording(self, launches: pd.DataFrame) -> trace.Recording:
+        ranges = self._marks.ranges(self._process, self._thread) if self._marks else trace.records(trace.RANGE, {})
         columns = {"start": "Start_Timestamp", "end": "End_Timestamp", "correlation": "Correlation_ID"}
-        return trace.records(trace.CALL, {**self._api.all_numbers(columns), "process": self._process})
+        calls = {**self._api.all_numbers(columns), "process": self._process} if self._api else {}
+        return trace.Recording(launches, ranges, trace.records(trace.CALL, calls))
 
     def copies(self) -> pd.DataFrame:
         if not self._operations:

@@ -35,8 +35,7 @@ def read_dispatches(table: CsvTable) -> schema.Tables:
         correlation=table.numbers("Correlation_Id"),
     )
     launches = pd.concat([launches, siblings.copies(process)], ignore_index=True)
-    recording = trace.Recording(launches, siblings.ranges(), siblings.calls())
-    return csv_launches.place(recording, siblings.origin("kernel_trace", launches), table).tables
+    return csv_launches.place(siblings.recording(launches), siblings.origin("kernel_trace", launches), table).tables
 
 
 def read_counters(table: CsvTable) -> schema.Tables:
@@ -59,9 +58,8 @@ def read_counters(table: CsvTable) -> schema.Tables:
             "value": table.columns["Counter_Value"],
         }
     )
-    recording = trace.Recording(launches, siblings.ranges(), siblings.calls())
     origin = siblings.origin("counter_collection", launches)
-    return csv_launches.place_with_counters(recording, values, origin, table)
+    return csv_launches.place_with_counters(siblings.recording(launches), values, origin, table)
 
 
 def read_calls(table: CsvTable) -> schema.Tables:
@@ -181,11 +179,10 @@ class _Siblings:
         pids = {pid for table in tables for pid in table.numbers("Process_Id") if pid is not pd.NA}
         return pids.pop() if len(pids) == 1 else pd.NA
 
-    def ranges(self) -> pd.DataFrame:
-        return _ranges(self._markers) if self._markers else trace.records(trace.RANGE, {})
-
-    def calls(self) -> pd.DataFrame:
-        return trace.records(trace.CALL, _numbers(self._calls) if self._calls else {})
+    def recording(self, launches: pd.DataFrame) -> trace.Recording:
+        ranges = _ranges(self._markers) if self._markers else trace.records(trace.RANGE, {})
+        calls = trace.records(trace.CALL, _numbers(self._calls) if self._calls else {})
+        return trace.Recording(launches, ranges, calls)
 
     def copies(self, process: Any) -> pd.DataFrame:
         if self._copies is None:
