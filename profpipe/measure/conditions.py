@@ -120,10 +120,6 @@ class Conditions:
         return _aggregate(statistics.fmean, self._known("power_w"))
 
     @property
-    def power_max_w(self) -> float | None:
-        return _aggregate(max, self._known("power_w"))
-
-    @property
     def temperature_c(self) -> float | None:
         return _aggregate(max, self._known("temperature_c"))
 
@@ -157,27 +153,27 @@ class Conditions:
         return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
 
     @property
+    def findings(self) -> dict[Flag, str]:
+        """The flags that are set, each with the numbers behind it."""
+        low, high, median = self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz or 0.0
+        found = {}
+        if throttles := self.throttles:
+            causes = ", ".join(f"{name} in {100 * share:.0f} %" for name, share in throttles.items())
+            found[Flag.THROTTLED] = f"throttled: {causes} of {len(self.readings)} readings"
+        if low is not None and high is not None and high - low > _CLOCK_SPREAD * high:
+            clocks = f"between {low / 1e6:.0f} and {high / 1e6:.0f} MHz, median {median / 1e6:.0f} MHz"
+            found[Flag.CLOCK_SPREAD] = f"SM clock {clocks}"
+        if self.other_processes:
+            found[Flag.OTHER_PROCESS] = f"other processes on the GPU: {self.other_processes}"
+        return found
+
+    @property
     def flags(self) -> list[Flag]:
-        low, high = self.sm_clock_min_hz, self.sm_clock_max_hz
-        is_set = {
-            Flag.THROTTLED: bool(self.throttles),
-            Flag.CLOCK_SPREAD: low is not None and high is not None and high - low > _CLOCK_SPREAD * high,
-            Flag.OTHER_PROCESS: bool(self.other_processes),
-        }
-        return [flag for flag, holds in is_set.items() if holds]
+        return list(self.findings)
 
     @property
     def notes(self) -> list[str]:
-        """The numbers behind each flag, for the record."""
-        causes = ", ".join(f"{name} in {100 * share:.0f} %" for name, share in self.throttles.items())
-        clocks = (self.sm_clock_min_hz, self.sm_clock_max_hz, self.sm_clock_hz)
-        low, high, median = (f"{(hz or 0) / 1e6:.0f}" for hz in clocks)
-        by_flag = {
-            Flag.THROTTLED: f"throttled: {causes} of {len(self.readings)} readings",
-            Flag.CLOCK_SPREAD: f"SM clock between {low} and {high} MHz, median {median} MHz",
-            Flag.OTHER_PROCESS: f"other processes on the GPU: {self.other_processes}",
-        }
-        return [by_flag[flag] for flag in self.flags]
+        return list(self.findings.values())
 
     def metrics(self) -> dict[str, tuple[float, str]]:
         """Return the rows of the metrics table, name -> (value, unit), without unknown values."""
@@ -186,7 +182,7 @@ class Conditions:
             "sm_clock_min": (self.sm_clock_min_hz, "Hz"),
             "sm_clock_max": (self.sm_clock_max_hz, "Hz"),
             "power": (self.power_w, "W"),
-            "power_max": (self.power_max_w, "W"),
+            "power_max": (_aggregate(max, self._known("power_w")), "W"),
             "temperature": (self.temperature_c, "degC"),
         }
         return {name: (value, unit) for name, (value, unit) in rows.items() if value is not None}

@@ -101,7 +101,9 @@ def _run(spec_path: Path) -> None:
         if spec["profiler"] == "plain":
             time_cases(worker, earlier)
         else:
-            profile_cases(worker, spec_path.parent)
+            with capture_cases(spec, spec_path.parent, ranks) as region:
+                for case in spec["cases"]:
+                    worker.visit(case, functools.partial(profile_case, worker, case["id"], region))
         ranks.shutdown()
         events.write("finished", time=time.time())
 
@@ -325,12 +327,6 @@ def time_case(worker: Worker, name: str, case: rounds.TimedCase, params: dict[st
 
 
 # --- under a profiler ------------------------------------------------------------------------------------------------
-
-
-def profile_cases(worker: Worker, folder: Path) -> None:
-    with capture_cases(worker.spec, folder, worker.ranks) as region:
-        for case in worker.spec["cases"]:
-            worker.visit(case, functools.partial(profile_case, worker, case["id"], region))
 
 
 def profile_case(worker: Worker, name: str, region: Region, params: dict[str, Any]) -> CaseEnd:

@@ -102,7 +102,7 @@ def _gpu(library: Any, handle: Any) -> dict[str, Any]:
         "name": lambda: library.nvmlDeviceGetName(handle),
         "uuid": lambda: library.nvmlDeviceGetUUID(handle),
         "driver": library.nvmlSystemGetDriverVersion,
-        "cuda": lambda: _version_text(library.nvmlSystemGetCudaDriverVersion_v2()),
+        "cuda": lambda: "{}.{}".format(*divmod(library.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)),
         "memory_bytes": lambda: library.nvmlDeviceGetMemoryInfo(handle).total,
         "compute_capability": lambda: list(library.nvmlDeviceGetCudaComputeCapability(handle)),
         "cores": lambda: library.nvmlDeviceGetNumGpuCores(handle),
@@ -123,10 +123,6 @@ def _gpu(library: Any, handle: Any) -> dict[str, Any]:
         per_sm = 64 if tuple(capability) == (8, 0) else _CORES_PER_SM[capability[0]]
         gpu["sm_count"] = cores // per_sm
     return gpu
-
-
-def _version_text(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def peaks(gpu: Mapping[str, Any]) -> dict[str, Any]:

@@ -136,9 +136,6 @@ def main(argv: Sequence[str]) -> int:
     return errors.OK
 
 
-# --- copy and matmuls ------------------------------------------------------------------------------------------------
-
-
 def _timed(fn: Callable[[], object], kind: str, rule: sampling.StoppingRule) -> dict[str, Any]:
     sampling.warm_up_until_stable(fn, device=kind, min_calls=3, budget_s=rule.budget_s / 2)
     samples = sampling.sample(fn, device=kind, rule=rule, range_name="", annotate=lambda _: nullcontext())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +74,12 @@ def _kernels(options: Mapping[str, Any]) -> list[str]:
         return []
     pattern = f"^{''.join(parts)}"
     if options.get("kernels") == "guided":
-        invocations = _any_of([str(number) for number in options["invocations"]])
-        chosen = f"::regex:{_without_colons(pattern)}:{invocations}"
-        return ["--kernel-name-base", "demangled", "--kernel-id", chosen]
+        # Colons divide the parts of --kernel-id.
+        pattern = pattern.replace("(?:", "(").replace(":", ".")
+        numbers = [str(number) for number in options["invocations"]]
+        invocations = numbers[0] if len(numbers) == 1 else f"^({'|'.join(numbers)})$"
+        return ["--kernel-name-base", "demangled", "--kernel-id", f"::regex:{pattern}:{invocations}"]
     return ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern}"]
-
-
-def _any_of(numbers: Sequence[str]) -> str:
-    """Return one number, or a regular expression of several."""
-    return numbers[0] if len(numbers) == 1 else f"^({'|'.join(numbers)})$"
-
-
-def _without_colons(pattern: str) -> str:
-    """Remove colons, which divide the parts of ``--kernel-id``, from the regular expression."""
-    return pattern.replace("(?:", "(").replace(":", ".")
 
 
 def artifacts(job: Job) -> list[Path]:

@@ -28,11 +28,8 @@ def find(ask: Ask) -> Tool | Missing:
     answer = ask([path, "--version"]) or ""
     if match := _VERSION.search(answer):
         return Tool(NAME, match[1], path)
-    return Missing(NAME, f"{path} does not start: {_last_line(answer)}", "Install Nsight Systems again.")
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no output"])[-1]
+    last_line = (answer.strip().splitlines() or ["no output"])[-1]
+    return Missing(NAME, f"{path} does not start: {last_line}", "Install Nsight Systems again.")
 
 
 def report(job: Job) -> Path:

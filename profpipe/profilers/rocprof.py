@@ -38,36 +38,25 @@ def _version(ask: Ask, path: str, variant: str) -> str:
 
 
 def commands(job: Job) -> list[Command]:
+    """Trace HIP, so that a file has the call of each kernel; else ranges are known by time only.
+
+    rocprofv3 is asked for CSV: from ROCm 7 on its default is a database. Its ``--stats`` alone records nothing. In v1
+    ``--hip-trace`` implies time stamps, and writes the kernels' ranges.
+    """
     assert isinstance(job.tool, Tool)
-    variant = job.tool.variant
+    variant, folder = job.tool.variant, str(job.folder)
+    options = {
+        "rocprofv3": [
+            "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--hip-trace", "--stats",
+            "-d", folder, "-o", job.stem, "-f", "csv", "--",
+        ],
+        "rocprofv2": ["--kernel-trace", "--roctx-trace", "--hip-trace", "-d", folder, "-o", job.stem],
+        "rocprof": ["--hip-trace", "--roctx-trace", "-o", f"{folder}/{job.stem}.csv"],
+    }  # fmt: skip
+    argv = (job.tool.path, *options[variant], *workload_argv(job))
     env = {} if variant == "rocprofv3" else {"PROFPIPE_ROCTX": "libroctx64"}
-    return [Command(tuple(_ARGV[variant](job)), makes_like=_MAKES[variant].format(job.stem), env=env)]
+    return [Command(argv, makes_like=_MAKES[variant].format(job.stem), env=env)]
 
-
-def _v3(job: Job) -> list[str]:
-    """Request CSV: from ROCm 7 on the default is a database. ``--stats`` alone records nothing."""
-    assert isinstance(job.tool, Tool)
-    return [
-        job.tool.path, "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--hip-trace", "--stats",
-        "-d", str(job.folder), "-o", job.stem, "-f", "csv", "--", *workload_argv(job),
-    ]  # fmt: skip
-
-
-def _v2(job: Job) -> list[str]:
-    """Trace HIP: without ``--hip-trace`` no file has the call of a kernel, and its range is known by time only."""
-    assert isinstance(job.tool, Tool)
-    trace = ["--kernel-trace", "--roctx-trace", "--hip-trace"]
-    return [job.tool.path, *trace, "-d", str(job.folder), "-o", job.stem, *workload_argv(job)]
-
-
-def _v1(job: Job) -> list[str]:
-    """Trace HIP: ``--hip-trace`` implies ``--stats``, which implies time stamps, and writes the kernels' ranges."""
-    assert isinstance(job.tool, Tool)
-    csv = str(job.folder / f"{job.stem}.csv")
-    return [job.tool.path, "--hip-trace", "--roctx-trace", "-o", csv, *workload_argv(job)]
-
-
-_ARGV = {"rocprofv3": _v3, "rocprofv2": _v2, "rocprof": _v1}
 
 #: Patterns of the files that the tools write.
 _MAKES = {"rocprofv3": "{}*_kernel_trace.csv", "rocprofv2": "*{}*.csv", "rocprof": "{}*"}

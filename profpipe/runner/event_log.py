@@ -70,10 +70,6 @@ class EventLog:
         elif kind == "case_ended":
             self._visits[case] = _ALL
 
-    def _find_visit(self, case: str) -> Visit:
-        turn = min(self._visits[case], self._rounds)
-        return Visit(sum(visits >= turn for visits in self._visits.values()), turn, self._rounds)
-
     def _take(self, event: dict[str, Any]) -> None:
         kind, case = event.get("event"), event.get("case", "")
         self._count_visit(event)
@@ -83,7 +79,9 @@ class EventLog:
             self._rounds = int(event.get("rounds") or 1)
         elif kind == "case_started" and case not in self.ended:
             self.inside, self.inside_since = case, time.monotonic()
-            self._listener.case_started(case, self._find_visit(case))
+            turn = min(self._visits[case], self._rounds)
+            number = sum(visits >= turn for visits in self._visits.values())
+            self._listener.case_started(case, Visit(number, turn, self._rounds))
         elif kind == "case_ended":
             self.ended[case] = outcome = _outcome(event)
             self.inside = None if self.inside == case else self.inside

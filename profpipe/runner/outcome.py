@@ -141,9 +141,6 @@ def _explain_exit(ended: CommandEnd, job: Job, *, in_case: bool) -> CaseOutcome:
     return CaseOutcome(status, Cause.EXIT, failure_reasons.describe_exit(returncode, ended.log))
 
 
-# --- attempts of an earlier runner -----------------------------------------------------------------------------------
-
-
 def cut_off(job: Job, recorded: Mapping[str, CaseOutcome], *, keeps_ended_cases: bool) -> Attempt:
     """Return the attempt whose process was running when its runner was killed.
 
