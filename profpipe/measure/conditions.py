@@ -13,17 +13,14 @@ from profpipe.measure.flags import Flag
 
 #: ``nvmlClocksEventReason...``, up to driver 535 ``nvmlClocksThrottleReason...``: the bits are the same (nvml.h).
 _IDLE: Final = 0x1
-_REASONS: Final = {
-    0x2: "application clocks",
+#: The reasons that slow the clock and are no user's setting.
+_THROTTLES: Final = {
     0x4: "software power cap",
     0x8: "hardware slowdown",
-    0x10: "sync boost",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
-    0x100: "display clocks",
 }
-_THROTTLES: Final = (0x4, 0x8, 0x20, 0x40, 0x80)
 
 #: A reason counts from this share of the readings on: one reading in a hundred does not change a median.
 _LEAST_SHARE: Final = 0.05
@@ -55,13 +52,6 @@ class Reading:
     @property
     def is_idle(self) -> bool:
         return bool((self.reasons or 0) & _IDLE)
-
-    @property
-    def is_slowed(self) -> bool:
-        """Return True if the clock is noticeably below the highest, or unknown."""
-        if self.sm_clock_hz is None or self.highest_hz is None:
-            return True
-        return self.sm_clock_hz < (1 - _THROTTLED_SHARE) * self.highest_hz
 
 
 @dataclass(frozen=True)
@@ -124,30 +114,23 @@ class Conditions:
         return _aggregate(max, self._known("temperature_c"))
 
     @property
-    def reasons(self) -> dict[str, float]:
-        """The reasons for a clock below the highest, each with its share of the readings."""
-        known = self._known("reasons")
-        counts = {name: sum(bool(int(bits) & bit) for bits in known) for bit, name in _REASONS.items()}
-        return {name: count / len(known) for name, count in counts.items() if count}
-
-    @property
     def throttles(self) -> dict[str, float]:
         """The reasons that slowed the clock and are no user's setting, each with its share of the readings."""
         known = [reading for reading in self.readings if reading.reasons is not None]
+        slowed = [reading.reasons or 0 for reading in known if self._is_slowed(reading)]
         shares = {
-            _REASONS[bit]: sum(bool((reading.reasons or 0) & bit) and self._is_slowed(reading) for reading in known)
-            / len(known)
-            for bit in _THROTTLES
-            if known
+            name: sum(bool(bits & bit) for bits in slowed) / len(known) for bit, name in _THROTTLES.items() if known
         }
         return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
 
     def _is_slowed(self, reading: Reading) -> bool:
-        """Return True if the clock was noticeably below the highest: by the counts, else by the reading."""
+        """Return True if the clock was noticeably below the highest, by the counts, else by the reading; or unknown."""
         lowest, median, highest = self.sm_clock_min_hz, self.sm_clock_hz, reading.highest_hz
-        if self._counted and lowest is not None and median is not None and highest is not None:
+        if highest is None:
+            return True
+        if self._counted and lowest is not None and median is not None:
             return lowest < (1 - _THROTTLED_SHARE) * highest or median < (1 - _THROTTLED_MEDIAN_SHARE) * highest
-        return reading.is_slowed
+        return reading.sm_clock_hz is None or reading.sm_clock_hz < (1 - _THROTTLED_SHARE) * highest
 
     def _known(self, name: str) -> list[float]:
         return [value for reading in self.readings if (value := getattr(reading, name)) is not None]
