@@ -275,7 +275,7 @@ def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
 def test_sums_over_all_iterations_are_said_to_be_that(tmp_path: Path) -> None:
     text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
     assert "**6 kernel launches, 5.00 us in all: add 80.0 % and copy 20.0 % of it.**" in text
-    assert "Sums over all iterations (nsys): the file does not say how many there were." in text
+    assert "Sums over the whole recording (nsys): the file does not say how many iterations it has." in text
     assert "/call" not in text
 
 

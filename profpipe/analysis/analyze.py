@@ -25,6 +25,7 @@ from profpipe.analysis import (
     profiler_agreement,
     ranks,
     roofline,
+    steps,
     study_tables,
     validity,
     winner,
@@ -38,12 +39,14 @@ from profpipe.analysis.findings.workloads import (
     Axes,
     CaseResult,
     Findings,
+    Iteration,
     Limit,
     Shape,
     SwitchCost,
     Unreliability,
     WorkloadFindings,
 )
+from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.roofline import Rates
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
@@ -92,11 +95,14 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     frames = {table.name: getattr(tables, table.name) for table in ALL}
     own = Tables(**{table: frame[frame["workload"] == name] for table, frame in frames.items()})
     planned = [case for job in run.jobs_of(name) for case in job.cases]
-    layout, index = lay_out(own, declared, planned), CaseIndex.of(own)
     is_command = bool(declared.get("command"))
+    layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
     breakdowns = index.breakdowns(once=is_command)
     basis = choose_basis(index, breakdowns)
-    return WorkloadData(name, declared, layout, index, breakdowns, basis, validity.preferred(own.kernels))
+    profiler = validity.preferred(own.kernels)
+    if index.step_totals and profiler not in {name for _, name in index.step_totals}:
+        profiler = next(name for name in PREFERENCE if name in {name for _, name in index.step_totals})
+    return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
 
 
 def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreliability]) -> WorkloadFindings:
@@ -110,12 +116,16 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreli
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
-    kernel_phases = {id: kernel_breakdown.phases(totals, id, count) for id, count, totals in divided}
+    # The ranges of a program are of the whole recording, also where its kernels are those of a step.
+    whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
+    kernel_phases = {id: kernel_breakdown.phases(whole[id], id, count) for id, count, _ in divided}
     highest_clock = _highest_clock(run, name)
+    own_steps = steps.find_steps(index, cases, declared)
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
         profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])
         for id, case in cases.items()
+        if own_steps.of(id) is None
     )
     requested = (run.pipeline.get("report") or {}).get("top_kernels")
     top = (kernel_breakdown.top_kernels(totals, id, count, requested or TOP) for id, count, totals in divided)
@@ -138,7 +148,10 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreli
         phases=tuple(itertools.chain.from_iterable(kernel_phases.values())),
         phase_work=tuple(_phase_work(index, cases, kernel_phases, rates)),
         host_phases=tuple(phases.find_host_phases(index.tables.ranges, cases.keys() - data.breakdowns.keys())),
-        ranks=tuple(ranks.find_ranks(index, layout.params)),
+        # The ranks of a program with steps are among its steps.
+        ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
+        steps=own_steps,
+        iteration=_iteration(data),
         memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         overheads=tuple(roofline.overheads(index.numbers)),
@@ -151,6 +164,17 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreli
         highest_clock=highest_clock,
         tolerance=declared.get("tolerance") or {},
     )
+
+
+def _iteration(data: WorkloadData) -> Iteration:
+    """Return what the kernel times of the workload are of."""
+    profiler = data.profiler or ""
+    if any(name == profiler for _, name in data.recorded.step_totals):
+        return Iteration.STEP
+    if data.declared.get("command"):
+        return Iteration.PROCESS
+    own = (found[profiler] for found in data.breakdowns.values() if profiler in found)
+    return Iteration.CALL if all(each.iterations is not None for each in own) else Iteration.CAPTURE
 
 
 def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from profpipe.analysis.findings.workloads import KernelBreakdown
 from profpipe.analysis.kernel_breakdown import break_down
-from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, case_ranges, rows, sum_kernels
+from profpipe.analysis.kernel_totals import (
+    COPIES,
+    CaseRange,
+    KernelTotals,
+    Key,
+    case_ranges,
+    count_ranks,
+    rows,
+    sum_kernels,
+)
 from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_PREFIX, PROCESS_WALL, RANK_PREFIX, Tables
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
@@ -22,6 +31,9 @@ OF_ITS_PROCESS = (
 )  # fmt: skip
 
 _APART = (RANK_PREFIX, DEVICE_PREFIX)
+
+#: The prefix of metrics of a program's steps.
+_STEP = "step_"
 
 
 @dataclass(frozen=True)
@@ -37,10 +49,14 @@ class Number:
 
 @dataclass(frozen=True)
 class CaseIndex:
-    """The tables of one workload by case. Numbers of `plain` of a case that failed are left out: they are no result."""
+    """The tables of one workload by case. Numbers of `plain` of a case that failed are left out: they are no result.
+
+    ``totals`` are those of a steady step where a case has steps (``step_totals``), else of the whole recording
+    (``capture_totals``). Those of a command with several ranks are means over them.
+    """
 
     tables: Tables
-    totals: Mapping[Key, KernelTotals]
+    capture_totals: Mapping[Key, KernelTotals]
     ranges: Mapping[Key, CaseRange]
     #: (case, profiler, subject) -> metric -> its row; of a number recorded twice by a resumed run, the last.
     numbers: Mapping[tuple[str, str, str], Mapping[str, Number]]
@@ -48,9 +64,13 @@ class CaseIndex:
     by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
+    #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps.
+    step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
+    #: The ranks whose mean the totals are, where they are means.
+    rank_counts: Mapping[Key, int]
 
     @classmethod
-    def of(cls, tables: Tables) -> CaseIndex:
+    def of(cls, tables: Tables, is_command: bool = False) -> CaseIndex:
         statuses: dict[str, dict[str, str]] = {}
         flags: dict[Key, tuple[str, ...]] = {}
         for case, profiler, status, text in rows(tables.cases, "case", "profiler", "status", "flags"):
@@ -58,15 +78,19 @@ class CaseIndex:
             flags[case, profiler] = tuple(json.loads(text or "[]"))
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
         by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
+        steps: dict[Key, dict[str, dict[str, Number]]] = {}
         # A rule of ncu counts also without an estimate.
         is_known = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith(RULE)
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
         for case, profiler, subject, metric, *row in rows(tables.metrics[is_known], *names):
             failed = profiler == "plain" and statuses.get(case, {}).get(profiler) in FAILED
-            if failed and metric.startswith((*OF_ITS_PROCESS, "peak_")):
+            if failed and metric.startswith((*OF_ITS_PROCESS, "peak_", _STEP)):
                 continue
             if subject.startswith(PROCESS_PREFIX):
                 continue  # the case has the numbers of all its processes
+            if metric.startswith(_STEP):
+                steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
+                continue
             if subject.startswith(_APART):
                 own = by_rank.setdefault((case, profiler), {}).setdefault(subject, {})
             else:
@@ -74,7 +98,58 @@ class CaseIndex:
             number = Number(*row)
             # A rule may have both a global and a local estimate.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
-        return cls(tables, sum_kernels(tables.kernels), case_ranges(tables.ranges), numbers, by_rank, statuses, flags)
+        totals, counts = sum_kernels(tables.kernels), count_ranks(tables.kernels) if is_command else {}
+        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in totals.items()}
+        in_steps = tables.steps.groupby(["case", "profiler"], sort=False)["rank"].nunique().reset_index()
+        counts |= {(case, profiler): n for case, profiler, n in rows(in_steps, "case", "profiler", "rank")}
+        return cls(tables, totals, case_ranges(tables.ranges), numbers, by_rank, statuses, flags, steps, counts)
+
+    @functools.cached_property
+    def step_times(self) -> Mapping[Key, Number]:
+        """The time of a steady step, as the mean over ranks."""
+        times = ((key, numbers.get("step_time", {})) for key, numbers in self.step_numbers.items())
+        return {key: subjects[""] for key, subjects in times if "" in subjects}
+
+    @functools.cached_property
+    def copies(self) -> Set[str]:
+        """The names of copies and sets, which are no kernels."""
+        kernels = self.tables.kernels
+        return set(kernels.loc[kernels["kind"].isin(COPIES), "kernel"])
+
+    @functools.cached_property
+    def step_totals(self) -> Mapping[Key, KernelTotals]:
+        """The kernels of a steady step, as the mean over ranks."""
+        return {
+            key: self._step_totals(self.capture_totals[key], numbers)
+            for key, numbers in self.step_numbers.items()
+            if "step_kernel_time" in numbers and key in self.capture_totals
+        }
+
+    def _step_totals(self, capture: KernelTotals, numbers: Mapping[str, Mapping[str, Number]]) -> KernelTotals:
+        times, launches = numbers["step_kernel_time"], numbers.get("step_launches", {})
+        calls = {name: launches[name].value if name in launches else 0.0 for name in times}
+        copies = self.copies & times.keys()
+        copies_ns = sum(times[name].value for name in copies)
+        own = KernelTotals(copies=sum(calls[name] for name in copies), copies_ns=copies_ns, streams=capture.streams)
+        # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
+        # whole recording, and their launches vary like its launches.
+        for kernel, (all_calls, all_ns) in capture.work.items():
+            name = kernel.name
+            if name in times and name not in copies and all_ns:
+                share = all_ns / capture.by_name[name][1]
+                square = capture.squares[name] * share * calls[name] / capture.by_name[name][0] if all_calls else 0.0
+                own.add(kernel, share * calls[name], share * times[name].value, square, *capture.ends[name])
+        return own
+
+    @functools.cached_property
+    def totals(self) -> Mapping[Key, KernelTotals]:
+        """The kernels of a steady step where a profiler found steps in any case, else of the whole recording.
+
+        A step and a whole recording are not compared: a case without steps beside others with steps has no totals.
+        """
+        with_steps = {profiler for _, profiler in self.step_totals}
+        whole = {key: own for key, own in self.capture_totals.items() if key[1] not in with_steps}
+        return {**whole, **self.step_totals}
 
     @functools.cached_property
     def recorders(self) -> Mapping[str, Set[str]]:
@@ -86,13 +161,17 @@ class CaseIndex:
         return found
 
     def breakdowns(self, once: bool) -> dict[str, dict[str, KernelBreakdown]]:
-        """Return the kernel breakdowns by case and profiler. ``once``: a command runs one iteration."""
+        """Return the kernel breakdowns by case and profiler: of a steady step, of a call, or of everything.
+
+        ``once``: a command without steps runs one iteration.
+        """
         found: dict[str, dict[str, KernelBreakdown]] = {}
         for (case, profiler), own in self.totals.items():
-            own_range = self.ranges.get((case, profiler), CaseRange())
+            own_range, is_step = self.ranges.get((case, profiler), CaseRange()), (case, profiler) in self.step_totals
             counted = self.numbers.get((case, profiler, ""), {}).get("iterations") if case else None
             # The instances of the range, else the count of the harness.
-            count = own_range.instances or (int(counted.value) if counted else 0) or (1 if once else None)
+            count = own_range.instances or (int(counted.value) if counted else 0) or (1 if once or is_step else None)
             if divided := break_down(profiler, own, count, own_range):
-                found.setdefault(case, {})[profiler] = divided
+                ranks = self.rank_counts.get((case, profiler), 1)
+                found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
         return found

@@ -25,12 +25,18 @@ _TIMED: Final = {"time": "time", "wall": PROCESS_WALL}
 
 
 def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelBreakdown]]) -> Basis | None:
-    """Return the measured calls, unless another quantity has at least twice as many cases.
+    """Return the first quantity that at least half as many cases have as any other.
 
-    The others are the wall times of processes, then the kernel sums of the profilers.
+    First come the steps of a program, without a profiler, then under one; then measured calls, the wall times of
+    processes, and the kernel sums of the profilers.
     """
-    plain = [own for key, own in index.numbers.items() if key[1:] == ("plain", "")]
-    counts = {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
+    profilers = ("plain", *kernel_breakdown.PREFERENCE)
+    with_steps = {name: {case for case, own in index.step_times if own == name} for name in profilers}
+    counts = {Basis(name, "step"): len(cases) for name, cases in with_steps.items()}
+    plain = [
+        own for (case, *key), own in index.numbers.items() if key == ["plain", ""] and case not in with_steps["plain"]
+    ]
+    counts |= {Basis("plain", quantity): sum(name in own for own in plain) for quantity, name in _TIMED.items()}
     for profiler in kernel_breakdown.PREFERENCE:
         seen = [own[profiler] for own in breakdowns.values() if profiler in own]
         if seen:
@@ -100,7 +106,8 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
         breakdown = breakdowns.get(basis.profiler)
         return Measure(breakdown.total.ns, breakdown.iterations) if breakdown else None
     own: Mapping[str, Number] = index.numbers.get((case, basis.profiler, ""), {})
-    if (time := own.get(_TIMED[basis.quantity])) is None:
+    time = index.step_times.get((case, basis.profiler)) if basis.quantity == "step" else own.get(_TIMED[basis.quantity])
+    if time is None:
         return None
     p10, p90 = (own[name].value if name in own else None for name in ("time_p10", "time_p90"))
     n = None if pd.isna(time.n) else int(time.n)

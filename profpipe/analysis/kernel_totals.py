@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,11 @@ Key = tuple[str, str]
 _HIGH_VARIATION = 0.05
 
 #: Kinds that are no kernels.
-_COPIES = ("memcpy", "memset")
+COPIES = ("memcpy", "memset")
+
+#: A process and device with less than this share of the busiest one's kernel time is no rank: one process of torchrun
+#: may touch the device of another.
+_LEAST_RANK = 0.01
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,22 @@ class KernelTotals:
         around = 2 * math.sqrt(max(0.0, self.squares[name] - ns**2 / calls) / max(1.0, calls - 1))
         return ns / calls - around, ns / calls + around
 
+    def divided_by(self, number: float) -> KernelTotals:
+        """Return the totals of one of ``number`` ranks or iterations: their mean."""
+
+        def divide(sums: Mapping[Any, tuple[float, float]]) -> dict[Any, tuple[float, float]]:
+            return {key: (calls / number, ns / number) for key, (calls, ns) in sums.items()}
+
+        return replace(
+            self,
+            kernels=divide(self.kernels),
+            operators=divide(self.operators),
+            copies_ns=self.copies_ns / number,
+            copies=self.copies / number,
+            phases=divide(self.phases),
+            squares={name: square / number for name, square in self.squares.items()},
+        )
+
     def add(
         self, kernel: Kernel, calls: float, ns: float, squares: float, least: float = -math.inf, most: float = math.inf
     ) -> None:
@@ -132,11 +152,11 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
     sums = timed.groupby([*key, *named], sort=False, dropna=False).agg(how).reset_index()
     for case, profiler, name, cls, family, kind, *numbers in rows(sums, *key, *named, *how):
         own = found[case, profiler]
-        if kind in _COPIES:
+        if kind in COPIES:
             own.copies, own.copies_ns = own.copies + numbers[0], own.copies_ns + numbers[1]
         else:
             own.add(Kernel(name, cls, family, kind), *numbers)
-    work = timed[~timed["kind"].isin(_COPIES)]
+    work = timed[~timed["kind"].isin(COPIES)]
     sums = work.groupby([*key, "phase"], sort=False, dropna=False)[["calls", "total_ns"]].sum().reset_index()
     for case, profiler, phase, calls, ns in rows(sums, *key, "phase", "calls", "total_ns"):
         found[case, profiler].phases[phase] = (calls, ns)
@@ -144,6 +164,22 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
     for case, profiler, stream in rows(streams, *key, "stream"):
         found[case, profiler].streams.add(int(stream))
     return found
+
+
+def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
+    """Count the processes and devices that ran the kernels of each case under each profiler.
+
+    ncu may run a program several times, so only its devices count.
+    """
+    key = ["case", "profiler"]
+    own = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
+    # Only the device of ncu's launches tells ranks apart.
+    apart = own["profiler"] != "ncu"
+    own = own.assign(source=own["source"].where(apart, ""), process=own["process"].where(apart))
+    sums = own.groupby([*key, "source", "process", "device"], sort=False, dropna=False)["total_ns"].sum()
+    largest = sums.groupby(key).transform("max")
+    counts = sums[sums >= _LEAST_RANK * largest].groupby(key, sort=False).size()
+    return {(str(case), str(profiler)): int(n) for (case, profiler), n in counts.items()}
 
 
 def case_ranges(ranges: pd.DataFrame) -> dict[Key, CaseRange]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings
+from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings, Iteration, WorkloadFindings
 from profpipe.report.document import Code, Text, join
 from profpipe.results.manifest import Manifest
 
@@ -52,12 +52,24 @@ def of_workload(name: str, findings: Findings) -> Text:
     return (" of ", Code(name)) if len(findings.workloads) > 1 else ""
 
 
+def iteration(workload: WorkloadFindings) -> str:
+    """Return what kernel times are of: ``call``, ``step``, ``process``."""
+    return "call" if workload.iteration is Iteration.CAPTURE else workload.iteration.value
+
+
+def per_iteration(workload: WorkloadFindings) -> str:
+    """Return ``/call`` or ``/step``, which follows the unit of a kernel time; empty where times are of everything."""
+    return {Iteration.CALL: "/call", Iteration.STEP: "/step"}.get(workload.iteration, "")
+
+
 def quantity(basis: Basis | None) -> str:
     """What the times of a workload are, in words."""
     if basis is None:
         return ""
     if basis.quantity == "time":
         return "median time of a call"
+    if basis.quantity == "step":
+        return "median time of a steady step" + ("" if basis.profiler == "plain" else f" ({basis.profiler})")
     if basis.quantity == "wall":
         return "process wall time, start-up included"
     if basis.quantity == "cpu_op":
@@ -69,6 +81,7 @@ def of_what(basis: Basis | None) -> str:
     """``per call``: what follows a time in a sentence."""
     words = {
         "time": "per call",
+        "step": "per step",
         "wall": "of process wall time",
         "kernel": "of kernel time per call",
         "cpu_op": "of CPU operators' self time per call",

@@ -37,6 +37,9 @@ from profpipe.report.sections import (
     plots,
     ranks,
     roofline,
+    step_list,
+    step_times,
+    steps,
     studies,
     study_plots,
     switch_cost,
@@ -73,11 +76,13 @@ def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
         *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (flags.flags(findings.workloads),)),
         warnings.warnings(findings, run),
+        *(steps.steps(workload) for workload in findings.workloads if is_alone),
         classification.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.is_first]),
         study_plots.study_plots(findings.plots),
         *(section for workload in findings.workloads
-          for section in (*(() if is_alone else answers[workload.name]), *_workload_sections(workload, findings))),
+          for section in (*(() if is_alone else (*answers[workload.name], steps.steps(workload))),
+                          *_workload_sections(workload, findings))),
         not_run.failures(findings),
         not_run.unfinished(findings),
         not_run.skipped(findings),
@@ -95,6 +100,9 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     part = selection.select(workload, findings.workloads)
     if note := selection.note(workload, findings.workloads):
         yield Section("selection", "", summary=note, workload=workload.name)
+    yield step_times.ranks(workload)
+    yield step_list.outliers(workload)
+    yield step_times.by_profiler(workload)
     yield kernel_share.kernel_share(part)
     yield switch_cost.switch_cost(part)
     yield roofline.limits(workload, part)
@@ -108,6 +116,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield memory.memory(workload)
     yield ranks.ranks(part)
     yield kernels.kernels(part)
+    yield step_list.every_step(workload)
 
 
 def write(document: Document, folder: Path, template: Path) -> None:

@@ -109,10 +109,11 @@ def _comparison(workload: WorkloadFindings, findings: Findings) -> str:
     parts = [_cases(workload, timed)]
     for shape in workload.shapes:
         place = f", {in_words(shape.axes)}" if shape.axes else ""
-        share = kernel_share.by_category(shape, workload.is_per_call)
+        share = kernel_share.by_category(shape, labels.per_iteration(workload))
         parts.append(write_table(replace(share, title=f"Kernel share ({workload.kernel_profiler}){place}")))
         if shape.switch_costs:
-            parts.append(write_table(replace(switch_cost.table(shape), title=f"{switch_cost.TITLE}{place}")))
+            costs = switch_cost.table(shape, of=labels.iteration(workload))
+            parts.append(write_table(replace(costs, title=f"{switch_cost.TITLE}{place}")))
     if is_shortened:
         parts.append(write_table(roofline.table(workload, timed, False, "What limits it")))
         parts.append(write_table(replace(phases.kernel_phases(workload, timed), title="By phase")))

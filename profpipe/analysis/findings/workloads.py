@@ -15,6 +15,7 @@ from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
 from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
 from profpipe.analysis.findings.ranks import RankResult
+from profpipe.analysis.findings.steps import StepFindings
 from profpipe.analysis.findings.studies import Study
 from profpipe.analysis.findings.warnings import (
     Coverage,
@@ -101,6 +102,8 @@ class KernelBreakdown:
     span_ns: float | None = None
     #: memcpy and memset, which are not in ``total``.
     copies: ClassTotal = ClassTotal()
+    #: The ranks whose mean the numbers are.
+    ranks: int = 1
 
     def category(self, name: str) -> ClassTotal:
         return self.categories.get(name, ClassTotal())
@@ -119,8 +122,8 @@ class KernelBreakdown:
 class Basis:
     """The quantity that a workload's times are.
 
-    ``quantity``: ``time`` (measured calls), ``wall`` (processes of a command without steps), ``kernel`` or ``cpu_op``
-    (sums).
+    ``quantity``: ``time`` (measured calls), ``step`` (steady steps of a program), ``wall`` (processes of a command
+    without steps), ``kernel`` or ``cpu_op`` (sums).
     """
 
     profiler: str
@@ -128,8 +131,17 @@ class Basis:
 
     @property
     def is_timed(self) -> bool:
-        """True if calls or processes were timed, not kernels summed."""
-        return self.quantity in ("time", "wall")
+        """True if calls, steps or processes were timed, not kernels summed."""
+        return self.quantity in ("time", "step", "wall")
+
+
+class Iteration(str, Enum):
+    """What the kernel times of a workload are of."""
+
+    CALL = "call"  # a measured call of a script
+    STEP = "step"  # a steady step of a program
+    PROCESS = "process"  # a command without steps, from its start to its end
+    CAPTURE = "capture"  # a file with an unknown number of iterations
 
 
 class Limiter(str, Enum):
@@ -405,6 +417,8 @@ class WorkloadFindings:
     #: Of cases without kernels.
     host_phases: tuple[HostPhase, ...] = ()
     memory: tuple[Memory, ...] = ()
+    steps: StepFindings = field(default_factory=StepFindings)
+    iteration: Iteration = Iteration.CALL
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     overheads: tuple[Overhead, ...] = ()
@@ -439,8 +453,8 @@ class WorkloadFindings:
 
     @property
     def is_per_call(self) -> bool:
-        """True if kernel times are per call, not sums over all iterations."""
-        return all(point.breakdown.iterations is not None for point in self.cases if point.breakdown)
+        """True if kernel times are per call, not of a step or of everything."""
+        return self.iteration is Iteration.CALL
 
     @property
     def largest(self) -> Shape | None:

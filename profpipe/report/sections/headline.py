@@ -22,9 +22,9 @@ from profpipe.report import document as doc
 from profpipe.report import selection
 from profpipe.report.inlines import duration, fill, margin, names, percent, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
-from profpipe.report.sections import host_pace, roofline
+from profpipe.report.sections import host_pace, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import count, number, time_unit
+from profpipe.report.units import count, number, size_unit, time_unit
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -93,6 +93,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
 
 def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     judged = [shape for shape in workload.shapes if shape.win]
+    yield from _of_steps(workload)
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
     in_loop = list(host_pace.remarks(judged))
@@ -106,6 +107,21 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     if not workload.ranks:
         slower = [cost for cost in workload.largest.switch_costs if cost.faster_kernel_slower_call]
         yield from (_slower_call(cost, workload.largest) for cost in slower[:_MOST_SLOWER_CALLS])
+
+
+def _of_steps(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield where a step of the best case of the largest shape goes; of a single case also its rate and memory."""
+    win = workload.largest.win if workload.largest else None
+    if win is None or not workload.steps:
+        return
+    if len(workload.cases) == 1:
+        rate, peak = times.items_per_s(workload, win.best), times.peak_memory(workload, win.best)
+        facts: list[doc.Text] = [f"{number(rate)} {workload.steps.item_name} per second"] if rate else []
+        facts += [f"peak memory {size_unit([peak]).with_name(peak)}"] if peak else []
+        if facts:
+            yield _capitalise(fill("{}.", doc.join(facts)))
+    if remark := steps.remark(workload, win.best):
+        yield remark
 
 
 def _capitalise(text: doc.Text) -> doc.Text:
@@ -143,6 +159,8 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return _sum_of_capture(workload, first, first.breakdown)
+    if is_one and workload.basis is not None and workload.basis.quantity == "step":
+        return _one_program(workload, first)
     if is_one and not first.shape and first.time:
         if first.time.margin is None:
             return fill("{} {}.", duration(first.time.ns), per)
@@ -153,6 +171,17 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
     low, high = (replace(end, unit=time_unit([low.value, high.value])) for end in (low, high))
     return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
+
+
+def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    """Return the time of a steady step of the only case, its interval and the number of steps."""
+    assert case.time is not None and workload.basis is not None
+    own = workload.steps.of(case.id)
+    parts: list[doc.Text] = [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
+    parts += [plural(case.time.n, "steady step")] if case.time.n else []
+    parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
+    parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
+    return fill("A step takes {} ({}).", duration(case.time.ns), doc.join(parts, last=", "))
 
 
 def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:

@@ -6,15 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.workloads import CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
+from profpipe.analysis.findings.workloads import (
+    CaseResult,
+    ClassTotal,
+    Iteration,
+    KernelBreakdown,
+    Shape,
+    WorkloadFindings,
+)
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, per_iteration
 from profpipe.report.sections import other_classes, ranks
 from profpipe.report.units import Unit, time_unit
 
 #: Cases whose classes stand side by side.
 _CASES_A_TABLE = 6
+
+#: What follows the unit of a time of a step.
+_STEP = "/step"
+
+_OF = {Iteration.CALL: "per call", Iteration.STEP: "of a steady step", Iteration.PROCESS: "of the whole process"}
 
 #: Rows of a table: label and cells.
 _Row: TypeAlias = "tuple[doc.Text, list[doc.Cell]]"
@@ -24,11 +36,12 @@ def kernel_share(workload: WorkloadFindings) -> doc.Section:
     """Return a table for each shape, that of the largest first; without a comparison, tables by kernel class."""
     shapes = sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
     if workload.compare:
-        tables = [by_category(shape, workload.is_per_call, _placement(shape is shapes[0])) for shape in shapes]
+        tables = [by_category(shape, per_iteration(workload), _placement(shape is shapes[0])) for shape in shapes]
     else:
         cases = [case for shape in workload.shapes for case in shape.cases if case.breakdown]
         starts = range(0, len(cases), _CASES_A_TABLE)
-        tables = [by_class(cases[i : i + _CASES_A_TABLE], _placement(i == 0)) for i in starts]
+        make = _of_steps if workload.iteration is Iteration.STEP else by_class
+        tables = [make(cases[i : i + _CASES_A_TABLE], _placement(i == 0)) for i in starts]
     notes = [ranks.means_note(workload), _context(workload)] if any(table.rows for table in tables) else []
     blocks: list[doc.Block] = [*map(doc.Paragraph, notes), *tables]
     return doc.make_section("kernel_share", "Kernel share", blocks, workload=workload.name)
@@ -42,12 +55,10 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     profiler = workload.kernel_profiler
     if workload.is_on_cpu:
         return f"Self time of CPU operators per call ({profiler}); copy: the class of copying operators."
-    if not workload.is_per_call:
-        return f"Sums over all iterations ({profiler}): the file does not say how many there were."
-    text = (
-        f"Kernel time per call ({profiler}). direct_copy: PyTorch's {{}}, which changes layout or type; add: the class"
-        " of additions."
-    )
+    if workload.iteration is Iteration.CAPTURE:
+        return f"Sums over the whole recording ({profiler}): the file does not say how many iterations it has."
+    text = f"Kernel time {_OF[workload.iteration]} ({profiler}). direct_copy: PyTorch's {{}}, which changes layout or"
+    text += " type; add: the class of additions."
     breakdowns = [case.breakdown for case in workload.cases if case.breakdown]
     # The mean of K is a reduction, and no kernel of the class of helpers.
     if any(b.category("helpers").calls > b.classes.get("attention_aux", ClassTotal()).calls for b in breakdowns):
@@ -55,10 +66,10 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     return fill(text, doc.Code("direct_copy_kernel"))
 
 
-def by_category(shape: Shape, is_per_call: bool = True, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+def by_category(shape: Shape, per: str = "/call", placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
     """Return implementations as columns, the baseline first, then the fastest; categories of kernels as rows.
 
-    The table has no rows where no kernel of the shape is known.
+    ``per`` follows the unit of each time. The table has no rows where no kernel of the shape is known.
     """
     pairs = [(case, case.breakdown) for case in shape.cases if case.breakdown]
     pairs.sort(key=lambda pair: (not pair[0].is_baseline, pair[1].total.ns))
@@ -67,7 +78,7 @@ def by_category(shape: Shape, is_per_call: bool = True, placement: doc.Placement
         unit = time_unit(part.ns for b in breakdowns for name, part in b.categories.items() if name != "rest")
     else:
         unit = time_unit(b.total.ns for b in breakdowns)
-    rows = list(category_rows(breakdowns, unit, is_per_call)) if breakdowns else []
+    rows = list(category_rows(breakdowns, unit, per)) if breakdowns else []
     if len(pairs) > 1 and any(case.kernel_speedup is not None for case, _ in pairs):
         rows.append(("over baseline", [doc.Cell(case.kernel_speedup, format=doc.Format.RATIO) for case, _ in pairs]))
     names = [doc.Code(case.variant or case.id) if case.variant or case.id else "whole capture" for case, _ in pairs]
@@ -85,19 +96,19 @@ def _table(
     return doc.Table(id, columns, cells, title, placement, is_divisible=False)
 
 
-def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, is_per_call: bool = True) -> Iterator[_Row]:
-    """Yield the rows of a table of categories. ``unit`` is that of all times."""
-    per = f"{unit.name}/call" if is_per_call else unit.name
+def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = "/call") -> Iterator[_Row]:
+    """Yield the rows of a table of categories. ``unit`` is that of all times, and ``per`` follows it."""
+    noun = "launches" if per == _STEP else "calls"
     copy = "copy" if breakdowns[0].kind == "cpu_op" else "direct_copy"
 
     def times(label: str, totals: Iterable[ClassTotal]) -> _Row:
-        return f"{label} {per}", [doc.Cell(total.ns or None, unit=unit) for total in totals]
+        return f"{label} {unit.name}{per}", [doc.Cell(total.ns or None, unit=unit) for total in totals]
 
     def category(label: str, name: str) -> _Row:
         return times(label, (b.category(name) for b in breakdowns))
 
     def calls(label: str, name: str) -> _Row:
-        return f"{label} calls", [doc.Cell(b.category(name).calls, format=doc.Format.COUNT) for b in breakdowns]
+        return f"{label} {noun}", [doc.Cell(b.category(name).calls, format=doc.Format.COUNT) for b in breakdowns]
 
     def present(row: _Row) -> Iterator[_Row]:
         if not all(cell.is_empty for cell in row[1]):
@@ -126,7 +137,18 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, is_per_call
         yield times(other_classes.named(name), (other_classes.of(b, name) for b in breakdowns))
     yield from present(times("everything else", (other_classes.left(b, names) for b in breakdowns)))
     yield from present(category("whole graphs", "graph"))
-    yield doc.Strong(f"Total {per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
+    yield doc.Strong(f"Total {unit.name}{per}"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]
+    if per == _STEP:
+        yield "launches", [doc.Cell(b.total.calls, format=doc.Format.COUNT) for b in breakdowns]
+
+
+def _of_steps(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+    """Return cases as columns and categories of kernels as rows, of programs that are not compared."""
+    breakdowns = [case.breakdown for case in cases if case.breakdown]
+    heads = [case_text(case) if case.id else "a step" for case in cases]
+    title = doc.join(heads, most=2) if placement is doc.Placement.DETAILS else ""
+    rows = category_rows(breakdowns, time_unit(b.total.ns for b in breakdowns), _STEP)
+    return _table(f"share {cases[0].id}".strip(), heads, rows, title, placement)
 
 
 def by_class(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:

@@ -10,7 +10,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, per_iteration
 from profpipe.report.sections import ranks
 from profpipe.report.selection import main_cases
 from profpipe.report.short_kernel_names import short_names
@@ -139,7 +139,7 @@ def top_kernels(
     measured = {(row.case, row.kernel): row for row in workload.counters}
     unit = time_unit(row.ns for rows in kept.values() for row in rows)
     is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in cases)
-    per = "/call" if workload.is_per_call else ""
+    per = per_iteration(workload)
     columns = [
         *([_LABELS[0]] if len(cases) > 1 else []),
         doc.label("kernel", "operator" if is_cpu else "kernel"),

@@ -8,7 +8,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import CHANGE, KernelBreakdown, Shape, SwitchCost, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill
-from profpipe.report.labels import PART_NAMES
+from profpipe.report.labels import PART_NAMES, iteration
 from profpipe.report.sections import other_classes, ranks
 from profpipe.report.units import time_unit
 
@@ -24,18 +24,18 @@ _Change = tuple[str, float, float]
 def switch_cost(workload: WorkloadFindings) -> doc.Section:
     """Return a table for each shape, that of the largest first."""
     tables = [
-        table(shape, doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS)
+        table(shape, doc.Placement.SUMMARY if shape is workload.largest else doc.Placement.DETAILS, iteration(workload))
         for shape in sorted(workload.shapes, key=lambda shape: shape is not workload.largest)
         if shape.switch_costs
     ]
     if not tables:
         return doc.Section("switch_cost", "", workload=workload.name)
-    noun = "operator" if _is_cpu(workload.shapes[0]) else "kernel"
-    measured = " measured call: without a profiler." if workload.basis and workload.basis.is_timed else ""
-    context = f"Speed-ups per call from {noun} times ({workload.kernel_profiler}).{measured}"
+    noun, of = "operator" if _is_cpu(workload.shapes[0]) else "kernel", iteration(workload)
+    measured = f" measured {of}: without a profiler." if workload.basis and workload.basis.is_timed else ""
+    context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
     changes = [cost for shape in workload.shapes for cost in shape.switch_costs if cost.changes]
     if changes:
-        context += f" Other changes: from {100 * CHANGE:g} % of the shorter call on, the {_MOST_CHANGES} largest."
+        context += f" Other changes: from {100 * CHANGE:g} % of the shorter {of} on, the {_MOST_CHANGES} largest."
     if any(name == "copies" for cost in changes for name, _, _ in cost.changes):
         context += f" {PART_NAMES['copies'].capitalize()} are memcpy and memset."
     blocks: list[doc.Block] = [doc.Paragraph(ranks.means_note(workload)), doc.Paragraph(context), *tables]
@@ -46,8 +46,8 @@ def _is_cpu(shape: Shape) -> bool:
     return any(case.breakdown and case.breakdown.kind == "cpu_op" for case in shape.cases)
 
 
-def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
-    """Return a row for each implementation, the fastest call first."""
+def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: str = "call") -> doc.Table:
+    """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
     base, is_cpu = shape.baseline, _is_cpu(shape)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
@@ -55,10 +55,10 @@ def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY) -> doc
         doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
         doc.ratio("attention", f"attention {noun}"),
         doc.ratio("with_helpers", "with its helpers"),
-        doc.ratio("kernels", f"all {noun}s of a call"),
-        doc.ratio("call", "measured call"),
+        doc.ratio("kernels", f"all {noun}s of a {of}"),
+        doc.ratio("call", f"measured {of}"),
         doc.ratio("amdahl", "if attention took no time"),
-        doc.label("changes", "other changes per call"),
+        doc.label("changes", f"other changes per {of}"),
     )
     rows: list[tuple[doc.Cell | doc.Text | float | None, ...]] = []
     for cost in sorted(shape.switch_costs, key=lambda cost: -cost.call):

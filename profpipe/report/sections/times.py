@@ -12,10 +12,10 @@ from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity
 from profpipe.report.sections import flags
 from profpipe.report.sections.wins import doubt_of, tied_names
-from profpipe.report.units import time_unit
+from profpipe.report.units import size_unit, time_unit
 
 #: What a time is measured over, one and several; sums of kernels are over iterations.
-_SAMPLES = {"time": ("sample", "samples"), "wall": ("process", "processes")}
+_SAMPLES = {"time": ("sample", "samples"), "step": ("step", "steps"), "wall": ("process", "processes")}
 
 #: Names of cases that share their flags in a cell; more are counted.
 _MOST_NAMES = 2
@@ -34,7 +34,8 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     if workload.fixed:
         parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
-    if workload.basis and counts:
+    # The headline has the time and the steps of a single program.
+    if workload.basis and counts and not (workload.basis.quantity == "step" and len(workload.cases) == 1):
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
         parts.append(f"Time: {quantity(workload.basis)}, over {over} {one if over == '1' else several}.")
@@ -60,18 +61,34 @@ def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
 def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.Table:
     """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
     unit = time_unit(case.time.ns for case in cases if case.time)
+    memory = size_unit(peak_memory(workload, case) for case in cases)
     columns = (
         doc.label("case", workload.compare or "case"),
         doc.Column("time", "time", unit),
         doc.plus_minus("interval", "95 % interval"),
+        doc.Column("rate", f"{workload.steps.item_name}/s"),
         doc.ratio("speedup", "over baseline"),
+        doc.Column("memory", "peak memory", memory),
         doc.label("flags"),
     )
     table = doc.make_table("times", columns, (
-        (_label(case), case.time.ns, case.time.margin, case.speedup, _flags_of_case(workload, case))
+        (_label(case), case.time.ns, case.time.margin, items_per_s(workload, case), case.speedup,
+         peak_memory(workload, case), _flags_of_case(workload, case))
         for case in cases if case.time
     ))  # fmt: skip
     return _without_empty_flags(table)
+
+
+def items_per_s(workload: WorkloadFindings, case: CaseResult) -> float | None:
+    """Return the items of a step, which the pipeline file states, by second."""
+    items = workload.steps.items.get(case.id)
+    return items * 1e9 / case.time.ns if items and case.time and case.time.ns else None
+
+
+def peak_memory(workload: WorkloadFindings, case: CaseResult) -> float | None:
+    """Return the largest peak of a rank in bytes, of programs with steps."""
+    own = workload.steps.of(case.id)
+    return max((rank.peak_memory for rank in own.ranks if rank.peak_memory), default=None) if own else None
 
 
 def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:

@@ -13,7 +13,7 @@ from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.job import Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, of_workload
-from profpipe.report.sections import classification, files
+from profpipe.report.sections import classification, files, steps
 from profpipe.report.sections.not_run import OUTCOMES
 from profpipe.report.units import time_unit
 from profpipe.results.manifest import Manifest, RefusedFile
@@ -34,6 +34,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *(_outside(each, findings) for each in findings.unattributed if each.unexplained >= files.LEAST_UNEXPLAINED),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
+        *(line for workload in findings.workloads for line in steps.warnings(workload)),
         *_duplicates(findings.duplicates),
         *files.notes(findings, run, are_warnings=True),
     )

@@ -1,0 +1,202 @@
+"""Findings on the steps of a program: what one step costs, and where its time goes.
+
+A figure of a case is the mean over its ranks, never their sum. Times are nanoseconds, sizes bytes, shares between 0 and
+1. ``None`` means not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from profpipe.results.schema import StepRule, StepState
+
+
+class StepPart(str, Enum):
+    """A part of a step. The parts of a step add up to its time; the column of `steps` is ``<part>_ns``."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"  # while nothing computes
+    COPY = "copy"  # while no kernel runs
+    IDLE_LAUNCH = "idle_launch"  # the host launched too late
+    IDLE_BLOCKED = "idle_blocked"  # the host waited for the GPU
+    IDLE_OTHER = "idle_other"  # a dependency, or not recorded
+
+    @property
+    def is_idle(self) -> bool:
+        return self in IDLE_PARTS
+
+
+IDLE_PARTS = (StepPart.IDLE_LAUNCH, StepPart.IDLE_BLOCKED, StepPart.IDLE_OTHER)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The median time of a steady step under one profiler: the mean over the ranks' medians, and its interval.
+
+    ``n`` is the number of steady steps of a rank.
+    """
+
+    ns: float
+    n: int | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The mean of steady steps by part. Unlike medians, means of the parts add up to the mean of the whole.
+
+    ``classes`` divides the part ``COMPUTE`` by kernel class; where kernels overlap, each class has its share.
+    """
+
+    ns: Mapping[StepPart, float]
+    classes: Mapping[str, float] = field(default_factory=dict)
+    #: The time in which communication runs, that beside computation included.
+    communication_total_ns: float | None = None
+
+    @property
+    def wall_ns(self) -> float:
+        return sum(self.ns.values())
+
+    @property
+    def idle_ns(self) -> float:
+        return sum(self.ns[part] for part in IDLE_PARTS)
+
+    def share(self, ns: float) -> float:
+        """Return ``ns`` as a share of the step."""
+        return ns / self.wall_ns if self.wall_ns else 0.0
+
+    def speedup_without(self, ns: float) -> float:
+        """Return how many times as fast a step would be at most if ``ns`` of it took no time.
+
+        Amdahl's law with an infinite speed-up of the share f = ns / wall: 1 / (1 - f). It is an upper bound, because
+        what runs beside that part may appear in its place.
+        """
+        return self.wall_ns / max(self.wall_ns - ns, 1.0)
+
+
+@dataclass(frozen=True)
+class CopyTraffic:
+    """Copies or sets of one direction in a steady step. ``name`` is the profiler's name of the operation."""
+
+    name: str
+    calls: float
+    ns: float
+    bytes: float | None = None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.bytes / self.ns * 1e9 if self.bytes is not None and self.ns else None
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steady steps of one rank: their median time, the mean of their parts, and its peak memory in bytes."""
+
+    rank: int
+    device: int | None
+    time_ns: float
+    parts: StepParts | None = None
+    peak_memory: float | None = None
+
+    @property
+    def own_ns(self) -> float | None:
+        """The mean step without exposed communication, which contains the wait for slower ranks."""
+        return self.parts.wall_ns - self.parts.ns[StepPart.COMMUNICATION] if self.parts else None
+
+
+class OutlierCause(str, Enum):
+    """What an outlier has more of than the median steady step; the metric is ``step_outlier_<cause>``."""
+
+    IDLE_LAUNCH = "idle_launch"
+    IDLE_BLOCKED = "idle_blocked"
+    IDLE_OTHER = "idle_other"
+    COPIES = "copies"
+    COMMUNICATION = "communication"
+    KERNELS = "kernels"  # the same kernels took longer
+    OTHER_KERNELS = "other_kernels"  # kernels that no steady step has
+
+
+@dataclass(frozen=True)
+class StepOutlier:
+    """A step beyond three median absolute deviations. ``excess`` is in ns over the median steady step, by cause."""
+
+    rank: int
+    step: int
+    wall_ns: float
+    median_ns: float
+    excess: Mapping[OutlierCause, float] = field(default_factory=dict)
+
+    @property
+    def causes(self) -> tuple[OutlierCause, ...]:
+        """The causes that are at least a fifth of the excess, the largest first."""
+        least = 0.2 * abs(self.wall_ns - self.median_ns)
+        return tuple(sorted((c for c in self.excess if self.excess[c] >= least), key=lambda c: -self.excess[c]))
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A row of the table `steps`."""
+
+    rank: int
+    step: int
+    state: StepState
+    wall_ns: float
+    kernels: int | None
+    parts: StepParts | None = None
+
+
+@dataclass(frozen=True)
+class CaseSteps:
+    """The steps of one case. ``profiler`` recorded the parts; it is empty where no profiler did.
+
+    ``times`` are by profiler. ``counts`` are by state, of one rank. ``pattern_count`` is the number of steps that the
+    recurring launches show, where it is another one than ``rule`` found.
+    """
+
+    case: str
+    profiler: str
+    rule: StepRule
+    times: Mapping[str, StepTime]
+    counts: Mapping[StepState, int]
+    coverage: float | None = None
+    pattern_count: int | None = None
+    parts: StepParts | None = None
+    copies: tuple[CopyTraffic, ...] = ()
+    ranks: tuple[RankSteps, ...] = ()
+    outliers: tuple[StepOutlier, ...] = ()
+    rows: tuple[StepRow, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of a rank: warm-up, steady ones and outliers."""
+        return sum(n for state, n in self.counts.items() if state is not StepState.OTHER)
+
+    @property
+    def overheads(self) -> Iterator[tuple[str, float]]:
+        """Yield what each profiler adds to a step, as a share of the step without a profiler."""
+        if (plain := self.times.get("plain")) is None or not plain.ns:
+            return
+        yield from ((name, time.ns / plain.ns - 1) for name, time in self.times.items() if name != "plain")
+
+
+@dataclass(frozen=True)
+class StepFindings:
+    """The steps of one workload.
+
+    ``without_steps`` are the cases that ran and in which no step was found.
+    """
+
+    cases: tuple[CaseSteps, ...] = ()
+    without_steps: tuple[str, ...] = ()
+    #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
+    items: Mapping[str, float] = field(default_factory=dict)
+    item_name: str = ""
+
+    def of(self, case: str) -> CaseSteps | None:
+        return next((own for own in self.cases if own.case == case), None)
+
+    def __bool__(self) -> bool:
+        return bool(self.cases)

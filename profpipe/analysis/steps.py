@@ -1,0 +1,211 @@
+"""Find what a step of a program costs: from the table `steps` and the metrics `step_*`, which ingestion makes.
+
+A figure of a case is the mean over its ranks. The parts of a step are means over the steady steps, so that they add up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from profpipe.analysis.case_index import CaseIndex, Number
+from profpipe.analysis.findings.steps import (
+    IDLE_PARTS,
+    CaseSteps,
+    CopyTraffic,
+    OutlierCause,
+    RankSteps,
+    StepFindings,
+    StepOutlier,
+    StepPart,
+    StepParts,
+    StepRow,
+    StepTime,
+)
+from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.kernel_totals import KernelTotals, rows
+from profpipe.results.schema import RANK_PREFIX, StepRule, StepState
+
+#: The class of the kernels that are the part ``communication``.
+_COMMUNICATION = "communication"
+
+_COLUMNS = {part: f"{part.value}_ns" for part in StepPart}
+
+_OUTLIER = re.compile(rf"{RANK_PREFIX}(\d+) step (\d+)")
+_OUTLIER_METRIC = "step_outlier_"
+
+
+def find_steps(index: CaseIndex, cases: Iterable[str], declared: Mapping[str, Any]) -> StepFindings:
+    """Return the steps of those of ``cases`` that have any. ``declared`` is the workload's entry of the pipeline."""
+    by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
+    profiler = _with_parts(index.tables.steps)
+    found = {case: _Case(index, case, profiler, by_case[case]).read() for case in cases if case in by_case}
+    items = declared.get("items_per_step")
+    return StepFindings(
+        cases=tuple(own for own in found.values() if own),
+        items={case: float(items) for case in found} if items else {},
+        item_name=str(declared.get("item_name") or "items"),
+    )
+
+
+def _with_parts(steps: pd.DataFrame) -> str:
+    """Return the profiler whose partition is shown: that of the most cases, of equals the most trusted."""
+    counts = steps[steps["compute_ns"].notna()].groupby("profiler", sort=False)["case"].nunique()
+    return max(counts.index, key=lambda name: (counts[name], -PREFERENCE.index(name)), default="")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The steps of one case. ``profiler`` is the one whose partition is shown."""
+
+    index: CaseIndex
+    id: str
+    profiler: str
+    steps: pd.DataFrame
+
+    def read(self) -> CaseSteps | None:
+        """Return the steps; None where only work between steps is known."""
+        names = [self.profiler, "plain", *PREFERENCE]
+        seen = set(self.steps.loc[self.steps["state"] != StepState.OTHER.value, "profiler"])
+        profiler = next((name for name in names if name in seen), None)
+        if profiler is None:
+            return None
+        own = self.steps[self.steps["profiler"] == profiler]
+        own = own.sort_values(["rank", "start_ns", "step"], kind="stable")
+        steady = own[own["state"] == StepState.STEADY.value]
+        numbers = self.index.step_numbers.get((self.id, profiler), {})
+        first = own[own["rank"] == own["rank"].min()]
+        return CaseSteps(
+            case=self.id,
+            profiler=profiler,
+            rule=StepRule(own["rule"].iloc[0]),
+            times=self._times(),
+            counts={StepState(state): int(n) for state, n in first["state"].value_counts(sort=False).items()},
+            coverage=_share(_of_case(numbers, "step_coverage")),
+            pattern_count=_count(_of_case(numbers, "step_count_by_pattern")),
+            parts=self._mean_parts(steady),
+            copies=tuple(self._copies(numbers)),
+            ranks=tuple(self._ranks(steady)),
+            outliers=tuple(_outliers(own, steady, numbers)),
+            rows=tuple(_rows(own)),
+        )
+
+    def _times(self) -> dict[str, StepTime]:
+        """Return the times by profiler, that without a profiler first."""
+        found = {}
+        for profiler in ("plain", *PREFERENCE):
+            if (number := self.index.step_times.get((self.id, profiler))) is not None:
+                n, low, high = (
+                    None if pd.isna(value) else value for value in (number.n, number.ci_low, number.ci_high)
+                )
+                found[profiler] = StepTime(number.value, None if n is None else int(n), low, high)
+        return found
+
+    def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
+        """Return the mean over ranks of the means over their steady steps."""
+        ranks = _parts_by_rank(steady)
+        if not ranks:
+            return None
+        mean = {part: sum(own.ns[part] for own in ranks.values()) / len(ranks) for part in StepPart}
+        totals = [own.communication_total_ns or 0.0 for own in ranks.values()]
+        return StepParts(mean, self._classes(mean[StepPart.COMPUTE]), sum(totals) / len(totals))
+
+    def _classes(self, compute_ns: float) -> dict[str, float]:
+        """Divide the time in which the GPU computes by the kernels' sums, the largest class first."""
+        sums: dict[str, float] = {}
+        for kernel, (_, ns) in self.index.step_totals.get((self.id, self.profiler), KernelTotals()).kernels.items():
+            if kernel.kernel_class != _COMMUNICATION:
+                sums[kernel.kernel_class] = sums.get(kernel.kernel_class, 0.0) + ns
+        total = sum(sums.values())
+        return {name: ns / total * compute_ns for name, ns in sorted(sums.items(), key=lambda item: -item[1]) if ns}
+
+    def _copies(self, numbers: Mapping[str, Mapping[str, Number]]) -> Iterator[CopyTraffic]:
+        """Yield the copies and sets of a step, those with the most time first."""
+        launches, moved = (numbers.get(name, {}) for name in ("step_launches", "step_copy_bytes"))
+        times = numbers.get("step_kernel_time", {})
+        for name in sorted(times, key=lambda name: -times[name].value):
+            if name in self.index.copies:
+                size = moved[name].value if name in moved else None
+                yield CopyTraffic(name, launches[name].value if name in launches else 0.0, times[name].value, size)
+
+    def _ranks(self, steady: pd.DataFrame) -> Iterator[RankSteps]:
+        parts = _parts_by_rank(steady)
+        for rank in sorted({int(rank) for rank in steady["rank"]}):
+            own = steady[steady["rank"] == rank]
+            device = own["device"].iloc[0]
+            yield RankSteps(
+                rank=rank,
+                device=None if pd.isna(device) else int(device),
+                time_ns=float(own["wall_ns"].median()),
+                parts=parts.get(rank),
+                peak_memory=self._peak_memory(rank),
+            )
+
+    def _peak_memory(self, rank: int) -> float | None:
+        """Return the peak of the memory that torch allocated in the process ``rank`` without a profiler."""
+        own = self.index.by_rank.get((self.id, "plain"), {}).get(f"{RANK_PREFIX}{rank}", {})
+        if not own and rank == 0:
+            own = self.index.numbers.get((self.id, "plain", ""), {})
+        return own["peak_allocated"].value if "peak_allocated" in own else None
+
+
+def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> Number | None:
+    return numbers.get(metric, {}).get("")
+
+
+def _share(percent: Number | None) -> float | None:
+    return None if percent is None else percent.value / 100
+
+
+def _count(number: Number | None) -> int | None:
+    return None if number is None else round(number.value)
+
+
+def _parts_by_rank(steady: pd.DataFrame) -> dict[int, StepParts]:
+    """Return the mean of the steady steps of each rank by part; empty where no profiler recorded the parts."""
+    known = steady[steady["compute_ns"].notna()]
+    causes = known[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
+    # What no cause explains is `other`, whether or not the tool recorded the host.
+    filled = known.assign(**causes, idle_other_ns=known["idle_ns"] - causes.sum(axis=1))
+    names = [*_COLUMNS.values(), "communication_total_ns"]
+    means = filled.groupby("rank", sort=True)[names].mean().astype(float).reset_index()
+    return {
+        int(rank): StepParts(dict(zip(StepPart, parts, strict=True)), {}, total)
+        for rank, *parts, total in rows(means, "rank", *names)
+    }
+
+
+def _outliers(
+    own: pd.DataFrame, steady: pd.DataFrame, numbers: Mapping[str, Mapping[str, Number]]
+) -> Iterator[StepOutlier]:
+    """Yield the outliers, the longest first."""
+    medians = steady.groupby("rank")["wall_ns"].median()
+    excess: dict[tuple[int, int], dict[OutlierCause, float]] = {}
+    for cause in OutlierCause:
+        for subject, number in numbers.get(f"{_OUTLIER_METRIC}{cause.value}", {}).items():
+            if match := _OUTLIER.fullmatch(subject):
+                excess.setdefault((int(match[1]), int(match[2])), {})[cause] = number.value
+    outliers = own[(own["state"] == StepState.OUTLIER.value) & own["rank"].isin(medians.index)]
+    for rank, step, wall in rows(outliers.sort_values("wall_ns", ascending=False), "rank", "step", "wall_ns"):
+        yield StepOutlier(int(rank), int(step), wall, float(medians[rank]), excess.get((int(rank), int(step)), {}))
+
+
+def _rows(own: pd.DataFrame) -> Iterator[StepRow]:
+    """Yield every step and the work between steps."""
+    causes = own[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
+    filled = own.assign(**causes, idle_other_ns=own["idle_ns"] - causes.sum(axis=1))
+    names = ("rank", "step", "state", "wall_ns", "kernels", *_COLUMNS.values())
+    for rank, step, state, wall, kernels, *parts in rows(filled, *names):
+        has_parts = not any(map(pd.isna, parts))
+        yield StepRow(
+            rank=int(rank),
+            step=int(step),
+            state=StepState(state),
+            wall_ns=wall,
+            kernels=None if pd.isna(kernels) else int(kernels),
+            parts=StepParts(dict(zip(StepPart, parts, strict=True))) if has_parts else None,
+        )

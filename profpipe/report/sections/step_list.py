@@ -1,0 +1,114 @@
+"""The outliers among a program's steps with what is in them, and every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepOutlier, StepPart, StepRow
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import duration, fill, plural
+from profpipe.report.labels import case_text
+from profpipe.report.sections.steps import PART_NAMES
+from profpipe.report.units import time_unit
+from profpipe.results.schema import StepState
+
+#: Outliers that have a sentence.
+_MOST_OUTLIERS = 3
+
+#: Rows of a table with every step.
+_MOST_ROWS = 200
+
+_CAUSES: Mapping[OutlierCause, str] = {
+    OutlierCause.IDLE_LAUNCH: "idle while the host launched late",
+    OutlierCause.IDLE_BLOCKED: "idle while the host waited for the GPU",
+    OutlierCause.IDLE_OTHER: "other idle time",
+    OutlierCause.COPIES: "exposed copies",
+    OutlierCause.COMMUNICATION: "exposed communication",
+    OutlierCause.KERNELS: "the kernels of every step, which took longer",
+    OutlierCause.OTHER_KERNELS: "kernels that steady steps do not have",
+}
+
+
+# --- outliers --------------------------------------------------------------------------------------------------------
+
+
+def outliers(workload: WorkloadFindings) -> doc.Section:
+    """Return the steps beyond three median absolute deviations, and what they have that others have not."""
+    found = [(case, own, each) for case, own in _cases(workload) for each in own.outliers]
+    if not found:
+        return doc.Section("step_outliers", "", workload=workload.name)
+    longest = sorted(found, key=lambda item: item[2].wall_ns - item[2].median_ns, reverse=True)[:_MOST_OUTLIERS]
+    is_lone = len(workload.cases) == 1
+    items = tuple(_outlier("" if is_lone else case_text(case), own, each) for case, own, each in longest)
+    number = plural(len(found), "step")
+    summary = f"{number} beyond three median absolute deviations. They are not in the figures above."
+    blocks = (doc.Bullets(items), _outlier_table(found, is_lone))
+    return doc.make_section("step_outliers", "Outliers", blocks, summary, workload.name, folds_long_tables=True)
+
+
+def _cases(workload: WorkloadFindings) -> Iterator[tuple[CaseResult, CaseSteps]]:
+    return ((case, own) for case in workload.cases if (own := workload.steps.of(case.id)) is not None)
+
+
+def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
+    of_rank = f" of rank {outlier.rank}" if len(own.ranks) > 1 else ""
+    unit = time_unit([outlier.median_ns, outlier.wall_ns])
+    who = fill("{}: step ", case) if case else "Step "
+    took = fill(f"{{}}{outlier.step}{of_rank} took {{}}, the median {{}}", who, duration(outlier.wall_ns, unit),
+                duration(outlier.median_ns, unit))  # fmt: skip
+    causes = [fill(f"{{}} more of {_CAUSES[cause]}", duration(outlier.excess[cause])) for cause in outlier.causes]
+    return fill("{}: {}." if causes else "{}{}.", took, doc.join(causes))
+
+
+def _outlier_table(found: Sequence[tuple[CaseResult, CaseSteps, StepOutlier]], is_lone: bool) -> doc.Table:
+    unit = time_unit(each.wall_ns for *_, each in found)
+    columns = [
+        *([] if is_lone else [doc.label("case")]),
+        doc.count("rank"),
+        doc.count("step"),
+        doc.Column("wall", "time", unit),
+        doc.Column("median", "median", unit),
+        *(doc.Column(cause.value, f"more {_CAUSES[cause]}", unit) for cause in OutlierCause),
+    ]
+    rows = []
+    for case, own, each in found:
+        label = [] if is_lone else [case_text(case)]
+        rank = float(each.rank) if len(own.ranks) > 1 else ""
+        excess = (each.excess.get(cause) or "" for cause in OutlierCause)
+        rows.append([*label, rank, float(each.step), each.wall_ns, each.median_ns, *excess])
+    return doc.make_table("outliers", columns, rows, "Every outlier", doc.Placement.DETAILS)
+
+
+# --- every step ------------------------------------------------------------------------------------------------------
+
+
+def every_step(workload: WorkloadFindings) -> doc.Section:
+    """Return a table with every step of each case, for details.md."""
+    tables = (_step_table(workload, case, own) for case, own in _cases(workload))
+    folded = (doc.Details(table.title, (replace(table, title=""),)) for table in tables)
+    return doc.make_section("every_step", "Every step", folded, workload=workload.name)
+
+
+def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Table:
+    unit = time_unit(row.wall_ns for row in own.rows)
+    several = len({row.rank for row in own.rows}) > 1
+    columns = [
+        *([doc.label("rank")] if several else []),
+        doc.label("step"),
+        doc.label("state"),
+        doc.Column("wall", "time", unit),
+        *(doc.Column(part.value, PART_NAMES[part], unit) for part in StepPart),
+        doc.count("kernels", "launches"),
+    ]
+    rows = [[*([str(row.rank)] if several else []), *_step_row(row)] for row in own.rows[:_MOST_ROWS]]
+    rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.csv" if len(own.rows) > _MOST_ROWS else ""
+    title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
+    return doc.make_table(f"steps {case.id}".strip(), columns, rows, title, doc.Placement.DETAILS)
+
+
+def _step_row(row: StepRow) -> list[doc.Cell | doc.Text | float | None]:
+    parts = [row.parts.ns[part] if row.parts else "" for part in StepPart]
+    state = "between steps" if row.state is StepState.OTHER else row.state.value
+    return [str(row.step), state, row.wall_ns, *parts, "" if row.kernels is None else float(row.kernels)]

@@ -1,0 +1,122 @@
+"""The time of a step under each profiler, and on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import duration, fill
+from profpipe.report.labels import case_text
+from profpipe.report.units import percent, signed_percent, size_unit, time_unit
+
+#: Ranks of all cases up to which their table stands on the short page.
+_RANKS = 16
+
+#: Below this difference the step times of ranks are equal: ranks that wait for each other end a step together.
+_EQUAL = 0.01
+
+
+def by_profiler(workload: WorkloadFindings) -> doc.Section:
+    """Return the step times side by side; empty where one profiler timed each case."""
+    cases = [(case, own) for case in workload.cases if (own := workload.steps.of(case.id)) and len(own.times) > 1]
+    if not cases:
+        return doc.Section("step_times", "", workload=workload.name)
+    names = list(dict.fromkeys(name for _, own in cases for name in own.times))
+    unit = time_unit(time.ns for _, own in cases for time in own.times.values())
+    columns = [doc.label("case")] if len(workload.cases) > 1 else []
+    columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
+    rows = []
+    for case, own in cases:
+        label = [case_text(case)] if len(workload.cases) > 1 else []
+        rows.append([*label, *(_time(own, name) for name in names)])
+    table = doc.make_table("step_times", columns, rows)
+    return doc.Section("step_times", "Step time under each profiler", (table,), _overheads(cases), workload.name)
+
+
+def _time(own: CaseSteps, profiler: str) -> doc.Cell:
+    if (time := own.times.get(profiler)) is None:
+        return doc.Cell(missing=doc.Missing.NOT_MEASURED)
+    added = dict(own.overheads).get(profiler)
+    return doc.Cell(time.ns, note="" if added is None else f"({signed_percent(added)})")
+
+
+def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
+    """Return what each profiler adds: ``torch +4.1 %``, or the least and the most of several cases."""
+    added: dict[str, list[float]] = {}
+    for _, own in cases:
+        for profiler, share in own.overheads:
+            added.setdefault(profiler, []).append(share)
+    if not added:
+        return "No case was timed without a profiler, so what each profiler adds is unknown."
+    ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}
+    named = [f"{name} {' to '.join(own)}" for name, own in ends.items()]
+    return fill("Each profiler's own overhead: {}.", doc.join(named))
+
+
+def ranks(workload: WorkloadFindings) -> doc.Section:
+    """Return the steps of each rank; empty where every case has one rank."""
+    cases = [(c, own) for c in workload.cases if (own := workload.steps.of(c.id)) and len(own.ranks) > 1]
+    if not cases:
+        return doc.Section("step_ranks", "", workload=workload.name)
+    is_lone = len(workload.cases) == 1
+    every = [(case, rank, i == 0) for case, own in cases for i, rank in enumerate(own.ranks)]
+    unit = time_unit(rank.time_ns for _, rank, _ in every)
+    columns = [
+        *([] if is_lone else [doc.label("case")]),
+        doc.label("rank"),
+        doc.Column("time", "median step", unit),
+        doc.Column("compute", "compute", unit),
+        doc.Column("communication", "exposed communication", unit),
+        doc.Column("hidden", "hidden communication", unit),
+        doc.Column("copy", "exposed copies", unit),
+        doc.Column("idle", "idle", unit),
+        doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)),
+    ]
+    rows = [
+        [*([] if is_lone else [case_text(case) if is_first else ""]), str(rank.rank), rank.time_ns, *_parts(rank)]
+        for case, rank, is_first in every
+    ]
+    placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
+    table = doc.fold_if_long(doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement))
+    sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
+    summary = (
+        "The figures of a case are means over its ranks. Exposed communication contains waiting for slower ranks;"
+        " parts are means over steady steps."
+    )
+    return doc.Section("step_ranks", "Ranks", (doc.Bullets(sentences), table), summary, workload.name)
+
+
+def _parts(rank: RankSteps) -> Iterator[float | str]:
+    """Yield the numbers of a rank after its time; empty where no profiler recorded them."""
+    parts = rank.parts
+    if parts is None:
+        yield from [""] * 5
+    else:
+        exposed, total = parts.ns[StepPart.COMMUNICATION], parts.communication_total_ns
+        yield from (parts.ns[StepPart.COMPUTE], exposed, "" if total is None else max(0.0, total - exposed))
+        yield from (parts.ns[StepPart.COPY], parts.idle_ns)
+    yield "" if rank.peak_memory is None else rank.peak_memory
+
+
+def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
+    """Name the slowest rank: by its step time, or where these are equal by its time without communication."""
+    begin = fill("{}: ", case) if case else ""
+    mean = sum(rank.time_ns for rank in ranks) / len(ranks)
+    last, first = (pick(ranks, key=lambda rank: rank.time_ns) for pick in (max, min))
+    if last.time_ns > (1 + _EQUAL) * first.time_ns:
+        added = percent(last.time_ns / mean - 1)
+        return fill(f"{{}}Rank {last.rank} is the slowest: {{}} a step, {added} % above the mean of {{}}.", begin,
+                    duration(last.time_ns), duration(mean))  # fmt: skip
+    apart = percent(last.time_ns / first.time_ns - 1)
+    equal = "All ranks take as long" + ("" if apart == "0" else f", within {apart} %")
+    own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
+    if len(own) < len(ranks):
+        return fill(f"{{}}{equal}.", begin)
+    (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
+    if high - low < _EQUAL * mean:
+        return fill(f"{{}}{equal}, with and without exposed communication.", begin)
+    sentence = f"{{}}{equal}. Rank {late.rank} is the slowest: without exposed communication its step takes {{}} longer"
+    return fill(f"{sentence} than that of rank {early.rank}, and the others wait for it.", begin,
+                duration(high - low, time_unit([mean])))  # fmt: skip

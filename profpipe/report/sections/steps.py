@@ -1,0 +1,331 @@
+"""Where the time of a program's step goes, what could be gained, its copies, and how many steps there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from profpipe.analysis.findings.steps import (
+    IDLE_PARTS,
+    CaseSteps,
+    CopyTraffic,
+    StepPart,
+    StepParts,
+)
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import fill, percent, ratio
+from profpipe.report.labels import case_text
+from profpipe.report.sections import plots
+from profpipe.report.units import Unit, size_unit, time_unit
+from profpipe.report.units import percent as percent_text
+from profpipe.results.schema import StepRule, StepState
+
+#: Cases that stand side by side; more stand in further tables on the other page.
+_CASES_A_TABLE = 6
+
+#: A class of kernels has a row from this share of any step on. A part that could speed up a step by less is not named.
+_LEAST_SHARE, _LEAST_SPEEDUP = 0.02, 1.02
+
+#: From this share of a step on, the overhead of the profiler is named beside the parts.
+_LEAST_OVERHEAD = 0.02
+
+#: Parts in a sentence on what could be gained.
+_MOST_GAINS = 4
+
+PART_NAMES: Mapping[StepPart, str] = {
+    StepPart.COMPUTE: "compute",
+    StepPart.COMMUNICATION: "exposed communication",
+    StepPart.COPY: "exposed copies",
+    StepPart.IDLE_LAUNCH: "idle: the host launched late",
+    StepPart.IDLE_BLOCKED: "idle: the host waited for the GPU",
+    StepPart.IDLE_OTHER: "idle: other",
+}
+
+_RULES: Mapping[StepRule, str] = {
+    StepRule.MARKER: "at the program's own marker",
+    StepRule.OPTIMIZER: "after each step of the optimizer",
+    StepRule.FORWARD: "at each call of the model",
+    StepRule.FRAMEWORK: "at the framework's range of a step",
+    StepRule.PATTERN: "where the sequence of launches recurs",
+}
+
+#: A case with its steps and their parts.
+_Case: TypeAlias = "tuple[CaseResult, CaseSteps, StepParts]"
+
+
+def steps(workload: WorkloadFindings) -> doc.Section:
+    """Return where a step goes, as a table and as bars; empty where no profiler recorded the parts of a step."""
+    cases = list(_with_parts(workload))
+    if not cases:
+        return doc.Section("steps", "", workload=workload.name)
+    blocks: list[doc.Block] = [doc.Paragraph(_context([own for _, own, _ in cases]))]
+    for i in range(0, len(cases), _CASES_A_TABLE):
+        placement = doc.Placement.DETAILS if i else doc.Placement.SUMMARY
+        blocks.append(where_table(cases[i : i + _CASES_A_TABLE], placement))
+    blocks += [bars(workload, cases), gains(cases), copies(cases), found_steps(cases)]
+    return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
+
+
+def _with_parts(workload: WorkloadFindings) -> Iterator[_Case]:
+    """Yield the cases whose parts are known: the baseline first, then the fastest."""
+    for case in sorted(workload.cases, key=lambda c: (not c.is_baseline, c.time.ns if c.time else 0.0)):
+        own = workload.steps.of(case.id)
+        if own is not None and own.parts is not None:
+            yield case, own, own.parts
+
+
+def _context(cases: Sequence[CaseSteps]) -> doc.Text:
+    """Return of how many steps the parts are means, and where a step begins."""
+    ranks = max(len(own.ranks) for own in cases)
+    over = f" of each of {ranks} ranks" if ranks > 1 else ""
+    steady = _numbers(own.counts.get(StepState.STEADY, 0) for own in cases)
+    text = f"Mean of the {steady} steady steps{over} ({cases[0].profiler}); the parts add up to the step."
+    others = [
+        f"{_numbers(counts)} {name}{'' if max(counts) == 1 else 's'}"
+        for state, name in ((StepState.WARMUP, "warm-up step"), (StepState.OUTLIER, "outlier"))
+        if any(counts := [own.counts.get(state, 0) for own in cases])
+    ]
+    text += f" Left out: {' and '.join(others)}." if others else ""
+    added = [(share, own) for own in cases if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
+    if added:
+        most = percent_text(max(share for share, _ in added))
+        text += f" Under {cases[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
+        text += " without a profiler; idle time holds most of that."
+    rules = list(dict.fromkeys(own.rule for own in cases))
+    text += f" A step begins {' or '.join(_RULES[rule] for rule in rules)}."
+    if known := [own.coverage for own in cases if own.coverage is not None]:
+        return fill(f"{text} Steps hold {'at least ' if len(known) > 1 else ''}{{}} of the GPU's time.",
+                    percent(min(known)))  # fmt: skip
+    return text
+
+
+def _numbers(counts: Iterable[int]) -> str:
+    """Return ``20``, or ``18 to 20`` where cases differ."""
+    own = list(counts)
+    return f"{min(own)}" if min(own) == max(own) else f"{min(own)} to {max(own)}"
+
+
+# --- where a step goes -----------------------------------------------------------------------------------------------
+
+
+def where_table(cases: Sequence[_Case], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
+    """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
+    unit = time_unit(parts.wall_ns for *_, parts in cases)
+    columns = [doc.label("part", "")]
+    if is_lone := len(cases) == 1:
+        columns += [
+            doc.Column("ns", "", unit),
+            doc.percent("share", ""),
+            doc.ratio("gain", "a step without it, at most"),
+        ]
+    else:
+        columns += [doc.Column(case.id, _head(case, unit)) for case, *_ in cases]
+    rows: list[list[doc.Cell]] = []
+    for name, values in _rows(cases):
+        is_part = not isinstance(name, str)
+        cells = [doc.Cell(text=name)]
+        for ns, (*_, parts) in zip(values, cases, strict=True):
+            share = parts.share(ns)
+            if is_lone:
+                # Nothing is left of a step without compute.
+                is_gain = name not in (doc.Strong("compute"), doc.Strong("step"))
+                gain = doc.Cell(parts.speedup_without(ns)) if is_gain else doc.Cell()
+                cells += [doc.Cell(ns, is_strong=is_part), doc.Cell(share), gain]
+            else:
+                cells.append(doc.Cell(ns, unit=unit, is_strong=is_part, note=fill("({})", percent(share))))
+        rows.append(cells)
+    title = doc.join([case_text(case) for case, *_ in cases], most=2) if placement is doc.Placement.DETAILS else ""
+    return doc.Table("parts", tuple(columns), tuple(map(tuple, rows)), title, placement, is_divisible=False)
+
+
+def _head(case: CaseResult, unit: Unit) -> doc.Text:
+    return fill(f"{{}}{' (baseline)' if case.is_baseline else ''}: {unit.name}", case_text(case))
+
+
+def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
+    """Yield the rows from top to bottom: the four parts, of which two are divided, and the step."""
+    every = [parts for *_, parts in cases]
+
+    def of(part: StepPart) -> list[float]:
+        return [parts.ns[part] for parts in every]
+
+    yield doc.Strong("compute"), of(StepPart.COMPUTE)
+    names = classes(every)
+    yield from ((f"compute: {name}", [parts.classes.get(name, 0.0) for parts in every]) for name in names)
+    if any(others := [_other_classes(parts, names) for parts in every]) and names:
+        yield "compute: other kernels", others
+    for part in (StepPart.COMMUNICATION, StepPart.COPY):
+        if any(of(part)):
+            yield doc.Strong(PART_NAMES[part]), of(part)
+    yield doc.Strong("idle"), [parts.idle_ns for parts in every]
+    yield from ((PART_NAMES[part], of(part)) for part in IDLE_PARTS if any(of(part)))
+    yield doc.Strong("step"), [parts.wall_ns for parts in every]
+
+
+def classes(every: Sequence[StepParts]) -> list[str]:
+    """Return the classes of kernels that are at least 2 % of any of these steps, the largest first."""
+    largest: dict[str, float] = {}
+    for parts in every:
+        for name, ns in parts.classes.items():
+            largest[name] = max(largest.get(name, 0.0), parts.share(ns))
+    shown = (name for name in largest if largest[name] >= _LEAST_SHARE and name != "other")
+    return sorted(shown, key=lambda name: -largest[name])
+
+
+def _other_classes(parts: StepParts, names: Sequence[str]) -> float:
+    """Return the time of the classes that are not in ``names``."""
+    return sum(ns for name, ns in parts.classes.items() if name not in names)
+
+
+def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
+    """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
+    every = [parts for *_, parts in cases]
+    unit = time_unit(parts.wall_ns for parts in every)
+    names = classes(every)
+    pieces = [(name, name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
+    left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
+    pieces.append(("other kernels" if names else "compute", "rest", left))
+    pieces += [
+        (PART_NAMES[part], f"step_{part.value}", [parts.ns[part] for parts in every])
+        for part in StepPart
+        if part is not StepPart.COMPUTE
+    ]
+    series = tuple(
+        doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
+        for name, key, values in pieces
+        if any(parts.share(ns) >= 0.0005 for parts, ns in zip(every, values, strict=True))
+    )
+    labels = tuple(
+        (doc.plain(case_text(case)) if case.id else workload.name) + (" (baseline)" if case.is_baseline else "")
+        for case, *_ in cases
+    )
+    return doc.Chart(
+        plots.chart_id(workload.name, "step"),
+        "Where a step goes",
+        doc.ChartKind.STACKED_BARS,
+        doc.Axis("", labels=labels),
+        doc.Axis(f"{unit.name} of a steady step ({cases[0][1].profiler})", unit, quantity="ns"),
+        (doc.Panel("", series),),
+        subtitle=plots.fixed(workload),
+    )
+
+
+# --- gains -----------------------------------------------------------------------------------------------------------
+
+
+def gains(cases: Sequence[_Case]) -> doc.Table:
+    """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
+    columns = [doc.label("part", "")]
+    columns += [doc.ratio(case.id, _name(case)) for case, *_ in cases]
+    every = [parts for *_, parts in cases]
+    rows: list[list[doc.Text | float]] = []
+    if 1 < len(cases) <= _CASES_A_TABLE:
+        for name, values in _removable(every):
+            speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
+            if max(speedups) >= _LEAST_SPEEDUP:
+                rows.append([name, *speedups])
+    title = "How many times as fast a step would be without a part, at most"
+    return doc.make_table("gains", columns, rows, title)
+
+
+def _name(case: CaseResult) -> doc.Text:
+    return fill("{} (baseline)", case_text(case)) if case.is_baseline else case_text(case)
+
+
+def _removable(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float]]]:
+    """Yield what an improvement could remove, and its time in each of these steps."""
+    yield "no idle time", [parts.idle_ns for parts in every]
+    yield "no exposed communication", [parts.ns[StepPart.COMMUNICATION] for parts in every]
+    yield "no exposed copies", [parts.ns[StepPart.COPY] for parts in every]
+    yield from ((f"{name} free", [parts.classes.get(name, 0.0) for parts in every]) for name in classes(every))
+
+
+def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    """Return where a step of ``case`` goes and what could be gained at most; empty where that is unknown."""
+    own = workload.steps.of(case.id)
+    if own is None or own.parts is None:
+        return ""
+    parts = own.parts
+    shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED)]
+    shares.append(("idle", parts.idle_ns))
+    named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= 0.0005]
+    cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
+    idle = (
+        f" (mostly {PART_NAMES[cause].removeprefix('idle: ')})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
+    )
+    found = [(name, parts.speedup_without(values[0])) for name, values in _removable([parts])]
+    largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
+    most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
+    who = fill("A step of {}", case_text(case)) if len(workload.cases) > 1 else "A step"
+    return fill(f"{{}} is {{}}{idle}{'. At most: ' if largest else ''}{{}}.", who, doc.join(named), most)
+
+
+_EXPOSED = (StepPart.COMMUNICATION, StepPart.COPY)
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copies(cases: Sequence[_Case]) -> doc.Table:
+    """Return the copies and sets of a step by direction, with their bandwidth."""
+    every = [(case, copy, i == 0) for case, own, _ in cases for i, copy in enumerate(own.copies)]
+    columns = [
+        *([doc.label("case")] if len(cases) > 1 else []),
+        doc.label("direction", "copies of a step"),
+        doc.count("calls", "number"),
+        doc.Column("ns", "time", time_unit(copy.ns for _, copy, _ in every)),
+        doc.Column("bytes", "size", size_unit(copy.bytes for _, copy, _ in every)),
+        doc.Column("bandwidth", "", Unit("GB/s", 1e9)),
+    ]
+    rows = []
+    for case, copy, is_first in every:
+        label = [case_text(case) if is_first else ""] if len(cases) > 1 else []
+        numbers = (copy.calls, copy.ns, _or_empty(copy.bytes), _or_empty(copy.bytes_per_s))
+        rows.append([*label, _direction(copy), *numbers])
+    return doc.make_table("copies", columns, rows)
+
+
+def _or_empty(value: float | None) -> float | str:
+    return "" if value is None else value
+
+
+def _direction(copy: CopyTraffic) -> str:
+    """Return ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``."""
+    return copy.name.strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")
+
+
+# --- the steps that were found ---------------------------------------------------------------------------------------
+
+
+def found_steps(cases: Sequence[_Case]) -> doc.Table:
+    """Return how many steps each case has, by state, and the rule that found them; empty for one case."""
+    columns = [
+        doc.label("case"),
+        doc.count("steps"),
+        doc.count("warmup", "warm-up"),
+        doc.count("steady"),
+        doc.count("outlier", "outliers"),
+        doc.count("other", "parts between steps"),
+        doc.percent("coverage", "of the GPU's time"),
+        doc.label("rule", "a step begins"),
+    ]
+    rows = [
+        [case_text(case), own.steps, *(own.counts.get(state, 0) for state in StepState), own.coverage, _RULES[own.rule]]
+        for case, own, _ in cases
+        if len(cases) > 1
+    ]
+    return doc.make_table("found", columns, rows, "Steps of each case", doc.Placement.DETAILS)
+
+
+def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield the cases in which markers and recurring launches give different numbers of steps."""
+    for case in workload.cases:
+        own = workload.steps.of(case.id)
+        if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
+            who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
+            yield fill(
+                f"The steps{{}} begin {_RULES[own.rule]}: {own.steps}. Its launches recur {own.pattern_count} times."
+                " Check that a step is what you mean.",
+                who,
+            )

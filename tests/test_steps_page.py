@@ -1,0 +1,253 @@
+"""The page of a program with steps: made-up runs in golden files, and cells and findings of single sections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import (
+    analyze,
+    case_row,
+    check_golden,
+    kernel_row,
+    metric_row,
+    read_pages,
+    records,
+    texts,
+    write_page,
+)
+from step_study import (
+    COMPILED,
+    ELEMENTWISE,
+    GEMM,
+    NCCL,
+    compiled,
+    step_kernels,
+    step_metrics,
+    step_row,
+    step_tables,
+    two_ranks,
+)
+
+from profpipe import plugins
+from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
+from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.plots import matplotlib_charts
+from profpipe.report.sections import headline, kernel_share, step_list, step_times, steps, warnings
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import StepState, Tables
+
+TEMPLATE = plugins.builtin_folder("templates") / "SUMMARY.md.j2"
+
+STUDIES = {"compiled": compiled, "two_ranks": two_ranks}
+
+
+def only(study: tuple[Tables, dict[str, Any]]) -> WorkloadFindings:
+    (workload,) = analyze(*study).workloads
+    return workload
+
+
+def steps_of(workload: WorkloadFindings, case: str = "") -> CaseSteps:
+    own = workload.steps.of(case)
+    assert own is not None
+    return own
+
+
+def parts_of(workload: WorkloadFindings, case: str = "") -> StepParts:
+    parts = steps_of(workload, case).parts
+    assert parts is not None
+    return parts
+
+
+def tables_of(section: doc.Section) -> dict[str, doc.Table]:
+    return {table.id: table for table in section.tables()}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_pages_are_the_golden_ones(
+    name: str, tmp_path: Path, regenerate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
+    data, run = STUDIES[name]()
+    summary = write_page(analyze(data, run), data, run, tmp_path, TEMPLATE)
+    assert len(summary.read_text().splitlines()) <= 150
+    check_golden(f"pages-steps-{name}.md", read_pages(tmp_path), regenerate)
+
+
+# --- where a step goes -----------------------------------------------------------------------------------------------
+
+
+def test_the_four_parts_of_the_table_and_of_the_bars_add_up_to_the_step() -> None:
+    workload = only(compiled())
+    section = steps.steps(workload)
+    rows = {doc.plain(row[0].text): [cell.value for cell in row[1:]] for row in tables_of(section)["parts"].rows}
+    named = ("compute", "exposed copies", "idle")
+    for i, ns in enumerate((33.2e6, 26.9e6)):
+        assert sum(rows[name][i] or 0.0 for name in named) == rows["step"][i] == ns
+    (chart,) = (block for block in section.blocks if isinstance(block, doc.Chart))
+    (panel,) = chart.panels
+    assert [sum(series.marks[i].y for series in panel.series) for i in (0, 1)] == [33.2e6, 26.9e6]
+
+
+def test_kernels_that_overlap_share_the_time_in_which_the_gpu_computes() -> None:
+    """30 ms of kernels ran in 20 ms."""
+    kernels, metrics = step_kernels("", {GEMM: (10, 20e6), ELEMENTWISE: (10, 10e6), NCCL: (1, 5e6)})
+    rows = [step_row("", step, (20e6, 1e6, 0, 0, 0, 0)) for step in range(6)]
+    parts = parts_of(only((step_tables(kernels=kernels, metrics=metrics, steps=rows), {})))
+    assert parts.classes == {"gemm": pytest.approx(20e6 * 2 / 3), "elementwise": pytest.approx(20e6 / 3)}
+
+
+def test_what_could_be_gained_is_amdahls_bound() -> None:
+    workload = only(two_ranks())
+    (row,) = (r for r in records(tables_of(steps.steps(workload))["parts"]) if "idle**" in r[""])
+    assert row["a step without it, at most"] == "1.13x"
+    parts = StepParts(dict.fromkeys(StepPart, 0.0) | {StepPart.COMPUTE: 30.0, StepPart.IDLE_LAUNCH: 70.0})
+    assert parts.speedup_without(70.0) == pytest.approx(1 / (1 - 0.7))
+
+
+def test_an_idle_gap_without_a_recorded_cause_is_other_idle_time() -> None:
+    rows = [step_row("", n, (6e6, 0, 0, 0, 0, 4e6), idle_launch_ns=None, idle_blocked_ns=None) for n in range(6)]
+    parts = parts_of(only((step_tables(steps=rows, metrics=step_metrics("", 10e6)), {})))
+    assert (parts.ns[StepPart.IDLE_OTHER], parts.wall_ns) == (4e6, 10e6)
+
+
+def test_copies_have_their_direction_their_size_and_their_bandwidth() -> None:
+    (copy,) = records(tables_of(steps.steps(only(two_ranks())))["copies"])
+    assert copy == {
+        "copies of a step": "Host-to-Device", "number": "2", "time us": "100.0", "size KiB": "1172", "GB/s": "12.0",
+    }  # fmt: skip
+
+
+def test_the_profiler_of_the_parts_says_how_much_longer_it_makes_a_step() -> None:
+    metrics = [*step_metrics("", 10e6, "plain"), *step_metrics("", 13e6, "torch")]
+    rows = [step_row("", n, (9e6, 0, 0, 4e6, 0, 0), "torch") for n in range(6)]
+    kernels, more = step_kernels("", {GEMM: (1, 9e6)}, "torch")
+    workload = only((step_tables(kernels=kernels, metrics=metrics + more, steps=rows), {}))
+    (context, *_) = texts(steps.steps(workload))
+    assert "Under torch a step takes 30.0 % longer than without a profiler" in context
+
+
+def test_markers_and_launches_that_disagree_on_the_number_of_steps_are_a_warning() -> None:
+    data, run = compiled()
+    row = metric_row("compile=true", "step_count_by_pattern", 96.0, "1", profiler="nsys")
+    changed = step_tables(data.cases, data.kernels, [*data.metrics.to_dict("records"), row], data.steps)
+    lines = texts(warnings.warnings(analyze(changed, run), Manifest.parse(run)))
+    assert len([line for line in lines if "24. Its launches recur 96 times" in line]) == 1
+
+
+# --- headline --------------------------------------------------------------------------------------------------------
+
+
+def test_the_winner_is_named_from_the_times_of_steps_and_not_of_processes() -> None:
+    """The compiled program starts much more slowly: its process takes longer."""
+    data, run = compiled()
+    slow = [metric_row("compile=true", "process_wall", 9e10), metric_row("compile=false", "process_wall", 3e10)]
+    metrics = data.metrics[data.metrics["metric"] != "process_wall"].to_dict("records")
+    workload = only((step_tables(data.cases, data.kernels, [*metrics, *slow], data.steps), run))
+    assert workload.basis is not None and (workload.basis.profiler, workload.basis.quantity) == ("plain", "step")
+    assert texts(headline.headline(workload))[0] == (
+        "**`compile=true` is fastest: 26.9 ms per step, 1.23x over `compile=false` (baseline).**"
+    )
+
+
+def test_without_a_run_without_profiler_the_steps_of_a_profiler_are_the_times() -> None:
+    workload = only(two_ranks())
+    assert workload.basis is not None and (workload.basis.profiler, workload.basis.quantity) == ("nsys", "step")
+    (answer, *_) = texts(headline.headline(workload))
+    assert answer == "**A step takes 16.6 ms (95 % interval ±0.2 %, 22 steady steps, 2 ranks, under nsys).**"
+
+
+def test_cases_of_which_only_some_have_steps_are_not_compared_by_kernels() -> None:
+    data, run = compiled()
+    is_eager = data.metrics["case"] == "compile=false"
+    without = data.metrics[~(is_eager & data.metrics["metric"].str.startswith("step_"))]
+    workload = only((step_tables(data.cases, data.kernels, without, data.steps[data.steps["case"] != "compile=false"]),
+                     run))  # fmt: skip
+    eager, fast = sorted(workload.cases, key=lambda case: case.id)
+    assert (eager.time, eager.breakdown) == (None, None)
+    assert fast.time is not None and fast.breakdown is not None and fast.speedup is None
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_case_are_means_over_its_ranks() -> None:
+    workload = only(two_ranks())
+    (case,) = workload.cases
+    assert case.breakdown is not None and (case.breakdown.total.ns, case.breakdown.ranks) == (15.2e6, 2)
+    assert case.breakdown.category("gemm").calls == 98
+    assert parts_of(workload).ns[StepPart.COMMUNICATION] == pytest.approx((4.2e6 + 1.0e6) / 2)
+    note, _ = texts(kernel_share.kernel_share(workload))
+    assert note == "Kernel times are means over 2 ranks; communication includes waiting for the others."
+
+
+def test_of_ranks_that_end_a_step_together_the_slowest_is_the_one_that_does_not_wait() -> None:
+    (sentence,) = texts(step_times.ranks(only(two_ranks())))
+    assert sentence == (
+        "All ranks take as long. Rank 1 is the slowest: without exposed communication its step takes 3.20 ms longer"
+        " than that of rank 0, and the others wait for it."
+    )
+
+
+def test_a_rank_with_longer_steps_is_named_with_its_distance_from_the_mean() -> None:
+    rows = [step_row("", n, (ns, 0, 0, 0, 0, 0), rank=rank) for n in range(6) for rank, ns in enumerate((9e6, 11e6))]
+    workload = only((step_tables(steps=rows, metrics=step_metrics("", 10e6, ranks=(9e6, 11e6))), {}))
+    (sentence,) = texts(step_times.ranks(workload))
+    assert sentence == "Rank 1 is the slowest: 11.0 ms a step, 10.0 % above the mean of 10.0 ms."
+
+
+def test_kernels_of_a_command_without_steps_are_means_over_its_processes() -> None:
+    """A process that touches the GPU of another one for a moment is no further rank."""
+    rows = [kernel_row("", GEMM, 100, 155e6, kernel_class="gemm", process=p, device=d) for p, d in ((1, 0), (2, 1))]
+    stray = kernel_row("", ELEMENTWISE, 1, 2e3, kernel_class="elementwise", process=2, device=0)
+    run = {"pipeline": {"workloads": {"w": {"command": ["torchrun", "train.py"]}}}}
+    workload = only((step_tables([case_row("", "nsys")], [*rows, stray]), run))
+    (case,) = workload.cases
+    assert workload.iteration is Iteration.PROCESS
+    assert case.breakdown is not None and case.breakdown.ranks == 2
+    assert (case.breakdown.category("gemm").ns, case.breakdown.category("gemm").calls) == (155e6, 100)
+    assert workload.top[0].ns == 155e6
+
+
+# --- outliers, profilers, every step ---------------------------------------------------------------------------------
+
+
+def test_an_outlier_is_listed_with_what_is_in_it() -> None:
+    workload = only(compiled())
+    (outlier,) = steps_of(workload, "compile=false").outliers
+    assert (outlier.step, outlier.causes) == (21, (OutlierCause.IDLE_LAUNCH,))
+    assert outlier.wall_ns - outlier.median_ns == 2e8
+    sentences = texts(step_list.outliers(workload))
+    why = "200.0 ms more of idle while the host launched late."
+    assert f"`compile=false`: step 21 took 233.2 ms, the median 33.2 ms: {why}" in sentences
+
+
+def test_each_profiler_stands_beside_the_time_without_one() -> None:
+    section = step_times.by_profiler(only(compiled()))
+    assert (
+        section.summary and doc.plain(section.summary) == "Each profiler's own overhead: nsys +0.8 % and torch +4.1 %."
+    )
+    first = records(tables_of(section)["step_times"])[0]
+    assert first == {
+        "case": "`compile=true`", "without a profiler ms": "26.9", "nsys ms": "27.1 (+0.8 %)",
+        "torch ms": "28.0 (+4.1 %)",
+    }  # fmt: skip
+
+
+def test_every_step_is_listed_with_its_state_on_the_second_page() -> None:
+    section = step_list.every_step(only(two_ranks()))
+    (table,) = tables_of(section).values()
+    assert table.placement is doc.Placement.DETAILS and len(table.rows) == 48
+    states = [doc.plain(row[2].text) for row in table.rows[:24]]
+    assert states == [StepState.WARMUP, *["steady"] * 20, "outlier", "steady", "steady"]
+
+
+def test_timing_without_a_profiler_alone_gives_times_and_no_parts() -> None:
+    rows = [step_row("", n, 10e6, "plain") for n in range(6)]
+    workload = only((step_tables([case_row("")], metrics=step_metrics("", 10e6, "plain"), steps=rows), COMPILED))
+    assert steps_of(workload).parts is None and not steps.steps(workload)
+    answer, rate = texts(headline.headline(workload))
+    assert answer == "**A step takes 10.0 ms (95 % interval ±0.2 %, 22 steady steps).**"
+    assert rate == "819200 tokens per second."
