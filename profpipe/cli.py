@@ -17,7 +17,7 @@ from profpipe.errors import ProfpipeError
 #: Each command is a module of ``profpipe.commands``. Its module is imported only when the command is used, for
 #: ``profpipe --help`` must not wait for pandas.
 COMMANDS = {
-    "run": "run a pipeline and write SUMMARY.md",
+    "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
     "resume": "finish a run that was interrupted",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",
@@ -63,9 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nor is there garbage while modules load: to search for it after each 700 objects takes 0.1 s.
     gc.set_threshold(50_000)
     stdio.open_closed_streams()
-    args = _build_parser().parse_args(argv)
+    words, program = _split_program(sys.argv[1:] if argv is None else argv)
+    args = _build_parser().parse_args(words)
+    args.program = program
     with nullcontext() if _only_prints(args) else stdio.ignore_output_errors():
         return _run(args)
+
+
+def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """Return the words before ``--`` of ``profpipe run`` and the program after it; None where there is no ``--``."""
+    command = next((word for word in argv if not word.startswith("-")), "")
+    if command != "run" or "--" not in argv:
+        return argv, None
+    at = list(argv).index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 def _only_prints(args: argparse.Namespace) -> bool:
@@ -86,7 +97,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="profpipe",
         description="Run GPU workloads under several profilers and get one table that can be trusted.",
-        epilog="examples:\n  profpipe doctor\n  profpipe run\n  profpipe ingest capture.nsys-rep",
+        epilog="examples:\n  profpipe doctor\n  profpipe run\n  profpipe run -- python train.py --batch 8\n"
+        "  profpipe ingest capture.nsys-rep",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"profpipe {__version__}")

@@ -1,4 +1,4 @@
-"""``profpipe run``: run a pipeline and write its report."""
+"""``profpipe run``: run a pipeline, or a program as it is, and write the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from profpipe import errors
 from profpipe.commands import arguments
-from profpipe.config import loader
+from profpipe.config import loader, program
+from profpipe.errors import ConfigError
 from profpipe.runner import environment
 
 EXAMPLES = """\
@@ -18,16 +19,30 @@ EXAMPLES = """\
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
   profpipe run --dry-run                                    # print the commands, run nothing
-  profpipe run --json > result.json"""
+  profpipe run --json > result.json
+
+a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
+  profpipe run -- python train.py --batch 8
+  profpipe run -p plain,nsys --set repeats=5 -- ./simulate input.dat   # five processes under plain
+  profpipe run --set batch=8,16 -- python train.py --batch {batch}     # two cases
+  profpipe run --env DATA_DIR=/data --env HF_TOKEN -- torchrun --nproc-per-node 2 train.py"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
+    parser.usage = "profpipe run [OPTIONS] [PIPELINE]\n       profpipe run [OPTIONS] -- PROGRAM [ARGUMENTS]"
+    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
     choice: dict[str, Any] = {"action": "extend", "type": arguments.names, "default": [], "metavar": "NAME[,NAME]"}
     parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **choice)
     parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **choice)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the pipeline file"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable that the program after -- gets; without it, it gets those of known tools only",
     )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
@@ -36,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    path = Path(args.pipeline)
+    if args.program is not None:
+        return _run_program(args)
+    if args.env:
+        raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
+    path = Path(args.pipeline or "pipeline.yaml")
     pipeline = loader.load_pipeline(path, args.set)
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
@@ -50,3 +69,31 @@ def main(args: argparse.Namespace) -> int:
     variables = [f"{name}={os.environ[name]}" for name in used]
     command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
     return execution.start(request, command, args)
+
+
+def _run_program(args: argparse.Namespace) -> int:
+    """Run the program after ``--``. Its pipeline file goes into the folder of the run."""
+    if args.pipeline is not None:
+        what = f"both a pipeline file, '{args.pipeline}', and a program after '--'."
+        raise ConfigError("profpipe run", what, "Leave out one of them.")
+    if args.workload:
+        raise ConfigError("-w", "chooses workloads of a pipeline file; a program is one workload.", "Leave it out.")
+    # A folder as deep as that of the run, which has no name yet.
+    path = args.out.resolve() / "run" / "pipeline.yaml"
+    found = program.read_program(
+        args.program,
+        path,
+        profilers=args.profiler,
+        overrides=args.set,
+        variables=args.env,
+        is_secret=environment.is_secret,
+    )
+    from profpipe.commands import execution
+    from profpipe.runner.request import RunRequest
+
+    request = RunRequest.of_program(found, path, args.out, args.reuse)
+    if args.dry_run:
+        execution.print_jobs(request)
+        return errors.OK
+    options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
+    return execution.start(request, ["profpipe", *options, "--", *found.masked], args)

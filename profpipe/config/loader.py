@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profpipe.config import validation
-from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings
+from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings, Workload
 from profpipe.config.workload_files import readable_params
 from profpipe.config.yaml import mapping_at, placeholders, read, scalar, shown, substituted, takes_text, written_list
 from profpipe.errors import ConfigError, did_you_mean
@@ -32,11 +32,20 @@ def load_pipeline(path: Path, overrides: Sequence[str] = (), env: Mapping[str, s
 
     ``overrides`` are ``KEY=VALUE`` as for ``--set``. Raises ConfigError with a line for each mistake.
     """
-    where = shown(path)
-    written = read(path, where)
+    return load_document(read(path, shown(path)), path, env, overrides)
+
+
+def load_document(
+    written: Mapping[str, Any],
+    path: Path,
+    env: Mapping[str, str] = os.environ,
+    overrides: Sequence[str] = (),
+    where: str = "",
+) -> Pipeline:
+    """Return the pipeline of ``written``, the content of the file ``path``, which errors call ``where``."""
+    where, written = where or shown(path), dict(written)
     document = substituted(written, env, where)
-    for override in overrides:
-        _override(document, override, path)
+    override(document, overrides, path)
     for node in (document, written):
         _keep_commas(node, path)
     _narrow_studies(document, _narrow_baselines(document, written))
@@ -75,26 +84,31 @@ def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return {**shared, **own, **{key: _merged(shared[key], own[key]) for key in both}}
 
 
-def _override(document: dict[str, Any], override: str, path: Path) -> None:
-    """Apply one ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
-    key, equals, text = override.partition("=")
+def override(document: dict[str, Any], overrides: Sequence[str], path: Path) -> None:
+    """Apply each ``--set``: a path in the file, or the name of a parameter for every workload that declares it."""
+    for each in overrides:
+        _override(document, each, path)
+
+
+def _override(document: dict[str, Any], text: str, path: Path) -> None:
+    key, equals, written = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError("--set", f"{override!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
-    value = _override_value(keys, text)
+        raise ConfigError("--set", f"{text!r} is not KEY=VALUE.", "For example: --set seqlen=1024,4096")
+    value = _override_value(keys, written)
     workloads = mapping_at(document, "workloads")
     has_workloads = isinstance(document.get("workloads"), dict)
     if keys[0] == "workloads" and len(keys) > 1 and has_workloads and keys[1] not in workloads:
         raise ConfigError("--set", f"unknown workload '{keys[1]}'.", did_you_mean(keys[1], workloads))
     if keys[0] in Pipeline.model_fields:
         _assign(document, keys, value)
-    elif keys[0] in Settings.model_fields:
+    elif keys[0] in Workload.model_fields:
         for name, each in workloads.items():
             # Like a default, it is for all workloads, of which a command has no use for some settings.
             if keys[0] not in OF_SCRIPTS or not (isinstance(each, dict) and "command" in each):
                 _assign(document, ["workloads", name, *keys], value)
     elif len(keys) > 1:
-        remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Settings.model_fields])
+        remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Workload.model_fields])
         raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)
     else:
         _set_axis(document, workloads, keys[0], value, path)
@@ -116,7 +130,7 @@ def _set_axis(document: dict[str, Any], workloads: dict[str, Any], param: str, v
         for name, each in workloads.items()
     }
     if not any(param in names for names in known.values()):
-        names = {*Settings.model_fields}.union(*known.values())
+        names = {*Workload.model_fields}.union(*known.values())
         raise ConfigError("--set", f"unknown name '{param}'.", did_you_mean(param, names))
     for name in known:
         if param in known[name]:

@@ -171,6 +171,9 @@ class Workload(Settings):
     command: tuple[str, ...] | None = Field(
         None, description="argument list; {name} becomes the parameter of that name"
     )
+    cwd: str | None = Field(
+        None, description="working folder of the command, relative to this file; without it the folder of this file"
+    )
     params: Mapping[str, Scalar] = Field({}, description="parameters with the same value in every case")
     matrix: Mapping[str, Values] = Field(
         {}, description="parameters that vary: the cases are all combinations of the lists"
@@ -189,6 +192,8 @@ class Workload(Settings):
     def _validate_command(self) -> Workload:
         if (self.script is None) == (self.command is None) or self.command == ():
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
+        if self.cwd is not None and self.command is None:
+            raise ValueError("'cwd' is for a 'command'. A script runs in the folder of the pipeline file")
         if self.processes > 1 and self.command is not None:
             raise ValueError("'processes' is for a 'script'. Let the command start its own: [torchrun, ..., train.py]")
         if self.processes > 1 and self.timing.mode != "eager":

@@ -130,6 +130,8 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     for axis in workload.matrix:
         if axis in workload.params:
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
+    if workload.cwd is not None and not (path.resolve().parent / workload.cwd).resolve().is_dir():
+        yield f"{at}.cwd", f"there is no folder '{workload.cwd}'.", f"It is relative to {path.resolve().parent}."
     yield from _of_one_name(at, workload)
     yield from _in_command(f"{at}.command", workload)
     axes = set(workload.matrix)

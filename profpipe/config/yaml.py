@@ -11,7 +11,7 @@ import yaml
 
 from profpipe.errors import ConfigError
 
-_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
@@ -124,8 +124,8 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
             )
         return given
 
-    text = _PLACEHOLDER.sub(value, node)
-    if not (whole := _PLACEHOLDER.fullmatch(node)) or takes_text(path):
+    text = PLACEHOLDER.sub(value, node)
+    if not (whole := PLACEHOLDER.fullmatch(node)) or takes_text(path):
         return text
     try:
         return scalar(text)
@@ -149,7 +149,7 @@ def placeholders(node: Any) -> Iterator[str]:
         for item in node:
             yield from placeholders(item)
     elif isinstance(node, str):
-        yield from (match[1] for match in _PLACEHOLDER.finditer(node))
+        yield from (match[1] for match in PLACEHOLDER.finditer(node))
 
 
 def mapping_at(node: Any, *keys: str) -> dict[str, Any]:
@@ -174,6 +174,6 @@ def written_list(node: Any) -> list[Any] | None:
 
 
 def _default(node: Any) -> Any:
-    if isinstance(node, str) and (match := _PLACEHOLDER.fullmatch(node)):
+    if isinstance(node, str) and (match := PLACEHOLDER.fullmatch(node)):
         return None if match[2] is None else scalar(match[2])
     return node

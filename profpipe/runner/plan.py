@@ -41,10 +41,10 @@ def plan(
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
-    ``scripts`` are the files of the workloads, ``out`` is the run's folder, ``cwd`` the working directory of all
-    processes (the folder of the pipeline file), ``env`` the variables of every job. ``workloads`` and ``profilers``
-    narrow the choice. A missing tool still gets its job, so that its cases become `skipped` rows with the reason.
-    Raises ConfigError for an unknown name.
+    ``scripts`` are the files of the workloads, ``out`` is the run's folder, ``cwd`` the folder of the pipeline file, in
+    which all processes run unless a command names another, ``env`` the variables of every job. ``workloads`` and
+    ``profilers`` narrow the choice. A missing tool still gets its job, so that its cases become `skipped` rows with the
+    reason. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
         if unknown := [word for word in given if word not in known]:
@@ -63,7 +63,8 @@ def plan(
             planned = []
             for number, group in enumerate(groups, start=1):
                 own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
-                job = Job(name, profiler, group, own, tool, python, cwd, scripts.get(name), on_gpu=on_gpu)
+                place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
+                job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu)
                 planned.append(_with_settings(job, workload, env))
             is_repeated = workload.command is not None and profiler == "plain" and workload.repeats > 1
             jobs += _in_rounds(planned, workload) if is_repeated else planned

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from profpipe import profilers
 from profpipe.config import yaml
 from profpipe.config.models import Pipeline, Workload
+from profpipe.config.program import Program
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
@@ -21,6 +22,9 @@ from profpipe.runner import environment, executor, plan
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
+
+#: In the folder of a run of a program from the command line.
+PIPELINE_FILE = "pipeline.yaml"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class RunRequest:
     reuse: bool = False
     #: Words of commands that hold the values of secret variables, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    #: The pipeline file of a program from the command line, which the run's folder will hold; empty for any other.
+    text: str = ""
 
     @classmethod
     def create(
@@ -47,17 +53,29 @@ class RunRequest:
         profilers: Sequence[str] = (),
         reuse: bool = False,
     ) -> RunRequest:
-        secrets = _find_secrets(pipeline, path)
+        secrets = _find_secrets(pipeline, path.parent, _mask_commands(pipeline, path))
         return cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(profilers), reuse, secrets)
+
+    @classmethod
+    def of_program(cls, program: Program, path: Path, out: Path, reuse: bool = False) -> RunRequest:
+        """Return the request for a program from the command line, whose pipeline file will be ``path``."""
+        secrets = _find_secrets(program.pipeline, path.parent, program.public)
+        return cls(program.pipeline, path.resolve(), out.resolve(), reuse=reuse, secrets=secrets, text=program.text)
 
     @property
     def pipeline_dir(self) -> Path:
         return self.path.parent
 
+    def placed_in(self, folder: Path) -> RunRequest:
+        """Return the request of the run in ``folder``."""
+        return replace(self, path=folder / PIPELINE_FILE) if self.text else self
+
     def save(self, folder: Path) -> None:
+        if self.text:
+            atomic.write_text(folder / PIPELINE_FILE, self.text)
         document = {
             "pipeline": self.pipeline.model_dump(mode="json", by_alias=True),
-            "path": str(self.path),
+            "path": PIPELINE_FILE if self.text else str(self.path),
             "workloads": self.workloads,
             "profilers": self.profilers,
             "reuse": self.reuse,
@@ -76,7 +94,7 @@ class RunRequest:
             raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
         return cls(
             Pipeline.model_validate(document["pipeline"]),
-            Path(document["path"]),
+            folder.resolve() / document["path"],
             folder.parent.resolve(),
             tuple(document["workloads"]),
             tuple(document["profilers"]),
@@ -85,17 +103,17 @@ class RunRequest:
         )
 
 
-def _find_secrets(pipeline: Pipeline, path: Path) -> dict[str, str]:
+def _find_secrets(pipeline: Pipeline, folder: Path, masked: Mapping[str, Workload]) -> dict[str, str]:
     """Return each word of a command that contains a secret, with the same word that names the variable instead.
 
-    The words are also given as filled in for each case. A default in the file for such a variable is secret too.
+    ``masked`` are the workloads with such words, and with the names in their place. The words are also given as filled
+    in for each case. A default in the file for such a variable is secret too.
     """
-    masked = _mask_commands(pipeline, path)
     if not masked:
         return {}
     public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **masked}})
     tools = {name: Missing(name, "", "") for name in profilers.ALL}
-    where: dict[str, Any] = {"scripts": {}, "cwd": path.parent, "out": path.parent, "python": ""}
+    where: dict[str, Any] = {"scripts": {}, "cwd": folder, "out": folder, "python": ""}
     jobs = (plan.plan(each, tools, **where, workloads=[*masked]) for each in (pipeline, public))
     commands = [(a.command, b.command) for a, b in zip(*jobs, strict=True)]
     commands += [(pipeline.workloads[name].command or (), masked[name].command or ()) for name in masked]

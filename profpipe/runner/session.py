@@ -80,7 +80,7 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest.git_state(executor.ask, request.pipeline_dir),
+        git=manifest.git_state(executor.ask, planned[0].cwd),
         command=command,
         planned=planned,
         secrets=request.secrets,
@@ -91,7 +91,8 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
         fingerprint.save(folder, planned, request.out, machine.described)
         store.save(folder, Tables(), begun)
 
-    session = Session(request, folders.create(request.out, request.pipeline.name, now, fill), begun, Tables())
+    folder = folders.create(request.out, request.pipeline.name, now, fill)
+    session = Session(request.placed_in(folder), folder, begun, Tables())
     session.machine = machine
     return session
 

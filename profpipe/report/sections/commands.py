@@ -6,14 +6,22 @@ import shlex
 from collections.abc import Iterator
 
 from profpipe.job import Status
-from profpipe.report.document import CodeBlock, Details, Section
+from profpipe.report.document import Code, CodeBlock, Details, Paragraph, Section
 from profpipe.results.manifest import JobEntry, Manifest
+
+#: Shown for a program from the command line, whose pipeline file is in the run's folder.
+_PIPELINE_FILE = (
+    Paragraph(
+        (Code("pipeline.yaml"), " in the folder of this run repeats it: ", Code("profpipe run pipeline.yaml"), ".")
+    ),
+)
 
 
 def commands(run: Manifest) -> Section:
     """Return the command of the run, and the commands that each job started."""
     command = shlex.join(run.command)
-    blocks = (*((CodeBlock(command),) if command else ()), *_jobs(run))
+    code = (CodeBlock(command),) if command else ()
+    blocks = (*code, *(_PIPELINE_FILE if "--" in run.command else ()), *_jobs(run))
     return Section("commands", "How to repeat it", blocks)
 
 

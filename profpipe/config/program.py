@@ -1,0 +1,184 @@
+"""A pipeline of one program, from the command line: ``profpipe run -- python train.py --batch 8``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from profpipe.config import loader
+from profpipe.config.models import Pipeline, Workload
+from profpipe.config.yaml import PLACEHOLDER, as_list
+from profpipe.errors import ConfigError
+
+#: The profilers of a program unless `-p` names others. One that is missing becomes a row with the remedy.
+PROFILERS: Final = ("plain", "torch", "nsys")
+
+_WHERE: Final = "profpipe run --"
+#: An option whose value is a secret: ``--api-key``, but not ``--tokenizer`` or ``--num-key-value-heads``.
+_SECRET_OPTION: Final = re.compile(
+    r"-{1,2}(?:\w+[-_])*(?:token|secret|password|passwd|passphrase|credentials?|(?:api|access|secret|private)[-_]?key)",
+    re.IGNORECASE,
+)
+#: A shorter value of a secret variable, such as 1, may occur anywhere.
+_SHORTEST_SECRET: Final = 6
+#: What a file name or a module that starts other programs is not named after.
+_LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its pipeline. ``text`` is the pipeline file that repeats the run, without secrets."""
+
+    pipeline: Pipeline
+    text: str
+    #: The arguments as the text has them, with ``${NAME}`` in place of secrets.
+    masked: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+    @property
+    def public(self) -> dict[str, Workload]:
+        """The workload with the masked arguments; empty where they have no secret."""
+        workload = self.pipeline.workloads[self.name]
+        if workload.command == self.masked:
+            return {}
+        return {self.name: workload.model_copy(update={"command": self.masked})}
+
+
+def read_program(
+    words: Sequence[str],
+    path: Path,
+    *,
+    profilers: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    variables: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] = os.environ,
+    is_secret: Callable[[str], bool],
+) -> Program:
+    """Return the program ``words``, started in the current folder.
+
+    ``path`` is where the pipeline file will be. ``overrides`` are ``KEY=VALUE`` as for ``--set``, where a key in braces
+    in the words becomes an axis of the matrix. ``variables`` are ``NAME`` or ``NAME=VALUE`` for the environment of the
+    program, ``settings`` further keys of the workload. ``is_secret`` says whether a variable is one by its name. Raises
+    ConfigError if the program is not found or an option is wrong.
+    """
+    _check(words, env)
+    masked, secrets = mask(words, env, is_secret)
+    known = {**env, **secrets}
+    name = name_of(words)
+    workload: dict[str, Any] = {
+        "command": [_escape(word, secrets) for word in masked],
+        "cwd": os.path.relpath(Path.cwd(), path.parent.resolve()),
+        "profilers": list(profilers or PROFILERS),
+        **(settings or {}),
+    }
+    if given := dict(_environment(variables, env, is_secret)):
+        workload["env"] = given
+    document: dict[str, Any] = {"version": 1, "name": name, "workloads": {name: workload}}
+    if axes := _axes(overrides, words):
+        workload["matrix"] = dict.fromkeys(axes)
+    loader.override(document, overrides, path)
+    if axes:
+        workload["matrix"] = {axis: as_list(workload["matrix"][axis]) for axis in axes}
+        varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
+        workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
+    pipeline = loader.load_document(document, path, known, where=_WHERE)
+    return Program(pipeline, _as_text(document, secrets.keys() - env.keys()), tuple(masked))
+
+
+def name_of(words: Sequence[str]) -> str:
+    """Return the name of a program: ``train`` for ``torchrun --nproc-per-node 2 train.py``."""
+    modules = [word for option, word in itertools.pairwise(words) if option == "-m" and word not in _LAUNCHERS]
+    scripts = [word for word in words if Path(word).suffix in (".py", ".sh", ".pyz")]
+    found = Path(scripts[0]).stem if scripts else modules[0].rpartition(".")[2] if modules else Path(words[0]).name
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", found).lstrip("_.-")
+    return "program" if name in ("", "lock") or name.endswith(".json") else name
+
+
+def mask(
+    words: Sequence[str], env: Mapping[str, str], is_secret: Callable[[str], bool]
+) -> tuple[list[str], dict[str, str]]:
+    """Return ``words`` with ``${NAME}`` in place of secrets, and the values by name.
+
+    Secrets are the values of variables with a secret name, and those of options such as ``--password``.
+    """
+    hidden = {name: value for name, value in env.items() if is_secret(name) and len(value) >= _SHORTEST_SECRET}
+    found: dict[str, str] = {}
+    masked: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        public = word
+        for name, value in hidden.items():
+            if value in public:
+                public, found[name] = public.replace(value, f"${{{name}}}"), value
+        option, equals, value = word.partition("=")
+        if public == word and equals and value and _SECRET_OPTION.fullmatch(option):
+            public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
+        elif public == word and word and _SECRET_OPTION.fullmatch(before) and not word.startswith("--"):
+            public, found[_variable(before)] = f"${{{_variable(before)}}}", word
+        masked.append(public)
+    return masked, found
+
+
+def _variable(option: str) -> str:
+    return option.strip("-").replace("-", "_").upper()
+
+
+def _check(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raise ConfigError if there is no such program."""
+    if not words:
+        raise ConfigError(_WHERE, "no program after '--'.", "For example: profpipe run -- python train.py --batch 8")
+    program = words[0]
+    if shutil.which(program, path=env.get("PATH")):
+        return
+    if Path(program).suffix in (".yaml", ".yml"):
+        raise ConfigError(_WHERE, f"'{program}' is no program.", f"To run a pipeline file: profpipe run {program}")
+    if Path(program).is_file():
+        starter = "python " if Path(program).suffix == ".py" else "./" if os.access(program, os.X_OK) else "sh "
+        raise ConfigError(_WHERE, f"'{program}' cannot be started.", f"Try: profpipe run -- {starter}{program} ...")
+    remedy = "Is it spelled right, and on PATH? The program comes first: profpipe run -- python train.py"
+    raise ConfigError(_WHERE, f"there is no program '{program}'.", remedy)
+
+
+def _escape(word: str, secrets: Mapping[str, str]) -> str:
+    """Keep ``${NAME}`` of the user's own as it is: a pipeline file would replace it."""
+    return PLACEHOLDER.sub(lambda m: m[0] if m[1] in secrets else m[0].replace("${", "${DOLLAR:-$}{", 1), word)
+
+
+def _environment(
+    variables: Sequence[str], env: Mapping[str, str], is_secret: Callable[[str], bool]
+) -> Iterator[tuple[str, str]]:
+    for text in variables:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigError("--env", f"{text!r} is not NAME or NAME=VALUE.", "For example: --env DATA_DIR=/data")
+        if not equals and name not in env:
+            raise ConfigError("--env", f"{name} is not set.", f"Write --env {name}=VALUE.")
+        if equals and is_secret(name):
+            raise ConfigError("--env", f"{name} looks secret.", f"Set it in the shell and write --env {name}.")
+        yield name, value if equals else f"${{{name}}}"
+
+
+def _axes(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return the keys of ``--set`` that stand in braces in the program's words."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    return [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]
+
+
+def _as_text(document: Mapping[str, Any], missing: Collection[str]) -> str:
+    """Return the pipeline file. ``missing`` are variables that stand for words of the command line."""
+    head = ["# Repeats the run in this folder: profpipe run pipeline.yaml"]
+    if missing:
+        head.append(f"# Set {', '.join(sorted(missing))} before: the value was given on the command line.")
+    body = yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    return "\n".join(head) + "\n" + body

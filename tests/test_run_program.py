@@ -1,0 +1,207 @@
+"""``profpipe run -- PROGRAM``: a program as it is, without a pipeline file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from program import ROOT, profpipe, rows
+
+from profpipe.config import program
+from profpipe.config.loader import load_pipeline
+from profpipe.runner import environment
+
+TRAIN = """
+import json, os, sys
+with open("seen.jsonl", "a") as stream:
+    seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "data": os.environ.get("DATA_DIR")}
+    stream.write(json.dumps(seen) + "\\n")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a folder `parsers` of its own, which has nothing to do with profpipe."""
+    folder = tmp_path / "project"
+    (folder / "parsers").mkdir(parents=True)
+    (folder / "parsers" / "page.py").write_text("raise SystemExit('profpipe must not load this')\n", encoding="utf-8")
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+    return folder
+
+
+def seen(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """The message of a run that is refused with exit code 2 before anything runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "run", *arguments], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "") and not (folder / "out").exists()
+    return done.stderr
+
+
+def test_a_program_runs_in_the_users_folder_and_its_file_repeats_the_run_from_another(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py", "--batch", "8", "-w", "--")
+    file = project / "out" / "latest" / "pipeline.yaml"
+    assert seen(project) == [{"argv": ["--batch", "8", "-w", "--"], "cwd": str(project), "data": None}]
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    profpipe(elsewhere, "run", file)
+    first, second = seen(project)
+    assert first == second
+    runs = [rows(folder / "out" / "latest" / "cases.csv") for folder in (project, elsewhere)]
+    assert [[(row["workload"], row["case"], row["status"]) for row in run] for run in runs] == [
+        [("train", "default", "ok")]
+    ] * 2
+
+
+def test_the_page_says_how_to_repeat_it(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py")
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "profpipe run -p plain -- python train.py" in page and "`profpipe run pipeline.yaml`" in page
+    assert page.startswith("# train · 1 case")
+
+
+def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project: Path) -> None:
+    profpipe(project, "run", "--out", "o", "--", "python", "train.py", PATH=str(Path(sys.executable).parent))
+    statuses = {row["profiler"]: row["status"] for row in rows(project / "o" / "latest" / "cases.csv")}
+    assert set(statuses) == {"plain", "torch", "nsys"} and statuses["nsys"] == "skipped"
+
+
+def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -> None:
+    argv = [
+        "run",
+        "-p",
+        "plain",
+        "--set",
+        "repeats=3",
+        "--set",
+        "batch=8,16",
+        "--",
+        "python",
+        "train.py",
+        "{batch}",
+        "{x}",
+    ]
+    profpipe(project, *argv)
+    words = sorted(" ".join(map(str, each["argv"])) for each in seen(project))
+    assert words == sorted(["8 {x}", "16 {x}"] * 3)
+    pipeline = load_pipeline(project / "out" / "latest" / "pipeline.yaml")
+    workload = pipeline.workloads["train"]
+    assert (workload.repeats, workload.matrix, workload.baseline) == (3, {"batch": [8, 16]}, {"batch": 8})
+
+
+def test_an_interrupted_run_of_a_program_is_resumed_from_any_folder(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py")
+    run = (project / "out" / "latest").resolve()
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "ended": None, "jobs": []}))
+    (run / "raw" / "train" / "plain" / "parts.json").unlink()
+    profpipe(project.parent, "resume", run)
+    assert [each["cwd"] for each in seen(project)] == [str(project)] * 2
+
+
+def test_the_program_gets_the_variables_that_env_names(project: Path) -> None:
+    argv = ["run", "-p", "plain", "--env", "DATA_DIR", "--", "python", "train.py"]
+    profpipe(project, *argv, DATA_DIR="/data")
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py", DATA_DIR="/data")
+    assert [each["data"] for each in seen(project)] == ["/data", None]
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(project: Path) -> None:
+    words = ["--hub-token", "hf_s3cret", "--password=hunter2", "--db", "pg://me:pa55word@host", "--tokenizer", "gpt2"]
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py", *words, DB_PASS="pa55word")
+    (only,) = seen(project)
+    assert only["argv"] == words
+    run = project / "out" / "latest"
+    public = [path for path in run.rglob("*") if path.is_file() and path.name != "order.json"]
+    texts = {path: path.read_bytes() for path in [*public, project / "out" / "profpipe.db"]}
+    for secret in (b"hf_s3cret", b"hunter2", b"pa55word"):
+        assert [path for path, text in texts.items() if secret in text] == []
+    assert (run / "raw" / "order.json").stat().st_mode & 0o077 == 0
+    written = yaml.safe_load((run / "pipeline.yaml").read_text())["workloads"]["train"]["command"]
+    assert written[2:] == [
+        "--hub-token", "${HUB_TOKEN}", "--password=${PASSWORD}", "--db", "pg://me:${DB_PASS}@host",
+        "--tokenizer", "gpt2",
+    ]  # fmt: skip
+    assert "# Set HUB_TOKEN, PASSWORD before" in (run / "pipeline.yaml").read_text()
+    given = {"DB_PASS": "pa55word", "HUB_TOKEN": "hf_s3cret", "PASSWORD": "hunter2"}
+    profpipe(project, "run", run.resolve() / "pipeline.yaml", "--out", "again", **given)
+    assert seen(project)[1]["argv"] == words
+
+
+def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--", "python", "train.py", "${HOME}", "${X:-y}")
+    profpipe(project, "run", (project / "out" / "latest").resolve() / "pipeline.yaml")
+    assert [each["argv"] for each in seen(project)] == [["${HOME}", "${X:-y}"]] * 2
+
+
+def test_only_options_that_take_a_secret_hide_their_value() -> None:
+    shown = ["--max-tokens", "128", "--key", "k", "--num-key-value-heads", "8", "--sort-key=name", "--no-token", "--x"]
+    assert program.mask(shown, {}, environment.is_secret) == (shown, {})
+    assert program.mask(["--api-key", "k"], {}, environment.is_secret) == (
+        ["--api-key", "${API_KEY}"],
+        {"API_KEY": "k"},
+    )
+
+
+# --- names and mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --batch 8", "train"),
+        ("torchrun --nproc-per-node 2 scripts/fine tune.py", "tune"),
+        ("python -m torch.distributed.run -m pkg.train", "train"),
+        ("python -m http.server", "server"),
+        ("./a.out input.dat", "a.out"),
+        ("bash run.sh", "run"),
+        ("/usr/bin/env", "env"),
+        ("./lock", "program"),
+        ("./größe", "gr-e"),
+    ],
+)
+def test_a_run_is_named_after_its_program(command: str, name: str) -> None:
+    assert program.name_of(command.split()) == name
+
+
+def test_mistakes_say_what_to_do(project: Path) -> None:
+    assert "no program after '--'. For example: profpipe run -- python train.py" in refusal(project, "--")
+    assert "there is no program 'pyhton'" in refusal(project, "--", "pyhton", "train.py")
+    assert "Try: profpipe run -- python train.py" in refusal(project, "--", "train.py")
+    assert "To run a pipeline file: profpipe run p.yaml" in refusal(project, "--", "p.yaml")
+    assert "both a pipeline file, 'p.yaml', and a program" in refusal(project, "p.yaml", "--", "python", "train.py")
+    assert "Did you mean 'repeats'?" in refusal(project, "--set", "repeat=2", "--", "python", "train.py")
+    assert "Did you mean 'plain'?" in refusal(project, "-p", "plian", "--", "python", "train.py")
+    assert "-w: chooses workloads of a pipeline file" in refusal(project, "-w", "train", "--", "python", "train.py")
+    assert "DATA_DIRS is not set" in refusal(project, "--env", "DATA_DIRS", "--", "python", "train.py")
+    assert "X_TOKEN looks secret" in refusal(project, "--env", "X_TOKEN=1", "--", "python", "train.py")
+    assert "--env: is for a program" in refusal(project, "--env", "A=1")
+
+
+def test_a_dry_run_writes_nothing_and_shows_the_command(project: Path) -> None:
+    printed = profpipe(project, "run", "-p", "plain", "--dry-run", "--", "python", "train.py", "--token", "hunter2")
+    assert "in " + str(project) in printed and "python train.py --token '${TOKEN}'" in printed
+    assert not (project / "out").exists() and "hunter2" not in printed
+
+
+def test_a_working_folder_must_exist_and_belongs_to_a_command(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    for own, message in (
+        ("{command: [ls], cwd: nowhere}", "workloads.w.cwd: there is no folder 'nowhere'"),
+        ("{script: attention, cwd: .}", "'cwd' is for a 'command'"),
+    ):
+        file.write_text(f"version: 1\nworkloads: {{w: {own}}}\n", encoding="utf-8")
+        assert message in refusal(tmp_path, str(file))
