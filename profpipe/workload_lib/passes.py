@@ -30,26 +30,29 @@ def iteration(
     known before. Mode ``bwd`` keeps the graph of that call.
     """
 
-    def outputs() -> tuple[Tensor, ...]:
-        out = forward(*inputs)
-        return out if isinstance(out, tuple) else (out,)
-
     def forward_pass() -> tuple[Tensor, ...]:
         with phase("forward"):
-            return outputs()
+            return as_tuple(forward(*inputs))
 
     if mode == "fwd":
         return forward_pass
-    kept = outputs() if mode == "bwd" or callable(upstream) else ()
+    kept = as_tuple(forward(*inputs)) if mode == "bwd" or callable(upstream) else ()
     gradients = upstream(kept) if callable(upstream) else upstream
 
-    def backward_pass(outs: tuple[Tensor, ...], keeps_graph: bool = False) -> tuple[Tensor, ...]:
+    def backward_pass() -> tuple[Tensor, ...]:
         with phase("backward"):
-            return (*outs, *torch.autograd.grad(outs, inputs, gradients, retain_graph=keeps_graph))
+            return (*kept, *torch.autograd.grad(kept, inputs, gradients, retain_graph=True))
 
-    if mode == "bwd":
-        return lambda: backward_pass(kept, keeps_graph=True)
-    return lambda: backward_pass(forward_pass())
+    def both_passes() -> tuple[Tensor, ...]:
+        outs = forward_pass()
+        with phase("backward"):
+            return (*outs, *torch.autograd.grad(outs, inputs, gradients))
+
+    return backward_pass if mode == "bwd" else both_passes
+
+
+def as_tuple(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return out if isinstance(out, tuple) else (out,)
 
 
 def least_bytes(mode: str, q: float, kv: float, query_rows: float) -> float:
