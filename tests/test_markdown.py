@@ -7,7 +7,6 @@ import pytest
 from profpipe.report.document import (
     Axis,
     Bullets,
-    Callout,
     Cell,
     Chart,
     ChartKind,
@@ -22,7 +21,6 @@ from profpipe.report.document import (
     Number,
     Paragraph,
     Section,
-    Severity,
     Strong,
     Table,
     Text,
@@ -75,7 +73,6 @@ def test_a_table_has_its_units_in_its_head_and_its_numbers_on_the_right() -> Non
         (Cell(1.42, format=Format.RATIO), "1.42x"),
         (None, "–"),
         (Cell(missing=Missing.NOT_REQUESTED), "not asked"),
-        (Cell(missing=Missing.NOT_APPLICABLE), ""),
         (Code("x|y"), r"`x\|y`"),
         ("a | b", r"a \| b"),
     ],
@@ -101,11 +98,11 @@ def test_a_column_of_words_is_on_the_left_and_disappears_where_it_is_empty() -> 
 def test_blocks_are_separated_by_one_blank_line() -> None:
     chart = Chart("times", "Times", ChartKind.LINES, Axis("seqlen"), Axis("time", US), (), caption="Bands: 10 to 90 %.")
     blocks = (
-        Paragraph("First."), Bullets(("one", "two")), Callout(Severity.WARNING, "hot"), CodeBlock("profpipe run"),
+        Paragraph("First."), Bullets(("one", "two")), CodeBlock("profpipe run"),
         chart, Details("every case", (table(1e3),)),
     )  # fmt: skip
     assert Markdown().section(Section("times", "Times", blocks, "A summary.")) == (
-        "## Times\n\nA summary.\n\nFirst.\n\n- one\n- two\n\n> **Warning:** hot\n\n```sh\nprofpipe run\n```\n\n"
+        "## Times\n\nA summary.\n\nFirst.\n\n- one\n- two\n\n```sh\nprofpipe run\n```\n\n"
         "![Times](plots/times.png)\n\nBands: 10 to 90 %.\n\n<details><summary>every case</summary>\n\n"
         "| case | time us |\n| --- | ---: |\n| case 0 | 1.00 |\n\n</details>"
     )

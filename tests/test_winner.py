@@ -161,7 +161,3 @@ def test_a_winner_that_is_noisy_and_has_fewer_samples_than_requested_is_not_call
     run = {"pipeline": {"workloads": {"w": {"repeats": 30}}}}
     (shape,) = only(tables(cases, metrics=times), run).shapes
     assert shape.win is not None and shape.win.verdict == "inconclusive"
-
-
-def test_a_flag_of_an_older_run_is_spelled_as_today() -> None:
-    assert win(["other-process"], []).verdict == "inconclusive"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -116,10 +116,10 @@ def compare_runs(a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifes
         if after is None:
             (lost if key in failed_in_b else absent).append(name)
         elif before.params and after.params and before.params != after.params:
-            changed_params.append(ChangedCase(name, tuple(_differences(before.params, after.params))))
+            changed_params.append(_changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            changes.append(Change(name, before.median_ns, after.median_ns, _compare_intervals(before, after), where))
+            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where))
     gpus = _gpu_names(manifest_a), _gpu_names(manifest_b)
     differ = gpus if all(gpus) and gpus[0] != gpus[1] else None
     unfinished = manifest_b.is_run and not manifest_b.ended
@@ -135,6 +135,12 @@ class _TimedCase:
     ci_high: float
     params: Mapping[str, Any]
     is_inaccurate: bool
+
+    def intervals_with(self, after: _TimedCase) -> Intervals:
+        if any(map(math.isnan, (self.ci_low, self.ci_high, after.ci_low, after.ci_high))):
+            return Intervals.UNKNOWN
+        is_apart = self.ci_high < after.ci_low or after.ci_high < self.ci_low
+        return Intervals.APART if is_apart else Intervals.OVERLAP
 
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -172,20 +178,12 @@ def _keys(rows: pd.DataFrame) -> list[_Key]:
     return list(zip(rows["workload"], rows["case"], strict=True))
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ParamDifference]:
-    for name in {**a, **b}:
-        if name not in a or name not in b or a[name] != b[name]:
-            yield ParamDifference(name, *(_text(run[name]) if name in run else None for run in (a, b)))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _compare_intervals(a: _TimedCase, b: _TimedCase) -> Intervals:
-    if any(map(math.isnan, (a.ci_low, a.ci_high, b.ci_low, b.ci_high))):
-        return Intervals.UNKNOWN
-    return Intervals.APART if a.ci_high < b.ci_low or b.ci_high < a.ci_low else Intervals.OVERLAP
+def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
+    """Return which parameters differ, as text in both runs."""
+    texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
+    keys = dict.fromkeys(key for own in params for key in own)
+    differing = [key for key in keys if any(key not in own for own in params) or params[0][key] != params[1][key]]
+    return ChangedCase(name, tuple(ParamDifference(key, *(text.get(key) for text in texts)) for key in differing))
 
 
 def _gpu_names(manifest: Manifest) -> str:

@@ -24,12 +24,13 @@ def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, 
     for data in workloads if len(workloads) > 1 else ():
         for key, case, time in _timed(data):
             timed.setdefault(key, []).append((case, time))
-    unlike = [
-        DuplicateTimes(*sorted((one[0], other[0]), key=lambda case: -case.ns))
-        for same in timed.values()
-        for one, other in itertools.combinations(same, 2)
-        if one[0].workload != other[0].workload and _differ(one[1], other[1])
-    ]
+    unlike = []
+    for same in timed.values():
+        for pair in itertools.combinations(sorted(same, key=lambda found: -found[0].ns), 2):
+            (longer, long), (shorter, short) = pair
+            is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low
+            if longer.workload != shorter.workload and is_apart and longer.ns > _LEAST_RATIO * shorter.ns:
+                unlike.append(DuplicateTimes(longer, shorter))
     return tuple(sorted(unlike, key=lambda pair: -pair.factor))
 
 
@@ -49,9 +50,3 @@ def _timed(data: WorkloadData) -> Iterator[tuple[str, TimedCase, Number]]:
             axes = tuple((axis, params[axis]) for axis in data.layout.varying if axis in params)
             key = json.dumps([*setting, params], sort_keys=True, default=str)
             yield key, TimedCase(data.name, case, time.value, axes), time
-
-
-def _differ(one: Number, other: Number) -> bool:
-    short, long = sorted((one, other), key=lambda number: number.value)
-    known = not (pd.isna(short.ci_high) or pd.isna(long.ci_low))
-    return known and short.ci_high < long.ci_low and long.value > _LEAST_RATIO * short.value

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from profpipe.analysis.findings.warnings import LaunchCounts
 from profpipe.analysis.kernel_breakdown import PREFERENCE
@@ -15,15 +14,6 @@ from profpipe.analysis.workload_data import WorkloadData
 _Counts = Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A case under two profilers: launches by kernel over all iterations, and how many iterations each recorded."""
-
-    id: str
-    counts: tuple[_Counts, _Counts]
-    iterations: tuple[int, int]
-
-
 def compare(data: WorkloadData) -> Iterator[LaunchCounts]:
     """Compare each profiler that records every launch with the first of them."""
     counts, ncu = _counts(data), data.declared.get("ncu") or {}
@@ -32,8 +22,8 @@ def compare(data: WorkloadData) -> Iterator[LaunchCounts]:
     complete = [name for name in PREFERENCE if name in seen and (name != "ncu" or ncu.get("kernels") == "all")]
     for other in complete[1:]:
         excluded = str(ncu.get("exclude") or "") if other == "ncu" else ""
-        if cases := list(_cases((complete[0], other), counts, data, excluded)):
-            yield _sum_cases(data.name, (complete[0], other), cases)
+        if found := _compare_pair((complete[0], other), counts, data, excluded):
+            yield found
 
 
 def _counts(data: WorkloadData) -> dict[Key, _Counts]:
@@ -48,33 +38,30 @@ def _counts(data: WorkloadData) -> dict[Key, _Counts]:
     return {pair: own for pair, own in found.items() if pair not in graphs}
 
 
-def _cases(pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadData, excluded: str) -> Iterator[_Case]:
-    """Yield the cases that both captured with a known number of iterations, without kernels that ncu excludes."""
+def _compare_pair(
+    pair: tuple[str, str], counts: Mapping[Key, _Counts], data: WorkloadData, excluded: str
+) -> LaunchCounts | None:
+    """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
+    runs: dict[str, tuple[int, int]] = {}
     for case, breakdowns in data.breakdowns.items():
         n, m = (breakdowns[name].iterations if name in breakdowns else None for name in pair)
         if n and m and all((case, name) in counts for name in pair):
-            ours, theirs = (
-                {kernel: calls for kernel, calls in counts[case, name].items() if not _matches(excluded, kernel)}
-                for name in pair
-            )
-            yield _Case(case, (ours, theirs), (n, m))
-
-
-def _matches(pattern: str, kernel: str) -> bool:
-    return bool(pattern and re.search(pattern, kernel))
-
-
-def _sum_cases(workload: str, pair: tuple[str, str], cases: Sequence[_Case]) -> LaunchCounts:
-    is_per_iteration = any(n != m for n, m in (case.iterations for case in cases))
-    number: float = 0
-    same_by_kernel, differing = 0, []
-    for case in cases:
-        (ours, theirs), (n, m) = case.counts, case.iterations
+            runs[case] = n, m
+    is_per_iteration = any(n != m for n, m in runs.values())
+    number, same_by_kernel, differing = 0.0, 0, []
+    for case, (n, m) in runs.items():
+        ours, theirs = (
+            {kernel: calls for kernel, calls in counts[case, name].items()
+             if not (excluded and re.search(excluded, kernel))}
+            for name in pair
+        )  # fmt: skip
         first, second = sum(ours.values()), sum(theirs.values())
         shown = (first / n, second / m) if is_per_iteration else (first, second)
         number += shown[0]
         # Times the other's iterations, the counts are whole numbers that can be compared.
         same_by_kernel += {k: m * calls for k, calls in ours.items()} == {k: n * calls for k, calls in theirs.items()}
         if m * first != n * second:
-            differing.append((case.id, *shown))
-    return LaunchCounts(workload, pair, number, is_per_iteration, len(cases), same_by_kernel, tuple(differing))
+            differing.append((case, *shown))
+    if not runs:
+        return None
+    return LaunchCounts(data.name, pair, number, is_per_iteration, len(runs), same_by_kernel, tuple(differing))

@@ -60,7 +60,9 @@ def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, Unreliability]) 
     if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
         return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
     usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
-    if tied := tuple(case for case in usable if _overlap(best, case)):
+    interval = best.time.interval if best.time else None
+    ends = ((case, case.time.interval if case.time else None) for case in usable)
+    if tied := tuple(case for case, end in ends if interval and end and interval[1] >= end[0]):
         return Win(best, second, WinVerdict.TIE, disqualified=disqualified, tied=(best, *tied))
     # A slower case may be the fastest at the same clock, where its clock is known.
     clocked = [case for case in others[1:] if _clocks(best, case)]
@@ -126,8 +128,3 @@ def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:
     high = best.values.get("sm_clock_max" if moved else "sm_clock")
     low = other.values.get("sm_clock_min" if moved else "sm_clock")
     return (high, low) if high and low else None
-
-
-def _overlap(best: CaseResult, other: CaseResult) -> bool:
-    one, two = (case.time.interval if case.time else None for case in (best, other))
-    return one is not None and two is not None and one[1] >= two[0]

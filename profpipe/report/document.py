@@ -42,17 +42,11 @@ class Format(str, Enum):
     PLUS_MINUS = "plus_minus"  # half the width of an interval as a share: ±0.2 %
 
 
-class Severity(str, Enum):
-    NOTE = "note"
-    WARNING = "warning"
-
-
 class Missing(str, Enum):
     """Why a cell holds no number."""
 
     NOT_MEASURED = "not_measured"
     NOT_REQUESTED = "not_requested"  # the pipeline file has no such case
-    NOT_APPLICABLE = "not_applicable"
 
 
 # --- inlines ---------------------------------------------------------------------------------------------------------
@@ -216,15 +210,6 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Callout:
-    """A remark that stands out: a warning, or a note on how to read what follows."""
-
-    severity: Severity
-    content: Text
-    placement: Placement = Placement.SUMMARY
-
-
-@dataclass(frozen=True)
 class CodeBlock:
     text: str
     language: str = "sh"
@@ -233,18 +218,13 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. ``id`` is unique in its section.
-
-    ``most_rows`` limits the rows that the short page shows. A table that is not divisible stays whole: its last rows
-    are sums.
-    """
+    """A table. ``id`` is unique in its section. One that is not divisible stays whole: its last rows are sums."""
 
     id: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: Text = ""
     placement: Placement = Placement.SUMMARY
-    most_rows: int | None = None
     is_divisible: bool = True
 
     def without_empty_columns(self) -> Table:
@@ -402,7 +382,7 @@ def fold_if_long(table: Table) -> Details | Table:
     return Details(table.title, (replace(table, title=""),), table.placement)
 
 
-Block: TypeAlias = "Paragraph | Bullets | Callout | CodeBlock | Table | Chart | Details"
+Block: TypeAlias = "Paragraph | Bullets | CodeBlock | Table | Chart | Details"
 
 
 # --- sections --------------------------------------------------------------------------------------------------------

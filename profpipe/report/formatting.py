@@ -7,7 +7,7 @@ from collections.abc import Callable
 from profpipe.report import document as doc
 from profpipe.report.units import MISSING, NOT_ASKED, Unit, count, number, percent, plus_minus, ratio, signed_percent
 
-_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NOT_ASKED, doc.Missing.NOT_APPLICABLE: ""}
+_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NOT_ASKED}
 
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
 _MOST_WORDS = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
@@ -34,6 +34,11 @@ def case_text(point: CaseResult) -> Text:
     parts: list[Text] = [in_words(point.shape)] if point.shape else []
     parts += [Code(point.variant)] if point.variant else []
     return join(parts, last=", ") or (Code(unquote(point.id)) if point.id else "whole capture")
+
+
+def case_texts(cases: Iterable[CaseResult]) -> dict[str, Text]:
+    """Return the cases in words, by id."""
+    return {case.id: case_text(case) for case in cases}
 
 
 def has_no_gpu(run: Manifest) -> bool:

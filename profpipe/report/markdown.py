@@ -108,9 +108,6 @@ class Markdown:
                 return self.text(block.content)
             case doc.Bullets():
                 return "\n".join(f"- {self.text(item)}" for item in block.items)
-            case doc.Callout():
-                label = "**Warning:** " if block.severity is doc.Severity.WARNING else ""
-                return f"> {label}{self.text(block.content)}"
             case doc.CodeBlock():
                 return f"```{block.language}\n{block.text}\n```"
             case doc.Table():

@@ -128,24 +128,20 @@ def _lines(block: doc.Block) -> int:
 
 def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[list[doc.Block], list[doc.Block]]:
     """Return the blocks that stay and those that move."""
-    if isinstance(block, doc.Table):
-        limits = [limit for limit in (most_rows, block.most_rows) if limit is not None and block.is_divisible]
-        fitting = min([*limits, room - (_lines(block) - len(block.rows)) - 2])
-        if len(block.rows) <= min(limits, default=len(block.rows)) and _lines(block) <= room:
-            return [block], []
-        if fitting < _LEAST_ROWS or not block.is_divisible:
+    most = most_rows or room
+    if isinstance(block, doc.Table) and block.is_divisible and (len(block.rows) > most or _lines(block) > room):
+        fitting = min(most, room - (_lines(block) - len(block.rows)) - 2)
+        if fitting < _LEAST_ROWS:
             return [], [block]
         more = doc.Paragraph(_more(len(block.rows) - fitting, "row", id))
         return [replace(block, rows=block.rows[:fitting]), more], [replace(block, rows=block.rows[fitting:])]
     if isinstance(block, doc.Bullets) and room >= 3:
-        fitting = min(room - 2, most_rows or room)
+        fitting = min(room - 2, most)
         if len(block.items) > fitting + 1:
             more_items = _more(len(block.items) - fitting, "item", id)
             first = replace(block, items=(*block.items[:fitting], more_items))
             return [first], [replace(block, items=block.items[fitting:])]
-    if _lines(block) <= room:
-        return [block], []
-    return [], [block]
+    return ([block], []) if _lines(block) <= room else ([], [block])
 
 
 def _more(number: int, noun: str, id: str) -> doc.Text:

@@ -57,8 +57,6 @@ def write_block(block: doc.Block) -> str:
             return write_text(block.content)
         case doc.Bullets():
             return "\n".join(f"- {write_text(item)}" for item in block.items)
-        case doc.Callout():
-            return ("Warning: " if block.severity is doc.Severity.WARNING else "") + write_text(block.content)
         case doc.CodeBlock():
             return "\n".join(f"    {line}" for line in block.text.splitlines())
         case doc.Table():

@@ -27,6 +27,10 @@ class Unit:
     def with_name(self, value: float | None) -> str:
         return MISSING if value is None else f"{number(value / self.size)} {self.name}"
 
+    def per(self, iteration: str) -> Unit:
+        """Return ``us/call`` for ``/call``."""
+        return Unit(f"{self.name}{iteration}", self.size)
+
 
 _TIMES = (Unit("ns", 1.0), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
 _SIZES = (Unit("byte", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30))

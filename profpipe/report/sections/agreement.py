@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings.workloads import KernelBreakdown, Overhead, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, case_texts
 from profpipe.report.sections import ranks
 from profpipe.report.units import percent, signed_percent, time_unit
 
@@ -31,8 +30,8 @@ def agreement(workload: WorkloadFindings) -> doc.Section:
     if not workload.agreements:
         return doc.Section("agreement", "", workload=workload.name)
     tables = [by_profiler(workload), differences(workload), all_figures(workload), overheads(workload)]
-    blocks = tuple(doc.fold_if_long(table) for table in tables if table.rows)
-    return doc.Section("agreement", "Do the profilers agree?", blocks, _summary(workload), workload.name)
+    title, summary = "Do the profilers agree?", _summary(workload)
+    return doc.make_section("agreement", title, tables, summary, workload.name, folds_long_tables=True)
 
 
 def _summary(workload: WorkloadFindings) -> doc.Text:
@@ -42,43 +41,44 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
     far = [pair for own in long.values() for pair in own if not pair[1].is_close]
     words: list[doc.Text] = [f"{means} "] if means else []
     if long:
-        work = "operators" if _is_cpu(workload) else "kernels"
+        work = "operators" if workload.is_on_cpu else "kernels"
         within = doc.join([f"{_quantity(name, workload)} in {_within(own)}" for name, own in long.items()])
         words += [f"Of calls with at least 50 us of {work}, within 3 % of {reference}: ", within, ". "]
     if far:
         words += [f"{len(far)} differ{'s' if len(far) == 1 else ''} by more: ", _causes(far), ". "]
-    return tuple(inline for text in (*words, "Differences up to 3 % need no reason.") for inline in doc.inlines(text))
+    return doc.concat(*words, "Differences up to 3 % need no reason.")
 
 
 def by_profiler(workload: WorkloadFindings) -> doc.Table:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
-    labels = {point.id: case_text(point) for point in workload.cases}
+    names = case_texts(workload.cases)
 
     def largest(pairs: Sequence[_Pair]) -> doc.Cell | None:
         known = [(found.case, figure.difference) for found, figure in pairs if figure.difference is not None]
         case, difference = max(known, key=lambda pair: abs(pair[1]), default=("", None))
-        return None if difference is None else doc.Cell(difference, note=("(", *doc.inlines(labels[case]), ")"))
+        return None if difference is None else doc.Cell(difference, note=doc.concat("(", names[case], ")"))
+
+    def of_some(pairs: Sequence[_Pair]) -> Sequence[_Pair]:
+        """Return the long calls where there are others too."""
+        return long if 0 < len(long := _long(pairs)) < len(pairs) else ()
 
     columns = [
-        doc.label("profiler", f"compared with {workload.agreements[0].reference}"),
-        doc.Column("within", "within 3 %"),
-        doc.signed_percent("largest", "largest difference"),
-        doc.Column("long_within", "above 50 us: within 3 %"),
-        doc.signed_percent("long_largest", "largest"),
-        doc.words("causes", "causes above 3 %"),
+        (
+            doc.label("profiler", f"compared with {workload.agreements[0].reference}"),
+            lambda own: _title(own[0], workload),
+        ),
+        (doc.Column("within", "within 3 %"), lambda own: _within(own[1])),
+        (doc.signed_percent("largest", "largest difference"), lambda own: largest(own[1])),
+        (doc.Column("long_within", "above 50 us: within 3 %"), lambda own: _within(of_some(own[1]))),
+        (doc.signed_percent("long_largest", "largest"), lambda own: largest(of_some(own[1])) or ""),
+        (doc.words("causes", "causes above 3 %"), lambda own: _causes([p for p in own[1] if not p[1].is_close])),
     ]
-    rows = []
-    for name, pairs in _pairs(workload).items():
-        long = _long(pairs)
-        of_long = (_within(long), largest(long)) if 0 < len(long) < len(pairs) else ("", "")
-        far = [pair for pair in pairs if not pair[1].is_close]
-        rows.append([_title(name, workload), _within(pairs), largest(pairs), *of_long, _causes(far)])
-    return doc.make_table("profilers", columns, rows)
+    return doc.table_of("profilers", _pairs(workload).items(), columns)
 
 
 def differences(workload: WorkloadFindings) -> doc.Table:
     """Return each difference of more than 3 % with its reason; those without one first, then the largest."""
-    labels = {point.id: case_text(point) for point in workload.cases}
+    names = case_texts(workload.cases)
     pairs = [pair for own in _pairs(workload).values() for pair in own if not pair[1].is_close]
     pairs.sort(key=lambda pair: (not pair[1].is_unexplained, -abs(pair[1].difference or 0.0)))
     columns = [
@@ -87,80 +87,74 @@ def differences(workload: WorkloadFindings) -> doc.Table:
         doc.signed_percent("difference"),
         doc.words("reason"),
     ]
-    rows = [[labels[a.case], _title(f.profiler, workload), f.difference, _why(a, f)] for a, f in pairs]
-    return doc.make_table("differences", columns, rows, f"The {len(rows)} differences above 3 %", doc.Placement.DETAILS)
+    rows = [[names[a.case], _title(f.profiler, workload), f.difference, _why(a, f)] for a, f in pairs]
+    title = f"The {len(rows)} differences above 3 %"
+    return doc.make_table("differences", columns, rows, title, doc.Placement.DETAILS)
 
 
 def all_figures(workload: WorkloadFindings) -> doc.Table:
     """Return a row a case: the reference's kernels, and how far each other figure is off."""
-    points = {point.id: point for point in workload.cases}
+    by_id = {case.id: case for case in workload.cases}
     unit = time_unit(found.figures[0].ns for found in workload.agreements)
-    others = list(_pairs(workload))
+    reference = workload.agreements[0].reference if workload.agreements else ""
+
+    def busy_ns(split: KernelBreakdown | None) -> float | None:
+        """Return the time in which some kernel ran, where that is not the sum of them all."""
+        busy = split.busy_ns if split else None
+        return None if split is None or busy is None or abs(busy / split.total.ns - 1) < 0.001 else busy
+
+    def difference(found: Agreement, name: str) -> doc.Cell | None:
+        figure = next((figure for figure in found.figures[1:] if figure.profiler == name), None)
+        if figure is None:
+            return None
+        covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
+        unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
+        return doc.Cell(figure.difference, note=unknown if figure.is_unexplained else covered)
+
     columns = [
-        doc.label("case"),
-        doc.Column(
-            "ns",
-            workload.agreements[0].reference if workload.agreements else "",
-            replace(unit, name=f"{unit.name}/call"),
-        ),
-        doc.Column("busy_ns", "some kernel runs", unit),
-        doc.Column("span_ns", "first to last kernel", unit),
-        doc.Column("range_ns", "host in its range", unit),
-        *(doc.signed_percent(name, _title(name, workload)) for name in others),
+        (doc.label("case"), lambda found, case, split: case_text(case)),
+        (doc.Column("ns", reference, unit.per("/call")), lambda found, case, split: found.figures[0].ns),
+        (doc.Column("busy_ns", "some kernel runs", unit), lambda found, case, split: busy_ns(split)),
+        (doc.Column("span_ns", "first to last kernel", unit), lambda found, case, split: split and split.span_ns),
+        (doc.Column("range_ns", "host in its range", unit), lambda found, case, split: split and split.range_ns),
     ]
-    rows = []
-    for found in workload.agreements:
-        by_name = {figure.profiler: figure for figure in found.figures[1:]}
-        point = points[found.case]
-        span = (point.breakdown.span_ns, point.breakdown.range_ns) if point.breakdown else (None, None)
-        figures = [_difference(by_name[name]) if name in by_name else None for name in others]
-        rows.append([case_text(point), found.figures[0].ns, _busy_ns(point), *span, *figures])
-    return doc.make_table("figures", columns, rows, "Every figure", doc.Placement.DETAILS)
-
-
-def _difference(figure: Figure) -> doc.Cell:
-    covered = f"over {percent(figure.covered)} %" if figure.covered < _WHOLE else ""
-    return doc.Cell(
-        figure.difference, note=(f"{covered} ".lstrip(), doc.Strong("?")) if figure.is_unexplained else covered
-    )
-
-
-def _busy_ns(point: CaseResult) -> float | None:
-    """Return the time in which some kernel ran, where that is not the sum of them all."""
-    split = point.breakdown
-    if split is None or split.busy_ns is None or abs(split.busy_ns / split.total.ns - 1) < 0.001:
-        return None
-    return split.busy_ns
+    others = _pairs(workload)
+    heads = [*(column for column, _ in columns), *(doc.signed_percent(name, _title(name, workload)) for name in others)]
+    rows = [
+        [*(of(found, by_id[found.case], by_id[found.case].breakdown) for _, of in columns),
+         *(difference(found, name) for name in others)]
+        for found in workload.agreements
+    ]  # fmt: skip
+    return doc.make_table("figures", heads, rows, "Every figure", doc.Placement.DETAILS)
 
 
 def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
-    labels = {point.id: case_text(point) for point in workload.cases}
-    columns = [
-        doc.label("profiler"),
-        *(doc.signed_percent(id) for id in ("median", "least", "most")),
-        doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
-    ]
-    rows: list[list[doc.Cell | doc.Text | None]] = []
-    for profiler in dict.fromkeys(overhead.profiler for overhead in workload.overheads):
-        own = sorted((o for o in workload.overheads if o.profiler == profiler), key=lambda o: o.share)
+    names = case_texts(workload.cases)
+    by_profiler: dict[str, list[Overhead]] = {}
+    for overhead in sorted(workload.overheads, key=lambda overhead: overhead.share):
+        by_profiler.setdefault(overhead.profiler, []).append(overhead)
+
+    def added(share: float, *note: doc.Text) -> doc.Cell:
+        if share < 9.995:
+            return doc.Cell(share, note=doc.concat(*note))
+        return doc.Cell(share + 1, format=doc.Format.RATIO, note=doc.concat("the time ", *note))
+
+    def of_case(own: Overhead) -> doc.Cell:
+        return added(own.share, "(", names.get(own.case, doc.Code(own.case)), ")")
+
+    columns: list[tuple[doc.Column, Callable[[list[Overhead]], doc.Cell | doc.Text | None]]] = [
+        (doc.label("profiler"), lambda own: doc.Code(own[0].profiler)),
+        (doc.signed_percent("median"), lambda own: added(statistics.median(o.share for o in own))),
         # The least may be negative: then something else held up the loop without a profiler.
-        least, most = (_added(o.share, labels.get(o.case, doc.Code(o.case))) for o in (own[0], own[-1]))
-        median, marked = (
-            _added(statistics.median(o.share for o in own)),
-            f"{sum(o.is_large for o in own)} of {len(own)}",
-        )
-        rows.append([doc.Code(profiler), median, least if len(own) > 1 else None, most, marked])
-    return doc.make_table("overheads", columns, rows, "Time that a profiler adds to the loop", doc.Placement.DETAILS)
-
-
-def _added(share: float, case: doc.Text = "") -> doc.Cell:
-    note = ("(", *doc.inlines(case), ")") if case else ()
-    return (
-        doc.Cell(share, note=note)
-        if share < 9.995
-        else doc.Cell(share + 1, format=doc.Format.RATIO, note=("the time ", *note))
-    )
+        (doc.signed_percent("least"), lambda own: of_case(own[0]) if len(own) > 1 else None),
+        (doc.signed_percent("most"), lambda own: of_case(own[-1])),
+        (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
+         lambda own: f"{sum(o.is_large for o in own)} of {len(own)}"),
+    ]  # fmt: skip
+    rows = [by_profiler[name] for name in dict.fromkeys(overhead.profiler for overhead in workload.overheads)]
+    title = "Time that a profiler adds to the loop"
+    return doc.table_of("overheads", rows, columns, title, doc.Placement.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
@@ -177,21 +171,17 @@ def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
 
 
 def _within(pairs: Sequence[_Pair]) -> str:
-    return f"{sum(figure.is_close for _, figure in pairs)} of {len(pairs)}"
-
-
-def _is_cpu(workload: WorkloadFindings) -> bool:
-    return any(point.breakdown and point.breakdown.kind == "cpu_op" for point in workload.cases)
+    return f"{sum(figure.is_close for _, figure in pairs)} of {len(pairs)}" if pairs else ""
 
 
 def _quantity(profiler: str, workload: WorkloadFindings) -> str:
-    if profiler == "plain":
-        return "time of a call" if _is_cpu(workload) else "CUDA events"
-    return profiler
+    if profiler != "plain":
+        return profiler
+    return "time of a call" if workload.is_on_cpu else "CUDA events"
 
 
 def _title(profiler: str, workload: WorkloadFindings) -> str:
-    work = "" if profiler == "plain" else ", operators" if _is_cpu(workload) else ", kernels"
+    work = "" if profiler == "plain" else ", operators" if workload.is_on_cpu else ", kernels"
     return f"{_quantity(profiler, workload)}{work}"
 
 
@@ -209,28 +199,23 @@ def _causes(far: Sequence[_Pair]) -> doc.Text:
 
 
 def _why(found: Agreement, figure: Figure) -> doc.Text:
-    """Return why a figure differs, or that nothing explains it and what may help to find out."""
+    """Return why a figure differs, or that nothing explains it and what may help to find out.
+
+    Other profilers whose kernels take as long without a reason are none, but show where to look for one. The time of a
+    call may agree by chance.
+    """
     parts: list[doc.Text] = [describe(reason) for reason in figure.reasons]
     if figure.difference is None:
         parts = ["no kernel name in common"]
     elif figure.is_unexplained:
         parts = [(_UNKNOWN, " beyond this: ", *doc.join(parts, "; ", "; ")) if parts else _UNKNOWN]
-        if same := _also_unexplained(found, figure):
+        kernels = [f for f in found.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
+        same = [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
+        if figure in kernels and same:
             parts.append((*doc.join(same), f" within 3 % of it: {found.reference} is the outlier"))
     if figure.covered < _WHOLE:
         parts.append(f"over the kernels that both profiled, {percent(figure.covered)} % of the time")
     return doc.join(parts, "; ", "; ")
-
-
-def _also_unexplained(found: Agreement, figure: Figure) -> list[str]:
-    """Return the profilers whose kernels take as long as ``figure`` and have no reason either.
-
-    Their agreement is no reason, but shows where to look for one. The time of a call may agree by chance.
-    """
-    kernels = [f for f in found.figures[1:] if f.is_unexplained and f.covered >= _WHOLE and f.profiler != "plain"]
-    if figure not in kernels:
-        return []
-    return [f.profiler for f in kernels if f is not figure and abs(f.ns / figure.ns - 1) <= CLOSE]
 
 
 #: How a cause is worded: the first text whose numbers are all known. What follows a colon is a unit of ``_Quantity``.
@@ -305,10 +290,11 @@ class _Quantity(float):
 def describe(reason: Reason) -> doc.Text:
     """Return a cause and its numbers in words."""
     numbers = {name: n if isinstance(n, str) else _Quantity(n) for name, n in reason.numbers.items()}
-    wording = next(text for text in _WORDING[reason.cause] if _fields(text) <= numbers.keys())
+
+    def is_known(wording: doc.Text) -> bool:
+        fields = string.Formatter().parse(wording) if isinstance(wording, str) else ()
+        return {name for _, name, *_ in fields if name} <= numbers.keys()
+
+    wording = next(text for text in _WORDING[reason.cause] if is_known(text))
     detail = wording.format(**numbers) if isinstance(wording, str) else wording
     return (f"{reason.cause.value}: ", *doc.inlines(detail)) if detail else reason.cause.value
-
-
-def _fields(wording: doc.Text) -> set[str]:
-    return {name for _, name, *_ in string.Formatter().parse(wording) if name} if isinstance(wording, str) else set()

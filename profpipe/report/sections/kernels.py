@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.kernels import Counters, KernelRow, Rule
+from profpipe.analysis.findings.kernels import Counters, Rule
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, per_iteration
+from profpipe.report.labels import case_text, case_texts, per_iteration
 from profpipe.report.sections import ranks
 from profpipe.report.selection import main_cases
 from profpipe.report.short_kernel_names import short_names
-from profpipe.report.units import Unit, number, time_unit
+from profpipe.report.units import number, time_unit
 
 #: Kernels of a lone case, of each case of the largest shape, and of the others, from this share of the time on. The
 #: first two give way to `report.top_kernels` of the pipeline file. kernels.csv has every kernel.
@@ -77,8 +77,6 @@ _LOCAL_NOTE = (
     "(local) marks an estimate of better use of the hardware in that respect alone; the others are of the run time."
 )
 
-_LABELS = [doc.label("case"), doc.label("kernel")]
-
 Figures = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -87,25 +85,23 @@ def kernels(workload: WorkloadFindings) -> doc.Section:
     largest, others = main_cases(workload)
     is_lone = len(workload.cases) == 1
     limit = workload.top_kernels or (_LONE_CASE if is_lone else _FIRST)
-    is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases)
-    noun = "operators" if is_cpu else "kernels"
+    noun = "operators" if workload.is_on_cpu else "kernels"
     first = top_kernels(workload, largest, limit, placement=doc.Placement.SUMMARY if is_lone else doc.Placement.DETAILS)
     if not first.rows:
         return doc.Section("kernels", "", workload=workload.name)
     title = f"The first {_OTHERS} {noun} of each other case, from 10 % on"
     rest = top_kernels(workload, others, _OTHERS, _LEAST_SHARE, title=title).without("top stall", "misses")
     names, ncu = full_names(workload, [first, rest]), _ncu(workload, largest, limit)
-    blocks: list[doc.Block] = [first, *_fold(rest), *_fold(names), *ncu]
-    notes = [ranks.means_note(workload), _ncu_note(workload)]
-    heading = "Top CPU operators" if is_cpu else "Top kernels"
+    summary = " ".join(filter(None, [ranks.means_note(workload), _ncu_note(workload)]))
+    heading = "Top CPU operators" if workload.is_on_cpu else "Top kernels"
     if workload.compare and workload.largest and workload.largest.axes:
         heading += f", {in_words(workload.largest.axes)}"
-    return doc.Section("kernels", heading, tuple(blocks), " ".join(filter(None, notes)), workload.name)
+    return doc.make_section("kernels", heading, [first, _fold(rest), _fold(names), *ncu], summary, workload.name)
 
 
-def _fold(table: doc.Table, *notes: str) -> list[doc.Block]:
-    paragraphs = [doc.Paragraph(note) for note in notes if note]
-    return [doc.Details(table.title, (*paragraphs, replace(table, title="")))] if table.rows else []
+def _fold(table: doc.Table, note: str = "") -> doc.Details | None:
+    notes = [doc.Paragraph(note)] if note else []
+    return doc.Details(table.title, (*notes, replace(table, title=""))) if table.rows else None
 
 
 def _ncu_note(workload: WorkloadFindings) -> str:
@@ -130,38 +126,24 @@ def top_kernels(
     placement: doc.Placement = doc.Placement.DETAILS,
 ) -> doc.Table:
     """Return the ``limit`` kernels with the most time of each of ``cases``, with ncu's figures; names are short."""
-    by_case: dict[str, list[KernelRow]] = {case.id: [] for case in cases}
-    for row in workload.top:
-        if row.case in by_case and row.share >= least_share:
-            by_case[row.case].append(row)
-    kept = {case: rows[:limit] for case, rows in by_case.items()}
+    own = {case.id: [row for row in workload.top if row.case == case.id][:limit] for case in cases}
+    listed = [(case, [row for row in own[case.id] if row.share >= least_share]) for case in cases]
+    rows = [(case_text(case) if i == 0 else "", row) for case, kept in listed for i, row in enumerate(kept)]
     short = short_names(row.kernel for row in workload.top)
-    measured = {(row.case, row.kernel): row for row in workload.counters}
-    unit = time_unit(row.ns for rows in kept.values() for row in rows)
-    is_cpu = any(case.breakdown and case.breakdown.kind == "cpu_op" for case in cases)
-    per = per_iteration(workload)
+    counters = {(row.case, row.kernel): row for row in workload.counters}
+    is_cpu, per = any(case.is_on_cpu for case in cases), per_iteration(workload)
     columns = [
-        *([_LABELS[0]] if len(cases) > 1 else []),
-        doc.label("kernel", "operator" if is_cpu else "kernel"),
-        doc.label("class"),
-        doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"),
-        doc.Column("ns", "", Unit(f"{unit.name}{per}", unit.size)),
-        doc.percent("share", ""),
-        *(doc.Column(name, name) for name, _ in ROW_FIGURES),
-        doc.words("top stall"),
-        doc.words("misses"),
-    ]
-    rows = [
-        [*([case_text(case) if i == 0 else ""] if len(cases) > 1 else []), doc.Code(short[row.kernel]), _class(row),
-         row.calls, row.ns, row.share, *_ncu_cells(measured.get((row.case, row.kernel)))]
-        for case in cases
-        for i, row in enumerate(kept[case.id])
-    ]  # fmt: skip
-    return doc.make_table("top_kernels", columns, rows, title, placement)
-
-
-def _class(row: KernelRow) -> str:
-    return f"{row.kernel_class} ({row.family})" if row.family else row.kernel_class
+        (doc.label("case"), lambda row: row[0]),
+        (doc.label("kernel", "operator" if is_cpu else "kernel"), lambda row: doc.Code(short[row[1].kernel])),
+        (doc.label("class"),
+         lambda row: f"{row[1].kernel_class} ({row[1].family})" if row[1].family else row[1].kernel_class),
+        (doc.count("calls", f"{'calls' if is_cpu else 'launches'}{per}"), lambda row: row[1].calls),
+        (doc.Column("ns", "", time_unit(row.ns for _, row in rows).per(per)), lambda row: row[1].ns),
+        (doc.percent("share", ""), lambda row: row[1].share),
+    ][len(cases) == 1 :]  # fmt: skip
+    heads = [column for column, _ in columns] + [doc.Column(name, name) for name, _ in ROW_FIGURES]
+    cells = [[*(of(row) for _, of in columns), *_ncu_cells(counters.get((row[1].case, row[1].kernel)))] for row in rows]
+    return doc.make_table("top_kernels", [*heads, doc.words("top stall"), doc.words("misses")], cells, title, placement)
 
 
 def _ncu_cells(row: Counters | None) -> list[doc.Cell | doc.Text | None]:
@@ -194,7 +176,7 @@ def full_names(workload: WorkloadFindings, tables: Sequence[doc.Table]) -> doc.T
 # --- ncu -------------------------------------------------------------------------------------------------------------
 
 
-def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Block]:
+def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) -> list[doc.Details | None]:
     """Return ncu's further figures and its rules, for the first kernels of ``cases``."""
     position = {case.id: i for i, case in enumerate(cases)}
     first = {(c.id, row.kernel) for c in cases for row in [r for r in workload.top if r.case == c.id][:limit]}
@@ -202,43 +184,43 @@ def _ncu(workload: WorkloadFindings, cases: Sequence[CaseResult], limit: int) ->
     further, own_rules = ncu_table(rows, cases, FURTHER_FIGURES, "Further figures of ncu"), rules(rows, cases)
     is_local = any(_LOCAL in doc.plain(row[-1].text) for row in own_rules.rows)
     has_clock = any(column.id == "GPC GHz" for column in further.columns)
-    return [
-        *(_fold(further, _CLOCK_NOTE if has_clock else "") if len(further.columns) > 3 else []),
-        *_fold(own_rules, _LOCAL_NOTE if is_local else ""),
-    ]
+    figures = _fold(further, _CLOCK_NOTE if has_clock else "") if len(further.columns) > 3 else None
+    return [figures, _fold(own_rules, _LOCAL_NOTE if is_local else "")]
 
 
 def ncu_table(
     rows: Sequence[Counters], cases: Collection[CaseResult], figures: Figures, title: doc.Text = ""
 ) -> doc.Table:
     """Return ncu's figures of each kernel, without those that the chip or the chosen set does not have."""
-    short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
-    columns = [
-        *_LABELS,
-        doc.Column("mean_ns", "", time_unit(row.mean_ns for row in rows)),
-        *(doc.Column(name, name) for name, _ in figures),
-    ]
-    cells = [
-        [labels.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel]), row.mean_ns, *_figures(row, figures)]
-        for row in rows
-    ]
+    mean = doc.Column("mean_ns", "", time_unit(row.mean_ns for row in rows))
+    columns = [doc.label("case"), doc.label("kernel"), mean, *(doc.Column(name, name) for name, _ in figures)]
+    labels = zip(_labels(rows, cases), rows, strict=True)
+    cells = [[*names, row.mean_ns, *_figures(row, figures)] for names, row in labels]
     return doc.make_table("ncu_figures", columns, cells, title, doc.Placement.DETAILS)
+
+
+def _labels(rows: Sequence[Counters], cases: Collection[CaseResult]) -> list[tuple[doc.Text, doc.Text]]:
+    """Return the names of each row's case and kernel."""
+    short, names = short_names(row.kernel for row in rows), case_texts(cases)
+    return [(names.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel])) for row in rows]
 
 
 def rules(rows: Sequence[Counters], cases: Collection[CaseResult]) -> doc.Table:
     """Return ncu's own rules by kernel: their names, and the speed-up that they estimate where they do."""
-    short, labels = short_names(row.kernel for row in rows), {case.id: case_text(case) for case in cases}
-    columns = [*_LABELS, doc.label("rules", "rules of ncu, and the speed-up that they estimate")]
+
+    def text(rule: Rule) -> doc.Text:
+        if rule.speedup is None:
+            return doc.Code(rule.name)
+        return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")
+
     cells = []
-    for row in rows:
+    for names, row in zip(_labels(rows, cases), rows, strict=True):
         own = sorted(row.rules, key=lambda rule: (rule.speedup is None, rule.is_local, -(rule.speedup or 0.0)))
         if own:
-            text = doc.join([_rule(rule) for rule in own], last=", ")
-            cells.append([labels.get(row.case, doc.Code(row.case)), doc.Code(short[row.kernel]), text])
+            cells.append([*names, doc.join(map(text, own), last=", ")])
+    columns = [
+        doc.label("case"),
+        doc.label("kernel"),
+        doc.label("rules", "rules of ncu, and the speed-up that they estimate"),
+    ]
     return doc.make_table("ncu_rules", columns, cells, "What ncu's own rules say", doc.Placement.DETAILS)
-
-
-def _rule(rule: Rule) -> doc.Text:
-    if rule.speedup is None:
-        return doc.Code(rule.name)
-    return (doc.Code(rule.name), f" {number(rule.speedup)} %{f' {_LOCAL}' if rule.is_local else ''}")

@@ -88,13 +88,13 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
     """
     own = {case: found for case, found in _by_case(workload.phases).items() if len(found) > 1}
     points = [case for case in among if case.id in own]
-    is_one_case = len(workload.cases) == 1
+    is_one_case, per = len(workload.cases) == 1, "/call" if workload.is_per_call else ""
     names = list(dict.fromkeys(name for case in points for name in own[case.id]))
     if len(names) > _PHASES:
         names = [name for name in names if PATH_SEPARATOR not in name]
-    unit = _per_call(time_unit(phase.ns for case in points for phase in own[case.id].values()), workload.is_per_call)
+    unit = time_unit(p.ns for case in points for p in own[case.id].values()).per(per)
     if is_one_case or len(names) > _PHASES:
-        noun, per = "calls" if workload.is_on_cpu else "launches", "/call" if workload.is_per_call else ""
+        calls = f"{'calls' if workload.is_on_cpu else 'launches'}{per}"
         # A range inside a phase that holds all that the phase does stands for it.
         listed = [
             (case, p)
@@ -108,7 +108,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
         columns = [
             (doc.label("case"), lambda pair: case_text(pair[0])),
             (doc.label("phase"), lambda pair: pair[1].phase),
-            (doc.count("calls", f"{noun}{per}"), lambda pair: pair[1].calls),
+            (doc.count("calls", calls), lambda pair: pair[1].calls),
             (doc.Column("ns", "", unit), lambda pair: pair[1].ns),
             (doc.percent("share", ""), lambda pair: pair[1].share),
         ]
@@ -123,19 +123,15 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
     return doc.make_table("phases", [doc.label("case"), *(doc.Column(name, name, unit) for name in names)], wide)
 
 
-def _per_call(unit: Unit, is_per_call: bool) -> Unit:
-    return replace(unit, name=f"{unit.name}/call") if is_per_call else unit
-
-
 def phases_on_host(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     """Return a row a phase of the cases without kernels: how often the host entered it, and its time inside."""
     rows = _rows(among, workload.host_phases)
-    is_per_call = any(phase.is_per_call for _, phase in rows)
+    per = "/call" if any(phase.is_per_call for _, phase in rows) else ""
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: row[1].phase),
-        (doc.count("instances", f"entered{'/call' if is_per_call else ''}"), lambda row: row[1].instances),
-        (doc.Column("ns", "host", _per_call(time_unit(p.ns for _, p in rows), is_per_call)), lambda row: row[1].ns),
+        (doc.count("instances", f"entered{per}"), lambda row: row[1].instances),
+        (doc.Column("ns", "host", time_unit(p.ns for _, p in rows).per(per)), lambda row: row[1].ns),
         (doc.percent("share", "of the call"), lambda row: row[1].share),
     ]
     return doc.table_of("host_phases", rows, columns)
@@ -161,7 +157,7 @@ def work(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     columns = [
         (doc.label("case"), lambda row: row[0]),
         (doc.label("phase"), lambda row: names[row[1].phase]),
-        (doc.Column("ns", "", _per_call(time_unit(p.ns for _, p in rows), True)), lambda row: row[1].ns),
+        (doc.Column("ns", "", time_unit(p.ns for _, p in rows).per("/call")), lambda row: row[1].ns),
         (doc.percent("of_time", "of their time"), lambda row: row[1].of_time),
         (doc.Column("flops", "", Unit("GFLOP", 1e9)), lambda row: row[1].flops or None),
         (doc.percent("of_work", "of their FLOP"), lambda row: row[1].of_work),
