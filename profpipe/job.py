@@ -138,7 +138,12 @@ class Job:
 
     @property
     def records(self) -> list[Path]:
-        """The files that the harness writes: the events of the job, and those of its further processes."""
+        """The files that the harness writes: the events of the job, and those of its further processes.
+
+        For a command: the files that its start-up hook wrote, one for each process that made steps.
+        """
+        if self.script is None:
+            return sorted(self.folder.glob(f"{self.stem}.hook.*.jsonl"))
         others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
         return [self.folder / name for name in ("events.jsonl", *others)]
 

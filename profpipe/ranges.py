@@ -1,11 +1,14 @@
 """``annotate("forward")``: a range that the running profiler records.
 
 The range is NVTX on CUDA, ROCTX on ROCm, ``record_function`` under torch.profiler, and nothing otherwise. The harness
-chooses once with ``use``; a workload only writes ``with annotate("forward"):``.
+chooses with ``use``. In any other process the first range chooses, by the profiler that profpipe or the user started;
+a program only writes ``with annotate("forward"):``.
 
 NVTX goes through ``torch.cuda.nvtx`` where torch has CUDA, which every nsys records. nsys 2022 and 2023 disable the
 domain of PyPI's ``nvtx`` from 0.2.12 on, and lose its ranges. A CPU build of torch has no NVTX, so there PyPI's
 package is used, pinned below 0.2.12.
+
+This module works from Python 3.8 on, as a profiled program may have an older Python than profpipe.
 """
 
 from __future__ import annotations
@@ -13,38 +16,69 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import sys
+from typing import Any, Callable, Optional
 from urllib.parse import quote
 
 #: As results.schema.ENCODED_PREFIX, which this process does not import, because the schema needs pandas.
 ENCODED_PREFIX = "profpipe%"
 
-Push = Callable[[str], object]
-Pop = Callable[[], object]
+#: The range around step 7 that the optimizer ends is ``profpipe.step:optimizer:7``.
+STEP_PREFIX = "profpipe.step:"
+
+#: Set by the runner for the process of a workload: the profiler that it runs under.
+PROFILER_VARIABLE = "PROFPIPE_PROFILER"
+
+#: Opens a range and returns the function that closes it; None where nothing records.
+Open = Callable[[str], Optional[Callable[[], object]]]
+
+#: Variables by which profilers enter the processes that they start.
+_NVTX_INJECTED = ("NVTX_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE", "NSYS_PROFILING_SESSION_ID")
+_ROCM_INJECTED = ("ROCP_TOOL_LIB", "ROCP_TOOL_LIBRARIES", "ROCPROFILER_REGISTER_FORCE_LOAD")
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(name: str) -> None:
     return None
 
 
+def _decide(name: str) -> Optional[Callable[[], object]]:
+    _Backend.open = staticmethod(_find())
+    return _Backend.open(name)
+
+
 class _Backend:
-    """The pair of functions of this process; attributes, so that ``annotate`` sees a later ``use``."""
+    """How this process opens ranges; an attribute, so that ``annotate`` sees a later ``use``."""
 
-    push: Push = staticmethod(_nothing)
-    pop: Pop = staticmethod(_nothing)
+    open: Open = staticmethod(_decide)
 
 
-@contextmanager
-def annotate(name: str) -> Iterator[None]:
-    """Put a range around the block, nested in the ranges around it on this thread."""
-    push, pop = _Backend.push, _Backend.pop
-    push(name)
-    try:
-        yield
-    finally:
-        pop()
+class annotate:
+    """Put a range around a block or a function, nested in the ranges around it on this thread.
+
+    Where nothing is recorded, the range costs well under a microsecond.
+    """
+
+    __slots__ = ("_close", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._close = _Backend.open(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._close is not None:
+            self._close()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` with the range around each of its calls."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with annotate(self._name):
+                return function(*args, **kwargs)
+
+        return call
 
 
 def use(profiler: str) -> str:
@@ -53,24 +87,97 @@ def use(profiler: str) -> str:
     ``plain`` has none: a range costs about a microsecond, which would be charged to the workload.
     """
     choose = {"torch": _record_function, "nsys": _nvtx, "ncu": _nvtx, "rocprof": _roctx}.get(profiler)
-    name, _Backend.push, _Backend.pop = choose() if choose else ("none", _nothing, _nothing)
+    name, opener = choose() if choose else ("none", _nothing)
+    _Backend.open = staticmethod(opener)
     return name
 
 
-def _nvtx() -> tuple[str, Push, Pop]:
+def _find() -> Open:
+    """Return how ranges are opened in a process without the harness. Print once if profpipe's profiler gets none."""
+    profiler = os.environ.get(PROFILER_VARIABLE)
+    if profiler is None:
+        profiler = _find_injected()
+    elif profiler in ("nsys", "ncu", "rocprof"):
+        try:
+            name = use(profiler)
+        except ImportError:
+            name = "none"
+        if name == "none":
+            _Backend.open = staticmethod(_nothing)
+            _warn(profiler)
+        return _Backend.open
+    if profiler == "plain":
+        return _nothing
+    if profiler in ("nsys", "rocprof"):
+        try:
+            use(profiler)
+        except ImportError:  # nothing was asked of profpipe here
+            return _nothing
+        return _Backend.open
+    return _record_if_profiled
+
+
+def _find_injected() -> str:
+    """Return the profiler that the user started without profpipe, as far as its variables show."""
+    if any(name in os.environ for name in _NVTX_INJECTED):
+        return "nsys"
+    return "rocprof" if any(name in os.environ for name in _ROCM_INJECTED) else ""
+
+
+_MISSING = {
+    "rocprof": "no libroctx64 is here. It belongs to ROCm",
+    "nsys": "torch has no CUDA here, and the package nvtx is missing. Install 'nvtx<0.2.12'",
+}
+
+
+def _warn(profiler: str) -> None:
+    why = _MISSING["rocprof" if profiler == "rocprof" else "nsys"]
+    print(f"profpipe: annotate() records nothing under {profiler}: {why}.", file=sys.stderr)
+
+
+# --- ranges on the stack of their thread -----------------------------------------------------------------------------
+
+
+def _nvtx() -> tuple[str, Open]:
+    name, push, pop = _nvtx_library("range_push", "range_pop", "push_range", "pop_range")
+
+    def open_range(text: str) -> Callable[[], object]:
+        push(text)
+        return pop
+
+    return name, open_range
+
+
+def _nvtx_library(first: str, second: str, first_of_package: str, second_of_package: str) -> tuple[str, Any, Any]:
+    """Return the name of the library, and two functions of it. Raises ImportError where there is none."""
     try:
         import torch
 
         if torch.version.cuda is not None:
-            return "torch.cuda.nvtx", torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+            return "torch.cuda.nvtx", getattr(torch.cuda.nvtx, first), getattr(torch.cuda.nvtx, second)
     except ImportError:
         pass  # a workload may do without torch
     import nvtx
 
-    return f"nvtx {nvtx.__version__}" if hasattr(nvtx, "__version__") else "nvtx", nvtx.push_range, nvtx.pop_range
+    name = f"nvtx {nvtx.__version__}" if hasattr(nvtx, "__version__") else "nvtx"
+    return name, getattr(nvtx, first_of_package), getattr(nvtx, second_of_package)
 
 
-def _roctx() -> tuple[str, Push, Pop]:
+def _roctx() -> tuple[str, Open]:
+    soname, library = _roctx_library()
+    if library is None:
+        return "none", _nothing
+    library.roctxRangePushA.argtypes = [ctypes.c_char_p]
+
+    def open_range(text: str) -> Callable[[], object]:
+        library.roctxRangePushA(text.encode())
+        pop: Callable[[], object] = library.roctxRangePop
+        return pop
+
+    return soname, open_range
+
+
+def _roctx_library() -> tuple[str, Any]:
     """Load ROCTX through its C interface: the library of rocprofv3 first, then the older one.
 
     Profilers before rocprofv3 record ``libroctx64`` only; the runner sets ``PROFPIPE_ROCTX`` for them.
@@ -78,31 +185,62 @@ def _roctx() -> tuple[str, Push, Pop]:
     new, old = ("librocprofiler-sdk-roctx.so.1", "librocprofiler-sdk-roctx.so"), ("libroctx64.so.4", "libroctx64.so")
     for soname in old if os.environ.get("PROFPIPE_ROCTX") == "libroctx64" else (*new, *old):
         try:
-            library = ctypes.CDLL(soname)
+            return soname, ctypes.CDLL(soname)
         except OSError:
             continue
-        library.roctxRangePushA.argtypes = [ctypes.c_char_p]
-        return soname, functools.partial(_push_roctx, library), library.roctxRangePop
-    return "none", _nothing, _nothing
+    return "none", None
 
 
-def _push_roctx(library: ctypes.CDLL, name: str) -> None:
-    library.roctxRangePushA(name.encode())
-
-
-def _record_function() -> tuple[str, Push, Pop]:
+def _record_function() -> tuple[str, Open]:
     from torch.profiler import record_function
 
-    stack: list[Any] = []
+    def open_range(name: str) -> Callable[[], object]:
+        entered = record_function(encode_name(name))
+        entered.__enter__()
+        return functools.partial(entered.__exit__, None, None, None)
 
-    def push(name: str) -> None:
-        stack.append(record_function(encode_name(name)))
-        stack[-1].__enter__()
+    return "record_function", open_range
 
-    def pop() -> None:
-        stack.pop().__exit__(None, None, None)
 
-    return "record_function", push, pop
+def _record_if_profiled(name: str) -> Optional[Callable[[], object]]:
+    """Open a range if torch.profiler is on now, whoever started it."""
+    torch = sys.modules.get("torch")
+    autograd = getattr(torch, "autograd", None)
+    is_on = getattr(autograd, "_profiler_enabled", None)
+    return _record_function()[1](name) if is_on is not None and is_on() else None
+
+
+# --- ranges that may begin and end anywhere --------------------------------------------------------------------------
+
+
+def free_ranges(profiler: str = "") -> Optional[Open]:
+    """Return how to open a range that is no part of the stack of its thread, None where nothing records it.
+
+    Without ``profiler``, the one that the user started without profpipe counts.
+    """
+    profiler = profiler or _find_injected()
+    if profiler == "nsys":
+        return _free_nvtx()
+    if profiler == "rocprof":
+        return _free_roctx()
+    return _record_if_profiled if profiler in ("", "torch") else None
+
+
+def _free_nvtx() -> Optional[Open]:
+    try:
+        _, start, end = _nvtx_library("range_start", "range_end", "start_range", "end_range")
+    except ImportError:
+        return None
+    return lambda name: functools.partial(end, start(name))
+
+
+def _free_roctx() -> Optional[Open]:
+    _, library = _roctx_library()
+    if library is None:
+        return None
+    library.roctxRangeStartA.argtypes, library.roctxRangeStartA.restype = [ctypes.c_char_p], ctypes.c_uint64
+    library.roctxRangeStop.argtypes = [ctypes.c_uint64]
+    return lambda name: functools.partial(library.roctxRangeStop, library.roctxRangeStartA(name.encode()))
 
 
 @functools.lru_cache(maxsize=1024)

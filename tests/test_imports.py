@@ -29,6 +29,9 @@ MAY_IMPORT = {
     "config": {"measure"},
     "profilers": set(),
     "measure": set(),
+    "hook": set(),
+    # The marks of a program, imported at their first use.
+    "__init__": {"hook"},
     "workload_lib": set(),
     # The public files of the checkout.
     "parsers": {"ingest", "results", "measure"},

@@ -109,9 +109,11 @@ def test_a_missing_tool_keeps_its_job_so_that_its_cases_are_reported():
     assert isinstance(job.tool, Missing)
 
 
-def test_torch_profiler_cannot_enter_a_command():
+def test_torch_profiler_enters_a_command_by_the_start_up_hook():
     (job,) = jobs({"command": ["x"], "profilers": ["torch"]})
-    assert isinstance(job.tool, Missing) and "script" in job.tool.remedy
+    assert isinstance(job.tool, Tool)
+    (without,) = jobs({"command": ["x"], "profilers": ["torch"], "hook": False})
+    assert isinstance(without.tool, Missing) and "hook" in without.tool.remedy
 
 
 def test_a_matrix_whose_points_are_all_excluded_is_refused():

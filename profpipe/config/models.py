@@ -114,6 +114,34 @@ class Timing(_Model):
     flush: bool = Field(True, description="overwrite the caches before each sample; false sets the flag warm_cache")
 
 
+class Steps(_Model):
+    """Steps of a `command`: what a program does in each iteration, such as a training step."""
+
+    warmup: int = Field(5, ge=0, description="first steps, which are not recorded and do not count")
+    measure: int = Field(
+        20, ge=1, description="steps that profilers record after the warm-up (ncu: one); plain times all steps"
+    )
+    stop: bool = Field(False, description="end the program after these steps, with exit code 0")
+    range: Regex | None = Field(
+        None, description="name of a range that the program opens once in each step, as a regular expression"
+    )
+    forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
+
+
+class Capture(_Model):
+    """The time that profilers record of a `command` without steps, such as a server."""
+
+    after_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds from the start to the recording")
+    for_s: Seconds = Field(description="seconds that are recorded")
+
+
+class TorchProfiler(_Model):
+    """What torch.profiler records of a `command`."""
+
+    with_stack: bool = Field(False, description="record the Python stack of each operator, which slows the program")
+    record_shapes: bool = Field(False, description="record the shapes of the inputs of each operator")
+
+
 class Coverage(_Model):
     """Share of the kernel time that must be classified; below it the exit code is 1."""
 
@@ -160,6 +188,8 @@ class Settings(_Model):
 
 #: Settings of the harness, which does not run inside a command.
 OF_SCRIPTS: Final = ("warmup", "timing")
+#: Settings of commands: a script has cases instead of steps.
+OF_COMMANDS: Final = ("hook", "steps", "capture", "torch", "collect")
 
 
 class Workload(Settings):
@@ -173,6 +203,18 @@ class Workload(Settings):
     )
     cwd: str | None = Field(
         None, description="working folder of the command, relative to this file; without it the folder of this file"
+    )
+    hook: bool = Field(
+        True, description="find the steps of a `command` that runs PyTorch by a start-up hook in its Python processes"
+    )
+    steps: Steps = Steps()
+    capture: Capture | None = None
+    torch: TorchProfiler = TorchProfiler()
+    collect: str | None = Field(
+        None,
+        min_length=1,
+        description="glob of the traces that a `command` writes itself with torch.profiler, taken under torch: "
+        "'log/*.json'",
     )
     params: Mapping[str, Scalar] = Field({}, description="parameters with the same value in every case")
     matrix: Mapping[str, Values] = Field(
@@ -194,6 +236,9 @@ class Workload(Settings):
             raise ValueError("needs either 'script' (a file with build) or 'command' (an argv)")
         if self.cwd is not None and self.command is None:
             raise ValueError("'cwd' is for a 'command'. A script runs in the folder of the pipeline file")
+        changed = [name for name in OF_COMMANDS if getattr(self, name) != type(self).model_fields[name].default]
+        if self.command is None and changed:
+            raise ValueError(f"'{changed[0]}' is for a 'command'. A 'script' has iterations instead of steps")
         if self.processes > 1 and self.command is not None:
             raise ValueError("'processes' is for a 'script'. Let the command start its own: [torchrun, ..., train.py]")
         if self.processes > 1 and self.timing.mode != "eager":

@@ -16,12 +16,12 @@ def find(ask: Ask) -> Tool | Missing:
 
 
 def commands(job: Job) -> list[Command]:
-    return [Command(workload_argv(job), makes=tuple(artifacts(job)[:1]))]
+    return [Command(workload_argv(job), makes=tuple(job.records[:1]) if job.script else ())]
 
 
 def artifacts(job: Job) -> list[Path]:
-    """Return the harness's records. A command has none: its result is its wall time."""
-    return job.records if job.script else []
+    """Return the records of the harness, or of the start-up hook of a command."""
+    return job.records
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
@@ -21,11 +22,20 @@ def find(ask: Ask) -> Tool | Missing:
 
 
 def commands(job: Job) -> list[Command]:
+    if job.script is None:
+        return [Command(workload_argv(job), makes_like=_traces_of_command(job))]
     return [Command(workload_argv(job), makes=(job.records[0],))]
 
 
+def _traces_of_command(job: Job) -> str:
+    """Return the glob of the traces of the start-up hook, or of those that the program writes itself."""
+    return f"{job.stem}.collected.*" if job.options.get("collect") else f"{job.stem}.*.pt.trace.json.gz"
+
+
 def artifacts(job: Job) -> list[Path]:
-    """Return the traces of all cases; a skipped case leaves none."""
+    """Return the traces of all cases; a skipped case leaves none. A command has one for each process."""
+    if job.script is None:
+        return [*sorted(job.folder.glob(_traces_of_command(job))), *job.records]
     stems = [job.stem, *(f"{job.stem}.rank{rank}" for rank in range(1, job.processes))]
     numbers = range(1, len(job.cases) + 1)
     traces = [job.folder / f"{stem}.{number}.pt.trace.json.gz" for stem in stems for number in numbers]
@@ -36,4 +46,6 @@ def diagnose(log: str) -> tuple[str, str] | None:
     # PROFILERS: pytorch#117935, one CUPTI client a process.
     if "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED" in log:
         return "failed", "another profiler holds CUPTI in this process. Do not run profpipe under nsys or ncu."
+    if found := re.search(r"^profpipe: (no step was recorded: .+)$", log, re.MULTILINE):
+        return "failed", found[1]
     return None

@@ -36,7 +36,17 @@ from profpipe.job import (
 )
 from profpipe.measure import oom_pruning
 from profpipe.results import atomic
-from profpipe.runner import artifacts, environment, event_log, failure_reasons, journal, oom, outcome, process
+from profpipe.runner import (
+    artifacts,
+    environment,
+    event_log,
+    failure_reasons,
+    hook_files,
+    journal,
+    oom,
+    outcome,
+    process,
+)
 from profpipe.runner.event_log import EventLog
 from profpipe.runner.journal import Entry, ProcessEnd
 from profpipe.runner.outcome import Attempt, CommandEnd
@@ -339,6 +349,8 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
     env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
+    if command.runs_workload:
+        env |= hook_files.variables(job, env)
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
     stopped: CaseOutcome | None
     with (job.folder / "log.txt").open("ab") as log:
@@ -361,6 +373,10 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
                 # The death of an export says nothing about the case in which the workload's process died.
                 if command.runs_workload and (events.inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
+        if command.runs_workload and (missing_steps := hook_files.explain_missing_steps(job)):
+            log.seek(0, os.SEEK_END)
+            log.write(f"\nprofpipe: {missing_steps}\n".encode())
+            log.flush()
         output_end = log.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from profpipe.config.models import Pipeline, Workload
+from profpipe.config.models import OF_COMMANDS, Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Case, Job, Missing, Scalar, Tool, as_text
 from profpipe.measure import interleaving
@@ -103,7 +103,7 @@ def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
         repeats=1 if workload.command is not None else workload.repeats,
         timeout_s=workload.timeout_s,
         env={**env, **own_env},
-        options=workload.model_dump(include=_FOR_THE_JOB),
+        options=workload.model_dump(include=_FOR_THE_JOB | (set(OF_COMMANDS) if workload.command else set())),
         processes=workload.processes,
     )
 
@@ -154,11 +154,12 @@ def _fill(words: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]
 def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
     """Return ``tool``, or why it cannot profile ``workload``."""
     if tool.name == "torch" and workload.command is not None:
-        return Missing(
-            "torch",
-            "torch.profiler works inside the process, and profpipe does not run inside a command",
-            "Use `script:`.",
-        )
+        if not workload.hook and not workload.collect:
+            return Missing(
+                "torch", "torch.profiler works inside the process, and hook is false", "Remove `hook: false`."
+            )
+        # The command may have a Python with torch where profpipe's has none.
+        return Tool("torch", "") if isinstance(tool, Missing) else tool
     if workload.processes > 1 and tool.name in _OF_ONE_PROCESS:
         return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or processes: 1.")
     return tool

@@ -1,0 +1,285 @@
+"""What the hook records of the chosen steps, one class for each profiler.
+
+``begin`` and ``end`` are called at the boundaries of each step, chosen or not; ``discard`` when the numbers start again
+at 0; ``finish`` once, when the steps are over or the process ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from typing import Any, Callable, List, Optional
+
+from profpipe import ranges
+from profpipe.hook import clock, settings
+from profpipe.hook.record import Record
+from profpipe.hook.settings import Settings
+
+#: Times are written to the file when so many have been measured, and at least once in so many seconds.
+_ROWS = 50
+_PERIOD_S = 1.0
+
+
+class Capture:
+    """Nothing is recorded."""
+
+    def __init__(self, given: Settings, record: Record) -> None:
+        self.settings, self.record = given, record
+
+    def begin(self, rule: str, number: int) -> None:
+        """A step begins."""
+
+    def end(self, rule: str, number: int) -> None:
+        """The step ends that began last."""
+
+    def abandon(self) -> None:
+        """The step that began last has no end."""
+
+    def pause(self) -> None:
+        """No step follows at once."""
+
+    def discard(self) -> None:
+        """The steps so far were none."""
+
+    def finish(self) -> None:
+        """No step follows."""
+
+    def is_chosen(self, number: int) -> bool:
+        return self.settings.warmup <= number <= self.settings.last
+
+
+class Times(Capture):
+    """The time of each step, and the peak of torch's memory."""
+
+    def __init__(self, given: Settings, record: Record) -> None:
+        super().__init__(given, record)
+        self._clock: Any = None
+        self._rule = ""
+        self._written_s = 0.0
+
+    def begin(self, rule: str, number: int) -> None:
+        if self._clock is None:
+            library = clock.cuda()
+            self._clock = clock.EventClock(library) if library else clock.HostClock()
+        self._rule = rule
+        self._clock.begin(number)
+
+    def end(self, rule: str, number: int) -> None:
+        self._clock.end()
+        now_s = time.monotonic()
+        if self._clock.waiting >= _ROWS or now_s - self._written_s > _PERIOD_S:
+            self._written_s = now_s
+            self._write(self._clock.read())
+
+    def pause(self) -> None:
+        getattr(self._clock, "pause", lambda: None)()
+
+    def discard(self) -> None:
+        self._clock = None
+        self.record.write("restart")
+
+    def finish(self) -> None:
+        if self._clock is not None:
+            self._write(self._clock.read(wait=True))
+
+    def _write(self, rows: List[clock.Row]) -> None:
+        if not rows:
+            return
+        columns = {
+            "step": [row[0] for row in rows],
+            "start_ns": [row[1] for row in rows],
+            "wall_ns": [round(row[2]) for row in rows],
+        }
+        library = clock.cuda()
+        memory = {}
+        if library is not None:
+            device = library.current_device()
+            memory = {
+                "device": device,
+                "peak_allocated": library.max_memory_allocated(device),
+                "peak_reserved": library.max_memory_reserved(device),
+            }
+        self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **memory)
+
+
+class TorchTrace(Capture):
+    """One trace of torch.profiler over the chosen steps."""
+
+    def __init__(self, given: Settings, record: Record) -> None:
+        super().__init__(given, record)
+        self._profile: Any = None
+        self._is_on = self._is_over = False
+        self._range: Any = None
+        if given.is_collected:
+            self._is_over = True
+        else:
+            self._watch_others()
+
+    def begin(self, rule: str, number: int) -> None:
+        if self._is_over:
+            return
+        if number == max(0, self.settings.warmup - 1):
+            self._prepare()
+        if number == self.settings.warmup and self._profile is not None:
+            self._start()
+        if self._is_on:
+            self._range = sys.modules["torch"].profiler.record_function(f"{ranges.STEP_PREFIX}{rule}:{number}")
+            self._range.__enter__()
+
+    def end(self, rule: str, number: int) -> None:
+        if self._range is not None:
+            opened, self._range = self._range, None
+            opened.__exit__(None, None, None)
+        if self._is_on and number >= self.settings.last:
+            self._export()
+
+    def abandon(self) -> None:
+        # Without an end it is no event of the trace.
+        self._range = None
+
+    def finish(self) -> None:
+        """Export what was recorded, if the program ends inside the chosen steps."""
+        if self._is_on:
+            self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
+            self._export()
+        self._is_over = True
+
+    def _prepare(self) -> None:
+        """Load CUPTI one step before the first one that counts, for this takes up to a second."""
+        torch = sys.modules["torch"]
+        if self._profile is not None:
+            return  # the numbers started again
+        if torch.autograd._profiler_enabled():
+            self._yield_to_program()
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if clock.cuda() is not None:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(
+            activities=activities, with_stack=self.settings.with_stack, record_shapes=self.settings.record_shapes
+        )
+        self._profile.prepare_trace()
+
+    def _start(self) -> None:
+        if clock.cuda() is not None:
+            clock.cuda().synchronize()
+        self._profile.start_trace()
+        self._is_on = True
+
+    def _export(self) -> None:
+        library, profile = clock.cuda(), self._profile
+        self._is_on, self._is_over, self._profile = False, True, None
+        if library is not None:
+            library.synchronize()
+        profile.stop_trace()
+        name = f"{_process_name()}.pt.trace.json.gz"
+        # Renamed when complete, so that the trace of a killed process is not read.
+        partial = os.path.join(self.settings.folder, f"partial-{self.settings.stem}.{name}")
+        profile.export_chrome_trace(partial)
+        os.replace(partial, self.settings.path(name))
+
+    def _watch_others(self) -> None:
+        """Make room when the program starts torch.profiler itself: a process has one profiler."""
+        kind = sys.modules["torch"].autograd.profiler.profile
+        for method in ("_prepare_trace", "__enter__"):
+            original = getattr(kind, method, None)
+            if original is not None:
+                setattr(kind, method, self._before(original))
+
+    def _before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+            own = getattr(self._profile, "profiler", None)
+            if profiler is not own and not self._is_over:
+                try:
+                    self._yield_to_program()
+                except Exception as error:  # the program's own profiler must start all the same
+                    self.record.error(error, "torch.profiler of the program")
+            return original(profiler, *args, **kwargs)
+
+        return call
+
+    def _yield_to_program(self) -> None:
+        self.record.note(
+            "the program uses torch.profiler itself, and a process has one profiler: profpipe's was not used. "
+            "Name the trace that the program writes under `collect:`, or turn its profiler off"
+        )
+        if self._is_on:
+            self._export()
+        self._is_over = True
+
+
+class Ranges(Capture):
+    """A range around each chosen step, for nsys and rocprof, and the capture of nsys from the first to the last one.
+
+    These ranges may begin and end inside ranges of the program, so they are no part of its stack.
+    """
+
+    def __init__(self, given: Settings, record: Record) -> None:
+        super().__init__(given, record)
+        self._close: Optional[Callable[[], object]] = None
+        self._is_started = False
+        self._open = ranges.free_ranges(given.profiler) if given.profiler != "ncu" else None
+        if self._open is None and given.profiler == "nsys":
+            record.note(
+                "no library for NVTX ranges is in this process, so nsys sees no steps: torch is built without CUDA and "
+                "the package nvtx is missing. Install 'nvtx<0.2.12'"
+            )
+
+    def begin(self, rule: str, number: int) -> None:
+        if number == self.settings.warmup and self.settings.profiler in ("nsys", "ncu"):
+            self._is_started = _cuda_profiler("cudaProfilerStart")
+        if self._open is not None and self.is_chosen(number):
+            self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
+
+    def end(self, rule: str, number: int) -> None:
+        if self._close is not None:
+            close, self._close = self._close, None
+            close()
+        if self._is_started and number >= self.settings.last and self._is_last_process():
+            self._is_started = False
+            _cuda_profiler("cudaProfilerStop")
+
+    def abandon(self) -> None:
+        # A range without an end is no step for the parsers.
+        self._close = None
+
+    def _is_last_process(self) -> bool:
+        """Return True when all processes of this machine have come to their last step.
+
+        They share one capture, and the first cudaProfilerStop ends it. Each process leaves an empty file here, looks
+        for the others at each later step, and the last to come ends the capture.
+        """
+        size = settings.local_size()
+        if size == 1:
+            return True
+        mark = self.settings.path(f"hook.done-{os.getpid()}")
+        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
+        prefix = os.path.basename(self.settings.path("hook.done-"))
+        return sum(name.startswith(prefix) for name in os.listdir(self.settings.folder)) >= size
+
+
+def _cuda_profiler(call: str) -> bool:
+    """Call cudaProfilerStart or cudaProfilerStop; return False on a machine without a GPU.
+
+    The call goes through torch. A program that uses the GPU without torch gets a context of torch by it.
+    """
+    library = getattr(sys.modules.get("torch"), "cuda", None)
+    if library is None or not library.is_available():
+        return False
+    library.synchronize()
+    getattr(library.cudart(), call)()
+    return True
+
+
+def _process_name() -> str:
+    """Return the part of a file's name that stands for this process: its rank, or its id."""
+    number = settings.rank()
+    return f"rank{number}" if number is not None else str(os.getpid())
+
+
+def choose(given: Settings, record: Record) -> Capture:
+    kinds = {"plain": Times, "torch": TorchTrace, "nsys": Ranges, "ncu": Ranges, "rocprof": Ranges}
+    return kinds.get(given.profiler, Capture)(given, record)

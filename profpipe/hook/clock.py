@@ -1,0 +1,95 @@
+"""Times of step boundaries that cost microseconds and make nothing wait: CUDA events, ``perf_counter_ns`` on a CPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, List, Optional, Tuple
+
+#: (number, ns since the epoch of its start on the host, ns of its duration)
+Row = Tuple[int, int, float]
+
+
+def cuda() -> Any:
+    """Return ``torch.cuda`` where this process uses it, else None. No context is created for a time."""
+    torch = sys.modules.get("torch")
+    library = getattr(torch, "cuda", None)
+    return library if library is not None and library.is_initialized() else None
+
+
+class HostClock:
+    """Times on a CPU, where a step is over when its last call returns."""
+
+    name = "perf_counter"
+
+    def __init__(self) -> None:
+        self._rows: List[Row] = []
+        self._begin = (0, 0, 0)
+
+    def begin(self, number: int) -> None:
+        self._begin = (number, time.time_ns(), time.perf_counter_ns())
+
+    def end(self) -> None:
+        number, start_ns, begin = self._begin
+        self._rows.append((number, start_ns, time.perf_counter_ns() - begin))
+
+    @property
+    def waiting(self) -> int:
+        return len(self._rows)
+
+    def read(self, wait: bool = False) -> List[Row]:
+        """Return the steps since the last call; ``wait`` has no meaning on a CPU."""
+        rows, self._rows = self._rows, []
+        return rows
+
+
+class EventClock:
+    """Times between CUDA events on the program's stream, read when the GPU has passed them.
+
+    The end of a step and the begin of the next one are one event, so that no time is lost between the two.
+    """
+
+    name = "cuda_event"
+
+    def __init__(self, library: Any) -> None:
+        self._cuda = library
+        self._free: List[Any] = []
+        #: (number, start on the host, event of the begin, event of the end), the oldest first
+        self._steps: List[Tuple[int, int, Any, Any]] = []
+        self._begin: Optional[Tuple[int, int, Any]] = None
+        self._boundary: Any = None
+
+    def begin(self, number: int) -> None:
+        event = self._boundary if self._boundary is not None else self._record()
+        self._begin, self._boundary = (number, time.time_ns(), event), None
+
+    def end(self) -> None:
+        if self._begin is not None:
+            self._boundary = self._record()
+            self._steps.append((*self._begin, self._boundary))
+            self._begin = None
+
+    def pause(self) -> None:
+        """Forget the last end: the next step does not begin where the last one ended."""
+        self._boundary = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._steps)
+
+    def read(self, wait: bool = False) -> List[Row]:
+        """Return the steps that the GPU has finished since the last call; ``wait`` for the others."""
+        rows: List[Row] = []
+        if wait and self._steps:
+            self._steps[-1][3].synchronize()
+        while self._steps and self._steps[0][3].query():
+            number, start_ns, begin, end = self._steps.pop(0)
+            rows.append((number, start_ns, begin.elapsed_time(end) * 1e6))
+            # Its end may be the begin of the next step.
+            self._free.append(begin)
+        return rows
+
+    def _record(self) -> Any:
+        event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -1,0 +1,170 @@
+"""Watch an unmodified program: install the hooks of torch that find its steps, when torch has been imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import weakref
+from typing import Any, Callable, List, Optional
+
+from profpipe.hook import settings, steps
+from profpipe.hook.steps import Steps
+
+
+def after_import(name: str) -> None:
+    """Install the hooks for the module ``name``, which this process has just imported."""
+    given, found = settings.read(), steps.of_process()
+    if given is None or found is None:
+        return
+    try:
+        if name == "torch":
+            _note_import(given.path("hook.torch"))
+            _watch_torch(sys.modules["torch"], found, given)
+        elif name == "nvtx" and given.range is not None:
+            _watch_nvtx(sys.modules["nvtx"], found, given)
+    except Exception as error:  # the import of the program must go on
+        found.not_installed(error, f"import of {name}")
+
+
+def _note_import(path: str) -> None:
+    with open(path, "a", encoding="utf-8"):
+        pass
+
+
+def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
+    if given.range is not None:
+        _watch_ranges_of_torch(torch, found, given)
+    elif given.forward:
+        _watch_modules(torch, found, given)
+    else:
+        _watch_optimizers(torch, found)
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def _watch_optimizers(torch: Any, found: Steps) -> None:
+    # torch.optim deletes its attribute `optimizer`.
+    library = importlib.import_module("torch.optim.optimizer")
+    register = getattr(library, "register_optimizer_step_post_hook", None)
+    if register is None:
+        found.note(f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()")
+        return
+    is_compiling = _compiling(torch)
+    #: Weak, and per optimizer: how many steps the hook has seen.
+    seen: Any = weakref.WeakKeyDictionary()
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # torch.compile traces this function as a part of the optimizer, where it must do nothing.
+        if is_compiling():
+            return
+        seen[optimizer] = seen.get(optimizer, 0) + 1
+        found.call("optimizer", optimizer)
+
+    register(after_step)
+    _watch_skipped_steps(torch, found, seen)
+
+
+def _watch_skipped_steps(torch: Any, found: Steps, seen: Any) -> None:
+    """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
+    scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
+    original = getattr(scaler, "_maybe_opt_step", None)
+    if scaler is None or original is None:
+        return
+
+    @functools.wraps(original)
+    def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = seen.get(optimizer)
+        result = original(self, optimizer, *args, **kwargs)
+        if seen.get(optimizer) == before:
+            found.call("optimizer", optimizer)
+        return result
+
+    scaler._maybe_opt_step = maybe_step
+
+
+def _compiling(torch: Any) -> Callable[[], bool]:
+    """Return ``torch.compiler.is_compiling``, which torch.compile knows to be constant."""
+    found: Optional[Callable[[], bool]] = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    return found or (lambda: False)
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def _watch_modules(torch: Any, found: Steps, given: settings.Settings) -> None:
+    """Begin a step at each call of a module that no other module contains.
+
+    A hook of all modules costs about a microsecond for each of them, which a small model notices. So it only lasts
+    through the warm-up, and hooks of the modules that began steps follow it.
+    """
+    is_compiling = _compiling(torch)
+    inner: Any = weakref.WeakSet()
+    outer: Any = weakref.WeakSet()
+    handles: List[Any] = []
+
+    def before_step(module: Any, args: Any) -> None:
+        if not is_compiling():
+            found.boundary("forward")
+
+    def before_any(module: Any, args: Any) -> None:
+        if is_compiling() or module in inner:
+            return
+        if module not in outer:
+            outer.add(module)
+            inner.update(child for child in module.modules() if child is not module)
+        if found.number >= given.warmup:
+            handles.pop().remove()
+            for each in outer:
+                if each not in inner:
+                    each.register_forward_pre_hook(before_step)
+        found.boundary("forward")
+
+    handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_any))
+
+
+# --- ranges of the program -------------------------------------------------------------------------------------------
+
+
+def _watch_ranges_of_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
+    kind = torch.autograd.profiler.record_function
+    original = kind.__enter__
+
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        _opened(found, given, getattr(self, "name", ""))
+        return original(self)
+
+    kind.__enter__ = enter
+    nvtx = torch.cuda.nvtx
+    nvtx.range_push = _watched(nvtx.range_push, found, given)
+    nvtx.range_start = _watched(nvtx.range_start, found, given)
+
+
+def _watch_nvtx(nvtx: Any, found: Steps, given: settings.Settings) -> None:
+    nvtx.push_range = _watched(nvtx.push_range, found, given)
+    nvtx.start_range = _watched(nvtx.start_range, found, given)
+    original = nvtx.annotate.__enter__
+
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        _opened(found, given, getattr(getattr(self, "attributes", None), "message", ""))
+        return original(self)
+
+    nvtx.annotate.__enter__ = enter
+
+
+def _watched(original: Callable[..., Any], found: Steps, given: settings.Settings) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        name = args[0] if args else kwargs.get("message", kwargs.get("msg", ""))
+        _opened(found, given, name)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _opened(found: Steps, given: settings.Settings, name: Any) -> None:
+    if given.range is not None and given.range.fullmatch(str(name)):
+        found.boundary("marker")

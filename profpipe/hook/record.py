@@ -1,0 +1,52 @@
+"""The file that the hook writes: JSON lines, one file for each process that makes steps.
+
+The first line is ``started``. docs/tables.md has the format; parsers/hook.py reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from typing import Any, Callable, Dict, Optional, TextIO
+
+
+class Record:
+    """Opened at the first line, so that a process without steps leaves no file.
+
+    ``describe`` gives the fields of the first line. A process that was forked writes a file of its own.
+    """
+
+    def __init__(self, path: Callable[[], str], describe: Callable[[], Dict[str, Any]]) -> None:
+        self._path, self._describe = path, describe
+        self._stream: Optional[TextIO] = None
+        self._said = set()  # type: ignore[var-annotated]
+
+    def write(self, event: str, **fields: Any) -> None:
+        if self._stream is None:
+            # Line buffered: what was written survives a crash.
+            self._stream = open(self._path(), "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+            about = {"pid": os.getpid(), "time_ns": time.time_ns()}
+            about.update(self._describe())
+            self._stream.write(json.dumps({"hook": "started", **about}) + "\n")
+        self._stream.write(json.dumps({"hook": event, **fields}) + "\n")
+
+    def note(self, text: str) -> None:
+        """Write a remark for the report, once."""
+        if text not in self._said:
+            self._said.add(text)
+            self.write("note", text=text)
+
+    def error(self, error: BaseException, during: str) -> None:
+        """Write an exception of the hook, once for each place. The program goes on as if there were no hook."""
+        key = (type(error), during)
+        if key not in self._said:
+            self._said.add(key)
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            self.write("error", type=type(error).__name__, message=str(error), during=during, traceback="".join(lines))
+
+    def forget(self) -> None:
+        """Leave the file to the parent process, after a fork."""
+        self._stream = None
+        self._said.clear()

@@ -1,0 +1,66 @@
+"""What the runner asks of the hook: the environment variable PROFPIPE_HOOK, a JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, Optional, Pattern
+
+#: Variables in which launchers give a process its number among all processes, and among those of this machine.
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+class Settings:
+    """``warmup`` and ``measure`` count steps. ``stem`` begins the names of the files in ``folder``."""
+
+    def __init__(self, given: Dict[str, Any]) -> None:
+        self.folder = str(given["folder"])
+        self.stem = str(given["stem"])
+        self.profiler = str(given["profiler"])
+        steps = given["steps"]
+        self.warmup = int(steps["warmup"])
+        # ncu replays each kernel many times, so one step is enough, and all that a user wants to wait for.
+        self.measure = 1 if self.profiler == "ncu" else int(steps["measure"])
+        self.stop = bool(steps["stop"])
+        self.forward = bool(steps["forward"])
+        self.range: Optional[Pattern[str]] = re.compile(steps["range"]) if steps.get("range") else None
+        torch = given.get("torch") or {}
+        self.with_stack = bool(torch.get("with_stack"))
+        self.record_shapes = bool(torch.get("record_shapes"))
+        #: Whether the program writes a trace itself, which the runner collects.
+        self.is_collected = bool(given.get("collect"))
+        capture = given.get("capture") or {}
+        #: Seconds; None where steps choose what is recorded.
+        self.after_s: Optional[float] = capture.get("after_s")
+        self.for_s: Optional[float] = capture.get("for_s")
+
+    @property
+    def last(self) -> int:
+        """The number of the last chosen step."""
+        return self.warmup + self.measure - 1
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, f"{self.stem}.{name}")
+
+
+def read() -> Optional[Settings]:
+    """Return the settings of this process; None where no profpipe profiles it."""
+    text = os.environ.get("PROFPIPE_HOOK")
+    return Settings(json.loads(text)) if text else None
+
+
+def rank() -> Optional[int]:
+    """Return the number of this process among those that work together, None where no launcher gave one."""
+    return _number(_RANK)
+
+
+def local_size() -> int:
+    """Return the number of processes on this machine that work together."""
+    return _number(_LOCAL_SIZE) or 1
+
+
+def _number(names: Any) -> Optional[int]:
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), None)

@@ -1,0 +1,56 @@
+"""Which steps count: warm-up, steady steps and outliers, by the time of each step."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profpipe.results.schema import StepState
+
+#: Steps further from the median than so many median absolute deviations are outliers.
+DEVIATIONS: Final = 3
+#: Makes the median absolute deviation of normal times their standard deviation (scipy.stats.median_abs_deviation).
+_NORMAL: Final = 1.4826
+#: The least deviation, relative to the median: equal times would make any other time an outlier.
+_LEAST_DEVIATION: Final = 0.01
+
+Floats = npt.NDArray[np.float64]
+
+
+def states(wall_ns: Floats) -> npt.NDArray[Any]:
+    """Return the state of each step of one device, in their order.
+
+    The warm-up lasts until the time settles, and at least one step where there are several.
+    """
+    found = np.full(len(wall_ns), StepState.STEADY.value, dtype=object)
+    warm = count_warmup(wall_ns)
+    found[:warm] = StepState.WARMUP.value
+    rest = wall_ns[warm:]
+    if len(rest):
+        median, deviation = _spread(rest)
+        found[warm:][np.abs(rest - median) > DEVIATIONS * deviation] = StepState.OUTLIER.value
+    return found
+
+
+def count_warmup(wall_ns: Floats) -> int:
+    """Return the change point: before which step the time has settled, at least 1 where there are several steps.
+
+    A time is settled if it is no outlier beside the second half. From the first such step on whose two successors at
+    least one is settled too, the program counts as warm.
+    """
+    half = len(wall_ns) // 2
+    if not half:
+        return 0
+    median, deviation = _spread(wall_ns[half:])
+    settled = np.abs(wall_ns - median) <= DEVIATIONS * deviation
+    after = np.append(settled[1:], [True, True])
+    stays = settled & (after[: len(settled)] | after[1 : len(settled) + 1])
+    return 1 + int(np.argmax(np.append(stays[1:half], True)))
+
+
+def _spread(wall_ns: Floats) -> tuple[float, float]:
+    """Return the median, and the median absolute deviation from it, scaled for normal times."""
+    median = float(np.median(wall_ns))
+    return median, max(_NORMAL * float(np.median(np.abs(wall_ns - median))), _LEAST_DEVIATION * median)

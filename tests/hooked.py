@@ -1,0 +1,102 @@
+"""Programs as their users start them, under the start-up hook, on the CPU; and what the hook left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from profpipe.ingest import registry
+from profpipe.job import Case, Job, Tool
+from profpipe.results.schema import Tables
+from profpipe.runner import environment, hook_files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: A training loop that knows nothing of profpipe: `python train.py NUMBER` prints its iterations.
+LOOP = """
+import sys
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for number in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    print("iteration", number, flush=True)
+print("trained")
+"""
+
+STEPS = {"warmup": 2, "measure": 4, "stop": False, "range": None, "forward": False}
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """A program's process under the hook. ``files`` are the hook's, one for each process that made steps."""
+
+    folder: Path
+    returncode: int
+    output: str
+    explanation: str
+
+    @cached_property
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("capture.hook.*.jsonl"))
+
+    def lines(self, file: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def tables(self) -> list[Tables]:
+        parsers = registry.parsers()
+        return [registry.parse(registry.choose(path, parsers), path) for path in self.files]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The steps of the only process that made some."""
+        (tables,) = self.tables
+        return tables.steps
+
+    @property
+    def notes(self) -> str:
+        return "\n".join(note for tables in self.tables for note in tables.origin.notes)
+
+    @property
+    def traces(self) -> list[Path]:
+        return sorted(self.folder.glob("capture*.pt.trace.json.gz"))
+
+
+def run(
+    folder: Path,
+    *argv: str,
+    profiler: str = "plain",
+    env: dict[str, str] | None = None,
+    timeout_s: float = 240,
+    **options: Any,
+) -> Hooked:
+    """Run ``argv`` in ``folder`` with the variables that the runner gives a command. ``options`` are its settings."""
+    job_folder = folder / "job"
+    job_folder.mkdir(exist_ok=True)
+    steps = {**STEPS, **options.pop("steps", {})}
+    given = {"hook": True, "steps": steps, "capture": None, "torch": {}, "collect": None, **options}
+    job = Job("w", profiler, (Case("default", {}),), job_folder, Tool(profiler, ""), sys.executable, folder)
+    job = replace(job, command=argv, options=given)
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": environment.python_path(), **(env or {})}
+    variables |= hook_files.variables(job, variables)
+    done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
+    return Hooked(job_folder, done.returncode, done.stdout + done.stderr, hook_files.explain_missing_steps(job))
+
+
+def run_python(folder: Path, program: str, *arguments: str, **options: Any) -> Hooked:
+    """Run ``program``, written to train.py in ``folder``, by this Python."""
+    (folder / "train.py").write_text(program, encoding="utf-8")
+    return run(folder, sys.executable, "train.py", *arguments, **options)

@@ -1,0 +1,248 @@
+"""The start-up hook: steps of unmodified programs, in real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hooked
+import pytest
+from hooked import LOOP, run, run_python
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_each_return_of_an_optimizer_ends_a_step(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "8")
+    assert done.returncode == 0 and "trained" in done.output
+    # The first return begins step 0: what came before holds the imports.
+    assert list(done.steps["step"]) == list(range(7))
+    assert set(done.steps["rule"]) == {"optimizer"} and (done.steps["wall_ns"] > 0).all()
+    assert list(done.steps["state"][:2]) == ["warmup", "warmup"] and (done.steps["state"] == "steady").any()
+
+
+def test_the_parts_of_a_step_are_missing_without_a_profiler(tmp_path: Path) -> None:
+    steps = run_python(tmp_path, LOOP, "5").steps
+    assert steps[["compute_ns", "idle_ns", "kernels"]].isna().all().all()
+
+
+def test_gradient_accumulation_is_one_step_for_each_call_of_the_optimizer(tmp_path: Path) -> None:
+    program = LOOP.replace("    optimizer.step()", "    if number % 4 == 3:\n        optimizer.step()")
+    assert len(run_python(tmp_path, program, "24").steps) == 24 // 4 - 1
+
+
+TWO = """
+import torch
+
+first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+of_first, of_second = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters())
+for number in range(10):
+    for _ in range({}):
+        first(torch.ones(2, 4)).sum().backward()
+        of_first.step()
+    second(torch.ones(2, 4)).sum().backward()
+    of_second.step()
+"""
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_optimizers_that_take_turns_make_one_step(tmp_path: Path, calls: int) -> None:
+    assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
+
+
+def test_an_optimizer_that_appears_late_ends_the_steps_from_there(tmp_path: Path) -> None:
+    done = run_python(tmp_path, TWO.format(6))
+    # Six calls of the first optimizer look like five steps, three of them beyond the warm-up.
+    assert len(done.steps) == 5 + 9 + 1
+    assert "another optimizer ends the steps from step 5 on" in done.notes
+
+
+SCALED = """
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for number in range(8):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum() * (float("inf") if number in (3, 5) else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path: Path) -> None:
+    assert len(run_python(tmp_path, SCALED).steps) == 7
+
+
+def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> None:
+    program = LOOP.replace("    optimizer.zero_grad()", "    if number == 7:\n        raise RuntimeError('lost')")
+    done = run_python(tmp_path, program, "20")
+    assert done.returncode == 1 and "RuntimeError: lost" in done.output
+    assert list(done.steps["step"]) == list(range(6))
+
+
+def test_a_process_that_is_killed_keeps_the_steps_of_the_seconds_before(tmp_path: Path) -> None:
+    program = LOOP.replace(
+        "    optimizer.zero_grad()",
+        "    import os, time; time.sleep(0.4)\n    if number == 7:\n        os.kill(os.getpid(), 9)",
+    )
+    done = run_python(tmp_path, program, "20")
+    assert done.returncode == -9 and len(done.steps) >= 3
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, index): return torch.full((8,), float(index))
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for epoch in range(2):
+    for batch in DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+print("trained")
+"""
+
+
+def test_forked_workers_of_a_data_loader_write_nothing(tmp_path: Path) -> None:
+    done = run_python(tmp_path, WORKERS)
+    assert "trained" in done.output and done.returncode == 0
+    assert len(done.steps) == 15
+
+
+FORKED = """
+import os
+import torch
+
+def train():
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for number in range(6):
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+
+import multiprocessing
+processes = [multiprocessing.get_context("fork").Process(target=train) for _ in range(2)]
+for process in processes: process.start()
+for process in processes: process.join()
+"""
+
+
+def test_forked_processes_that_train_have_a_file_each(tmp_path: Path) -> None:
+    done = run_python(tmp_path, FORKED)
+    assert [len(tables.steps) for tables in done.tables] == [5, 5]
+
+
+def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n", encoding="utf-8")
+    program = LOOP + "import sys, sitecustomize\nprint(sys.mine == sitecustomize.__file__, sys.path[1])\n"
+    done = run_python(tmp_path, program, "4", env={"PYTHONPATH": str(tmp_path / "mine")})
+    assert f"True {tmp_path / 'mine'}" in done.output
+    assert len(done.steps) == 3
+
+
+def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_hook(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n", encoding="utf-8")
+    done = run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)})
+    assert "Error in sitecustomize" in done.output and "ValueError: mine" in done.output
+    assert done.returncode == 0 and len(done.steps) == 3
+
+
+def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch\n", encoding="utf-8")
+    assert len(run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)}).steps) == 3
+
+
+def test_a_shell_starts_the_hook_as_well(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
+    done = run(tmp_path, "sh", "-c", f"{sys.executable} train.py 5 > log.txt; tail -n 1 log.txt")
+    assert done.output == "trained\n" and len(done.steps) == 4
+
+
+def test_a_module_of_a_package_is_started_with_the_hook(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__main__.py").write_text(LOOP, encoding="utf-8")
+    assert len(run(tmp_path, sys.executable, "-m", "mine", "5").steps) == 4
+
+
+def test_torch_that_is_imported_late_is_watched(tmp_path: Path) -> None:
+    program = "def main():\n" + "\n".join(f"    {line}" for line in LOOP.splitlines()) + "\nmain()\n"
+    done = run_python(tmp_path, program, "5")
+    assert len(done.steps) == 4
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "train.py").write_text("print('ran')", encoding="utf-8")
+    done = run(tmp_path, sys.executable, flag, "train.py")
+    assert "ran" in done.output
+    assert "the start-up hook was not loaded" in done.explanation and "-I, -E or -S" in done.notes
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print('ran')", "no process imported torch"),
+        ("import torch", "no optimizer of torch stepped"),
+        (LOOP.replace("int(sys.argv[1])", "1"), "which did not end"),
+    ],
+)
+def test_a_program_without_steps_says_why(tmp_path: Path, program: str, why: str) -> None:
+    done = run_python(tmp_path, program)
+    assert done.returncode == 0 and why in done.explanation
+
+
+def _python(minor: int) -> str | None:
+    """The path of Python 3.``minor``; None where a command of this name starts no Python."""
+    chosen = {**os.environ, "PYENV_VERSION": f"3.{minor}"}  # where the command is a shim of pyenv
+    try:
+        show = [f"python3.{minor}", "-c", "import sys; print(sys.executable)"]
+        return subprocess.run(show, env=chosen, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path: Path) -> None:
+    # The program deletes what the hook uses.
+    program = LOOP.replace("torch.manual_seed(0)", "import time; del time.perf_counter_ns")
+    done = run_python(tmp_path, program, "6")
+    assert done.returncode == 0 and "trained" in done.output
+    assert "the start-up hook failed (AttributeError: " in done.notes
+
+
+#: Other versions of Python on PATH, from the oldest that the hook supports.
+OTHERS = [found for minor in range(8, 15) if minor != sys.version_info.minor and (found := _python(minor))]
+
+
+@pytest.mark.parametrize("python", OTHERS)
+def test_the_hook_works_in_other_versions_of_python(tmp_path: Path, python: str) -> None:
+    program = """
+from profpipe import annotate, steps
+total = 0
+for number in steps(range(6)):
+    with annotate("forward"):
+        total += number
+print("total", total)
+"""
+    (tmp_path / "count.py").write_text(program, encoding="utf-8")
+    done = run(tmp_path, str(python), "count.py", env={"PYTHONPATH": ""})
+    assert "total 15" in done.output, done.output
+    assert list(done.steps["step"]) == list(range(6)) and set(done.steps["rule"]) == {"marker"}
+
+
+def test_start_up_loads_no_module_for_the_hook(tmp_path: Path) -> None:
+    show = "import sys; print(*sorted(sys.modules))"
+    with_hook = run(tmp_path, sys.executable, "-c", show).output.split()
+    bare = {**os.environ, "PYTHONPATH": str(hooked.ROOT)}
+    without = subprocess.run([sys.executable, "-c", show], env=bare, capture_output=True, text=True, check=True)
+    assert set(with_hook) - set(without.stdout.split()) <= {"sitecustomize"}
