@@ -149,8 +149,8 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
 
 
 def _shared_tolerance(workloads: Sequence[WorkloadData]) -> dict[str, float]:
-    first, *others = (data.declared.get("tolerance") or {} for data in workloads)
-    return {measure: limit for measure, limit in first.items() if all(o.get(measure) == limit for o in others)}
+    limits = [(data.declared.get("tolerance") or {}).items() for data in workloads]
+    return dict(pair for pair in limits[0] if all(pair in own for own in limits))
 
 
 def _choose_basis(request: _Request, workloads: Sequence[WorkloadData]) -> Basis | None:
@@ -278,7 +278,7 @@ def _pivot(
     request: _Request, part: pd.DataFrame, left: Sequence[str], axes: tuple[Sequence[str], Sequence[str]]
 ) -> Grid:
     """Return the cells by row and column; a table leaves out those that hold skipped cases alone."""
-    keys = [pd.Series(_places(part, each), index=part.index) for each in axes]
+    keys = [pd.Series(list(map(tuple, part[list(each)].to_numpy())), index=part.index) for each in axes]
     is_skipped = part[_CELL].map(lambda c: c.value is None and c.missing == "skipped" and not request.is_plot)
     lost = [is_skipped.astype(bool).groupby(key, sort=False).transform("all") for key in keys]
     order = {VALUE: [value.name for value in request.values], PHASE: list(request.phases)}
@@ -293,10 +293,6 @@ def _pivot(
         cells=tuple(tuple(cells.get((row, column)) for column in columns) for row in rows),
         skipped=(keys[0][lost[0]].nunique(), keys[1][lost[1]].nunique()),
     )
-
-
-def _places(part: pd.DataFrame, axes: Sequence[str]) -> list[tuple[Any, ...]]:
-    return list(zip(*(part[axis] for axis in axes), strict=True)) if axes else [()] * len(part)
 
 
 def _in_order(
@@ -324,7 +320,16 @@ class _PhaseData:
     @classmethod
     def read(cls, data: WorkloadData, phase: str) -> _PhaseData:
         kernels, ranges = data.recorded.tables.kernels, data.recorded.tables.ranges
-        paths = {path for path in ranges["range"].unique() if (_opens(path, phase) if phase else not path)}
+        # The range itself, not one nested in it: its time would count twice.
+        paths = (
+            {
+                path
+                for path in ranges["range"].unique()
+                if _is_within(path, phase) and not _is_within(path.rpartition(PATH_SEPARATOR)[0], phase)
+            }
+            if phase
+            else {""}
+        )
         found: dict[Key, tuple[float, ...]] = {}
         names = ("case", "profiler", "instances", "wall_ns", "busy_ns")
         for case, profiler, *figures in rows(ranges[ranges["range"].isin(paths)], *names):
@@ -342,11 +347,6 @@ def _is_within(path: str, phase: str) -> bool:
     """Return True if the steps of ``phase`` are all in ``path``, in their order and at any depth."""
     steps = iter(path.split(PATH_SEPARATOR))
     return all(wanted in steps for wanted in phase.split(PATH_SEPARATOR))
-
-
-def _opens(path: str, phase: str) -> bool:
-    """Return True if ``path`` is the range itself, not one nested in it: its time would count twice."""
-    return _is_within(path, phase) and not _is_within(path.rpartition(PATH_SEPARATOR)[0], phase)
 
 
 class _Reader:
@@ -404,15 +404,16 @@ class _Reader:
             flags = result.marks if self._request.is_plot or value == first else ()
             number = _call_value(result, value.subject)
             return Cell(number, _no_value(result, value.subject) if number is None else result.outcome, flags)
-        other = _verdict(result) if value.name == "passed" else self._metric(result, value)
+        other: float | str | None = None
+        if value.name != "passed":
+            metric = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
+            other = metric.value if metric else None
+        elif result.accuracy is not None and result.accuracy.mark != Flag.UNCHECKED:
+            other = "fail" if result.accuracy.mark else "pass"
         # Another profiler may have the time of a case whose own metric is missing.
         plain = statuses.get("plain", "ok")
         stopped = "" if plain == "ok" else plain
         return Cell(other, "" if other is not None else _no_value(result, value.name) or stopped)
-
-    def _metric(self, result: CaseResult, value: StudyValue) -> float | None:
-        number = self._number(result, METRIC_NAMES.get(value.subject, value.subject))
-        return number.value if number else None
 
     def _number(self, result: CaseResult, metric: str) -> Number | None:
         return _find_number(self._data.recorded, result.id, metric.removeprefix("metric."))
@@ -432,12 +433,21 @@ class _Reader:
         if breakdown is None:
             return None
         if value.subject == "most_launched":
-            return _most_launched(totals, value.figure, runs)
+            # Of several kernels with as many launches, the one with the most time.
+            name, (calls, ns) = max(totals.by_name.items(), key=lambda item: item[1], default=("", (0.0, 0.0)))
+            figures: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
+            return figures.get(value.figure, ns / totals.total_ns) if name else None
         if breakdown.category("graph").ns and value.subject not in ("kernels", "graph"):
             return NoValue.IN_GRAPHS
         if value.subject == "attention" and not breakdown.is_fused and breakdown.category("softmax").ns:
             return NoValue.UNFUSED
-        return _category_value(breakdown, value)
+        if value.subject == "kernels":
+            part = breakdown.total
+        elif value.subject in CATEGORIES:
+            part = breakdown.category(value.subject)
+        else:
+            part = breakdown.classes.get(value.subject, ClassTotal())
+        return {"time": part.ns, "calls": part.calls, "share": part.ns / breakdown.total.ns}[value.figure]
 
 
 def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
@@ -455,13 +465,6 @@ def _find_number(index: CaseIndex, case: str, metric: str) -> Number | None:
             worst = ranks.worst_numbers(index, case).get(metric) if profiler == "plain" else None
             return number if worst is None else replace(number, value=worst)
     return None
-
-
-def _verdict(result: CaseResult) -> str | None:
-    """Return whether the result is within its workload's tolerance, where it was compared with a reference."""
-    if result.accuracy is None or result.accuracy.mark == Flag.UNCHECKED:
-        return None
-    return "fail" if result.accuracy.mark else "pass"
 
 
 def _call_value(result: CaseResult, name: str) -> float | None:
@@ -489,22 +492,3 @@ def _no_value(result: CaseResult, name: str) -> str:
     if name == "speedup" and result.baseline_mark and not result.outcome:
         return _BASELINE_REASONS[Flag(result.baseline_mark)]
     return result.outcome
-
-
-def _category_value(breakdown: KernelBreakdown, value: StudyValue) -> float:
-    if value.subject == "kernels":
-        part = breakdown.total
-    elif value.subject in CATEGORIES:
-        part = breakdown.category(value.subject)
-    else:
-        part = breakdown.classes.get(value.subject, ClassTotal())
-    return {"time": part.ns, "calls": part.calls, "share": part.ns / breakdown.total.ns}[value.figure]
-
-
-def _most_launched(totals: KernelTotals, figure: str, runs: int) -> float | str | None:
-    """Return a figure of the kernel with the most launches, of several with as many the one with the most time."""
-    if not totals.by_name:
-        return None
-    name, (calls, ns) = max(totals.by_name.items(), key=lambda item: item[1])
-    values: dict[str, float | str] = {"name": name, "calls": calls / runs, "time": ns / runs}
-    return values.get(figure, ns / totals.total_ns)

@@ -316,6 +316,11 @@ class Win:
     disqualified: tuple[CaseResult, ...] = ()
     tied: tuple[CaseResult, ...] = ()
 
+    @property
+    def lead(self) -> float:
+        """The time of the next case over that of the best; 1 without a next case."""
+        return self.second.ns / self.best.ns if self.second and self.second.ns and self.best.ns else 1.0
+
 
 @dataclass(frozen=True)
 class SwitchCost:
@@ -359,6 +364,10 @@ class Shape:
     def fastest(self) -> CaseResult | None:
         """The case with the lowest time of those that are not disqualified."""
         return next((point for point in self.timed if not point.is_disqualified), None)
+
+    @property
+    def verdict(self) -> WinVerdict | None:
+        return self.win.verdict if self.win else None
 
     @property
     def baseline(self) -> CaseResult | None:
@@ -483,6 +492,10 @@ class Findings:
     #: The tables and the plots that the pipeline file names.
     studies: tuple[Study, ...] = ()
     plots: tuple[Study, ...] = ()
+
+    def cases_of(self, workload: str) -> dict[str, CaseResult]:
+        """Return the cases of a workload by id; empty where no workload has this name."""
+        return {case.id: case for each in self.workloads if each.name == workload for case in each.cases}
 
     @property
     def case_count(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
@@ -49,33 +49,26 @@ def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     """Return a table with a row for each workload; empty for one workload."""
     if len(workloads) < 2:
         return doc.Section("overview", "")
-    columns = (
-        doc.label("workload"),
-        doc.count("cases"),
-        doc.label("fastest"),
-        doc.label("shape", "at"),
-        doc.Column("time", "time"),
-        doc.ratio("speedup", "over baseline"),
-    )
+    columns = (doc.label("workload"), doc.count("cases"), doc.label("fastest"), doc.label("shape", "at"),
+               doc.Column("time", "time"), doc.ratio("speedup", "over baseline"))  # fmt: skip
     table = doc.make_table("overview", columns, [_overview_row(workload) for workload in workloads])
-    return doc.Section("overview", "Overview", (table,))
+    return doc.make_section("overview", "Overview", [table])
 
 
 def _overview_row(workload: WorkloadFindings) -> tuple[doc.Cell | doc.Text | float | None, ...]:
     """Return how often the winner of the largest shape wins, and its time there."""
-    name, shape = doc.Code(workload.name), workload.largest
+    name, cases, shape = doc.Code(workload.name), float(len(workload.cases)), workload.largest
     win = shape.win if shape else None
-    if shape is None or win is None or win.best.time is None:
-        return (name, float(len(workload.cases)), "no times", "", None, None)
-    time = doc.Cell(win.best.time.ns, unit=time_unit([win.best.time.ns]), note=time_unit([win.best.time.ns]).name)
-    fastest: doc.Text = ""
+    if shape is None or win is None or win.best.ns is None:
+        return name, cases, "no times", "", None, None
+    unit, fastest = time_unit([win.best.ns]), doc.concat()
     if _has_comparison(workload) and win.verdict == WinVerdict.CLEAR:
-        wins = [s for s in workload.shapes if s.win and s.win.verdict == win.verdict]
-        won = sum(s.win.best.variant == win.best.variant for s in wins if s.win)
+        won = len(_by_variant(workload.shapes, WinVerdict.CLEAR)[win.best.variant])
         fastest = fill(f"{{}} in {won} of {len(workload.shapes)} shapes", doc.Code(win.best.variant))
     elif _has_comparison(workload):
-        fastest = fill("tie: {}", tied_names(win)) if win.tied else win.verdict.value
-    return (name, float(len(workload.cases)), fastest, in_words(shape.axes), time, win.best.speedup)
+        fastest = fill("tie: {}", tied_names(win)) if win.tied else (win.verdict.value,)
+    time = doc.Cell(win.best.ns, unit=unit, note=unit.name)
+    return name, cases, fastest, in_words(shape.axes), time, win.best.speedup
 
 
 def answer(workload: WorkloadFindings) -> doc.Text:
@@ -88,7 +81,8 @@ def answer(workload: WorkloadFindings) -> doc.Text:
     if _has_single_processes(workload):
         advice = "{} One process of each case names no winner; {} starts five of each."
         return fill(advice, _plain_times(workload), doc.Code("repeats: 5"))
-    return _one_shape(workload, judged[0]) if len(judged) == 1 else _many_shapes(workload, judged)
+    first, *others = judged
+    return _many_shapes(workload, judged) if others or not first.win else _one_shape(workload, first, first.win)
 
 
 def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
@@ -147,25 +141,23 @@ def _without_times(workload: WorkloadFindings) -> doc.Text:
     if workload.cases and all(case.outcome == Status.SKIPPED for case in workload.cases):
         return "Nothing was measured: every case was skipped."
     launches = [fill(f"{n} launches under {{}}", doc.Code(profiler)) for profiler, n in workload.launches.items() if n]
-    return (
-        fill("No case has a time; {}, of unknown duration.", doc.join(launches)) if launches else "No case has a time."
-    )
+    unknown = fill("; {}, of unknown duration", doc.join(launches)) if launches else ""
+    return fill("No case has a time{}.", unknown)
 
 
 def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
-    first, unit, per = cases[0], time_unit(case.time.ns for case in cases if case.time), of_what(workload.basis)
+    first, unit, per = cases[0], time_unit(case.ns for case in cases), of_what(workload.basis)
     is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return _sum_of_capture(workload, first, first.breakdown)
     if is_one and workload.basis is not None and workload.basis.quantity == "step":
         return _one_program(workload, first)
     if is_one and not first.shape and first.time:
-        if first.time.margin is None:
-            return fill("{} {}.", duration(first.time.ns), per)
-        return fill("{} {}, 95 % interval {}.", duration(first.time.ns), per, margin(first.time.margin))
-    times = [(case_text(case), duration(case.time.ns, unit)) for case in cases if case.time]
+        interval = "" if first.time.margin is None else fill(", 95 % interval {}", margin(first.time.margin))
+        return fill("{} {}{}.", duration(first.ns), per, interval)
+    times = [(case_text(case), duration(case.ns, unit)) for case in cases]
     if len(cases) <= 4:
         return fill("{} {}.", doc.join([fill("{}: {}", *pair) for pair in times], separator="; ", last="; "), per)
     (low_name, low), (high_name, high) = (pick(times, key=lambda pair: pair[1].value or 0.0) for pick in (min, max))
@@ -200,21 +192,20 @@ def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: Ker
 # --- one shape -------------------------------------------------------------------------------------------------------
 
 
-def _one_shape(workload: WorkloadFindings, shape: Shape) -> doc.Text:
-    win = shape.win
-    assert win is not None and win.best.time is not None
+def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
     place = f"At {in_words(shape.axes)}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
-    time = fill(f"{{}} {of_what(workload.basis)}", duration(win.best.time.ns))
-    if win.verdict == WinVerdict.UNOPPOSED:
-        only = "only" if place else "Only"
-        return fill(f"{place}{only} {{}} has a time{_and_is_accurate(shape)}: {{}}.", name, time)
-    if win.verdict == WinVerdict.INCONCLUSIVE:
-        lowest = f"{place}{{}} has the lowest time, {{}}, but is not called the fastest: {{}}."
-        return fill(lowest, name, time, doubt_of(win))
-    if win.verdict == WinVerdict.TIE:
-        tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
-        return fill(tie, tied_names(win), time, _lead(win, shape))
+    time = fill(f"{{}} {of_what(workload.basis)}", duration(win.best.ns))
+    match win.verdict:
+        case WinVerdict.UNOPPOSED:
+            only = "only" if place else "Only"
+            return fill(f"{place}{only} {{}} has a time{_and_is_accurate(shape)}: {{}}.", name, time)
+        case WinVerdict.INCONCLUSIVE:
+            lowest = f"{place}{{}} has the lowest time, {{}}, but is not called the fastest: {{}}."
+            return fill(lowest, name, time, doubt_of(win))
+        case WinVerdict.TIE:
+            tie = f"{place}{{}} are tied: {{}}, {{}}; their 95 % intervals overlap."
+            return fill(tie, tied_names(win), time, _lead(win, shape))
     return fill(f"{place}{{}} is {_fastest([shape])}: {{}}, {{}}.", name, time, _lead(win, shape))
 
 
@@ -228,9 +219,8 @@ def _and_is_accurate(*shapes: Shape) -> str:
 
 def _lead(win: Win, shape: Shape) -> doc.Text:
     """Return the speed-up over the baseline; without one, over the next case."""
-    best, second = win.best, win.second
-    assert best.time is not None and second is not None and second.time is not None
-    ahead = fill("{} over the next, {}", ratio(second.time.ns / best.time.ns), doc.Code(second.variant))
+    best = win.best
+    ahead = fill("{} over the next, {}", ratio(win.lead), doc.Code(win.second.variant if win.second else ""))
     if best.is_baseline:
         return fill("the baseline itself, {}", ahead)
     if best.speedup is None and best.baseline_mark:
@@ -251,7 +241,14 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
     parts: list[doc.Text] = []
     if clear:
         among = " of the accurate ones" if any(shape.win.disqualified for shape in shapes if shape.win) else ""
-        parts.append(fill(f"Fastest{among}: {{}}.", doc.join(list(_winners(clear, len(shapes))))))
+        most = len(clear) if len(clear) <= _MOST_WINNERS + 1 else _MOST_WINNERS
+        winners: list[doc.Text] = [
+            fill("{} {} ({})", doc.Code(name), where(own, len(shapes)), _leads(own))
+            for name, own in list(clear.items())[:most]
+        ]
+        if others := list(clear.values())[most:]:
+            winners.append(f"{len(others)} others in {sum(map(len, others))}")
+        parts.append(fill(f"Fastest{among}: {{}}.", doc.join(winners)))
     parts += [*_ties(shapes), *_inconclusive(shapes)]
     unopposed = [
         fill(f"only {{}} has a time{_and_is_accurate(*own)} {{}}", doc.Code(name), where(own, len(shapes)))
@@ -266,7 +263,7 @@ def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[
     """Return the shapes with ``verdict`` by their best variant, the most frequent variant first."""
     found: dict[str, list[Shape]] = {}
     for shape in shapes:
-        if shape.win and shape.win.verdict == verdict:
+        if shape.win and shape.verdict == verdict:
             found.setdefault(shape.win.best.variant, []).append(shape)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
@@ -274,34 +271,24 @@ def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[
 def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text:
     """Return the sentence for one winner of all shapes, with its time in the largest."""
     at = next((shape for shape in shapes if shape is workload.largest), shapes[-1])
-    assert at.win is not None and at.win.best.time is not None
+    assert at.win is not None
     best = at.win.best
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
-    sentence = f"{{}} is {_fastest(shapes)} in {every(len(shapes))}: {{}}; {{}} {of_what(workload.basis)} at"
-    time = duration(best.time.ns if best.time else None)
-    return fill(sentence + " {} ({}).", who, _leads(shapes), time, in_words(at.axes), ratio(_over(at, shapes)))
-
-
-def _winners(clear: Mapping[str, Sequence[Shape]], total: int) -> Iterator[doc.Text]:
-    named = list(clear.items()) if len(clear) <= _MOST_WINNERS + 1 else list(clear.items())[:_MOST_WINNERS]
-    for name, own in named:
-        yield fill("{} {} ({})", doc.Code(name), where(own, total), _leads(own))
-    if others := [own for name, own in clear.items() if name not in dict(named)]:
-        yield f"{len(others)} others in {sum(map(len, others))}"
+    per = of_what(workload.basis)
+    sentence = f"{{}} is {_fastest(shapes)} in {every(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
+    return fill(sentence, who, _leads(shapes), duration(best.ns), in_words(at.axes), ratio(_over(at, shapes)))
 
 
 def _leads(shapes: Sequence[Shape]) -> doc.Text:
     """Return ``1.34x to 1.61x over `sdpa_flash` (baseline)``; without a baseline, over the next case."""
     leads = [_over(shape, shapes) for shape in shapes]
     low, high = ratio(min(leads)), ratio(max(leads))
-    return fill("{} over {}", fill("{} to {}", low, high) if min(leads) < max(leads) else low, _compared_with(shapes))
-
-
-def _compared_with(shapes: Sequence[Shape]) -> doc.Text:
+    span = fill("{} to {}", low, high) if min(leads) < max(leads) else low
     if not all(map(_has_speedup, shapes)):
-        return "the next"
+        return fill("{} over the next", span)
     first, *others = dict.fromkeys(shape.baseline.variant if shape.baseline else "" for shape in shapes)
-    return fill("{} (baseline)", doc.Code(first)) if first and not others else "the baseline"
+    baseline = fill("{} (baseline)", doc.Code(first)) if first and not others else "the baseline"
+    return fill("{} over {}", span, baseline)
 
 
 def _has_speedup(shape: Shape) -> bool:
@@ -310,11 +297,9 @@ def _has_speedup(shape: Shape) -> bool:
 
 def _over(shape: Shape, among: Sequence[Shape]) -> float:
     """Return the winner's lead over the baseline; over the next where any of ``among`` has no such lead."""
-    win = shape.win
-    assert win is not None and win.best.time is not None
-    if win.best.speedup is not None and all(map(_has_speedup, among)):
-        return win.best.speedup
-    return win.second.time.ns / win.best.time.ns if win.second and win.second.time else 1.0
+    assert shape.win is not None
+    speedup = shape.win.best.speedup
+    return speedup if speedup is not None and all(map(_has_speedup, among)) else shape.win.lead
 
 
 def every(shapes: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
-from profpipe.analysis.cases import in_words, is_number, shown
+from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings.warnings import NotRun
-from profpipe.analysis.findings.workloads import Axes, CaseResult, Findings, WorkloadFindings
+from profpipe.analysis.findings.workloads import CaseResult, Findings
 from profpipe.job import Status
 from profpipe.report import document as doc
 from profpipe.report.inlines import names
@@ -98,80 +98,63 @@ def _without_only_workload(table: doc.Table, findings: Findings) -> doc.Table:
 # --- what cases have in common ---------------------------------------------------------------------------------------
 
 
-def _workload(group: NotRun, findings: Findings) -> WorkloadFindings | None:
-    return next((workload for workload in findings.workloads if workload.name == group.workload), None)
-
-
 def _cases_of(group: NotRun, findings: Findings) -> list[CaseResult]:
-    workload, ids = _workload(group, findings), set(group.cases)
-    return [case for case in workload.cases if case.id in ids] if workload else []
+    ids = set(group.cases)
+    return [case for id, case in findings.cases_of(group.workload).items() if id in ids]
 
 
 def name_cases(group: NotRun, findings: Findings) -> doc.Text:
     """Return the cases of a group by the parameters that they share; empty for all cases of a workload."""
     if group.is_whole_workload:
         return ""
-    workload = _workload(group, findings)
-    variants = {case.id: case.variant for case in workload.cases} if workload else {}
+    every = findings.cases_of(group.workload)
     by_variant: dict[str, list[str]] = {}
-    for case in group.cases:
-        by_variant.setdefault(variants.get(case, ""), []).append(case)
-    return doc.join((_named(workload, variant, cases) for variant, cases in by_variant.items()), most=_GROUPS)
+    for id in group.cases:
+        by_variant.setdefault(every[id].variant if id in every else "", []).append(id)
+    own = {variant: [case for case in every.values() if case.variant == variant] for variant in by_variant}
+    return doc.join((_named(own[variant], variant, ids) for variant, ids in by_variant.items()), most=_GROUPS)
 
 
-def _named(workload: WorkloadFindings | None, variant: str, cases: Sequence[str]) -> doc.Text:
-    """Return a variant and the axes that distinguish these cases: ``sage with mode=fwd_bwd``."""
-    own = [case for case in workload.cases if case.variant == variant] if workload else []
-    chosen = [case for case in own if case.id in set(cases)]
-    if not chosen or len(chosen) < len(cases):
-        return doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
+def _named(own: Sequence[CaseResult], variant: str, ids: Sequence[str]) -> doc.Text:
+    """Return a variant and the axes that distinguish the cases ``ids`` among ``own``: ``sage with mode=fwd_bwd``."""
+    named = set(ids)
+    chosen = [case for case in own if case.id in named]
+    if not chosen or len(chosen) < len(ids):
+        return names([unquote(id) for id in ids], _NAMED)
     name: doc.Text = doc.Code(variant) if variant else ()
     if len(chosen) == len(own):
         return name or "every case"
-    common = tuple(pair for pair in chosen[0].shape if all(_has(case, pair) for case in chosen))
-    if common and sum(all(_has(case, pair) for pair in common) for case in own) == len(chosen):
-        return doc.concat(name, " " if name else "", _at(common))
-    if values := _distinguishing_values(chosen, own):
-        return doc.concat(name, " " if name else "", values)
-    return doc.concat(name, " " if name else "", doc.join((_at(case.shape) for case in chosen), most=_NAMED))
-
-
-def _has(case: CaseResult, pair: tuple[str, object]) -> bool:
-    return any(axis == pair[0] and shown(value) == shown(pair[1]) for axis, value in case.shape)
-
-
-def _at(axes: Axes) -> doc.Text:
-    """Return ``with mode=fwd at seqlen 512``: a number follows the name of its axis."""
-    words = doc.join(doc.Code(f"{axis}={shown(value)}") for axis, value in axes if not is_number(value))
-    numbers = in_words(tuple(pair for pair in axes if is_number(pair[1])))
-    return doc.concat(
-        "with " if words else "", words, " " if words and numbers else "", f"at {numbers}" if numbers else ""
-    )
-
-
-def _distinguishing_values(chosen: Sequence[CaseResult], own: Sequence[CaseResult]) -> doc.Text:
-    """Return ``at seqlen 32768 and 65536`` where ``chosen`` are all cases with these values; else an empty text."""
-    if len(chosen) < 4:
-        return ""
     values, every = _values(chosen), _values(own)
-    some = {axis: here for axis, here in values.items() if here != every[axis]}
-    among = [case for case in own if all(shown(value) in values.get(axis, ()) for axis, value in case.shape)]
-    if len(among) != len(chosen) or not some:
-        return ""
-    numeric = {axis for axis, value in chosen[0].shape if is_number(value)}
+    shared = {axis: here for axis, here in values.items() if len(here) == 1}
+    some = {axis: here for axis, here in values.items() if here != every[axis] and len(chosen) >= 4}
+    for axes in (shared, some):
+        among = [case for case in own if all(shown(dict(case.shape)[axis]) in here for axis, here in axes.items())]
+        if axes and len(among) == len(chosen):
+            return doc.concat(name, " " if name else "", _at(axes))
+    each = doc.join((_at(_values([case])) for case in chosen), most=_NAMED)
+    return doc.concat(name, " " if name else "", each)
+
+
+def _at(values: Mapping[str, Mapping[str, object]]) -> doc.Text:
+    """Return ``with mode=fwd at seqlen 512 and 2048``: a number follows the name of its axis."""
+    numeric = {axis for axis, here in values.items() if all(map(is_number, here.values()))}
     words = doc.join(
-        doc.concat(doc.Code(axis), " ", doc.join(map(doc.Code, here)))
-        for axis, here in some.items()
+        doc.Code(f"{axis}={next(iter(here))}") if len(here) == 1 else doc.concat(doc.Code(axis), " ", names(list(here)))
+        for axis, here in values.items()
         if axis not in numeric
     )
-    sizes = doc.join(doc.concat(f"{axis} ", doc.join(here)) for axis, here in some.items() if axis in numeric)
+    is_single = all(len(here) == 1 for here in values.values())
+    sizes = doc.join(
+        (doc.concat(f"{axis} ", doc.join(here)) for axis, here in values.items() if axis in numeric),
+        last=", " if is_single else " and ",
+    )
     return doc.concat("with " if words else "", words, " " if words and sizes else "", "at " if sizes else "", sizes)
 
 
-def _values(cases: Iterable[CaseResult]) -> dict[str, tuple[str, ...]]:
-    """Return each axis with the values that ``cases`` have on it."""
-    found: dict[str, dict[str, None]] = {}
+def _values(cases: Iterable[CaseResult]) -> dict[str, dict[str, object]]:
+    """Return each axis with the values that ``cases`` have on it, by their text."""
+    found: dict[str, dict[str, object]] = {}
     for case in cases:
         for axis, value in case.shape:
-            found.setdefault(axis, {})[shown(value)] = None
-    return {axis: tuple(values) for axis, values in found.items()}
+            found.setdefault(axis, {})[shown(value)] = value
+    return found

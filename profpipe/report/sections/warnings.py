@@ -12,7 +12,7 @@ from profpipe.analysis.findings.warnings import DuplicateTimes, Expectation, Lau
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.job import Status, count_cases
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, of_workload
+from profpipe.report.labels import case_text, case_texts, of_workload
 from profpipe.report.sections import classification, files, steps
 from profpipe.report.sections.not_run import OUTCOMES
 from profpipe.report.units import time_unit
@@ -83,12 +83,11 @@ def _unread(refused: RefusedFile) -> doc.Text:
 
 
 def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
-    cases = {case.id: case for w in findings.workloads if w.name == unseen.workload for case in w.cases}
+    cases = findings.cases_of(unseen.workload)
     named = doc.join(
         (case_text(cases[id]) if id in cases else doc.Code(unquote(id)) for id in unseen.cases), most=_NAMED
     )
-    breakdowns = [cases[id].breakdown for id in unseen.cases if id in cases]
-    noun = "operator" if any(each and each.kind == "cpu_op" for each in breakdowns) else "kernel"
+    noun = "operator" if any(cases[id].is_on_cpu for id in unseen.cases if id in cases) else "kernel"
     number = count_cases(len(unseen.cases))
     where = of_workload(unseen.workload, findings)
     return doc.concat(doc.Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
@@ -105,7 +104,7 @@ def _outside(found: Unattributed, findings: Findings) -> doc.Text:
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
-    labels = {case.id: case_text(case) for case in workload.cases}
+    labels = case_texts(workload.cases)
     flagged: dict[str, list[doc.Text]] = {}
     for agreement in workload.agreements:
         for figure in agreement.figures:
@@ -124,7 +123,7 @@ def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> 
 
 def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
     per = " per iteration" if counts.is_per_iteration else ""
-    labels = {case.id: case_text(case) for w in findings.workloads if w.name == counts.workload for case in w.cases}
+    labels = case_texts(findings.cases_of(counts.workload).values())
     named = (
         doc.concat(labels.get(case, doc.Code(unquote(case))), f" ({first:.10g} and {second:.10g})")
         for case, first, second in counts.differing
