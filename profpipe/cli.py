@@ -18,6 +18,7 @@ from profpipe.errors import ProfpipeError
 #: ``profpipe --help`` must not wait for pandas.
 COMMANDS = {
     "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
+    "ab": "measure whether B is faster than A, in pairs of processes",
     "resume": "finish a run that was interrupted",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",

@@ -17,6 +17,7 @@ SOME_FAILED = 1
 BAD_INPUT = 2
 TOOL_MISSING = 3
 GATE_FAILED = 4
+GATE_UNDECIDED = 5
 INTERRUPTED = 130
 
 #: Exit code of a workload's process that could not write its results (EX_IOERR of sysexits.h).

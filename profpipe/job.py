@@ -120,6 +120,13 @@ class Job:
     interleaved: tuple[str, ...] = ()
     #: Secret words of commands, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    #: What distinguishes the job from others of its workload and profiler: ``pair 3 of 8, B``.
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of the job for people: ``attention under plain``."""
+        return ", ".join(filter(None, [f"{self.workload} under {self.profiler}", self.label]))
 
     @property
     def is_repeated(self) -> bool:

@@ -18,6 +18,8 @@ from profpipe.results.schema import Verdict
 
 #: The level of the two-sided test, and of the interval that inverts it.
 ALPHA: Final = 0.01
+#: The fewest pairs with which the test can reject at all.
+FEWEST_PAIRS: Final = next(count for count in range(1, 65) if signed_rank.smallest_two_sided_p(count) <= ALPHA)
 #: The level of each of the two tests of equivalence (TOST): the usual 5 %.
 ALPHA_SAME: Final = 0.05
 #: The smallest difference that may be called one, as a ratio minus 1.
@@ -147,12 +149,7 @@ def _pairs_more(log_ratios: Sequence[float], estimate: float, limit: float) -> i
     wanted = (distance * sigma) ** 2 / _EFFICIENCY if sigma else 0.0
     if wanted > MOST_PAIRS:
         return None
-    return max(1, math.ceil(wanted) - len(log_ratios), _fewest_pairs() - len(log_ratios))
-
-
-def _fewest_pairs() -> int:
-    """Return the fewest pairs with which the test can reject at all."""
-    return next(count for count in range(1, 65) if signed_rank.smallest_two_sided_p(count) <= ALPHA)
+    return max(1, math.ceil(wanted) - len(log_ratios), FEWEST_PAIRS - len(log_ratios))
 
 
 def _quotient(value: float, by: float) -> float:

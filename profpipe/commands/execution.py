@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from profpipe import profilers
@@ -65,6 +66,9 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
         stop = ProfpipeError(f"{count_cases(failed)} failed because the disk was full. {remedy}")
     if stop is None:
         run.end()
+    if run.manifest.ab is not None:
+        stored, run.data = run.data, rendering.with_verdicts(run.data, run.manifest, run.folder)
+        store.save(run.folder, run.data, replace(run.manifest, ended=None), stored)
     store.save_parquet(run.folder, run.data)
     result = rendering.write_report(run.folder, run.data, run.manifest, run.request.pipeline_dir)
     _remember(run)

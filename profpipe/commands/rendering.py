@@ -13,15 +13,17 @@ from typing import Any
 import pandas as pd
 
 from profpipe import errors, plugins
-from profpipe.analysis import analyze, compare_runs
+from profpipe.analysis import analyze, compare_runs, pairs
 from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.pairs import Gate, PairFindings
 from profpipe.errors import ConfigError
 from profpipe.job import Status
 from profpipe.report import render
+from profpipe.report.sections import verdicts
 from profpipe.report.text import first_screen
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Tables
+from profpipe.results.schema import Tables, Verdict
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Result:
     is_unmet: bool
     #: What the terminal shows of the report.
     first_screen: str = ""
+    #: Set for an `ab` run.
+    pairs: PairFindings | None = None
 
 
 def write_report(folder: Path, data: Tables, manifest: Manifest, pipeline_dir: Path | None) -> Result:
@@ -41,6 +45,10 @@ def write_report(folder: Path, data: Tables, manifest: Manifest, pipeline_dir: P
     template = plugins.find("templates", "SUMMARY.md.j2", pipeline_dir)
     if template is None:
         raise ConfigError("templates/SUMMARY.md.j2", "is missing.", "Install profpipe again.")
+    if manifest.ab is not None:
+        document = render.build_pairs(pairs.analyze(data, manifest), data, manifest)
+        render.write(document, folder, template)
+        return replace(judge(folder, data, manifest), first_screen=first_screen(document))
     findings = analyze.analyze(data, manifest)
     document = render.render(findings, data, manifest, folder, template)
     return replace(judge(folder, data, manifest, findings), first_screen=first_screen(document))
@@ -48,10 +56,31 @@ def write_report(folder: Path, data: Tables, manifest: Manifest, pipeline_dir: P
 
 def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
     """Return the result of a run whose report exists already."""
+    if manifest.ab is not None:
+        return _judge_pairs(folder, data, manifest)
     findings = findings or analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
     return Result(folder / "SUMMARY.md", data, errors.SOME_FAILED if is_failure else errors.OK, findings.is_unmet)
+
+
+def _judge_pairs(folder: Path, data: Tables, manifest: Manifest) -> Result:
+    """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
+    findings = pairs.analyze(data, manifest)
+    is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any() or bool(manifest.refused)
+    code = errors.SOME_FAILED if is_bad else errors.OK
+    if findings.gate is Gate.FAILED:
+        code = errors.GATE_FAILED
+    elif findings.gate is Gate.UNDECIDED and not is_bad:
+        code = errors.GATE_UNDECIDED
+    return Result(folder / "SUMMARY.md", data, code, is_unmet=False, pairs=findings)
+
+
+def with_verdicts(data: Tables, manifest: Manifest, folder: Path) -> Tables:
+    """Return the tables of an `ab` run with its verdicts; those of another run stay the same object."""
+    if manifest.ab is None:
+        return data
+    return replace(data, verdicts=pairs.verdict_rows(pairs.analyze(data, manifest), folder.name))
 
 
 def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:
@@ -66,10 +95,22 @@ def print_result(result: Result, args: argparse.Namespace, exit_code: int | None
     if result.is_unmet:
         what = "a kernel family that was expected did not run, or too little of the kernels' time is classified"
         print(f"profpipe: {what}. SUMMARY.md says which.", file=sys.stderr)
+    if result.pairs is not None and result.pairs.gate in (Gate.FAILED, Gate.UNDECIDED):
+        cases = result.pairs.failed or result.pairs.open
+        why = "; ".join(map(verdicts.write_verdict, cases[:_MOST_NAMED]))
+        more = f"; {len(cases) - _MOST_NAMED} more" if len(cases) > _MOST_NAMED else ""
+        state = "failed" if result.pairs.gate is Gate.FAILED else "is undecided"
+        print(f"profpipe: the gate of {result.pairs.percent:g} % {state}: {why}{more}.", file=sys.stderr)
+
+
+#: Cases that a message names; more are counted.
+_MOST_NAMED = 4
 
 
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     """Return path, exit code, counts by status, and the median time of each case in ns as plain values."""
+    if result.pairs is not None:
+        return _pairs_as_json(result, result.pairs, exit_code)
     cases, metrics = result.data.cases, result.data.metrics
     times = {(row["workload"], row["case"]): row for row in compare_runs.plain_times(metrics).to_dict("records")}
     results: dict[tuple[str, str], dict[str, Any]] = {}
@@ -88,6 +129,20 @@ def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
         "exit_code": result.exit_code if exit_code is None else exit_code,
         "statuses": {str(status): int(count) for status, count in cases["status"].value_counts().items()},
         "results": list(results.values()),
+    }
+
+
+def _pairs_as_json(result: Result, findings: PairFindings, exit_code: int | None) -> dict[str, Any]:
+    """Return path, exit code, the gate, counts by verdict, and each verdict with its figures."""
+    rows = result.data.verdicts.astype(object).where(result.data.verdicts.notna(), None)
+    return {
+        "summary": str(result.summary.resolve()),
+        "exit_code": result.exit_code if exit_code is None else exit_code,
+        "gate": findings.gate.value if findings.gate else None,
+        "counts": {str(each): findings.count(each) for each in Verdict},
+        "expected_false": findings.false_verdicts,
+        "statuses": {str(status): int(count) for status, count in result.data.cases["status"].value_counts().items()},
+        "verdicts": rows.drop(columns=["run", "profiler"]).to_dict("records"),
     }
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from profpipe.analysis import pairs
 from profpipe.commands import arguments, execution, rendering
 from profpipe.results import folders
-from profpipe.runner import session
+from profpipe.results.manifest import Manifest
+from profpipe.runner import pair_session, session
 from profpipe.runner.request import RunRequest
+from profpipe.runner.session import Session
 
 EXAMPLES = """\
   profpipe resume                                   # the latest run in out/ that is not finished
@@ -26,11 +29,19 @@ def main(args: argparse.Namespace) -> int:
     return finish(folder, args)
 
 
+def _load(folder: Path, request: RunRequest) -> Session:
+    if Manifest.load(folder).ab is None:
+        return session.load(folder, request)
+    known = pair_session.load(folder, request)
+    known.choose_again = pairs.choose_again
+    return known
+
+
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     request = RunRequest.load(folder)
     with folders.lock(folder):
-        known = session.load(folder, request)
+        known = _load(folder, request)
         if not known.is_complete:
             known.reopen()
             return execution.carry_out(known, args)

@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.pairs import PairFindings
 from profpipe.errors import ProfpipeError
 from profpipe.report import selection, text_files
 from profpipe.report.document import Document, Section
@@ -44,6 +45,7 @@ from profpipe.report.sections import (
     study_plots,
     switch_cost,
     times,
+    verdicts,
     warnings,
 )
 from profpipe.results.manifest import Manifest
@@ -59,6 +61,21 @@ def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, temp
     document = build(findings, tables, run)
     write(document, folder, template)
     return document
+
+
+def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Document:
+    """Return the document of an `ab` run."""
+    workloads = list(dict.fromkeys(case.workload for case in findings.cases))
+    sections = (
+        verdicts.headline(findings, run),
+        verdicts.verdicts(findings),
+        verdicts.failures(findings),
+        verdicts.spread(findings, run),
+        environment.environment(run),
+        commands.commands(run),
+    )
+    title = environment.title(workloads, len(findings.cases), run, tables)
+    return Document(f"B against A · {title}", tuple(section for section in sections if section))
 
 
 def build(findings: Findings, tables: Tables, run: Manifest) -> Document:

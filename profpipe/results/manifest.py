@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -172,6 +173,40 @@ class RefusedFile:
 
 
 @dataclass(frozen=True)
+class SideEntry:
+    """A side of an `ab` run: what the command line says of it, and its commit where ``git:`` names one."""
+
+    specs: tuple[str, ...] = ()
+    commit: str = ""
+
+
+class Undecided(str, Enum):
+    """What a gate does where no case fails it and a case is inconclusive."""
+
+    #: Exit code 5.
+    REPORT = "report"
+    PASS = "pass"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class PairsEntry:
+    """The settings of an `ab` run. ``pairs`` is the number of pairs of the first block.
+
+    ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
+    are the same.
+    """
+
+    a: SideEntry = SideEntry()
+    b: SideEntry = SideEntry()
+    pairs: int = 8
+    seed: int = 0
+    gate: float | None = None
+    undecided: Undecided = Undecided.REPORT
+    is_aa: bool = False
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of ``run.json``. ``profpipe ingest`` runs no jobs: ``is_run`` is false, and only files are set."""
 
@@ -198,6 +233,8 @@ class Manifest:
     #: Workload -> case -> the kernel family that the case must run.
     expects: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     is_run: bool = True
+    #: Set for an `ab` run only.
+    ab: PairsEntry | None = None
 
     def jobs_of(self, workload: str) -> list[JobEntry]:
         return [job for job in self.jobs if job.workload == workload]
@@ -397,5 +434,6 @@ def git_state(ask: Ask, folder: Path) -> GitState:
     commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if commit is None or len(commit.split()) != 1:
         return GitState()
-    changed = ask(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    # Without optional locks `git status` does not rewrite the index of the user.
+    changed = ask(["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
     return GitState(commit.strip(), bool((changed or "").strip()))

@@ -35,6 +35,9 @@ DEVICE_PREFIX: Final = "device "
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"
 
+#: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
+PAIR_PREFIX: Final = "pair "
+
 #: Between the ranges of a path, outermost first.
 PATH_SEPARATOR: Final = " > "
 
@@ -227,7 +230,7 @@ class Verdict(str, Enum):
 
 VERDICTS: Final = Table(
     "verdicts",
-    "one case on two sides, A and B, that ran as pairs of processes",
+    "one case of `profpipe ab`, on the sides A and B",
     (
         *_KEY,
         Column("kernel", "str", "empty: the case; else a kernel's name"),

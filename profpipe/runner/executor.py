@@ -64,6 +64,7 @@ def run(
     grace: GracePeriods = process.GRACE,
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
     is_needed: Callable[[Job], bool] = lambda job: True,
+    numbers: tuple[int, int] | None = None,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when the job has ended, before the next one starts.
 
@@ -72,21 +73,23 @@ def run(
     outcome takes effect when the caller asks for the next one.
 
     ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. A job that is not needed any
-    more when its turn comes is left out.
+    more when its turn comes is left out. ``numbers`` are those of the first job and of the last one, where ``jobs`` are
+    a part of a run.
     """
+    first, last = numbers or (1, len(jobs))
     with InterruptCounter() as interrupts, process.adopt_orphans():
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
         context = _Context(listener, grace, interrupts, known)
-        for index, job in enumerate(jobs, start=1):
+        for index, job in enumerate(jobs, start=first):
             if not is_needed(job):
                 continue
-            listener.job_started(job, index, len(jobs))
+            listener.job_started(job, index, last)
             ended = _carry_out(job, profilers[job.profiler], context)
             listener.job_ended(ended)
             yield ended
             if interrupts.count:
                 when = "in" if ended.interrupted else "after"
-                raise Interrupted(f"Interrupted {when} job {index} of {len(jobs)}.")
+                raise Interrupted(f"Interrupted {when} job {index} of {last}.")
 
 
 def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:
@@ -138,7 +141,7 @@ def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
         if attempts:
             problem = attempts[-1].problem
             why = f"{problem.status}: {problem.reason}" if problem else "begun before"
-            context.listener.message(f"{_title(job)}: {why}. A new process runs the remaining cases: {len(pending)}")
+            context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
         number = attempts[-1].job.part + 1 if attempts else job.part
         attempts.append(_run_attempt(replace(job, cases=pending, part=number), profiler, context))
     _remember_oom(job, attempts, context)
@@ -220,10 +223,6 @@ def _events(job: Job) -> Path:
     return job.folder / "events.jsonl"
 
 
-def _title(job: Job) -> str:
-    return f"{job.workload} under {job.profiler}"
-
-
 # --- one attempt: the workload's process, then the exports of its report ---------------------------------------------
 
 
@@ -263,7 +262,7 @@ def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Atte
         commands = profiler.commands(own)
         removed = bool(entry.ends) and _is_removed(commands, entry, own, profiler)
         if removed:
-            context.listener.message(f"{_title(job)}: the files of a process were removed; its cases run again")
+            context.listener.message(f"{job.title}: the files of a process were removed; its cases run again")
         if entry.ends and not removed:
             events = EventLog(_events(job), context.listener, dict(entry.ended), entry.inside)
             kept = replace(entry, ends=tuple(_valid_ends(commands, entry, job)))
@@ -341,7 +340,7 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
         if not any(text in log for text in command.false_starts):
             break
         lost_s += end.seconds
-        context.listener.message(f"{_title(job)}: {job.profiler} failed before it ran the workload; starting it again")
+        context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
     return replace(end, seconds=end.seconds + lost_s)
 
 

@@ -118,7 +118,7 @@ class Display:
         if self._job is None:
             return ""
         process = f", process {self._job.repeat} of {self._job.repeats}" if self._job.is_repeated else ""
-        return f"[{self._index}/{self._total}] {self._job.workload} under {self._job.profiler}{process}"
+        return f"[{self._index}/{self._total}] {self._job.title}{process}"
 
     def _print(self, text: str) -> None:
         if self._live:

@@ -139,9 +139,11 @@ class Session:
         if before != now:
             what = f"was begun on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
             raise ConfigError(str(self.folder), what, "Resume it there, or start a new run here.")
-        planned = plan_jobs(self.request, self.machine, self.folder)
-        fingerprint.check(self.folder, planned, self.machine.described)
+        self._check_sources()
         folders.point_latest(self.request.out)
+
+    def _check_sources(self) -> None:
+        fingerprint.check(self.folder, plan_jobs(self.request, self.machine, self.folder), self.machine.described)
 
     def carry_out(self, listener: ProgressListener) -> None:
         """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run."""
@@ -252,10 +254,7 @@ class Session:
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         if job.is_repeated:
             fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)
-        if guided_ncu.adds_kernels(job):
-            self.data = reader.add_kernels(self.data, fresh)
-        else:
-            self.data = reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
+        self.data = self._merged(job, fresh)
         devices = reader.read_devices(job.records)
         entry = manifest.job_entry(
             outcome,
@@ -270,6 +269,12 @@ class Session:
         known = self.manifest.with_job(entry, files, refused, families)
         self.manifest = replace(known, private_files=tuple(job_files.find_private_files(self.folder)))
         store.save(self.folder, self.data, self.manifest, stored)
+
+    def _merged(self, job: Job, fresh: Tables) -> Tables:
+        """Return the stored rows with those of a job."""
+        if guided_ncu.adds_kernels(job):
+            return reader.add_kernels(self.data, fresh)
+        return reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
 
     def _own_peaks(self, job: Job, devices: Sequence[Mapping[str, Any]]) -> PeakRates | None:
         """Return the peak rates of the job's devices if they differ from those of the machine."""

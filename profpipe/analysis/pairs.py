@@ -1,0 +1,259 @@
+"""The tables of an `ab` run to verdicts and to the result of its gate."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import pandas as pd
+
+from profpipe.analysis import signed_rank, verdict
+from profpipe.analysis.verdict import Judgement
+from profpipe.job import Status
+from profpipe.results import schema
+from profpipe.results.manifest import Manifest, Undecided
+from profpipe.results.schema import Tables, Verdict
+
+#: The times that can be compared, the better one first.
+_TIMES: Final = ("time", schema.PROCESS_WALL)
+_SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
+
+#: The level at which a case passes a gate: the one-sided test says that B is slower by less.
+_ALPHA_GATE: Final = verdict.ALPHA_SAME
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that did not run well. ``is_of_b_alone``: no process of A failed before."""
+
+    status: str
+    reason: str
+    is_of_b_alone: bool
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """A case on both sides. ``judgement`` is None where no pair has both times, and where a process failed.
+
+    ``a_ns`` and ``b_ns`` are medians over processes. A case that would have failed the gate was measured in a second
+    block of pairs: then ``judgement`` is that of the second block, and ``first`` that of the first.
+    ``log_ratios`` are those of the pairs behind ``judgement``.
+    """
+
+    workload: str
+    case: str
+    metric: str
+    a_ns: float
+    b_ns: float
+    judgement: Judgement | None
+    first: Judgement | None = None
+    log_ratios: tuple[float, ...] = ()
+    failure: Failure | None = None
+    #: B's results are outside the tolerance in some process, and A's in none.
+    is_newly_inaccurate: bool = False
+    flags: str = "[]"
+
+
+class Gate(Enum):
+    """What a case means for the gate."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class PairFindings:
+    """The verdicts of an `ab` run. ``false_verdicts`` is how many FASTER and SLOWER chance alone is expected to give.
+
+    ``gates`` has the result of each case with a gate of ``percent``; it is empty without a gate.
+    """
+
+    cases: tuple[CaseVerdict, ...]
+    false_verdicts: float
+    percent: float | None = None
+    gates: tuple[Gate, ...] = ()
+    undecided: Undecided = Undecided.REPORT
+    is_complete: bool = True
+
+    def count(self, wanted: Verdict) -> int:
+        return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
+
+    @property
+    def failed(self) -> tuple[CaseVerdict, ...]:
+        return self._with(Gate.FAILED)
+
+    @property
+    def open(self) -> tuple[CaseVerdict, ...]:
+        """The cases that neither pass the gate nor fail it."""
+        return self._with(Gate.UNDECIDED)
+
+    @property
+    def gate(self) -> Gate | None:
+        """The result of the gate; None without one."""
+        if not self.gates:
+            return None
+        if self.failed or (self.open and self.undecided is Undecided.FAIL):
+            return Gate.FAILED
+        return Gate.UNDECIDED if self.open and self.undecided is Undecided.REPORT else Gate.PASSED
+
+    def _with(self, gate: Gate) -> tuple[CaseVerdict, ...]:
+        return tuple(case for case, own in zip(self.cases, self.gates, strict=False) if own is gate)
+
+
+def analyze(data: Tables, run: Manifest) -> PairFindings:
+    """Return the verdicts of an `ab` run. Pairs of which one process is missing or failed do not count."""
+    assert run.ab is not None
+    cases = tuple(_cases(data, run.ab.pairs))
+    percent = run.ab.gate
+    judged = [each for case in cases for each in (case.judgement,) if each]
+    return PairFindings(
+        cases,
+        verdict.expected_false(judged),
+        percent,
+        () if percent is None else tuple(_gate(case, percent) for case in cases),
+        run.ab.undecided,
+        is_complete=run.ended is not None,
+    )
+
+
+def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
+    """Return (workload, case) of the cases whose first block of pairs fails the gate by its times."""
+    assert run.ab is not None
+    if run.ab.gate is None:
+        return set()
+    first = data.metrics[_pair_numbers(data.metrics["subject"]) <= run.ab.pairs]
+    timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab.pairs) if not case.failure)
+    return {(case.workload, case.case) for case in timed if _is_too_slow(case, run.ab.gate)}
+
+
+def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
+    """Return the table `verdicts`."""
+    rows = []
+    for case in findings.cases:
+        if (judged := case.judgement) is None:
+            continue
+        key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
+        times = {"a_ns": case.a_ns, "b_ns": case.b_ns}
+        figures = {name: getattr(judged, name) for name in _FIGURES}
+        rows.append({**key, **times, **figures, "verdict": str(judged.verdict)})
+    return schema.frame(schema.VERDICTS, rows)
+
+
+_FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
+
+
+# --- cases -----------------------------------------------------------------------------------------------------------
+
+
+def _cases(data: Tables, block: int) -> Iterator[CaseVerdict]:
+    """Yield the cases in the order of the table; pairs up to ``block`` are the first block."""
+    failures = _failures(data)
+    times = _times(data)
+    inaccurate = data.metrics[data.metrics["metric"] == "inaccurate"]
+    sides: dict[tuple[str, str], set[str]] = {}
+    for workload, case, subject in zip(inaccurate["workload"], inaccurate["case"], inaccurate["subject"], strict=True):
+        sides.setdefault((workload, case), set()).add(subject[-1:])
+    for workload, case, flags in zip(data.cases["workload"], data.cases["case"], data.cases["flags"], strict=True):
+        key = workload, case
+        metric, pairs = times.get(key, ("", {}))
+        both = {number: pair for number, pair in sorted(pairs.items()) if len(pair) == 2}
+        fresh = {number: pair for number, pair in both.items() if number > block}
+        counted = fresh or both
+        first = _log_ratios({number: pair for number, pair in both.items() if number <= block})
+        failure = failures.get(key)
+        # One process that crashed makes the times of the others doubtful.
+        ratios = [] if failure and _is_own_failure(failure) else _log_ratios(counted)
+        yield CaseVerdict(
+            workload,
+            case,
+            metric,
+            a_ns=_median([pair["A"] for pair in counted.values()]),
+            b_ns=_median([pair["B"] for pair in counted.values()]),
+            judgement=verdict.judge(ratios) if ratios else None,
+            first=verdict.judge(first) if fresh and first else None,
+            log_ratios=tuple(ratios),
+            failure=failure,
+            is_newly_inaccurate=sides.get(key) == {"B"},
+            flags=flags,
+        )
+
+
+def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
+    """Return by case: the metric that is compared, and its values in ns by pair and side."""
+    rows = data.metrics[data.metrics["metric"].isin(_TIMES) & data.metrics["value"].notna()]
+    found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
+    columns = (rows[name] for name in ("workload", "case", "metric", "subject", "value"))
+    for workload, case, metric, subject, value in zip(*columns, strict=True):
+        if (match := _SUBJECT.fullmatch(subject)) and value > 0:
+            pairs = found.setdefault((workload, case), {}).setdefault(metric, {})
+            pairs.setdefault(int(match[1]), {})[match[2]] = float(value)
+    return {key: _best_metric(by_metric) for key, by_metric in found.items()}
+
+
+def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[str, dict[int, dict[str, float]]]:
+    """Return the first of ``_TIMES`` that both sides of some pair have, else the one that exists."""
+    known = [name for name in _TIMES if name in by_metric]
+    complete = [name for name in known if any(len(pair) == 2 for pair in by_metric[name].values())]
+    name = [*complete, *known][0]
+    return name, by_metric[name]
+
+
+def _log_ratios(pairs: Mapping[int, Mapping[str, float]]) -> list[float]:
+    return [math.log(pair["B"] / pair["A"]) for pair in pairs.values()]
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else math.nan
+
+
+def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
+    rows = data.cases[data.cases["status"] != Status.OK.value]
+    return {
+        (workload, case): Failure(status, reason, bool(re.match(rf"{schema.PAIR_PREFIX}\d+ B: ", reason)))
+        for workload, case, status, reason in zip(
+            rows["workload"], rows["case"], rows["status"], rows["reason"], strict=True
+        )
+    }
+
+
+def _pair_numbers(subjects: pd.Series[str]) -> pd.Series[int]:
+    found = subjects.str.extract(_SUBJECT.pattern)[0]
+    return found.fillna("0").astype(int)
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+def _gate(case: CaseVerdict, percent: float) -> Gate:
+    """Return what a case means for a gate of ``percent``.
+
+    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where the
+    one-sided signed-rank test says at 5 % that B is slower by less than the gate.
+    """
+    if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone and _is_own_failure(case.failure)):
+        return Gate.FAILED
+    if case.judgement is None or case.failure:
+        return Gate.UNDECIDED
+    if _is_too_slow(case, percent):
+        return Gate.FAILED
+    if case.judgement.verdict is not Verdict.INCONCLUSIVE and case.judgement.percent <= percent:
+        return Gate.PASSED
+    limit = math.log1p(percent / 100)
+    less = signed_rank.p_values([value - limit for value in case.log_ratios])[0]
+    return Gate.PASSED if less <= _ALPHA_GATE else Gate.UNDECIDED
+
+
+def _is_too_slow(case: CaseVerdict, percent: float) -> bool:
+    judged = case.judgement
+    return judged is not None and judged.verdict is Verdict.SLOWER and judged.percent > percent
+
+
+def _is_own_failure(failure: Failure) -> bool:
+    """Return True if the case itself failed, and was not skipped or interrupted."""
+    return failure.status in schema.FAILED

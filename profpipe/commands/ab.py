@@ -1,0 +1,105 @@
+"""``profpipe ab``: measure whether B is faster than A, in interleaved pairs of processes."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from profpipe.commands import arguments
+from profpipe.errors import ConfigError
+
+EXAMPLES = """\
+  profpipe ab --a set:impl=sdpa_flash --b set:impl=sdpa_cudnn
+  profpipe ab bench.yaml --a git:main --gate 2            # A: the commit, B: the files as they are
+  profpipe ab --a python:old/bin/python --b python:new/bin/python
+  profpipe ab --b env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1  # A: without the variable
+  profpipe ab --aa                                        # how often does this machine cry wolf?"""
+
+#: Pairs below which no verdict `faster` or `slower` is possible.
+_PAIRS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
+    spec: dict[str, Any] = {"action": "append", "default": [], "metavar": "SPEC"}
+    kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH (repeatable)"
+    parser.add_argument("--a", help=f"what A is: {kinds}; without it A is the pipeline as it is", **spec)
+    parser.add_argument("--b", help="what B is, likewise", **spec)
+    parser.add_argument("--aa", action="store_true", help="the same on both sides: how often are verdicts false here?")
+    parser.add_argument(
+        "--pairs", type=arguments.positive_count, default=_PAIRS, help=f"pairs of processes (default: {_PAIRS})"
+    )
+    parser.add_argument(
+        "--gate", type=arguments.percentage, metavar="PERCENT", help="exit code 4 if B is slower by more than PERCENT"
+    )
+    parser.add_argument(
+        "--inconclusive", choices=["fail", "pass"], help="what an undecided gate counts as (default: exit code 5)"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
+    choice: dict[str, Any] = {"action": "extend", "type": arguments.names, "default": [], "metavar": "NAME[,NAME]"}
+    parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **choice)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file on both sides"
+    )
+    arguments.add_output_format(parser)
+    arguments.add_out(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    # pydantic and pyyaml load while mistakes in the command line are found; pandas only afterwards.
+    from profpipe.runner import sides
+
+    a, b = sides.parse_specs(args.a, "--a"), sides.parse_specs(args.b, "--b")
+    _check(args, a, b)
+    path = Path(args.pipeline)
+    both = tuple(
+        sides.create(label, specs, path, args.out, args.set, args.workload)
+        for label, specs in (("A", a), ("B", a if args.aa else b))
+    )
+    return _start(args, path, both)
+
+
+def _check(args: argparse.Namespace, a: Any, b: Any) -> None:
+    if args.aa and b:
+        raise ConfigError("--aa", "runs A on both sides, so --b has no meaning.", "Leave out --b.")
+    if not args.aa and set(a) == set(b):
+        which = "neither --a nor --b is given" if not a else "--a and --b are the same"
+        raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
+    if args.inconclusive and args.gate is None:
+        raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")
+
+
+def _start(args: argparse.Namespace, path: Path, both: Any) -> int:
+    from profpipe.analysis import pairs
+    from profpipe.commands import execution
+    from profpipe.results import folders
+    from profpipe.results.manifest import PairsEntry, Undecided
+    from profpipe.runner import pair_session
+    from profpipe.runner.request import RunRequest
+
+    side_a, side_b = both
+    settings = PairsEntry(
+        side_a.entry,
+        side_b.entry,
+        args.pairs,
+        random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
+        args.gate,
+        Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
+        args.aa,
+    )
+    request = RunRequest.create(side_a.request.pipeline, path, args.out, args.workload, ["plain"])
+    run = pair_session.create(request, (side_a, side_b), settings, _published_command(both))
+    run.choose_again = pairs.choose_again
+    with folders.lock(run.folder):
+        return execution.carry_out(run, args)
+
+
+def _published_command(both: Any) -> list[str]:
+    """Return the command line without the values of secret variables."""
+    hidden = {f"{spec.kind}:{spec.value}": spec.published for side in both for spec in side.specs}
+    hidden |= {f"--{side.label.lower()}={word}": f"--{side.label.lower()}={hidden[word]}"
+               for side in both for word in [f"{spec.kind}:{spec.value}" for spec in side.specs]}  # fmt: skip
+    return ["profpipe", *(hidden.get(word, word) for word in sys.argv[1:])]

@@ -1,0 +1,208 @@
+"""The page of an `ab` run: the verdict on each case, the gate, and what the two sides are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from profpipe.analysis import verdict
+from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
+from profpipe.job import readable
+from profpipe.measure.flags import Flag
+from profpipe.report import document as doc
+from profpipe.report.inlines import fill, plural
+from profpipe.report.units import signed_percent, time_unit
+from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
+from profpipe.results.schema import PROCESS_WALL, Verdict
+
+#: The order of the verdicts in the table.
+_ORDER = (Verdict.SLOWER, Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.SAME)
+
+#: Flags of the samples of one process say nothing of a verdict, which rests on many processes.
+_SHOWN_FLAGS = (Flag.THROTTLED, Flag.CLOCK_SPREAD, Flag.OTHER_PROCESS, Flag.HOST_BOUND, Flag.INACCURATE)
+
+#: Cases that a sentence names; more are counted.
+_MOST_NAMED = 4
+
+
+def headline(findings: PairFindings, run: Manifest) -> doc.Section:
+    """Return the counts of verdicts, the gate, the sides and how many verdicts may be false."""
+    assert run.ab is not None
+    counts = ", ".join(
+        f"{findings.count(each)} {words}"
+        for each, words in _COUNTED.items()
+        if findings.count(each) or each is Verdict.SLOWER
+    )
+    judged = sum(findings.count(each) for each in Verdict)
+    about = "Both sides are the same" if run.ab.is_aa else "B compared with A"
+    strong = (
+        doc.Strong(f"{about}, {plural(judged, 'case')}: {counts}.") if judged else doc.Strong("No case has a pair.")
+    )
+    return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run.ab)))])
+
+
+_COUNTED: Mapping[Verdict, str] = {
+    Verdict.SLOWER: "slower",
+    Verdict.FASTER: "faster",
+    Verdict.SAME: "the same",
+    Verdict.INCONCLUSIVE: "inconclusive",
+}
+
+
+def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
+    if not findings.is_complete:
+        yield "The run has not ended: `profpipe resume` runs the pairs that are missing."
+    if findings.gate is not None:
+        yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
+    yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
+    yield (
+        f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
+        f" (seed {settings.seed})."
+    )
+    if settings.pairs < verdict.FEWEST_PAIRS:
+        yield f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
+    elif any(case.judgement for case in findings.cases):
+        expected = f"{findings.false_verdicts:.2g}" if findings.false_verdicts else "none"
+        words = "Verdicts {} and {} to expect by chance alone if nothing had changed: " + expected + "."
+        yield fill(words, doc.Code(Verdict.FASTER), doc.Code(Verdict.SLOWER))
+    if settings.is_aa:
+        false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
+        yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
+
+
+def _side(side: SideEntry) -> doc.Text:
+    specs = doc.join([doc.Code(text) for text in side.specs]) or ("as it is",)
+    return doc.concat(specs, f" (commit {side.commit[:12]})") if side.commit else specs
+
+
+def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
+    """Return the result of the gate and the cases that decide it."""
+    if findings.gate is Gate.PASSED and not findings.open:
+        return ("passed.",)
+    if findings.failed:
+        return ("failed by ", _named(findings.failed), ".")
+    words = {
+        Gate.FAILED: "failed, because these cases are undecided: ",
+        Gate.PASSED: "passed. Undecided: ",
+        Gate.UNDECIDED: "undecided: ",
+    }
+    assert findings.gate is not None
+    return (words[findings.gate], _named(findings.open), ".")
+
+
+def _named(cases: Sequence[CaseVerdict]) -> doc.Text:
+    return doc.join([doc.Code(name(case)) for case in cases], most=_MOST_NAMED)
+
+
+def name(case: CaseVerdict) -> str:
+    """Return ``attention/batch=2,seqlen=512``."""
+    return f"{case.workload}/{readable(case.case)}"
+
+
+def verdicts(findings: PairFindings) -> doc.Section:
+    """Return a row for each case, the slower ones first."""
+    judged = [case for case in findings.cases if case.judgement]
+    unit = time_unit([time for case in judged for time in (case.a_ns, case.b_ns)])
+    cases = sorted(judged, key=_rank)
+    columns = [
+        (doc.label("workload"), lambda case: doc.Code(case.workload)),
+        (doc.label("case"), lambda case: doc.Code(readable(case.case))),
+        (doc.label("verdict"), _verdict_cell),
+        (doc.Column("a", "A", unit), lambda case: case.a_ns),
+        (doc.Column("b", "B", unit), lambda case: case.b_ns),
+        (doc.signed_percent("change", "B - A"), lambda case: case.judgement.ratio - 1),
+        (doc.words("interval", "99 % interval"), _interval),
+        (doc.Column("p", "p"), lambda case: case.judgement.p),
+        (doc.count("pairs"), lambda case: case.judgement.pairs),
+        (doc.percent("floor"), lambda case: case.judgement.floor),
+        (doc.words("more", "pairs that would decide"), _more),
+        (doc.words("first_block", "first block"), _first_block),
+    ]
+    table = doc.table_of("verdicts", cases, columns)
+    empty = [
+        *(["workload"] if len({case.workload for case in cases}) < 2 else []),
+        *(["first_block"] if not any(case.first for case in cases) else []),
+        *(["more"] if not findings.count(Verdict.INCONCLUSIVE) else []),
+    ]
+    notes: list[doc.Block | None] = [
+        table.without(*empty),
+        doc.Paragraph(
+            "A, B: median over processes of their median times"
+            f"{', of whole processes' if any(c.metric == PROCESS_WALL for c in cases) else ''}. B - A: Hodges-Lehmann"
+            " estimate over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest"
+            " difference that counts."
+        )
+        if cases
+        else None,
+    ]
+    return doc.make_section("times", "Verdicts", notes)
+
+
+def _rank(case: CaseVerdict) -> tuple[int, float]:
+    assert case.judgement is not None
+    return _ORDER.index(case.judgement.verdict), -abs(case.judgement.percent)
+
+
+def _verdict_cell(case: CaseVerdict) -> doc.Cell:
+    assert case.judgement is not None
+    flags = tuple(flag for flag in json.loads(case.flags or "[]") if flag in _SHOWN_FLAGS)
+    is_change = case.judgement.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    text = str(case.judgement.verdict)
+    return doc.Cell(text=doc.Strong(text) if is_change else text, flags=flags)
+
+
+def _interval(case: CaseVerdict) -> doc.Text:
+    judged = case.judgement
+    if judged is None or judged.ci_low is None or judged.ci_high is None:
+        return ""
+    return f"{100 * (judged.ci_low - 1):+.1f} to {100 * (judged.ci_high - 1):+.1f} %"
+
+
+def _more(case: CaseVerdict) -> doc.Text:
+    assert case.judgement is not None
+    if case.judgement.verdict is not Verdict.INCONCLUSIVE:
+        return ""
+    more = case.judgement.pairs_more
+    return f"over {verdict.MOST_PAIRS}" if more is None else f"{more} more"
+
+
+def _first_block(case: CaseVerdict) -> doc.Text:
+    """Return what the first block said of a case that was measured again."""
+    first = case.first
+    return f"{first.verdict}, {100 * (first.ratio - 1):+.1f} %" if first else ""
+
+
+def failures(findings: PairFindings) -> doc.Section:
+    """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
+    failed = [case for case in findings.cases if case.failure]
+    columns: list[tuple[doc.Column, Callable[[CaseVerdict], doc.Cell | doc.Text]]] = [
+        (doc.label("case"), lambda case: doc.Code(name(case))),
+        (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
+        (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
+    ]
+    inaccurate = [case for case in findings.cases if case.is_newly_inaccurate]
+    note = doc.concat("Outside the tolerance on B and not on A: ", _named(inaccurate), ".") if inaccurate else ""
+    return doc.make_section("failures", "Failed", [doc.table_of("failures", failed, columns), doc.Paragraph(note)])
+
+
+def spread(findings: PairFindings, run: Manifest) -> doc.Section:
+    """Return, for two sides that are the same, how far the pairs of each case lie apart."""
+    if run.ab is None or not run.ab.is_aa:
+        return doc.make_section("spread", "", [])
+    columns: list[tuple[doc.Column, Callable[[CaseVerdict], doc.Text | float]]] = [
+        (doc.label("case"), lambda case: doc.Code(name(case))),
+        (doc.percent("spread", "spread of pairs"), lambda case: verdict.spread(case.log_ratios)),
+    ]
+    cases = [case for case in findings.cases if case.judgement]
+    table = doc.table_of("spread", cases, columns)
+    note = "Standard deviation between pairs of the same code, from their median distance."
+    return doc.make_section("spread", "Spread between processes", [table, doc.Paragraph(note)] if cases else [])
+
+
+def write_verdict(case: CaseVerdict) -> str:
+    """Return one line for a message: ``sums/n=2: slower, +3.1 %``."""
+    if case.is_newly_inaccurate:
+        return f"{name(case)}: inaccurate on B"
+    if case.judgement is None or case.failure:
+        return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
+    return f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"

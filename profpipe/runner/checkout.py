@@ -1,0 +1,121 @@
+"""Check out a commit of the user's repository into the folder of a run.
+
+The checkout is a repository that borrows the objects of the user's one (gitrepository-layout(5), ``alternates``). So
+nothing is written into the user's repository: no entry of ``git worktree``, no branch, no hook runs, and a process that
+is killed leaves nothing there. Uncommitted changes are neither read nor touched.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from profpipe.errors import ConfigError
+from profpipe.results import folders
+from profpipe.runner import executor
+
+#: Below the run's folder: one checkout for each side that is a commit.
+FOLDER: Final = Path("raw") / "checkouts"
+
+_TIMEOUT_S: Final = 600.0
+_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of ``repository``, and the path of the asking folder inside of it."""
+
+    repository: Path
+    commit: str
+    prefix: str
+
+
+def find(folder: Path, revision: str, option: str) -> Commit:
+    """Return the commit that ``revision`` names in the repository that holds ``folder``."""
+    top = (_git(folder, "rev-parse", "--show-toplevel") or "").strip()
+    if not top.startswith("/"):
+        what = f"git:{revision} needs a git repository, and {folder} lies in none."
+        raise ConfigError(option, what, "Use dir:PATH with a second folder.")
+    # A revision never begins with a hyphen, which git would read as an option.
+    found = "" if revision.startswith("-") else (_git(folder, "rev-parse", "--verify", f"{revision}^{{commit}}") or "")
+    if not _HASH.fullmatch(commit := found.strip()):
+        remedy = "`git log --oneline` lists commits. A shallow clone has only the latest: `git fetch --unshallow`."
+        raise ConfigError(option, f"git:{revision} names no commit of {top}.", remedy)
+    return Commit(Path(top), commit, (_git(folder, "rev-parse", "--show-prefix") or "").strip())
+
+
+def create(repository: Path, commit: str, target: Path) -> None:
+    """Check out ``commit`` of ``repository``, with its submodules, into ``target``; an existing one stays.
+
+    A submodule is checked out where the user's working tree has it.
+    """
+    if target.exists():
+        return
+    # Whole or not at all: a process that was killed leaves the partial one.
+    partial = target.with_name(f".{target.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    _check_out(repository, commit, partial)
+    partial.rename(target)
+
+
+def remove(run_folder: Path) -> None:
+    """Remove the checkouts of a run. ``resume`` makes them again."""
+    shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
+
+
+def remove_abandoned(out: Path) -> None:
+    """Remove the checkouts of runs in ``out`` that were killed: of those that no process works on."""
+    for checkouts in out.glob(f"[!.]*/{FOLDER}"):
+        run_folder = checkouts.parents[1]
+        try:
+            with folders.lock(run_folder):
+                remove(run_folder)
+        except ConfigError:
+            continue  # another profpipe works on this run
+
+
+def _check_out(repository: Path, commit: str, target: Path) -> None:
+    kind = ["--object-format=sha256"] if len(commit) == 64 else []
+    # Without templates there are no hooks.
+    printed = [executor.ask(["git", "init", "--quiet", "--template=", *kind, str(target)], _TIMEOUT_S)]
+    objects, shallow = (_path_in_git(repository, name) for name in ("objects", "shallow"))
+    info = target / ".git" / "objects" / "info"
+    if target.is_dir():
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+        if shallow.is_file():
+            shutil.copy(shallow, target / ".git" / "shallow")
+        printed.append(_git(target, "checkout", "--quiet", "--detach", commit))
+    if (_git(target, "rev-parse", "--verify", "HEAD") or "").strip() != commit:
+        what = f"commit {commit[:12]} cannot be checked out: {' '.join(filter(None, printed)).strip() or 'git failed'}."
+        remedy = f"Try `git worktree add FOLDER {commit[:12]}` and dir:FOLDER; in a submodule `git submodule update`."
+        raise ConfigError(str(repository), what, remedy)
+    for path, own_commit in _submodules(target):
+        # The file .git of a submodule, or its folder in a repository of an older git.
+        if (repository / path / ".git").exists():
+            _check_out(repository / path, own_commit, target / path)
+
+
+def _submodules(target: Path) -> Iterator[tuple[str, str]]:
+    """Yield path and commit of each submodule of a checkout."""
+    if not (target / ".gitmodules").is_file():
+        return
+    listed = _git(target, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$") or ""
+    for path in (line.partition(" ")[2] for line in listed.splitlines()):
+        commit = (_git(target, "rev-parse", "--verify", f"HEAD:{path}") or "").strip()
+        if path and _HASH.fullmatch(commit):
+            yield path, commit
+
+
+def _path_in_git(repository: Path, name: str) -> Path:
+    found = (_git(repository, "rev-parse", "--git-path", name) or "").strip()
+    return (repository / found).resolve()
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    return executor.ask(["git", "-C", str(folder), *words], _TIMEOUT_S)

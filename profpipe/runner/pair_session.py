@@ -1,0 +1,300 @@
+"""Run two sides as interleaved pairs of processes: the session of `profpipe ab`.
+
+Each pair starts a process of A and one of B for each workload, one right after the other, in an order that is drawn.
+Every process has a job of its own in ``raw/<workload>/pair-03/A``, so that a run that was killed goes on with the
+process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the subject
+``pair 3 A``. The verdicts are made from these rows by the command above.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from profpipe import profilers
+from profpipe.config.models import Pipeline
+from profpipe.errors import ConfigError
+from profpipe.ingest import registry
+from profpipe.job import Case, Job, ProgressListener, Status
+from profpipe.measure import machine as machine_info
+from profpipe.measure.flags import Flag
+from profpipe.results import atomic, folders, manifest, schema, store
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.schema import Tables
+from profpipe.runner import checkout, executor, fingerprint, plan, session, sides
+from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.session import Session
+from profpipe.runner.sides import Side
+
+#: (workload, case) with the case's name on both sides.
+Key = tuple[str, str]
+
+#: The times that pairs compare: of a step or a call, else of the whole process of a command.
+TIMES: Final = ("time", schema.PROCESS_WALL)
+
+#: Marks a process whose result was outside the tolerance.
+INACCURATE: Final = "inaccurate"
+
+#: The folder of another interpreter's PYTHONPATH: it holds profpipe and no other package of this interpreter.
+_LIBRARY: Final = Path("raw") / "library"
+
+
+def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
+    """Return by workload: the name of each case on both sides, and the case of A and of B.
+
+    The names of cases may differ in the parameters that ``set:`` gives: these are left out of the common name. Raises
+    ConfigError for a case that one side lacks.
+    """
+    joined = {}
+    for name, workload in a.workloads.items():
+        if workloads and name not in workloads:
+            continue
+        cases = [plan.cases(each) for each in (workload, b.workloads[name])]
+        differing = _differing_params(*cases)
+        named_a, named_b = ({_common_name(case, differing): case for case in own} for own in cases)
+        alone = sorted(named_a.keys() ^ named_b.keys())
+        if alone or len(named_a) < len(cases[0]) or len(named_b) < len(cases[1]):
+            which = f"case {alone[0]} is on one side only" if alone else "several cases of a side have one name"
+            remedy = "A and B must have the same cases. Give both sides the same values, except one for each set:."
+            raise ConfigError(f"workload '{name}'", f"{which}.", remedy)
+        joined[name] = [(common, case, named_b[common]) for common, case in named_a.items()]
+    return joined
+
+
+def _differing_params(a: Sequence[Case], b: Sequence[Case]) -> set[str]:
+    """Return the parameters in the names of cases that have other values on the other side."""
+    names = {part.partition("=")[0] for case in (*a, *b) for part in case.id.split(",")}
+    return {
+        name
+        for name in names
+        if {_value_in_name(case, name) for case in a} != {_value_in_name(case, name) for case in b}
+    }
+
+
+def _value_in_name(case: Case, name: str) -> str | None:
+    return next((part for part in case.id.split(",") if part.partition("=")[0] == name), None)
+
+
+def _common_name(case: Case, without: Collection[str]) -> str:
+    kept = [part for part in case.id.split(",") if part.partition("=")[0] not in without]
+    return ",".join(kept) or plan.ONLY_CASE
+
+
+def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> PairSession:
+    """Make the folder of a new run. ``request`` is that of A at the user's own pipeline file."""
+    session.load_rules(request)
+    registry.parsers(request.pipeline_dir)
+    joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
+    checkout.remove_abandoned(request.out)
+    machine, now = Machine.examine(request), manifest.utc_now()
+    planned = [
+        replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
+        for job in session.plan_jobs(request, machine, request.out)
+    ]
+    begun = manifest.begin_run(
+        request.pipeline,
+        now=now,
+        machine=machine.described,
+        packages=machine_info.packages(),
+        tools=machine.tools,
+        git=manifest.git_state(executor.ask, request.pipeline_dir),
+        command=command,
+        planned=planned,
+        secrets=request.secrets,
+    )
+    begun = replace(begun, ab=settings)
+
+    def fill(folder: Path) -> None:
+        request.save(folder)
+        sides.save(folder, both)
+        store.save(folder, Tables(), begun)
+
+    folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
+    created = PairSession(request, folder, begun, Tables(), both)
+    created.machine = machine
+    return created
+
+
+def load(folder: Path, request: RunRequest) -> PairSession:
+    """Load the `ab` run in ``folder``, which must be locked."""
+    atomic.remove_partial_files(folder)
+    data, begun = store.load(folder)
+    return PairSession(request, folder, begun, data, sides.load(folder))
+
+
+def _measure_no_more(data: Tables, run: Manifest) -> Collection[Key]:
+    return ()
+
+
+@dataclass
+class PairSession(Session):
+    """An `ab` run in progress. ``choose_again`` names the cases to measure in a second block of pairs."""
+
+    sides: tuple[Side, Side]
+    choose_again: Callable[[Tables, Manifest], Collection[Key]] = _measure_no_more
+
+    @property
+    def settings(self) -> PairsEntry:
+        assert self.manifest.ab is not None
+        return self.manifest.ab
+
+    def carry_out(self, listener: ProgressListener) -> None:
+        """Run every process that is missing. Raises Interrupted where the user stops the run."""
+        try:
+            self._record_sources()
+            count = self.settings.pairs
+            self._run_block(range(1, count + 1), None, listener)
+            if again := self.choose_again(self.data, self.manifest):
+                names = ", ".join(f"{workload}/{case}" for workload, case in sorted(again))
+                listener.message(f"measuring again what would fail the gate, in {count} fresh pairs: {names}")
+                self._run_block(range(count + 1, 2 * count + 1), again, listener)
+        finally:
+            checkout.remove(self.folder)
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _joined(self) -> dict[str, list[tuple[str, Case, Case]]]:
+        a, b = self.sides
+        return join_cases(a.request.pipeline, b.request.pipeline, self.request.workloads)
+
+    def _side_jobs(self) -> tuple[list[Job], list[Job]]:
+        """Return the jobs of one process of each side, in the same order. Checkouts are made where they are missing."""
+        a, b = (self._jobs_of(side.in_checkout(self.folder)) for side in self.sides)
+        order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
+        return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
+
+    def _jobs_of(self, side: Side) -> list[Job]:
+        jobs = session.plan_jobs(side.request, self.machine, self.folder)
+        return [self._adapted(job, side) for job in jobs]
+
+    def _adapted(self, job: Job, side: Side) -> Job:
+        """Return the job with its folder below that of the side, and with the side's interpreter."""
+        below = job.folder.relative_to(self.folder / "raw" / job.workload / job.profiler)
+        job = replace(job, folder=self.folder / "raw" / job.workload / side.label / below, label=side.label)
+        if side.python == job.python:
+            return job
+        words = (side.python, *job.command[1:]) if job.command and sides.is_python(job.command[0]) else job.command
+        return replace(job, python=side.python, command=words, env={**job.env, "PYTHONPATH": self._library()})
+
+    def _library(self) -> str:
+        """Return a PYTHONPATH with profpipe alone: an installed profpipe lies among packages of this interpreter."""
+        package = Path(profilers.__file__).resolve().parents[1]
+        link = self.folder / _LIBRARY / package.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(package, target_is_directory=True)
+        return os.pathsep.join([str(link.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def _check_sources(self) -> None:
+        a, b = self._side_jobs()
+        if (self.folder / fingerprint.FILE).exists():
+            fingerprint.check(self.folder, [*a, *b], self.machine.described)
+
+    def _record_sources(self) -> None:
+        if not (self.folder / fingerprint.FILE).exists():
+            a, b = self._side_jobs()
+            fingerprint.save(self.folder, [*a, *b], self.folder, self.machine.described)
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
+        """Run the pairs, of the cases ``wanted`` or of all. A case that failed on a side is not tried again."""
+        a, b = self._side_jobs()
+        total = len(pairs) * (len(a) + len(b))
+        for position, pair in enumerate(pairs):
+            jobs = [job for job in self._jobs_of_pair(pair, a, b, wanted) if not self._is_done(job)]
+            numbers = (position * (len(a) + len(b)) + 1, total)
+            for outcome in executor.run(jobs, profilers.ALL, listener, numbers=numbers):
+                self._store(outcome, "")
+
+    def _jobs_of_pair(
+        self, pair: int, a: Sequence[Job], b: Sequence[Job], wanted: Collection[Key] | None
+    ) -> Iterator[Job]:
+        failed = self._failed_cases()
+        for number, both in enumerate(zip(a, b, strict=True)):
+            # A generator of its own for each draw: a resumed run draws the same orders.
+            is_b_first = random.Random(f"{self.settings.seed} {pair} {number}").random() < 0.5
+            for job in both[:: -1 if is_b_first else 1]:
+                names = self._names(job)
+                kept = tuple(
+                    case
+                    for case in job.cases
+                    if (key := (job.workload, names[case.id])) not in failed and (wanted is None or key in wanted)
+                )
+                if kept:
+                    label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
+                    yield replace(job, cases=kept, folder=self._folder_of_pair(job, pair), label=label)
+
+    def _folder_of_pair(self, job: Job, pair: int) -> Path:
+        workload = self.folder / "raw" / job.workload
+        return workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
+
+    def _names(self, job: Job) -> Mapping[str, str]:
+        """Return the common name of each case of a job, by its name on the job's side."""
+        side = job.label.split()[-1]
+        return {(a if side == "A" else b).id: name for name, a, b in self._joined[job.workload]}
+
+    def _failed_cases(self) -> set[Key]:
+        """Return the cases of which a process failed in an earlier pair."""
+        rows = self.data.cases[~self.data.cases["status"].isin([Status.OK.value, Status.INTERRUPTED.value])]
+        return set(zip(rows["workload"], rows["case"], strict=True))
+
+    # --- storing -----------------------------------------------------------------------------------------------------
+
+    def _merged(self, job: Job, fresh: Tables) -> Tables:
+        """Return the stored rows with the times of a process and what became of its cases."""
+        names = self._names(job)
+        is_time = fresh.metrics["metric"].isin(TIMES) & (fresh.metrics["subject"] == "")
+        times = fresh.metrics[is_time & fresh.metrics["case"].isin(names)]
+        times = times.assign(subject=job.label, case=times["case"].map(names))
+        mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)
+        mine &= self.data.metrics["case"].isin([names[case.id] for case in job.cases])
+        cases = fresh.cases.assign(case=fresh.cases["case"].map(names))
+        inaccurate = cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)]
+        marks = inaccurate[["run", "workload", "case", "profiler"]]
+        marks = marks.assign(subject=job.label, metric=INACCURATE, value=1.0, unit="1", n=1)
+        return replace(
+            self.data,
+            metrics=_concat(schema.METRICS, [self.data.metrics[~mine], times, schema.frame(schema.METRICS, marks)]),
+            cases=schema.frame(schema.CASES, _merge_cases(self.data.cases, cases, f"{job.label}: ")),
+        )
+
+
+def _merge_cases(stored: pd.DataFrame, fresh: pd.DataFrame, prefix: str) -> Iterable[Mapping[str, Any]]:
+    """Return one row for each case: its first problem on any side, else that all its processes so far are ok.
+
+    Flags of all processes are collected, ``seconds`` are those of the last process.
+    """
+    rows = {(row["workload"], row["case"]): row for row in _records(stored)}
+    for row in _records(fresh):
+        key = row["workload"], row["case"]
+        known = rows.get(key)
+        if row["status"] != Status.OK:
+            row["reason"] = prefix + (row["reason"] or row["status"])
+        if known:
+            # What an earlier try of this process met does not count any more.
+            is_over = known["reason"].startswith(prefix)
+            if known["status"] != Status.OK and not is_over:
+                row |= {name: known[name] for name in ("status", "reason")}
+            flags = [*json.loads(known["flags"] or "[]"), *json.loads(row["flags"] or "[]")]
+            row |= {"flags": json.dumps(list(dict.fromkeys(flags))), "params": known["params"]}
+        rows[key] = row
+    return rows.values()
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _concat(table: schema.Table, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else schema.empty(table)

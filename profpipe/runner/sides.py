@@ -1,0 +1,251 @@
+"""The two sides of an `ab` run: what A and B are, and the pipeline that each of them runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from profpipe.config import loader
+from profpipe.config.models import Pipeline, Workload
+from profpipe.errors import ConfigError, did_you_mean
+from profpipe.results import atomic
+from profpipe.results.manifest import SideEntry
+from profpipe.runner import checkout, environment
+from profpipe.runner.request import RunRequest
+
+#: Private, for the pipelines hold the values of environment variables.
+SIDES_FILE = Path("raw") / "sides.json"
+
+#: Time goes into processes and not into samples. Values that the pipeline file or ``--set`` gives are kept.
+_BUDGET_S = 0.25
+_REPEATS = 10
+
+_PYTHONS = ("python", "python3")
+
+
+class SpecKind(str, Enum):
+    """What a word of ``--a`` or ``--b`` changes."""
+
+    GIT = "git"
+    DIR = "dir"
+    SET = "set"
+    ENV = "env"
+    PYTHON = "python"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One word of ``--a`` or ``--b``: ``set:impl=fa2``."""
+
+    kind: SpecKind
+    value: str
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Spec:
+        """Return the spec that ``text`` states. ``option`` is where it stands: ``--a`` or ``--b``."""
+        word, colon, value = text.partition(":")
+        kinds = [str(kind) for kind in SpecKind]
+        if not colon or word not in kinds:
+            remedy = "Write git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH."
+            hint = did_you_mean(word, kinds) if colon else ""
+            raise ConfigError(option, f"{text!r} describes no side.", hint if hint.startswith("Did") else remedy)
+        kind = SpecKind(word)
+        if not value or (kind in (SpecKind.SET, SpecKind.ENV) and not value.partition("=")[0].strip()):
+            raise ConfigError(option, f"{text!r} has no value.", f"For example: {_EXAMPLES[kind]}")
+        if kind in (SpecKind.SET, SpecKind.ENV) and "=" not in value:
+            raise ConfigError(option, f"{text!r} is not {word}:NAME=VALUE.", f"For example: {_EXAMPLES[kind]}")
+        return cls(kind, value)
+
+    @property
+    def published(self) -> str:
+        """The text of the spec without the value of a secret variable."""
+        name, equals, _ = self.value.partition("=")
+        is_variable = self.kind is SpecKind.ENV or ".env." in f".{name}"
+        is_hidden = is_variable and environment.is_secret(name.rpartition(".")[2])
+        return f"{self.kind}:{name}{equals}..." if is_hidden else f"{self.kind}:{self.value}"
+
+
+_EXAMPLES: Mapping[SpecKind, str] = {
+    SpecKind.GIT: "git:main",
+    SpecKind.DIR: "dir:../other-checkout",
+    SpecKind.SET: "set:impl=sdpa_flash",
+    SpecKind.ENV: "env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1",
+    SpecKind.PYTHON: "python:../other-venv/bin/python",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: its request, its interpreter, and the commit of its checkout where it has one.
+
+    ``request.path`` lies in the folder in which the processes of the side run. For a commit this folder exists while
+    the run is in progress: ``prefix`` is its path inside the checkout of ``repository``.
+    """
+
+    label: str
+    specs: tuple[Spec, ...]
+    request: RunRequest
+    python: str = sys.executable
+    repository: Path | None = None
+    commit: str = ""
+    prefix: str = ""
+
+    @property
+    def params(self) -> set[str]:
+        """The names that ``set:`` gives a value on this side."""
+        return {spec.value.partition("=")[0].strip() for spec in self.specs if spec.kind is SpecKind.SET}
+
+    @property
+    def entry(self) -> SideEntry:
+        return SideEntry(tuple(spec.published for spec in self.specs), self.commit)
+
+    def checkout_folder(self, run_folder: Path) -> Path:
+        return run_folder / checkout.FOLDER / self.label
+
+    def in_checkout(self, run_folder: Path) -> Side:
+        """Return the side with its checkout, which is made where it does not exist yet."""
+        if self.repository is None:
+            return self
+        target = self.checkout_folder(run_folder)
+        checkout.create(self.repository, self.commit, target)
+        folder = target / self.prefix
+        if not folder.is_dir():
+            what = f"commit {self.commit[:12]} has no folder {self.prefix}, in which the pipeline file lies."
+            raise ConfigError(f"side {self.label}", what, "Choose a commit that has it.")
+        return replace(self, request=replace(self.request, path=folder / self.request.path.name))
+
+
+def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
+    """Return the specs of one side. Raises ConfigError for a word that states none, and for two folders."""
+    specs = tuple(Spec.parse(word, option) for word in words)
+    for kinds in ({SpecKind.GIT, SpecKind.DIR}, {SpecKind.PYTHON}):
+        if len(own := [spec.published for spec in specs if spec.kind in kinds]) > 1:
+            raise ConfigError(option, f"{' and '.join(own)} contradict each other.", "Give one of them.")
+    return specs
+
+
+def create(
+    label: str,
+    specs: Sequence[Spec],
+    path: Path,
+    out: Path,
+    overrides: Sequence[str] = (),
+    workloads: Sequence[str] = (),
+) -> Side:
+    """Return a side of the pipeline file ``path``; ``overrides`` and ``workloads`` hold for both sides."""
+    option = f"--{label.lower()}"
+    own = [spec.value for spec in specs if spec.kind is SpecKind.SET]
+    pipeline = loader.load_pipeline(path, [*overrides, *own])
+    variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
+    workloads_of_side = {name: _for_pairs(each, variables) for name, each in pipeline.workloads.items()}
+    pipeline = pipeline.model_copy(update={"workloads": workloads_of_side})
+    side = Side(label, tuple(specs), RunRequest.create(pipeline, path, out, workloads, ["plain"]))
+    for spec in specs:
+        if spec.kind is SpecKind.GIT:
+            found = checkout.find(side.request.pipeline_dir, spec.value, option)
+            side = replace(side, repository=found.repository, commit=found.commit, prefix=found.prefix)
+        elif spec.kind is SpecKind.DIR:
+            folder = Path(spec.value).resolve()
+            if not folder.is_dir():
+                raise ConfigError(option, f"{spec.value} is no folder.", "Name the folder to use in place of this one.")
+            side = replace(side, request=replace(side.request, path=folder / side.request.path.name))
+        elif spec.kind is SpecKind.PYTHON:
+            side = replace(side, python=_find_python(spec.value, option))
+            _check_commands(side, option)
+    return side
+
+
+def _for_pairs(workload: Workload, variables: Mapping[str, str]) -> Workload:
+    """Return the workload with the variables of a side, and with short processes unless the user asks for others."""
+    given, timing = workload.model_fields_set, workload.timing
+    short = {"budget_s": _BUDGET_S, "rounds": 1}
+    changed: dict[str, Any] = {
+        "profilers": ["plain"],
+        "env": {**workload.env, **variables},
+        "timing": timing.model_copy(update={k: v for k, v in short.items() if k not in timing.model_fields_set}),
+        # One side must not decide which cases the other one runs.
+        "skip_larger_after_oom": False,
+    }
+    if workload.command is not None:
+        changed["repeats"] = 1
+    elif "repeats" not in given:
+        changed["repeats"] = _REPEATS
+    return workload.model_copy(update=changed)
+
+
+def _find_python(text: str, option: str) -> str:
+    # Not resolved: the link in a virtual environment is what selects its packages.
+    path = Path(text).absolute()
+    if path.is_dir():
+        raise ConfigError(option, f"python:{text} is a folder.", f"Name its interpreter: python:{text}/bin/python")
+    if not path.is_file():
+        raise ConfigError(option, f"python:{text} does not exist.", "Name the file of an interpreter.")
+    return str(path)
+
+
+def _check_commands(side: Side, option: str) -> None:
+    chosen = side.request.workloads or tuple(side.request.pipeline.workloads)
+    for name, workload in side.request.pipeline.workloads.items():
+        if name in chosen and workload.command is not None and workload.command[0] not in _PYTHONS:
+            what = f"python: changes nothing for workload '{name}', whose command begins with {workload.command[0]}."
+            raise ConfigError(option, what, "Begin the command with `python`, or leave the workload out with -w.")
+
+
+def is_python(word: str) -> bool:
+    """Return True for a program name that ``python:`` replaces."""
+    return word in _PYTHONS
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, sides: Iterable[Side]) -> None:
+    """Save the sides for a resumed run."""
+    document = [
+        {
+            "label": side.label,
+            "specs": [[spec.kind, spec.value] for spec in side.specs],
+            "pipeline": side.request.pipeline.model_dump(mode="json", by_alias=True),
+            "path": str(side.request.path),
+            "workloads": side.request.workloads,
+            "secrets": dict(side.request.secrets),
+            "python": side.python,
+            "repository": str(side.repository) if side.repository else None,
+            "commit": side.commit,
+            "prefix": side.prefix,
+        }
+        for side in sides
+    ]
+    (folder / SIDES_FILE).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_private(folder / SIDES_FILE, json.dumps(document).encode())
+
+
+def load(folder: Path) -> tuple[Side, Side]:
+    """Load the sides of the run in ``folder``."""
+    try:
+        document = json.loads((folder / SIDES_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
+    a, b = (_load_side(entry, folder.parent.resolve()) for entry in document)
+    return a, b
+
+
+def _load_side(entry: Mapping[str, Any], out: Path) -> Side:
+    request = RunRequest(
+        Pipeline.model_validate(entry["pipeline"]),
+        Path(entry["path"]),
+        out,
+        tuple(entry["workloads"]),
+        ("plain",),
+        secrets=entry["secrets"],
+    )
+    specs = tuple(Spec(SpecKind(kind), value) for kind, value in entry["specs"])
+    repository = Path(entry["repository"]) if entry["repository"] else None
+    return Side(entry["label"], specs, request, entry["python"], repository, entry["commit"], entry["prefix"])

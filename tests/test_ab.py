@@ -1,0 +1,475 @@
+"""`profpipe ab`: the sides, the pairs of processes, the gate, a run that is killed, and the page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from profpipe.analysis import pairs
+from profpipe.analysis.pairs import Gate
+from profpipe.config import loader
+from profpipe.errors import ConfigError
+from profpipe.report import render
+from profpipe.report.markdown import Markdown
+from profpipe.results import schema, store
+from profpipe.results.manifest import Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results.schema import CASES, METRICS, Tables, Verdict
+from profpipe.runner import checkout, pair_session, sides
+from profpipe.runner.sides import Spec, SpecKind
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+
+WORKLOAD = """
+import os
+
+PARAMS = {"n": 1, "extra": 0}
+
+def build(params):
+    if os.environ.get("FAILS") == str(params["n"]):
+        raise RuntimeError("asked to fail")
+    count = 2000 * params["n"] * (100 + params["extra"] + int(os.environ.get("EXTRA", 0)))
+    return lambda: sum(range(count // 100))
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {warmup: 1, repeats: 5, timeout_s: 60, timing: {budget_s: 0.02}}
+workloads:
+  sums:
+    script: sums.py
+    profilers: [plain, nsys]
+    matrix: {n: [1, 2]}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a pipeline, in a repository."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "sums.py").write_text(WORKLOAD)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    git(folder, "init", "--quiet")
+    commit(folder, "one")
+    return folder
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
+    done = subprocess.run(["git", *identity, "-C", folder, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(folder, message):
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+    return git(folder, "rev-parse", "HEAD")
+
+
+def environment():
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
+
+
+def ab(folder, *arguments):
+    """Run the command in ``folder``; return the finished process."""
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", "ab", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=300, env=environment(),
+    )  # fmt: skip
+
+
+def loaded(folder):
+    return store.load(folder / "out" / "latest")
+
+
+def verdicts_of(folder):
+    rows = loaded(folder)[0].verdicts
+    return dict(zip(rows["case"], rows["verdict"], strict=True))
+
+
+# --- tables as a run leaves them -------------------------------------------------------------------------------------
+
+
+def tables_of(ratios, failures=(), inaccurate=()):
+    """Return tables of cases: B over A in each pair by case; A takes 1 ms."""
+    key = {"run": "r", "workload": "w", "profiler": "plain"}
+    cases, metrics = [], []
+    failed = dict(failures)
+    for case, values in ratios.items():
+        status, reason = failed.get(case, ("ok", ""))
+        cases.append({**key, "case": case, "status": status, "reason": reason, "params": "{}", "flags": "[]"})
+        for number, ratio in enumerate(values, start=1):
+            for side, value in (("A", 1e6), ("B", 1e6 * ratio)):
+                times = {"subject": f"pair {number} {side}", "metric": "time", "value": value, "unit": "ns", "n": 9}
+                metrics.append({**key, "case": case, **times})
+    for case, side in inaccurate:
+        mark = {"subject": f"pair 1 {side}", "metric": "inaccurate", "value": 1.0, "unit": "1", "n": 1}
+        metrics.append({**key, "case": case, **mark})
+    return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
+
+
+def around(percent, spread=0.2, count=8):
+    return [1 + (percent + spread * (2 * i / (count - 1) - 1)) / 100 for i in range(count)]
+
+
+def run_of(gate=None, undecided=Undecided.REPORT, **more):
+    settings = PairsEntry(SideEntry(), SideEntry(("set:impl=new",)), gate=gate, undecided=undecided, **more)
+    return Manifest(name="small", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:02:00+00:00", ab=settings)
+
+
+FOUR = {"a": around(3), "b": around(-4), "c": around(0.1), "d": around(2, spread=4)}
+
+
+def test_each_case_has_its_verdict_and_its_row_in_the_table():
+    found = pairs.analyze(tables_of(FOUR), run_of())
+    expected = [Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.INCONCLUSIVE]
+    assert [case.judgement.verdict for case in found.cases] == expected
+    rows = pairs.verdict_rows(found, "r").set_index("case")
+    assert rows.loc["a", "verdict"] == "slower"
+    assert rows.loc["a", "ratio"] == pytest.approx(1.03, abs=0.001)
+    assert rows.loc["a", "a_ns"] == 1e6 and rows.loc["a", "b_ns"] == pytest.approx(1.03e6, rel=0.001)
+    assert rows.loc["d", "pairs_more"] > 0 and rows.loc["a", "pairs_more"] == 0
+
+
+def test_a_pair_counts_only_with_both_processes():
+    data = tables_of({"a": around(3)})
+    without = data.metrics[data.metrics["subject"] != "pair 8 B"]
+    found = pairs.analyze(Tables(data.cases, metrics=without), run_of())
+    assert found.cases[0].judgement.pairs == 7
+    assert found.cases[0].judgement.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [(1, Gate.FAILED), (2.5, Gate.FAILED), (3.5, Gate.PASSED), (10, Gate.PASSED)],
+)
+def test_a_gate_fails_where_b_is_slower_by_more(gate, expected):
+    found = pairs.analyze(tables_of({"a": around(3), "c": around(0)}), run_of(gate))
+    assert found.gate is expected
+    assert [case.case for case in found.failed] == (["a"] if expected is Gate.FAILED else [])
+
+
+@pytest.mark.parametrize(
+    ("undecided", "expected"),
+    [(Undecided.REPORT, Gate.UNDECIDED), (Undecided.PASS, Gate.PASSED), (Undecided.FAIL, Gate.FAILED)],
+)
+def test_an_inconclusive_case_leaves_the_gate_undecided_unless_the_user_decides(undecided, expected):
+    found = pairs.analyze(tables_of({"d": around(2, spread=4)}), run_of(1, undecided))
+    assert found.gate is expected
+    assert [case.case for case in found.open] == ["d"]
+
+
+def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
+    noisy = {"d": around(2, spread=4)}
+    assert pairs.analyze(tables_of(noisy), run_of(1)).gate is Gate.UNDECIDED
+    assert pairs.analyze(tables_of(noisy), run_of(8)).gate is Gate.PASSED
+
+
+def test_only_what_fails_twice_fails_the_gate():
+    once = tables_of({"a": around(3)})
+    assert pairs.choose_again(once, run_of(2)) == {("w", "a")}
+    assert pairs.choose_again(once, run_of(4)) == set()
+    twice = tables_of({"a": [*around(3), *around(3.2)]})
+    calm = tables_of({"a": [*around(3), *around(0.1)]})
+    assert pairs.analyze(twice, run_of(2)).gate is Gate.FAILED
+    found = pairs.analyze(calm, run_of(2))
+    assert found.gate is Gate.PASSED
+    assert (found.cases[0].first.verdict, found.cases[0].judgement.verdict) == (Verdict.SLOWER, Verdict.SAME)
+    # A resumed run chooses the same cases, whatever the second block has so far.
+    assert pairs.choose_again(calm, run_of(2)) == {("w", "a")}
+
+
+def test_a_case_that_fails_on_b_alone_fails_the_gate():
+    of_b = {"c": ("crashed", "pair 2 B: signal 11")}
+    of_a = {"c": ("crashed", "pair 1 A: signal 11")}
+    assert pairs.analyze(tables_of({"c": around(0)}, of_b.items()), run_of(1)).gate is Gate.FAILED
+    assert pairs.analyze(tables_of({"c": around(0)}, of_a.items()), run_of(1)).gate is Gate.UNDECIDED
+
+
+def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
+    assert pairs.analyze(tables_of({"c": around(-5)}, inaccurate=[("c", "B")]), run_of(1)).gate is Gate.FAILED
+    both = tables_of({"c": around(-5)}, inaccurate=[("c", "A"), ("c", "B")])
+    assert pairs.analyze(both, run_of(1)).gate is Gate.PASSED
+
+
+def test_the_page_of_verdicts_is_the_golden_one(regenerate):
+    data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items())
+    run = run_of(2, seed=7)
+    document = render.build_pairs(pairs.analyze(data, run), data, run)
+    text = "\n\n".join(filter(None, (Markdown().section(section) for section in document.sections))) + "\n"
+    golden = GOLDEN / "verdicts.md"
+    if regenerate:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+# --- the sides -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("set:impl=fa2", Spec(SpecKind.SET, "impl=fa2")),
+        ("env:A=b:c=d", Spec(SpecKind.ENV, "A=b:c=d")),
+        ("git:HEAD~2", Spec(SpecKind.GIT, "HEAD~2")),
+        ("dir:/a/b", Spec(SpecKind.DIR, "/a/b")),
+    ],
+)
+def test_a_side_is_described_by_a_kind_and_a_value(text, expected):
+    assert Spec.parse(text, "--a") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("main", "--b: 'main' describes no side. Write git:REV"),
+        ("gti:main", "--b: 'gti:main' describes no side. Did you mean 'git'?"),
+        ("set:impl", "--b: 'set:impl' is not set:NAME=VALUE. For example: set:impl=sdpa_flash"),
+        ("env:=1", "--b: 'env:=1' has no value."),
+        ("git:", "--b: 'git:' has no value. For example: git:main"),
+    ],
+)
+def test_a_word_that_describes_no_side_is_refused_with_what_to_write(text, message):
+    with pytest.raises(ConfigError) as caught:
+        Spec.parse(text, "--b")
+    assert str(caught.value).startswith(message)
+
+
+def test_two_folders_on_one_side_contradict_each_other():
+    with pytest.raises(ConfigError, match="git:main and dir:x contradict each other"):
+        sides.parse_specs(["git:main", "dir:x"], "--a")
+
+
+def test_the_value_of_a_secret_variable_is_not_published():
+    assert Spec.parse("env:HF_TOKEN=abc", "--a").published == "env:HF_TOKEN=..."
+    assert Spec.parse("set:workloads.w.env.HF_TOKEN=abc", "--a").published == "set:workloads.w.env.HF_TOKEN=..."
+    assert Spec.parse("env:OMP_NUM_THREADS=2", "--a").published == "env:OMP_NUM_THREADS=2"
+
+
+def joined(project, a=(), b=()):
+    load = [loader.load_pipeline(project / "pipeline.yaml", words) for words in (a, b)]
+    return [(name, x.id, y.id) for name, x, y in pair_session.join_cases(*load)["sums"]]
+
+
+def test_cases_join_without_the_parameters_that_differ_between_the_sides(project):
+    assert joined(project, b=["extra=3"]) == [("n=1", "n=1", "n=1,extra=3"), ("n=2", "n=2", "n=2,extra=3")]
+    assert joined(project, ["n=1"], ["n=4"]) == [("default", "n=1", "n=4")]
+    assert joined(project, ["n=1,2"], ["n=1,2", "extra=1"])[1] == ("n=2", "n=2", "n=2,extra=1")
+
+
+@pytest.mark.parametrize(("a", "b"), [(["n=1,2"], ["n=1"]), (["n=1,2"], ["n=3,4"])])
+def test_sides_with_other_cases_are_refused(project, a, b):
+    with pytest.raises(ConfigError, match="A and B must have the same cases"):
+        joined(project, a, b)
+
+
+# --- checkouts -------------------------------------------------------------------------------------------------------
+
+
+def state_of(folder):
+    """Return the hash of every file of a repository, its index and its objects included."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "out" not in path.parts)
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_checkout_has_the_commit_and_touches_nothing_of_the_user(project, tmp_path):
+    (project / "sub").mkdir()
+    (project / "sub" / "data.txt").write_text("old")
+    old = commit(project, "two")
+    (project / "sub" / "data.txt").write_text("not committed")
+    (project / "new.txt").write_text("untracked")
+    git(project, "add", "new.txt")
+    before = state_of(project)
+    found = checkout.find(project / "sub", "HEAD", "--a")
+    assert (found.commit, found.prefix) == (old, "sub/")
+    checkout.create(found.repository, found.commit, tmp_path / "copy")
+    assert (tmp_path / "copy" / "sub" / "data.txt").read_text() == "old"
+    assert not (tmp_path / "copy" / "new.txt").exists()
+    assert git(tmp_path / "copy", "status", "--porcelain") == ""
+    assert state_of(project) == before
+    assert len(git(project, "worktree", "list").splitlines()) == 1
+
+
+def test_a_checkout_has_the_submodules_at_their_commits(project, tmp_path):
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet")
+    (library / "version.txt").write_text("1")
+    commit(library, "one")
+    git(project, "submodule", "--quiet", "add", str(library), "lib")
+    first = commit(project, "with the submodule")
+    (project / "lib" / "version.txt").write_text("2")
+    commit(project / "lib", "two")
+    second = commit(project, "with a later one")
+    (project / "lib" / "version.txt").write_text("not committed")
+    before = state_of(project)
+    for version, revision in (("1", first), ("2", second)):
+        checkout.create(project, revision, tmp_path / version)
+        assert (tmp_path / version / "lib" / "version.txt").read_text() == version
+    assert state_of(project) == before
+
+
+def test_a_checkout_of_a_shallow_clone_works_for_the_commit_that_it_has(project, tmp_path):
+    commit_id = git(project, "rev-parse", "HEAD")
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{project}", "shallow")
+    found = checkout.find(tmp_path / "shallow", "HEAD", "--a")
+    checkout.create(found.repository, found.commit, tmp_path / "copy")
+    assert found.commit == commit_id and (tmp_path / "copy" / "sums.py").exists()
+
+
+def test_a_revision_that_does_not_exist_is_refused(project, tmp_path):
+    with pytest.raises(ConfigError, match="--a: git:nowhere names no commit of"):
+        checkout.find(project, "nowhere", "--a")
+    with pytest.raises(ConfigError, match="--a: git:--all names no commit of"):
+        checkout.find(project, "--all", "--a")
+    with pytest.raises(ConfigError, match="lies in none"):
+        checkout.find(tmp_path, "HEAD", "--a")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--a, --b: neither --a nor --b is given. To measure how often verdicts are false here, add --aa."),
+        (("--a", "set:n=1", "--b", "set:n=1"), "--a, --b: --a and --b are the same."),
+        (("--aa", "--b", "set:n=1"), "--aa: runs A on both sides"),
+        (("--b", "env:X=1", "--inconclusive", "fail"), "--inconclusive: has no meaning without --gate."),
+        (("--b", "dir:nowhere"), "--b: nowhere is no folder."),
+        (("--b", "python:nowhere"), "--b: python:nowhere does not exist."),
+        (("--b", "git:nowhere"), "--b: git:nowhere names no commit of"),
+        (("--b", "set:n=1"), "workload 'sums': "),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_runs(project, arguments, message):
+    done = ab(project, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"profpipe: {message}")
+    assert not (project / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_block(project):
+    done = ab(project, "--b", "env:EXTRA=60", "--gate", "5", "--seed", "3")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert verdicts_of(project) == {"n=1": "slower", "n=2": "slower"}
+    assert "the gate of 5 % failed: sums/n=" in done.stderr
+    data, run = loaded(project)
+    assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 17) for side in "AB"}
+    assert len(run.jobs) == 32 and run.ended
+    assert run.ab.b.specs == ("env:EXTRA=60",)
+    # The order is drawn: some pairs begin with A, others with B.
+    firsts = [job.folder[-1] for job in run.jobs[::2]]
+    assert {"A", "B"} == set(firsts)
+
+
+@pytest.mark.slow
+def test_a_case_that_fails_is_not_tried_in_later_pairs_and_the_others_go_on(project):
+    done = ab(project, "--b", "env:FAILS=2", "--pairs", "3")
+    assert done.returncode == 1
+    data, run = loaded(project)
+    assert dict(zip(data.cases["case"], data.cases["status"], strict=True)) == {"n=1": "ok", "n=2": "failed"}
+    assert data.cases["reason"].iloc[1].startswith("pair 1 B: ")
+    tried = [job.folder for job in run.jobs if "n=2" in job.cases]
+    assert sorted(tried) == ["raw/sums/pair-01/A", "raw/sums/pair-01/B"]
+
+
+@pytest.mark.slow
+def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "4000"))
+    other = tmp_path / "other"
+    shutil.copytree(project, other)
+    (other / "sums.py").write_text(WORKLOAD.replace("2000", "8000"))
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    pairs_and_seed = ("--pairs", "1", "--seed", "1")
+    for a, b, expected in (
+        (["git:HEAD"], [], 2.0),
+        (["git:HEAD"], [f"dir:{other}"], 4.0),
+        ([f"dir:{other}"], [f"python:{link}"], 0.5),
+    ):
+        words = [word for flag, specs in (("--a", a), ("--b", b)) for spec in specs for word in (flag, spec)]
+        done = ab(project, *words, *pairs_and_seed)
+        assert done.returncode == 0, done.stdout + done.stderr
+        data, run = loaded(project)
+        assert list(data.verdicts["ratio"]) == pytest.approx([expected] * 2, rel=0.35)
+        assert not (project / "out" / "latest" / checkout.FOLDER).exists()
+    assert run.ab.b.specs == (f"python:{link}",)
+    assert [job.argv[0][0] for job in run.jobs if job.folder.endswith("B")] == [str(link)]
+
+
+@pytest.mark.slow
+def test_a_command_is_compared_by_the_time_of_its_process(project):
+    (project / "work.py").write_text("import sys\nsum(range(int(sys.argv[1])))\n")
+    pipeline = 'version: 1\nname: c\nworkloads: {prog: {command: [python, work.py, "{n}"], matrix: {n: [2000000]}}}\n'
+    (project / "pipeline.yaml").write_text(pipeline)
+    done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["verdicts"]
+    assert row["case"] == "default" and row["pairs"] == 2
+    assert row["b_ns"] > row["a_ns"] > 1e6
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_on(project):
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))
+    before = state_of(project)
+    rng, argv = random.Random(11), [sys.executable, "-m", "profpipe"]
+    quiet = {"cwd": project, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    start = ["ab", "--a", "git:HEAD", "--pairs", "4", "--seed", "1"]
+    kills = 0
+    while True:
+        has_run = any((project / "out").glob("[!.]*-ab"))
+        child = subprocess.Popen([*argv, *(["resume"] if has_run else start)], start_new_session=True, **quiet)
+        try:
+            child.wait(rng.uniform(0.5, 6.0) if kills < 10 else 200)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            kills += 1
+        assert {path: state for path, state in state_of(project).items() if "__pycache__" not in path} == before
+        assert len(git(project, "worktree", "list").splitlines()) == 1
+        if child.returncode == 0:
+            break
+        assert child.returncode == -signal.SIGKILL
+        time.sleep(0.1)
+    assert kills > 1
+    data, run = loaded(project)
+    assert list(data.verdicts["pairs"]) == [4, 4]
+    assert len({job.folder for job in run.jobs}) == len(run.jobs) == 8
+    assert set(data.cases["status"]) == {"ok"}
+    assert math.isfinite(data.verdicts["ratio"].sum())
+    assert not (project / "out" / "latest" / checkout.FOLDER).exists()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_refuses_other_code(project):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "profpipe", "ab", "--b", "env:EXTRA=5"], cwd=project, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((project / "out").glob("[!.]*-ab/raw/sums/pair-02")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "resume"], cwd=project, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "was begun with other code or settings" in done.stderr
