@@ -43,9 +43,10 @@ def step_metrics(
     found = [metric_row(case, "step_time", ns, **ends, **more)]
     if profiler == "plain":
         found.append(metric_row(case, "time", ns, **ends, **more))
-    return found + [
-        metric_row(case, "step_time", own, **{**ends, "subject": f"rank {rank}"}) for rank, own in enumerate(ranks)
-    ]
+    for rank, own in enumerate(ranks):
+        of_rank = {**ends, "ci_low": 0.998 * own, "ci_high": 1.002 * own, "subject": f"rank {rank}"}
+        found.append(metric_row(case, "step_time", own, **of_rank))
+    return found
 
 
 def step_kernels(

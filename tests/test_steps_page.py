@@ -85,7 +85,7 @@ def test_the_four_parts_of_the_table_and_of_the_bars_add_up_to_the_step() -> Non
     rows = {doc.plain(row[0].text): [cell.value for cell in row[1:]] for row in tables_of(section)["parts"].rows}
     named = ("compute", "exposed copies", "idle")
     for i, ns in enumerate((33.2e6, 26.9e6)):
-        assert sum(rows[name][i] or 0.0 for name in named) == rows["step"][i] == ns
+        assert sum(rows[name][i] or 0.0 for name in named) == rows["step (mean)"][i] == ns
     (chart,) = (block for block in section.blocks if isinstance(block, doc.Chart))
     (panel,) = chart.panels
     assert [sum(series.marks[i].y for series in panel.series) for i in (0, 1)] == [33.2e6, 26.9e6]
@@ -102,7 +102,7 @@ def test_kernels_that_overlap_share_the_time_in_which_the_gpu_computes() -> None
 def test_what_could_be_gained_is_amdahls_bound() -> None:
     workload = only(two_ranks())
     (row,) = (r for r in records(tables_of(steps.steps(workload))["parts"]) if "idle**" in r[""])
-    assert row["a step without it, at most"] == "1.13x"
+    assert row["speed-up without it, at most"] == "1.13x"
     parts = StepParts(dict.fromkeys(StepPart, 0.0) | {StepPart.COMPUTE: 30.0, StepPart.IDLE_LAUNCH: 70.0})
     assert parts.speedup_without(70.0) == pytest.approx(1 / (1 - 0.7))
 
@@ -116,7 +116,8 @@ def test_an_idle_gap_without_a_recorded_cause_is_other_idle_time() -> None:
 def test_copies_have_their_direction_their_size_and_their_bandwidth() -> None:
     (copy,) = records(tables_of(steps.steps(only(two_ranks())))["copies"])
     assert copy == {
-        "copies of a step": "Host-to-Device", "number": "2", "time us": "100.0", "size KiB": "1172", "GB/s": "12.0",
+        "copies and sets of a step": "Host-to-Device", "number": "2", "time us": "100.0", "size KiB": "1172",
+        "GB/s": "12.0",
     }  # fmt: skip
 
 
@@ -135,6 +136,17 @@ def test_markers_and_launches_that_disagree_on_the_number_of_steps_are_a_warning
     changed = step_tables(data.cases, data.kernels, [*data.metrics.to_dict("records"), row], data.steps)
     lines = texts(warnings.warnings(analyze(changed, run), Manifest.parse(run)))
     assert len([line for line in lines if "24. Its launches recur 96 times" in line]) == 1
+
+
+def test_ranges_that_are_opened_for_each_step_are_one_phase() -> None:
+    kernels, metrics = step_kernels("", {GEMM: (1, 8e6)}, steps=1)
+    rows = [row | {"phase": f"ProfilerStep#{n} > forward"} for n in (101, 102, 103) for row in kernels]
+    steps_rows = [step_row("", n, (8e6, 0, 0, 0, 0, 0)) for n in range(6)]
+    workload = only((step_tables(kernels=rows, metrics=[*metrics, *step_metrics("", 8e6)], steps=steps_rows), {}))
+    assert [(phase.phase, phase.ns) for phase in workload.phases] == [
+        ("ProfilerStep#N", 24e6),
+        ("ProfilerStep#N > forward", 24e6),
+    ]
 
 
 # --- headline --------------------------------------------------------------------------------------------------------
@@ -220,7 +232,7 @@ def test_an_outlier_is_listed_with_what_is_in_it() -> None:
     assert (outlier.step, outlier.causes) == (21, (OutlierCause.IDLE_LAUNCH,))
     assert outlier.wall_ns - outlier.median_ns == 2e8
     sentences = texts(step_list.outliers(workload))
-    why = "200.0 ms more of idle while the host launched late."
+    why = "200.0 ms more idle time because the host launched late."
     assert f"`compile=false`: step 21 took 233.2 ms, the median 33.2 ms: {why}" in sentences
 
 

@@ -116,11 +116,14 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreli
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
+    own_steps = steps.find_steps(index, cases, declared)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
-    kernel_phases = {id: kernel_breakdown.phases(whole[id], id, count) for id, count, _ in divided}
+    kernel_phases = {
+        id: kernel_breakdown.phases(whole[id], id, count, joins_steps=own_steps.of(id) is not None)
+        for id, count, _ in divided
+    }
     highest_clock = _highest_clock(run, name)
-    own_steps = steps.find_steps(index, cases, declared)
     conditions = profiler_agreement.read_conditions(run, name, counters, index, highest_clock)
     agreements = (
         profiler_agreement.compare_profilers(case, data.breakdowns.get(id, {}), index.totals, conditions, counters[id])

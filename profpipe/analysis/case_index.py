@@ -52,7 +52,7 @@ class CaseIndex:
     """The tables of one workload by case. Numbers of `plain` of a case that failed are left out: they are no result.
 
     ``totals`` are those of a steady step where a case has steps (``step_totals``), else of the whole recording
-    (``capture_totals``). Those of a command with several ranks are means over them.
+    (``capture_totals``). Those of a command, and of steps, on several ranks are means over them.
     """
 
     tables: Tables
@@ -98,10 +98,10 @@ class CaseIndex:
             number = Number(*row)
             # A rule may have both a global and a local estimate.
             own[f"{metric} {LOCAL}" if number.unit == LOCAL else metric] = number
-        totals, counts = sum_kernels(tables.kernels), count_ranks(tables.kernels) if is_command else {}
-        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in totals.items()}
+        counts = count_ranks(tables.kernels) if is_command else {}
         in_steps = tables.steps.groupby(["case", "profiler"], sort=False)["rank"].nunique().reset_index()
         counts |= {(case, profiler): n for case, profiler, n in rows(in_steps, "case", "profiler", "rank")}
+        totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sum_kernels(tables.kernels).items()}
         return cls(tables, totals, case_ranges(tables.ranges), numbers, by_rank, statuses, flags, steps, counts)
 
     @functools.cached_property

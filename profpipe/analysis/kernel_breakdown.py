@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 
 import pandas as pd
 
@@ -110,11 +111,20 @@ def top_kernels(own: KernelTotals, case: str, count: int | None, limit: int) -> 
     ]
 
 
-def phases(own: KernelTotals, case: str, count: int | None) -> list[Phase]:
-    """Return the launches and the kernel time of each user range in ``case``, nested ranges included."""
+#: The number at the end of a range that is opened for each step: ``ProfilerStep#105``, ``step_2``.
+_STEP_NUMBER = re.compile(r"\d+$")
+
+
+def phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = False) -> list[Phase]:
+    """Return the launches and the kernel time of each user range in ``case``, nested ranges included.
+
+    ``joins_steps``: outermost ranges that differ in the number at their end are one: ``ProfilerStep#N``.
+    """
     sums: dict[str, ClassTotal] = {}
     for path, (calls, ns) in own.phases.items():
         steps = path.split(PATH_SEPARATOR) if path else []
+        if joins_steps and steps:
+            steps[0] = _STEP_NUMBER.sub("N", steps[0])
         for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):
             sums[name] = sums.get(name, ClassTotal()) + ClassTotal(calls, ns)
     total, runs = own.total_ns, count or 1

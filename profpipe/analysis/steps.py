@@ -78,18 +78,19 @@ class _Case:
         own = own.sort_values(["rank", "start_ns", "step"], kind="stable")
         steady = own[own["state"] == StepState.STEADY.value]
         numbers = self.index.step_numbers.get((self.id, profiler), {})
-        first = own[own["rank"] == own["rank"].min()]
+        by_rank = own.groupby("rank")["state"].value_counts().unstack(fill_value=0)
         return CaseSteps(
             case=self.id,
             profiler=profiler,
             rule=StepRule(own["rule"].iloc[0]),
             times=self._times(),
-            counts={StepState(state): int(n) for state, n in first["state"].value_counts(sort=False).items()},
+            counts={state: _ends(by_rank[state.value]) for state in StepState if state.value in by_rank},
+            steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
             coverage=_share(_of_case(numbers, "step_coverage")),
             pattern_count=_count(_of_case(numbers, "step_count_by_pattern")),
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
-            ranks=tuple(self._ranks(steady)),
+            ranks=tuple(self._ranks(steady, numbers.get("step_time", {}))),
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
         )
@@ -99,10 +100,7 @@ class _Case:
         found = {}
         for profiler in ("plain", *PREFERENCE):
             if (number := self.index.step_times.get((self.id, profiler))) is not None:
-                n, low, high = (
-                    None if pd.isna(value) else value for value in (number.n, number.ci_low, number.ci_high)
-                )
-                found[profiler] = StepTime(number.value, None if n is None else int(n), low, high)
+                found[profiler] = _step_time(number)
         return found
 
     def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
@@ -132,15 +130,15 @@ class _Case:
                 size = moved[name].value if name in moved else None
                 yield CopyTraffic(name, launches[name].value if name in launches else 0.0, times[name].value, size)
 
-    def _ranks(self, steady: pd.DataFrame) -> Iterator[RankSteps]:
+    def _ranks(self, steady: pd.DataFrame, times: Mapping[str, Number]) -> Iterator[RankSteps]:
         parts = _parts_by_rank(steady)
         for rank in sorted({int(rank) for rank in steady["rank"]}):
             own = steady[steady["rank"] == rank]
-            device = own["device"].iloc[0]
+            device, name = own["device"].iloc[0], f"{RANK_PREFIX}{rank}"
             yield RankSteps(
                 rank=rank,
                 device=None if pd.isna(device) else int(device),
-                time_ns=float(own["wall_ns"].median()),
+                time=_step_time(times[name]) if name in times else StepTime(float(own["wall_ns"].median()), len(own)),
                 parts=parts.get(rank),
                 peak_memory=self._peak_memory(rank),
             )
@@ -151,6 +149,15 @@ class _Case:
         if not own and rank == 0:
             own = self.index.numbers.get((self.id, "plain", ""), {})
         return own["peak_allocated"].value if "peak_allocated" in own else None
+
+
+def _step_time(number: Number) -> StepTime:
+    n, low, high = (None if pd.isna(value) else value for value in (number.n, number.ci_low, number.ci_high))
+    return StepTime(number.value, None if n is None else int(n), low, high)
+
+
+def _ends(counts: pd.Series[Any]) -> tuple[int, int]:
+    return int(counts.min()), int(counts.max())
 
 
 def _of_case(numbers: Mapping[str, Mapping[str, Number]], metric: str) -> Number | None:

@@ -97,7 +97,7 @@ class RankSteps:
 
     rank: int
     device: int | None
-    time_ns: float
+    time: StepTime
     parts: StepParts | None = None
     peak_memory: float | None = None
 
@@ -152,15 +152,17 @@ class StepRow:
 class CaseSteps:
     """The steps of one case. ``profiler`` recorded the parts; it is empty where no profiler did.
 
-    ``times`` are by profiler. ``counts`` are by state, of one rank. ``pattern_count`` is the number of steps that the
-    recurring launches show, where it is another one than ``rule`` found.
+    ``times`` are by profiler. ``counts`` are by state, the fewest and the most of its ranks. ``pattern_count`` is the
+    number of steps that the recurring launches show, where it is another one than ``rule`` found.
     """
 
     case: str
     profiler: str
     rule: StepRule
     times: Mapping[str, StepTime]
-    counts: Mapping[StepState, int]
+    counts: Mapping[StepState, tuple[int, int]]
+    #: The number of steps of the rank with the most: warm-up, steady ones and outliers.
+    steps: int = 0
     coverage: float | None = None
     pattern_count: int | None = None
     parts: StepParts | None = None
@@ -169,10 +171,9 @@ class CaseSteps:
     outliers: tuple[StepOutlier, ...] = ()
     rows: tuple[StepRow, ...] = ()
 
-    @property
-    def steps(self) -> int:
-        """The number of steps of a rank: warm-up, steady ones and outliers."""
-        return sum(n for state, n in self.counts.items() if state is not StepState.OTHER)
+    def count(self, state: StepState) -> tuple[int, int]:
+        """Return the fewest and the most steps in ``state`` of a rank."""
+        return self.counts.get(state, (0, 0))
 
     @property
     def overheads(self) -> Iterator[tuple[str, float]]:

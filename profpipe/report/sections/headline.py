@@ -24,7 +24,7 @@ from profpipe.report.inlines import duration, fill, margin, names, percent, plur
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import count, number, size_unit, time_unit
+from profpipe.report.units import count, number, size_unit, step_unit, time_unit
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -173,7 +173,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += [plural(case.time.n, "steady step")] if case.time.n else []
     parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    return fill("A step takes {} ({}).", duration(case.time.ns), doc.join(parts, last=", "))
+    return fill("A step takes {} ({}).", duration(case.time.ns, step_unit([case.time.ns])), doc.join(parts, last=", "))
 
 
 def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:

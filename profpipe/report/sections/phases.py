@@ -9,7 +9,7 @@ from typing import TypeVar
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Phase
 from profpipe.analysis.findings.phases import HostPhase, PhaseWork
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings.workloads import CaseResult, Iteration, WorkloadFindings
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
@@ -40,10 +40,13 @@ def phases(workload: WorkloadFindings) -> doc.Section:
         largest = list(max(shapes, key=lambda shape: shape.size).cases) if shapes else []
         others = [case for case in workload.cases if case not in largest]
     work = "Self time of operators" if workload.is_on_cpu else "Time of kernels"
-    whole = "the call" if workload.is_per_call else "the whole"
+    is_step = workload.iteration is Iteration.STEP
+    whole = "the call" if workload.is_per_call else "the whole recording" if is_step else "the whole"
     nested = f"nested ranges included ({workload.kernel_profiler})"
     summary = f"{work} launched in each range, {nested}, and its share of {whole}."
     tables = [kernel_phases(workload, largest), _moved(kernel_phases(workload, others))]
+    if is_step:
+        tables[0] = _moved(tables[0], "Ranges of the whole recording, steps and all else")
     return doc.make_section("phases", "By phase", tables, summary, workload.name, folds_long_tables=True)
 
 

@@ -11,7 +11,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, plural
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import PART_NAMES
-from profpipe.report.units import time_unit
+from profpipe.report.units import step_unit
 from profpipe.results.schema import StepState
 
 #: Outliers that have a sentence.
@@ -21,13 +21,13 @@ _MOST_OUTLIERS = 3
 _MOST_ROWS = 200
 
 _CAUSES: Mapping[OutlierCause, str] = {
-    OutlierCause.IDLE_LAUNCH: "idle while the host launched late",
-    OutlierCause.IDLE_BLOCKED: "idle while the host waited for the GPU",
+    OutlierCause.IDLE_LAUNCH: "idle time because the host launched late",
+    OutlierCause.IDLE_BLOCKED: "idle time while the host waited for the GPU",
     OutlierCause.IDLE_OTHER: "other idle time",
     OutlierCause.COPIES: "exposed copies",
     OutlierCause.COMMUNICATION: "exposed communication",
-    OutlierCause.KERNELS: "the kernels of every step, which took longer",
-    OutlierCause.OTHER_KERNELS: "kernels that steady steps do not have",
+    OutlierCause.KERNELS: "time in the kernels of every step",
+    OutlierCause.OTHER_KERNELS: "time in kernels that steady steps do not have",
 }
 
 
@@ -54,16 +54,16 @@ def _cases(workload: WorkloadFindings) -> Iterator[tuple[CaseResult, CaseSteps]]
 
 def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
     of_rank = f" of rank {outlier.rank}" if len(own.ranks) > 1 else ""
-    unit = time_unit([outlier.median_ns, outlier.wall_ns])
+    unit = step_unit([outlier.median_ns, outlier.wall_ns])
     who = fill("{}: step ", case) if case else "Step "
     took = fill(f"{{}}{outlier.step}{of_rank} took {{}}, the median {{}}", who, duration(outlier.wall_ns, unit),
                 duration(outlier.median_ns, unit))  # fmt: skip
-    causes = [fill(f"{{}} more of {_CAUSES[cause]}", duration(outlier.excess[cause])) for cause in outlier.causes]
+    causes = [fill(f"{{}} more {_CAUSES[cause]}", duration(outlier.excess[cause], unit)) for cause in outlier.causes]
     return fill("{}: {}." if causes else "{}{}.", took, doc.join(causes))
 
 
 def _outlier_table(found: Sequence[tuple[CaseResult, CaseSteps, StepOutlier]], is_lone: bool) -> doc.Table:
-    unit = time_unit(each.wall_ns for *_, each in found)
+    unit = step_unit(each.wall_ns for *_, each in found)
     columns = [
         *([] if is_lone else [doc.label("case")]),
         doc.count("rank"),
@@ -92,7 +92,7 @@ def every_step(workload: WorkloadFindings) -> doc.Section:
 
 
 def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Table:
-    unit = time_unit(row.wall_ns for row in own.rows)
+    unit = step_unit(row.wall_ns for row in own.rows)
     several = len({row.rank for row in own.rows}) > 1
     columns = [
         *([doc.label("rank")] if several else []),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart
+from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart, StepTime
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill
 from profpipe.report.labels import case_text
-from profpipe.report.units import percent, signed_percent, size_unit, time_unit
+from profpipe.report.units import percent, signed_percent, size_unit, step_unit
 
 #: Ranks of all cases up to which their table stands on the short page.
 _RANKS = 16
@@ -24,7 +24,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
     if not cases:
         return doc.Section("step_times", "", workload=workload.name)
     names = list(dict.fromkeys(name for _, own in cases for name in own.times))
-    unit = time_unit(time.ns for _, own in cases for time in own.times.values())
+    unit = step_unit(time.ns for _, own in cases for time in own.times.values())
     columns = [doc.label("case")] if len(workload.cases) > 1 else []
     columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
     rows = []
@@ -62,7 +62,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("step_ranks", "", workload=workload.name)
     is_lone = len(workload.cases) == 1
     every = [(case, rank, i == 0) for case, own in cases for i, rank in enumerate(own.ranks)]
-    unit = time_unit(rank.time_ns for _, rank, _ in every)
+    unit = step_unit(rank.time.ns for _, rank, _ in every)
     columns = [
         *([] if is_lone else [doc.label("case")]),
         doc.label("rank"),
@@ -75,7 +75,7 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)),
     ]
     rows = [
-        [*([] if is_lone else [case_text(case) if is_first else ""]), str(rank.rank), rank.time_ns, *_parts(rank)]
+        [*([] if is_lone else [case_text(case) if is_first else ""]), str(rank.rank), rank.time.ns, *_parts(rank)]
         for case, rank, is_first in every
     ]
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
@@ -103,13 +103,14 @@ def _parts(rank: RankSteps) -> Iterator[float | str]:
 def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
     """Name the slowest rank: by its step time, or where these are equal by its time without communication."""
     begin = fill("{}: ", case) if case else ""
-    mean = sum(rank.time_ns for rank in ranks) / len(ranks)
-    last, first = (pick(ranks, key=lambda rank: rank.time_ns) for pick in (max, min))
-    if last.time_ns > (1 + _EQUAL) * first.time_ns:
-        added = percent(last.time_ns / mean - 1)
+    mean = sum(rank.time.ns for rank in ranks) / len(ranks)
+    unit = step_unit([mean])
+    last, first = (pick(ranks, key=lambda rank: rank.time.ns) for pick in (max, min))
+    if last.time.ns > (1 + _EQUAL) * first.time.ns and not _overlap(first.time, last.time):
+        added = percent(last.time.ns / mean - 1)
         return fill(f"{{}}Rank {last.rank} is the slowest: {{}} a step, {added} % above the mean of {{}}.", begin,
-                    duration(last.time_ns), duration(mean))  # fmt: skip
-    apart = percent(last.time_ns / first.time_ns - 1)
+                    duration(last.time.ns, unit), duration(mean, unit))  # fmt: skip
+    apart = percent(last.time.ns / first.time.ns - 1)
     equal = "All ranks take as long" + ("" if apart == "0" else f", within {apart} %")
     own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
     if len(own) < len(ranks):
@@ -119,4 +120,11 @@ def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
         return fill(f"{{}}{equal}, with and without exposed communication.", begin)
     sentence = f"{{}}{equal}. Rank {late.rank} is the slowest: without exposed communication its step takes {{}} longer"
     return fill(f"{sentence} than that of rank {early.rank}, and the others wait for it.", begin,
-                duration(high - low, time_unit([mean])))  # fmt: skip
+                duration(high - low, unit))  # fmt: skip
+
+
+def _overlap(one: StepTime, other: StepTime) -> bool:
+    """Return True if the 95 % intervals of both are known and overlap."""
+    if one.ci_high is None or other.ci_low is None:
+        return False
+    return one.ci_high >= other.ci_low

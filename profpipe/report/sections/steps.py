@@ -17,7 +17,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent, ratio
 from profpipe.report.labels import case_text
 from profpipe.report.sections import plots
-from profpipe.report.units import Unit, size_unit, time_unit
+from profpipe.report.units import Unit, size_unit, step_unit, time_unit
 from profpipe.report.units import percent as percent_text
 from profpipe.results.schema import StepRule, StepState
 
@@ -39,7 +39,13 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.COPY: "exposed copies",
     StepPart.IDLE_LAUNCH: "idle: the host launched late",
     StepPart.IDLE_BLOCKED: "idle: the host waited for the GPU",
-    StepPart.IDLE_OTHER: "idle: other",
+    StepPart.IDLE_OTHER: "idle: dependency, or not recorded",
+}
+
+_WHY_IDLE: Mapping[StepPart, str] = {
+    StepPart.IDLE_LAUNCH: "because the host launched late",
+    StepPart.IDLE_BLOCKED: "because the host waited for the GPU",
+    StepPart.IDLE_OTHER: "with a dependency as its cause, or none recorded",
 }
 
 _RULES: Mapping[StepRule, str] = {
@@ -79,12 +85,12 @@ def _context(cases: Sequence[CaseSteps]) -> doc.Text:
     """Return of how many steps the parts are means, and where a step begins."""
     ranks = max(len(own.ranks) for own in cases)
     over = f" of each of {ranks} ranks" if ranks > 1 else ""
-    steady = _numbers(own.counts.get(StepState.STEADY, 0) for own in cases)
+    steady = _numbers(n for own in cases for n in own.count(StepState.STEADY))
     text = f"Mean of the {steady} steady steps{over} ({cases[0].profiler}); the parts add up to the step."
     others = [
         f"{_numbers(counts)} {name}{'' if max(counts) == 1 else 's'}"
         for state, name in ((StepState.WARMUP, "warm-up step"), (StepState.OUTLIER, "outlier"))
-        if any(counts := [own.counts.get(state, 0) for own in cases])
+        if any(counts := [n for own in cases for n in own.count(state)])
     ]
     text += f" Left out: {' and '.join(others)}." if others else ""
     added = [(share, own) for own in cases if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
@@ -95,7 +101,7 @@ def _context(cases: Sequence[CaseSteps]) -> doc.Text:
     rules = list(dict.fromkeys(own.rule for own in cases))
     text += f" A step begins {' or '.join(_RULES[rule] for rule in rules)}."
     if known := [own.coverage for own in cases if own.coverage is not None]:
-        return fill(f"{text} Steps hold {'at least ' if len(known) > 1 else ''}{{}} of the GPU's time.",
+        return fill(f"{text} Steps hold {'at least ' if len(known) > 1 else ''}{{}} of the kernel time.",
                     percent(min(known)))  # fmt: skip
     return text
 
@@ -111,13 +117,13 @@ def _numbers(counts: Iterable[int]) -> str:
 
 def where_table(cases: Sequence[_Case], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
     """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
-    unit = time_unit(parts.wall_ns for *_, parts in cases)
+    unit = step_unit(parts.wall_ns for *_, parts in cases)
     columns = [doc.label("part", "")]
     if is_lone := len(cases) == 1:
         columns += [
             doc.Column("ns", "", unit),
             doc.percent("share", ""),
-            doc.ratio("gain", "a step without it, at most"),
+            doc.ratio("gain", "speed-up without it, at most"),
         ]
     else:
         columns += [doc.Column(case.id, _head(case, unit)) for case, *_ in cases]
@@ -129,7 +135,7 @@ def where_table(cases: Sequence[_Case], placement: doc.Placement = doc.Placement
             share = parts.share(ns)
             if is_lone:
                 # Nothing is left of a step without compute.
-                is_gain = name not in (doc.Strong("compute"), doc.Strong("step"))
+                is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
                 gain = doc.Cell(parts.speedup_without(ns)) if is_gain else doc.Cell()
                 cells += [doc.Cell(ns, is_strong=is_part), doc.Cell(share), gain]
             else:
@@ -152,7 +158,7 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
 
     yield doc.Strong("compute"), of(StepPart.COMPUTE)
     names = classes(every)
-    yield from ((f"compute: {name}", [parts.classes.get(name, 0.0) for parts in every]) for name in names)
+    yield from ((f"compute: {class_label(name)}", [parts.classes.get(name, 0.0) for parts in every]) for name in names)
     if any(others := [_other_classes(parts, names) for parts in every]) and names:
         yield "compute: other kernels", others
     for part in (StepPart.COMMUNICATION, StepPart.COPY):
@@ -160,7 +166,7 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
             yield doc.Strong(PART_NAMES[part]), of(part)
     yield doc.Strong("idle"), [parts.idle_ns for parts in every]
     yield from ((PART_NAMES[part], of(part)) for part in IDLE_PARTS if any(of(part)))
-    yield doc.Strong("step"), [parts.wall_ns for parts in every]
+    yield doc.Strong("step (mean)"), [parts.wall_ns for parts in every]
 
 
 def classes(every: Sequence[StepParts]) -> list[str]:
@@ -173,6 +179,11 @@ def classes(every: Sequence[StepParts]) -> list[str]:
     return sorted(shown, key=lambda name: -largest[name])
 
 
+def class_label(name: str) -> str:
+    """Return the name of a class beside parts that are no kernels: copies by the copy engine are none."""
+    return f"{name} kernels" if name in ("copy", "communication", "memcpy", "memset") else name
+
+
 def _other_classes(parts: StepParts, names: Sequence[str]) -> float:
     """Return the time of the classes that are not in ``names``."""
     return sum(ns for name, ns in parts.classes.items() if name not in names)
@@ -181,9 +192,9 @@ def _other_classes(parts: StepParts, names: Sequence[str]) -> float:
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     """Return a bar for each case: compute by class, exposed communication, exposed copies and idle time by cause."""
     every = [parts for *_, parts in cases]
-    unit = time_unit(parts.wall_ns for parts in every)
+    unit = step_unit(parts.wall_ns for parts in every)
     names = classes(every)
-    pieces = [(name, name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
+    pieces = [(class_label(name), name, [parts.classes.get(name, 0.0) for parts in every]) for name in names]
     left = [parts.ns[StepPart.COMPUTE] - sum(parts.classes.get(name, 0.0) for name in names) for parts in every]
     pieces.append(("other kernels" if names else "compute", "rest", left))
     pieces += [
@@ -225,7 +236,7 @@ def gains(cases: Sequence[_Case]) -> doc.Table:
             speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
             if max(speedups) >= _LEAST_SPEEDUP:
                 rows.append([name, *speedups])
-    title = "How many times as fast a step would be without a part, at most"
+    title = "Speed-up of a step without a part, at most"
     return doc.make_table("gains", columns, rows, title)
 
 
@@ -238,7 +249,9 @@ def _removable(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float]]]:
     yield "no idle time", [parts.idle_ns for parts in every]
     yield "no exposed communication", [parts.ns[StepPart.COMMUNICATION] for parts in every]
     yield "no exposed copies", [parts.ns[StepPart.COPY] for parts in every]
-    yield from ((f"{name} free", [parts.classes.get(name, 0.0) for parts in every]) for name in classes(every))
+    yield from (
+        (f"{class_label(name)} free", [parts.classes.get(name, 0.0) for parts in every]) for name in classes(every)
+    )
 
 
 def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
@@ -251,14 +264,14 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     shares.append(("idle", parts.idle_ns))
     named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= 0.0005]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
-    idle = (
-        f" (mostly {PART_NAMES[cause].removeprefix('idle: ')})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
-    )
+    idle = f" (mostly {_WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
     found = [(name, parts.speedup_without(values[0])) for name, values in _removable([parts])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
     who = fill("A step of {}", case_text(case)) if len(workload.cases) > 1 else "A step"
-    return fill(f"{{}} is {{}}{idle}{'. At most: ' if largest else ''}{{}}.", who, doc.join(named), most)
+    return fill(
+        f"{{}} is {{}}{idle}{'. Upper bounds of a speed-up: ' if largest else ''}{{}}.", who, doc.join(named), most
+    )
 
 
 _EXPOSED = (StepPart.COMMUNICATION, StepPart.COPY)
@@ -268,11 +281,17 @@ _EXPOSED = (StepPart.COMMUNICATION, StepPart.COPY)
 
 
 def copies(cases: Sequence[_Case]) -> doc.Table:
-    """Return the copies and sets of a step by direction, with their bandwidth."""
-    every = [(case, copy, i == 0) for case, own, _ in cases for i, copy in enumerate(own.copies)]
+    """Return the copies and sets of a step by direction, with their bandwidth.
+
+    Those of less than every second step and 0.1 % of its time are left out.
+    """
+    shown = [
+        (case, [c for c in own.copies if c.calls >= 0.5 or parts.share(c.ns) >= 0.001]) for case, own, parts in cases
+    ]
+    every = [(case, copy, i == 0) for case, own in shown for i, copy in enumerate(own)]
     columns = [
         *([doc.label("case")] if len(cases) > 1 else []),
-        doc.label("direction", "copies of a step"),
+        doc.label("direction", "copies and sets of a step"),
         doc.count("calls", "number"),
         doc.Column("ns", "time", time_unit(copy.ns for _, copy, _ in every)),
         doc.Column("bytes", "size", size_unit(copy.bytes for _, copy, _ in every)),
@@ -299,23 +318,22 @@ def _direction(copy: CopyTraffic) -> str:
 
 
 def found_steps(cases: Sequence[_Case]) -> doc.Table:
-    """Return how many steps each case has, by state, and the rule that found them; empty for one case."""
+    """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
     columns = [
         doc.label("case"),
-        doc.count("steps"),
-        doc.count("warmup", "warm-up"),
-        doc.count("steady"),
-        doc.count("outlier", "outliers"),
-        doc.count("other", "parts between steps"),
-        doc.percent("coverage", "of the GPU's time"),
+        doc.words("warmup", "warm-up"),
+        doc.words("steady"),
+        doc.words("outlier", "outliers"),
+        doc.words("other", "parts between steps"),
+        doc.percent("coverage", "of the kernel time"),
         doc.label("rule", "a step begins"),
     ]
     rows = [
-        [case_text(case), own.steps, *(own.counts.get(state, 0) for state in StepState), own.coverage, _RULES[own.rule]]
+        [case_text(case), *(_numbers(own.count(state)) for state in StepState), own.coverage, _RULES[own.rule]]
         for case, own, _ in cases
         if len(cases) > 1
     ]
-    return doc.make_table("found", columns, rows, "Steps of each case", doc.Placement.DETAILS)
+    return doc.make_table("found", columns, rows, "Steps of each case and rank", doc.Placement.DETAILS)
 
 
 def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
