@@ -12,6 +12,7 @@ from report_study import (
     check_golden,
     kernel_row,
     metric_row,
+    range_row,
     read_pages,
     records,
     texts,
@@ -21,6 +22,7 @@ from step_study import (
     COMPILED,
     ELEMENTWISE,
     GEMM,
+    HTOD,
     NCCL,
     compiled,
     step_kernels,
@@ -35,7 +37,7 @@ from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, 
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.plots import matplotlib_charts
-from profpipe.report.sections import headline, kernel_share, step_list, step_times, steps, warnings
+from profpipe.report.sections import headline, kernel_share, recording, step_list, step_times, steps, warnings
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import StepState, Tables
 
@@ -263,3 +265,59 @@ def test_timing_without_a_profiler_alone_gives_times_and_no_parts() -> None:
     answer, rate = texts(headline.headline(workload))
     assert answer == "**A step takes 10.0 ms (95 % interval ±0.2 %, 22 steady steps).**"
     assert rate == "819200 tokens per second."
+
+
+# --- no steps --------------------------------------------------------------------------------------------------------
+
+
+def captured(*ranks: tuple[float, ...]) -> list[dict[str, Any]]:
+    """The parts of a recording without steps, by rank."""
+    return [
+        metric_row("", f"capture_{part.value}", ns, subject=f"rank {rank}", profiler="nsys")
+        for rank, own in enumerate(ranks)
+        for part, ns in zip(StepPart, own, strict=True)
+    ]
+
+
+def without_steps(*ranks: tuple[float, ...]) -> WorkloadFindings:
+    kernels, _ = step_kernels("", {ELEMENTWISE: (5, 89e6), HTOD: (10, 285e6)}, steps=1)
+    return only((step_tables(kernels=kernels, metrics=captured(*ranks)), {}))
+
+
+def test_a_recording_without_steps_shows_its_idle_time_and_its_copies() -> None:
+    workload = without_steps((89e6, 0, 285e6, 0, 726e6, 0))
+    assert texts(headline.headline(workload)) == [
+        "**5 kernel launches, 89.0 ms in all: elementwise 100 % of it.**",
+        "The GPU was idle in 66.0 % of the recorded time, from the first operation to the last.",
+        "Copies and sets took 285.0 ms beside 89.0 ms of kernels.",
+    ]
+    section = recording.recording(workload)
+    (reason,) = texts(section)
+    assert reason.startswith("No steps were found: no marker and no range of a framework says where one begins, and no")
+    assert records(tables_of(section)["recording"]) == [{
+        "recorded ms": "1100", "compute ms": "89.0 (8.1 %)", "exposed copies ms": "285.0 (25.9 %)",
+        "idle: the host waited for the GPU ms": "726.0 (66.0 %)",
+    }]  # fmt: skip
+    assert records(tables_of(section)["copies"]) == [
+        {"copies and sets": "Host-to-Device", "number": "10", "time ms": "285.0"}
+    ]
+
+
+def test_the_recording_of_several_gpus_has_a_row_for_each() -> None:
+    table = tables_of(recording.recording(without_steps((8e6, 0, 0, 0, 0, 2e6), (1e6, 0, 0, 9e6, 0, 0))))["recording"]
+    assert [row["rank"] for row in records(table)] == ["0", "1"]
+    assert [row["idle: the host launched late ms"] for row in records(table)] == ["0 (0 %)", "9.00 (90.0 %)"]
+
+
+def test_a_file_with_sums_alone_says_that_neither_steps_nor_idle_time_can_be_found() -> None:
+    (reason,) = texts(recording.recording(without_steps()))
+    assert (
+        reason == "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
+    )
+
+
+def test_measured_calls_of_a_script_have_no_such_section() -> None:
+    data, run = compiled()
+    assert not recording.recording(only((data, run)))
+    kernels = [kernel_row("impl=a", GEMM, 30, 3e6)]
+    assert not recording.recording(only((step_tables(kernels=kernels, ranges=[range_row("impl=a", 30)]), {})))

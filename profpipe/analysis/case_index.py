@@ -35,6 +35,9 @@ _APART = (RANK_PREFIX, DEVICE_PREFIX)
 #: The prefix of metrics of a program's steps.
 _STEP = "step_"
 
+#: The prefix of metrics of a whole recording in which no step was found.
+_CAPTURE = "capture_"
+
 
 @dataclass(frozen=True)
 class Number:
@@ -64,7 +67,7 @@ class CaseIndex:
     by_rank: Mapping[tuple[str, str], Mapping[str, Mapping[str, Number]]]
     statuses: Mapping[str, Mapping[str, str]]
     flags: Mapping[Key, tuple[str, ...]]
-    #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps.
+    #: (case, profiler) -> metric -> subject -> its row, of the metrics of steps and of recordings without steps.
     step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
     #: The ranks whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
@@ -88,7 +91,7 @@ class CaseIndex:
                 continue
             if subject.startswith(PROCESS_PREFIX):
                 continue  # the case has the numbers of all its processes
-            if metric.startswith(_STEP):
+            if metric.startswith((_STEP, _CAPTURE)):
                 steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
                 continue
             if subject.startswith(_APART):
@@ -129,8 +132,8 @@ class CaseIndex:
         times, launches = numbers["step_kernel_time"], numbers.get("step_launches", {})
         calls = {name: launches[name].value if name in launches else 0.0 for name in times}
         copies = self.copies & times.keys()
-        copies_ns = sum(times[name].value for name in copies)
-        own = KernelTotals(copies=sum(calls[name] for name in copies), copies_ns=copies_ns, streams=capture.streams)
+        by_copy = {name: (calls[name], times[name].value) for name in copies}
+        own = KernelTotals(by_copy=by_copy, streams=capture.streams)
         # A name may have several classes: a kernel of a convolution is one by its operator. The steps divide like the
         # whole recording, and their launches vary like its launches.
         for kernel, (all_calls, all_ns) in capture.work.items():

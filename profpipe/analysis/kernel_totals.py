@@ -40,8 +40,8 @@ class KernelTotals:
 
     kernels: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
     operators: dict[Kernel, tuple[float, float]] = field(default_factory=dict)
-    copies_ns: float = 0.0
-    copies: float = 0.0
+    #: (launches, ns) of copies and sets by name.
+    by_copy: dict[str, tuple[float, float]] = field(default_factory=dict)
     streams: set[int] = field(default_factory=set)
     #: (launches, ns) of kernels and operators by phase, nested phases excluded.
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -58,6 +58,14 @@ class KernelTotals:
     @property
     def total_ns(self) -> float:
         return sum(ns for _, ns in self.work.values())
+
+    @property
+    def copies(self) -> float:
+        return sum(calls for calls, _ in self.by_copy.values())
+
+    @property
+    def copies_ns(self) -> float:
+        return sum(ns for _, ns in self.by_copy.values())
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, tuple[float, float]]:
@@ -94,8 +102,7 @@ class KernelTotals:
             self,
             kernels=divide(self.kernels),
             operators=divide(self.operators),
-            copies_ns=self.copies_ns / number,
-            copies=self.copies / number,
+            by_copy=divide(self.by_copy),
             phases=divide(self.phases),
             squares={name: square / number for name, square in self.squares.items()},
         )
@@ -153,7 +160,8 @@ def sum_kernels(kernels: pd.DataFrame) -> dict[Key, KernelTotals]:
     for case, profiler, name, cls, family, kind, *numbers in rows(sums, *key, *named, *how):
         own = found[case, profiler]
         if kind in COPIES:
-            own.copies, own.copies_ns = own.copies + numbers[0], own.copies_ns + numbers[1]
+            before = own.by_copy.get(name, (0.0, 0.0))
+            own.by_copy[name] = before[0] + numbers[0], before[1] + numbers[1]
         else:
             own.add(Kernel(name, cls, family, kind), *numbers)
     work = timed[~timed["kind"].isin(COPIES)]

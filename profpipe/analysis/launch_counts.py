@@ -43,7 +43,9 @@ def _compare_pair(
 ) -> LaunchCounts | None:
     """Compare the cases that both captured with known iterations, without the kernels whose name fits ``excluded``."""
     runs: dict[str, tuple[int, int]] = {}
-    for case, breakdowns in data.breakdowns.items():
+    # Profilers record different parts of a program with steps.
+    with_steps = {case for case, _ in data.recorded.step_totals}
+    for case, breakdowns in ((id, own) for id, own in data.breakdowns.items() if id not in with_steps):
         n, m = (breakdowns[name].iterations if name in breakdowns else None for name in pair)
         if n and m and all((case, name) in counts for name in pair):
             runs[case] = n, m

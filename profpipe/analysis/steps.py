@@ -19,6 +19,7 @@ from profpipe.analysis.findings.steps import (
     CopyTraffic,
     OutlierCause,
     RankSteps,
+    Recording,
     StepFindings,
     StepOutlier,
     StepPart,
@@ -35,6 +36,9 @@ _COMMUNICATION = "communication"
 
 _COLUMNS = {part: f"{part.value}_ns" for part in StepPart}
 
+#: The metrics of a recording without steps.
+_CAPTURED = tuple(f"capture_{part.value}" for part in StepPart)
+
 _OUTLIER = re.compile(rf"{RANK_PREFIX}(\d+) step (\d+)")
 _OUTLIER_METRIC = "step_outlier_"
 
@@ -45,11 +49,39 @@ def find_steps(index: CaseIndex, cases: Iterable[str], declared: Mapping[str, An
     profiler = _with_parts(index.tables.steps)
     found = {case: _Case(index, case, profiler, by_case[case]).read() for case in cases if case in by_case}
     items = declared.get("items_per_step")
+    kept = tuple(own for own in found.values() if own)
+    without = tuple(case for case in cases if not found.get(case))
+    recordings = tuple(recording for case in without for recording in _recordings(index, case))
+    totals = {case: index.capture_totals.get((case, _recorder(index, case)), KernelTotals()) for case in without}
     return StepFindings(
-        cases=tuple(own for own in found.values() if own),
+        cases=kept,
+        without_steps=tuple(case for case in without if totals[case].total_ns),
+        recordings=recordings,
+        copies={case: tuple(_copies(own)) for case, own in totals.items() if own.by_copy},
+        has_launches=bool(recordings),
         items={case: float(items) for case in found} if items else {},
         item_name=str(declared.get("item_name") or "items"),
     )
+
+
+def _recorder(index: CaseIndex, case: str) -> str:
+    """Return the profiler that recorded the kernels of ``case``, the most trusted one of several."""
+    return next((name for name in PREFERENCE if (case, name) in index.capture_totals), "")
+
+
+def _recordings(index: CaseIndex, case: str) -> Iterator[Recording]:
+    """Yield the parts of a recording without steps, by rank."""
+    profiler = next((name for name in PREFERENCE if _CAPTURED[0] in index.step_numbers.get((case, name), {})), "")
+    numbers = index.step_numbers.get((case, profiler), {})
+    for rank in numbers.get(_CAPTURED[0], {}):
+        found = (numbers.get(metric, {}).get(rank) for metric in _CAPTURED)
+        parts = dict(zip(StepPart, (number.value if number else 0.0 for number in found), strict=True))
+        yield Recording(case, profiler, rank.removeprefix(RANK_PREFIX), StepParts(parts))
+
+
+def _copies(totals: KernelTotals) -> Iterator[CopyTraffic]:
+    for name, (calls, ns) in sorted(totals.by_copy.items(), key=lambda item: -item[1][1]):
+        yield CopyTraffic(name, calls, ns)
 
 
 def _with_parts(steps: pd.DataFrame) -> str:

@@ -37,6 +37,7 @@ from profpipe.report.sections import (
     phases,
     plots,
     ranks,
+    recording,
     roofline,
     step_list,
     step_times,
@@ -93,12 +94,12 @@ def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
         *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (flags.flags(findings.workloads),)),
         warnings.warnings(findings, run),
-        *(steps.steps(workload) for workload in findings.workloads if is_alone),
+        *(section for workload in findings.workloads if is_alone for section in _where_time_goes(workload)),
         classification.classification(findings),
         studies.study_tables([study for study in findings.studies if not study.is_first]),
         study_plots.study_plots(findings.plots),
         *(section for workload in findings.workloads
-          for section in (*(() if is_alone else (*answers[workload.name], steps.steps(workload))),
+          for section in (*(() if is_alone else (*answers[workload.name], *_where_time_goes(workload))),
                           *_workload_sections(workload, findings))),
         not_run.failures(findings),
         not_run.unfinished(findings),
@@ -110,6 +111,10 @@ def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
     )  # fmt: skip
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
     return Document(title, tuple(section for section in sections if section))
+
+
+def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, Section]:
+    return steps.steps(workload), recording.recording(workload)
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

@@ -184,14 +184,28 @@ class CaseSteps:
 
 
 @dataclass(frozen=True)
-class StepFindings:
-    """The steps of one workload.
+class Recording:
+    """A whole recording of a case in which no step was found, on one rank, from its first operation to its last."""
 
-    ``without_steps`` are the cases that ran and in which no step was found.
+    case: str
+    profiler: str
+    rank: str
+    parts: StepParts
+
+
+@dataclass(frozen=True)
+class StepFindings:
+    """The steps of one workload, and the recordings in which none was found.
+
+    ``without_steps`` are the cases that a profiler recorded and in which no step was found. ``copies`` are theirs by
+    case, as the mean over ranks of a command, else as sums. ``has_launches`` is False where a file has sums only.
     """
 
     cases: tuple[CaseSteps, ...] = ()
     without_steps: tuple[str, ...] = ()
+    recordings: tuple[Recording, ...] = ()
+    copies: Mapping[str, tuple[CopyTraffic, ...]] = field(default_factory=dict)
+    has_launches: bool = True
     #: Items of a step, as the pipeline file states them, by case; and their name in the plural: tokens.
     items: Mapping[str, float] = field(default_factory=dict)
     item_name: str = ""

@@ -22,7 +22,7 @@ from profpipe.report import document as doc
 from profpipe.report import selection
 from profpipe.report.inlines import duration, fill, margin, names, percent, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
-from profpipe.report.sections import host_pace, roofline, steps, times
+from profpipe.report.sections import host_pace, recording, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
 from profpipe.report.units import count, number, size_unit, step_unit, time_unit
 
@@ -88,6 +88,7 @@ def answer(workload: WorkloadFindings) -> doc.Text:
 def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     judged = [shape for shape in workload.shapes if shape.win]
     yield from _of_steps(workload)
+    yield from recording.remarks(workload)
     if workload.largest is None or not judged or not _has_comparison(workload):
         return
     in_loop = list(host_pace.remarks(judged))

@@ -27,6 +27,9 @@ _CASES_A_TABLE = 6
 #: A class of kernels has a row from this share of any step on. A part that could speed up a step by less is not named.
 _LEAST_SHARE, _LEAST_SPEEDUP = 0.02, 1.02
 
+#: A part below this share of a step is neither in a sentence nor in the bars.
+LEAST_SHOWN = 0.0005
+
 #: From this share of a step on, the overhead of the profiler is named beside the parts.
 _LEAST_OVERHEAD = 0.02
 
@@ -86,7 +89,8 @@ def _context(cases: Sequence[CaseSteps]) -> doc.Text:
     ranks = max(len(own.ranks) for own in cases)
     over = f" of each of {ranks} ranks" if ranks > 1 else ""
     steady = _numbers(n for own in cases for n in own.count(StepState.STEADY))
-    text = f"Mean of the {steady} steady steps{over} ({cases[0].profiler}); the parts add up to the step."
+    mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
+    text = f"{mean}{over} ({cases[0].profiler}); the parts add up to the step."
     others = [
         f"{_numbers(counts)} {name}{'' if max(counts) == 1 else 's'}"
         for state, name in ((StepState.WARMUP, "warm-up step"), (StepState.OUTLIER, "outlier"))
@@ -205,7 +209,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
     series = tuple(
         doc.Series(name, key, tuple(doc.Mark(i, ns) for i, ns in enumerate(values)))
         for name, key, values in pieces
-        if any(parts.share(ns) >= 0.0005 for parts, ns in zip(every, values, strict=True))
+        if any(parts.share(ns) >= LEAST_SHOWN for parts, ns in zip(every, values, strict=True))
     )
     labels = tuple(
         (doc.plain(case_text(case)) if case.id else workload.name) + (" (baseline)" if case.is_baseline else "")
@@ -262,7 +266,7 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts = own.parts
     shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED)]
     shares.append(("idle", parts.idle_ns))
-    named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= 0.0005]
+    named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
     cause = max(IDLE_PARTS, key=lambda part: parts.ns[part])
     idle = f" (mostly {_WHY_IDLE[cause]})" if parts.share(parts.ns[cause]) >= _LEAST_SHARE else ""
     found = [(name, parts.speedup_without(values[0])) for name, values in _removable([parts])]
@@ -286,22 +290,33 @@ def copies(cases: Sequence[_Case]) -> doc.Table:
     Those of less than every second step and 0.1 % of its time are left out.
     """
     shown = [
-        (case, [c for c in own.copies if c.calls >= 0.5 or parts.share(c.ns) >= 0.001]) for case, own, parts in cases
+        (case_text(case), [copy for copy in own.copies if copy.calls >= 0.5 or parts.share(copy.ns) >= 0.001])
+        for case, own, parts in cases
     ]
-    every = [(case, copy, i == 0) for case, own in shown for i, copy in enumerate(own)]
+    return copy_table(shown, "copies and sets of a step")
+
+
+def copy_table(cases: Sequence[tuple[doc.Text, Sequence[CopyTraffic]]], title: str) -> doc.Table:
+    """Return a row for each direction of the copies of each case, which stands beside its label."""
+    every = [(label if i == 0 else "", copy) for label, own in cases for i, copy in enumerate(own)]
     columns = [
         *([doc.label("case")] if len(cases) > 1 else []),
-        doc.label("direction", "copies and sets of a step"),
+        doc.label("direction", title),
         doc.count("calls", "number"),
-        doc.Column("ns", "time", time_unit(copy.ns for _, copy, _ in every)),
-        doc.Column("bytes", "size", size_unit(copy.bytes for _, copy, _ in every)),
+        doc.Column("ns", "time", time_unit(copy.ns for _, copy in every)),
+        doc.Column("bytes", "size", size_unit(copy.bytes for _, copy in every)),
         doc.Column("bandwidth", "", Unit("GB/s", 1e9)),
     ]
-    rows = []
-    for case, copy, is_first in every:
-        label = [case_text(case) if is_first else ""] if len(cases) > 1 else []
-        numbers = (copy.calls, copy.ns, _or_empty(copy.bytes), _or_empty(copy.bytes_per_s))
-        rows.append([*label, _direction(copy), *numbers])
+    rows = [
+        [
+            *([label] if len(cases) > 1 else []),
+            _direction(copy),
+            copy.calls,
+            copy.ns,
+            *map(_or_empty, (copy.bytes, copy.bytes_per_s)),
+        ]
+        for label, copy in every
+    ]
     return doc.make_table("copies", columns, rows)
 
 

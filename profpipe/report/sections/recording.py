@@ -1,0 +1,91 @@
+"""Where the time of a whole recording goes, of programs in which no step was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profpipe.analysis.findings.steps import Recording, StepPart, StepParts
+from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import duration, fill, percent
+from profpipe.report.labels import case_text
+from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, copy_table
+from profpipe.report.units import step_unit
+
+#: Copies of at least this share of the kernel time are in the headline.
+_LEAST_COPIES = 0.05
+
+
+def recording(workload: WorkloadFindings) -> doc.Section:
+    """Return why there are no steps, the parts of the whole recording by rank, and its copies.
+
+    The section is empty for measured calls, and where steps were found.
+    """
+    of_everything = workload.iteration in (Iteration.CAPTURE, Iteration.PROCESS)
+    if workload.steps or not of_everything or workload.is_on_cpu or not workload.steps.without_steps:
+        return doc.Section("recording", "", workload=workload.name)
+    labels = {case.id: case_text(case) for case in workload.cases}
+    copies = copy_table([(labels.get(case, ""), own) for case, own in workload.steps.copies.items()], "copies and sets")
+    blocks = (doc.Paragraph(_reason(workload)), _parts_table(workload), copies)
+    return doc.make_section("recording", "Where the time goes", blocks, workload=workload.name)
+
+
+def _reason(workload: WorkloadFindings) -> str:
+    if not workload.steps.has_launches:
+        return (
+            "No steps: the file does not say when each launch ran, so neither steps nor idle time can be found."
+            if workload.iteration is Iteration.CAPTURE
+            else "No steps were found: the profiler did not record when each launch ran."
+        )
+    return (
+        "No steps were found: no marker and no range of a framework says where one begins, and no sequence of launches"
+        " recurs in at least half of the kernel time. The figures are of the whole recording, from the first operation"
+        f" of each GPU to its last ({workload.kernel_profiler})."
+    )
+
+
+def _parts_table(workload: WorkloadFindings) -> doc.Table:
+    """Return a row for each case and rank: what was recorded, and its parts."""
+    found = workload.steps.recordings
+    unit = step_unit(each.parts.wall_ns for each in found)
+    labels = {case.id: case_text(case) for case in workload.cases}
+    columns = [
+        *([doc.label("case")] if len(workload.cases) > 1 else []),
+        *([doc.label("rank")] if len({each.rank for each in found}) > 1 else []),
+        doc.Column("wall", "recorded", unit),
+        *(doc.Column(part.value, PART_NAMES[part], unit) for part in _shown(found)),
+    ]
+    rows = [
+        [
+            *([labels.get(each.case, "")] if len(workload.cases) > 1 else []),
+            *([each.rank] if len({own.rank for own in found}) > 1 else []),
+            each.parts.wall_ns,
+            *(_part(each.parts, part) for part in _shown(found)),
+        ]
+        for each in found
+    ]
+    return doc.make_table("recording", columns, rows)
+
+
+def _shown(found: tuple[Recording, ...]) -> list[StepPart]:
+    return [part for part in StepPart if any(each.parts.share(each.parts.ns[part]) >= LEAST_SHOWN for each in found)]
+
+
+def _part(parts: StepParts, part: StepPart) -> doc.Cell:
+    return doc.Cell(parts.ns[part], note=fill("({})", percent(parts.share(parts.ns[part]))))
+
+
+def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield what the sum of the kernels leaves out: idle time and copies."""
+    if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
+        return
+    if found := workload.steps.recordings:
+        wall = sum(each.parts.wall_ns for each in found)
+        idle = percent(sum(each.parts.idle_ns for each in found) / wall if wall else 0.0)
+        ranks = len({each.rank for each in found})
+        who = "The GPU was" if ranks == 1 else f"The {ranks} GPUs were"
+        yield fill(f"{who} idle in {{}} of the recorded time, from the first operation to the last.", idle)
+    copied = sum(copy.ns for own in workload.steps.copies.values() for copy in own)
+    kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
+    if copied >= _LEAST_COPIES * kernels > 0:
+        yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
