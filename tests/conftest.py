@@ -12,6 +12,9 @@ from types import ModuleType
 
 import pytest
 
+#: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
@@ -40,6 +43,14 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no recorded profiler files in {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no charts, for tests of text: drawing takes most of the time of a report."""
+    from profpipe.report.plots import matplotlib_charts
+
+    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
 
 
 @pytest.fixture
@@ -104,7 +115,7 @@ def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 #: Fixtures that start several processes, or a real nsys. The tests that use them are slow.
-SLOW_FIXTURES = {"nsys", "run_of_two", "told", "study"}
+SLOW_FIXTURES = {"nsys", "run_of_two", "told", "study", "script", "wheel"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+#: The PYTHONPATH of a run whose workloads need no torch: their processes start at once.
+WITHOUT_TORCH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'no_torch'}"
+
 
 def profpipe(folder: Path, *arguments: object, **environment: str) -> str:
     """What it prints, run in ``folder``. A run without a failure is part of what is tested."""

@@ -129,6 +129,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
     assert "### Time of a pass" in summary and "In every case: " in summary
 
 
+@pytest.mark.slow
 def test_with_a_limit_of_memory_its_cases_say_on_a_cpu_why_they_do_not_run(tmp_path: Path) -> None:
     small = {"HEADDIM": "16", "SEQLEN": "32", "IMPLS": "plain", "REPEATS": "1", "MEMORY_CAP_GIB": "24"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)

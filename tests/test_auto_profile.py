@@ -171,6 +171,7 @@ def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     assert "no python-of-nowhere here" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="no torch is installed here")
 def test_an_installed_torch_is_used_and_not_installed_over(script: Path) -> None:
     where = "import torch; print(torch.__file__)"

@@ -21,7 +21,7 @@ H200 = {"name": "NVIDIA H200"}
 def measured() -> dict[str, Any]:
     pytest.importorskip("torch")
     return measured_peaks.measure(
-        "cpu", sizes=(16, 64), max_copy_bytes=2**20, rule=StoppingRule(min_samples=3, budget_s=2.0, max_samples=10)
+        "cpu", sizes=(16, 64), max_copy_bytes=2**20, rule=StoppingRule(min_samples=3, budget_s=0.2, max_samples=10)
     )
 
 

@@ -294,6 +294,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return captured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["sdpa_math", "sdpa_flash"])
 def test_with_sdpa_the_compiled_model_is_one_graph(impl: str, graphs: list[Any], opened: list[str]) -> None:
     params = {**TINY, "impl": impl}
@@ -304,6 +305,7 @@ def test_with_sdpa_the_compiled_model_is_one_graph(impl: str, graphs: list[Any],
     assert cog.phase_work({**params, "compile": True}) == {}
 
 
+@pytest.mark.slow
 def test_a_package_is_called_between_graphs(graphs: list[Any], package: list[Any]) -> None:
     compiled = cog.build({**TINY, "impl": "fa2", "compile": True})
     first = compiled()

@@ -42,6 +42,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_weights_come_from_a_folder(stored: Path) -> None:
     """The same as the random ones that were stored there, so that the prompt's and the noise's seed alone differ."""
     params = {**TINY, "what": "end_to_end", "steps": 2, "seed": 5}
@@ -49,6 +50,7 @@ def test_weights_come_from_a_folder(stored: Path) -> None:
     assert cog.build({**params, "weights": str(stored)})().equal(cog.build(params)())
 
 
+@pytest.mark.slow
 def test_a_folder_that_does_not_fit_is_named_with_the_command_that_gets_one(stored: Path, tmp_path: Path) -> None:
     lacking = cog.available({**TINY, "weights": str(tmp_path)})
     assert lacking.startswith(

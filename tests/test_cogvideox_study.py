@@ -21,6 +21,7 @@ _REDUCED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
     listed = profpipe(ROOT, "list", PIPELINE)
     assert "video: cogvideox, 13 cases under plain, nsys" in listed

@@ -139,6 +139,7 @@ def test_a_case_that_fills_the_memory_is_recorded_and_the_sweep_goes_on(project)
     assert (project / "out" / "latest" / "raw" / "sums" / "plain" / "log.txt").read_text().count("$ ") == 1
 
 
+@pytest.mark.slow
 def test_a_second_resume_of_the_same_run_is_refused(project):
     assert profpipe(project, "run").returncode == 0
     folder = (project / "out" / "latest").resolve()
@@ -158,6 +159,7 @@ def test_only_missing_tools_are_exit_code_3(project, tmp_path):
     assert done.returncode == 3 and "rocprof" in done.stderr and not (project / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_cases_of_a_missing_tool_are_skipped_with_the_reason(project):
     done = profpipe(project, "run", "-p", "plain", "-p", "rocprof")
     assert done.returncode == 0, done.stderr
@@ -325,6 +327,7 @@ def parse(path):
 """
 
 
+@pytest.mark.slow
 def test_a_job_whose_reading_was_interrupted_is_read_again(project, monkeypatch):
     (project / "parsers").mkdir()
     (project / "parsers" / "breaks.py").write_text(BREAKS)
@@ -390,6 +393,7 @@ def unended(project):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_although_its_command_wrote_a_file_that_it_names(project):
     (project / "pipeline.yaml").write_text(
         "version: 1\nworkloads:\n  mine:\n    command: [sh, -c, 'date +%N > result.txt', sh, result.txt]\n"
@@ -445,12 +449,14 @@ def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(pro
     assert (project / "out" / "latest" / "SUMMARY.md").is_file() and statuses(project) == {"do=work,n=1": "ok"}
 
 
+@pytest.mark.slow
 def test_resume_without_an_unfinished_run_is_an_error(project):
     assert profpipe(project, "run").returncode == 0
     done = profpipe(project, "resume")
     assert done.returncode == 2 and "no unfinished run" in done.stderr
 
 
+@pytest.mark.slow
 def test_history_and_compare_see_the_runs(project):
     for _ in range(2):
         assert profpipe(project, "run").returncode == 0
@@ -484,6 +490,7 @@ def test_an_export_without_records_is_refused_with_the_message_of_its_tool(proje
     assert "holds no kernels, copies or ranges (nsys: No CUDA events collected. Does the process" in done.stderr
 
 
+@pytest.mark.slow
 def test_ingest_does_not_overwrite_the_folder_of_a_run(project):
     assert profpipe(project, "run").returncode == 0
     done = profpipe(project, "ingest", str(project / "pipeline.yaml"), "--out", "out/latest")
@@ -535,11 +542,11 @@ def in_a_shell(project, line):
 @pytest.mark.parametrize(
     "line",
     [
-        "profpipe run 2>&1 | head -n 1",
         "profpipe run | true",
-        "profpipe run 2>/dev/full >/dev/full",
-        "profpipe run 2>&-",
-        "profpipe run >&- 2>&-",
+        pytest.param("profpipe run 2>&1 | head -n 1", marks=pytest.mark.slow),
+        pytest.param("profpipe run 2>/dev/full >/dev/full", marks=pytest.mark.slow),
+        pytest.param("profpipe run 2>&-", marks=pytest.mark.slow),
+        pytest.param("profpipe run >&- 2>&-", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_continues_when_its_output_cannot_be_written(project, line):
@@ -614,6 +621,7 @@ def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
     assert "2 cases are more than 5 % slower: w/n=0, w/n=1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_too_little_classified_time_is_a_failure(project):
     pytest.importorskip("torch")
     (project / "sums.py").write_text(

@@ -252,7 +252,9 @@ def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workload", [ONE_WRITES, KEEPS], ids=["build", "snapshot"])
+@pytest.mark.parametrize(
+    "workload", [pytest.param(ONE_WRITES, id="build"), pytest.param(KEEPS, id="snapshot", marks=pytest.mark.slow)]
+)
 def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path, workload: str) -> None:
     large = project(tmp_path, workload) / "large"
     large.symlink_to("/dev/full")
@@ -292,6 +294,7 @@ def small_disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_whose_disk_was_full_is_finished_once_there_is_space(small_disk: Path) -> None:
     done = in_own_namespace(project(small_disk, FILLS), ON_A_SMALL_DISK.format(python=sys.executable))
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,7 @@ def an_example(folder: Path, pipeline: Path) -> Path:
     return folder / "mine"
 
 
+@pytest.mark.slow
 def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None:
     run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
     before = store.load(run)[0].cases
@@ -107,6 +108,7 @@ def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None
     assert [(job["reason"], job["log"]) for job in jobs][1] == ("exit code 3", "raw/w/plain/2/log.txt")
 
 
+@pytest.mark.slow
 def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path: Path) -> None:
     run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
     (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
@@ -116,7 +118,7 @@ def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path
     assert {path.name for path in mine.iterdir()} == {"pipeline.yaml", "kernels.csv"}
 
 
-@pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])
+@pytest.mark.parametrize("folder", ["here", pytest.param("/home/somebody/data", marks=pytest.mark.slow)])
 def test_a_run_is_taken_without_raw_files_and_folders_of_its_machine_or_not_at_all(tmp_path: Path, folder: str) -> None:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FOLDER", folder))
     done = subprocess.run(

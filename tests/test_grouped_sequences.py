@@ -85,6 +85,7 @@ def test_the_total_length_is_recorded_of_every_case_that_ran(run: Path) -> None:
     assert params[case]["seqlens"] == "8,8"
 
 
+@pytest.mark.slow
 def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path) -> None:
     report = read_pages(run)
     table = report.partition("### One sequence or a group of short ones")[2].partition("###")[0]
@@ -95,6 +96,7 @@ def test_the_report_has_one_sequence_beside_a_group_of_the_same_length(run: Path
     assert "%2C" not in report.partition("## The command behind each number")[0]
 
 
+@pytest.mark.slow
 def test_the_report_draws_the_rates_over_the_total_length(run: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = {picture.stem.removeprefix("study-") for picture in (run / "plots").glob("study-*.png")}

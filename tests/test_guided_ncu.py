@@ -488,6 +488,7 @@ def test_a_run_shows_only_the_launches_that_its_capture_chose(guided_run):
     assert "launches left out: 3" in summary
 
 
+@pytest.mark.slow
 def test_a_job_that_another_job_has_replaced_is_removed_from_the_record(guided_run, tmp_path):
     """As where a case had no capture for want of room, and a run that went on made it."""
     folder, _, record, _ = guided_run()
@@ -506,6 +507,7 @@ def test_a_job_that_another_job_has_replaced_is_removed_from_the_record(guided_r
     assert "no capture" not in (folder / "SUMMARY.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_for_one_kernel_that_a_full_disk_stopped_runs_again(guided_run, tmp_path):
     folder, _, record, _ = guided_run("--set", "defaults.ncu.top=4")
     alone = next(job for job in record.jobs if job.profiler == "ncu" and job.status == "failed")

@@ -127,6 +127,7 @@ def test_every_case_is_tried_whatever_became_of_the_one_before(plain):
     assert plain[0]["event"] == "started" and plain[-1]["event"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_process_that_torch_left_in_a_capture_measures_no_further_case(tmp_path):
     events = carry_out(tmp_path, {"a": {"do": "spoil"}, "b": {"do": "work"}}, code=harness.CONTEXT_LOST)
     (ended,) = of(events, "case_ended")
@@ -141,7 +142,8 @@ def test_a_failure_says_why_in_a_line_and_keeps_its_traceback(plain):
 
 
 @pytest.mark.parametrize(
-    ("result", "returned"), [("None", "None"), ("3.5", "an object of type float"), ("'x'", "an object of type str")]
+    ("result", "returned"),
+    [("None", "None"), pytest.param("3.5", "an object of type float", marks=pytest.mark.slow)],
 )
 def test_a_build_that_returns_no_callable_is_named_with_file_and_line(tmp_path, result, returned):
     workload = f"import torch\n\ndef build(params):\n    x = 1\n    return {result}\n"

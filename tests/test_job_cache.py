@@ -341,6 +341,7 @@ def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project:
     assert not any(entry.key for entry in record.jobs if entry.workload == "broken")
 
 
+@pytest.mark.slow
 def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project: Path) -> None:
     (project / "first.py").write_text(
         "from pathlib import Path\nPARAMS = {'n': 1}\n\ndef build(params):\n"
@@ -365,6 +366,7 @@ def test_the_files_of_a_command_that_were_removed_are_made_again(project: Path) 
     assert "hello" in (project / "out" / "latest" / "raw" / "w" / "plain" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_damaged_earlier_run_is_ignored(project: Path) -> None:
     assert profpipe(project, "run").returncode == 1
     ((project / "out" / "latest").resolve() / "run.json").write_text("{")
@@ -372,6 +374,7 @@ def test_a_damaged_earlier_run_is_ignored(project: Path) -> None:
     assert again.returncode == 1 and "Traceback" not in again.stderr and "is not JSON" not in again.stderr
 
 
+@pytest.mark.slow
 def test_without_the_option_no_job_is_reused(project: Path) -> None:
     for _ in range(2):
         profpipe(project, "run", "-w", "first")

@@ -32,7 +32,6 @@ from profpipe import plugins
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.errors import ProfpipeError
 from profpipe.report import markdown, selection, short_kernel_names, text_files, units
-from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import cases as case_numbers
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -47,12 +46,6 @@ def page(data: Tables, run: dict[str, Any], folder: Path, template: Path = TEMPL
     summary = write_page(analyze(data, run), data, run, folder, template)
     details = folder / "details.md"
     return "\n".join(path.read_text(encoding="utf-8") for path in (summary, details) if path.exists())
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of words alone: drawing takes most of a report's time."""
-    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
 
 
 def compare(text: str, golden: Path, regenerate: bool) -> None:

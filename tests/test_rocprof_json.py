@@ -298,6 +298,7 @@ def damaged(value: Any, dice: random.Random) -> Any:
     return dice.choice([None, "x", -1, 2**70, [], {}, 1.5, True])
 
 
+@pytest.mark.slow
 def test_malformed_records_are_refused_or_read_but_never_break_the_parser(parser: ModuleType, tmp_path: Path) -> None:
     dice = random.Random(11)
     counted = {"dispatch_data": dispatch(40, 50), "records": [{"counter_id": {"handle": 8}, "value": 1}]}

@@ -233,6 +233,7 @@ def test_files_of_another_recording_are_not_read(parser: ModuleType, write: Writ
     assert places(found) == {"scale()": ("", "")} and found.ranges.empty
 
 
+@pytest.mark.slow
 def test_damaged_calls_are_refused_or_read_but_never_break_the_parser(parser: ModuleType, tmp_path: Path) -> None:
     calls = [
         message(CASE, 100),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from program import profpipe, rows
+from program import WITHOUT_TORCH, profpipe, rows
 from report_study import analyze, case_row, metric_row, tables
 
 from profpipe.report.labels import DENSE_WORK
@@ -54,6 +54,7 @@ tables:
 """
 
 
+@pytest.mark.slow
 def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) -> None:
     said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     for case in (
@@ -100,7 +101,7 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
 def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
-    profpipe(tmp_path, "run", "mine.yaml")
+    profpipe(tmp_path, "run", "mine.yaml", PYTHONPATH=WITHOUT_TORCH)
     metrics = rows(tmp_path / "out" / "latest" / "metrics.csv")
     found = {(row["case"], row["metric"]): float(row["value"]) for row in metrics if row["value"]}
     assert found["impl=sparse,left_out=0.75", "sparsity"] == 75

@@ -92,6 +92,7 @@ def test_rocprofv3_gives_each_case_its_kernels_by_the_call_that_launched_them(pr
     assert record.refused == () and "`scale_kernel<float>`" in project.summary()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "source"),
     [("rocprofv2", "raw/sums/rocprof/results_capture.csv"), ("rocprof", "raw/sums/rocprof/capture.csv")],
@@ -113,6 +114,7 @@ def test_rocprof_that_ends_well_and_leaves_nothing_has_profiled_nothing(project)
     assert cases["reason"].str.startswith("no profile: capture*_kernel_trace.csv was not made").all()
 
 
+@pytest.mark.slow
 def test_rocprof_v1_that_never_started_the_workload_is_skipped_with_the_remedy(project):
     project.install("rocprof", 'echo "WARNING: cannot find rocm_agent_enumerator"')
     done = project.profpipe("rocprof")
@@ -151,6 +153,7 @@ def test_ncus_report_of_a_command_is_that_of_its_case(project):
     assert (project.folder / "ran.txt").exists()
 
 
+@pytest.mark.slow
 def test_kernels_that_ncu_saw_in_no_range_are_shown_outside_every_case(project):
     install_ncu(project, f"cp {shlex.quote(str(REPORT))} $report; exit $code")
     done = project.profpipe("ncu")
@@ -170,6 +173,7 @@ def test_locked_counters_skip_ncu_with_the_remedy_and_the_run_ends_well(project)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in project.summary()
 
 
+@pytest.mark.slow
 def test_ncu_that_profiled_no_kernel_has_failed_whatever_its_exit_code(project):
     install_ncu(project, "echo '==WARNING== No kernels were profiled.'; exit 0")
     assert project.profpipe("ncu").returncode == 1
@@ -177,6 +181,7 @@ def test_ncu_that_profiled_no_kernel_has_failed_whatever_its_exit_code(project):
     assert set(cases["status"]) == {"failed"} and cases["reason"].str.contains("ncu profiled no kernel").all()
 
 
+@pytest.mark.slow
 def test_a_report_that_is_cut_is_refused_and_the_run_says_so(project):
     cut = project.folder / "cut.ncu-rep"
     shutil.copy(REPORT, cut)

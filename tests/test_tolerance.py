@@ -22,7 +22,6 @@ from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
 from profpipe.report.document import Code, Details, Table, plain
-from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import accuracy
 from profpipe.report.sections import cases as case_numbers
 from profpipe.report.sections.studies import study_table
@@ -339,9 +338,8 @@ def only(data: Tables, **workload: Any) -> WorkloadFindings:
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The report of tables, without its pictures."""
-    monkeypatch.setattr(matplotlib_charts, "draw_charts", lambda document, folder: None)
+def page(tmp_path: Path, no_pictures: None) -> Any:
+    """Return a function that writes the report of tables and returns SUMMARY.md."""
 
     def render(data: Tables, **workload: Any) -> str:
         spec = run(**workload)

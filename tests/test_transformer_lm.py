@@ -62,11 +62,12 @@ def test_the_modern_block_has_three_matrices_in_its_mlp_and_an_output_layer_of_i
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_the_parameters_are_counted_without_the_memory_for_them(block: str) -> None:
-    params = {"size": "medium", "block": block, "context": 77, "vocab": 1001}
+    params = {**TINY, "block": block, "context": 77, "vocab": 1001}
     on_the_cpu = sum(parameter.numel() for parameter in _decoder(params, "cpu").parameters())
     assert lm.facts(params) == {"parameters": (on_the_cpu, "1")}
-    # 36 GB, were they there.
-    assert lm.facts({"size": "custom", "layers": 960})["parameters"][0] > 9e9
+    # In memory these would be 36 GB.
+    wide = {"size": "custom", "d_model": 8192, "d_ff": 32768, "heads": 64, "layers": 12}
+    assert lm.facts(wide)["parameters"][0] > 9e9
 
 
 def test_a_custom_size_takes_its_numbers_from_the_parameters() -> None:
@@ -222,7 +223,9 @@ def test_the_ranges_are_in_a_trace_of_torch(tmp_path: Path) -> None:
     assert all(begin["forward"] < span[1] < span[2] < end["forward"] for span in softmaxes)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16", "fp16"))]
+)
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_the_loss_falls_with_each_step(block: str, precision: str) -> None:
     step = lm.build({**TINY, "block": block, "precision": precision})
@@ -333,6 +336,7 @@ def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.Monke
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 @pytest.mark.parametrize("block", ["modern", "classic"])
 def test_the_model_is_one_graph_without_ranges_inside(
@@ -354,6 +358,7 @@ def test_the_model_is_one_graph_without_ranges_inside(
     assert seen[-4:] == ["forward", "loss", "backward", "optimizer"]
 
 
+@pytest.mark.slow
 def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
     compiled = torch.compile
@@ -369,6 +374,7 @@ def test_more_cases_than_torch_recompiles_are_each_compiled(monkeypatch: pytest.
     assert len(graphs) == 10
 
 
+@pytest.mark.slow
 def test_compiled_code_gives_the_loss_of_the_eager_model() -> None:
     params = {**TINY, "size": "custom", "d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "what": "forward"}
     if reason := lm.available({**params, "compile": True}):
