@@ -73,9 +73,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[str]]
 
 def _find_nsys() -> tuple[Path | None, str]:
     """A real nsys and its version, or None and why not."""
-    asked = os.environ.get("PROFPIPE_TEST_NSYS", "")
+    configured = os.environ.get("PROFPIPE_TEST_NSYS", "")
     fetched = ROOT / ".cache" / "nsys" / "target-linux-x64" / "nsys"
-    found = asked or (str(fetched) if fetched.exists() else shutil.which("nsys"))
+    found = configured or (str(fetched) if fetched.exists() else shutil.which("nsys"))
     if not found:
         return None, "no nsys here: run `make nsys`, or set PROFPIPE_TEST_NSYS to one"
     try:
@@ -88,17 +88,17 @@ def _find_nsys() -> tuple[Path | None, str]:
 @pytest.fixture(scope="session")
 def nsys() -> Path:
     """The executable of a real nsys; it needs no GPU to record ranges."""
-    path, word = _find_nsys()
+    path, detail = _find_nsys()
     if path is None:
-        pytest.skip(word)
+        pytest.skip(detail)
     return path
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says whether nsys was there: a green run without it has proved less."""
     _write_table(terminalreporter)
-    path, word = _find_nsys()
-    terminalreporter.write_line(f"nsys: {path} ({word})" if path else f"nsys: not used, {word}")
+    path, detail = _find_nsys()
+    terminalreporter.write_line(f"nsys: {path} ({detail})" if path else f"nsys: not used, {detail}")
     if not SHARED_DATA.is_dir():
         terminalreporter.write_line(f"recorded files: not used, no {SHARED_DATA}")
 
@@ -115,7 +115,7 @@ def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 #: Fixtures that start several processes, or a real nsys. The tests that use them are slow.
-SLOW_FIXTURES = {"nsys", "run_of_two", "told", "study", "script", "wheel"}
+SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "wheel"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A profiler that, like nsys, runs its workload in a session of its own and writes its report only at the very end.
+"""A profiler that, like nsys, runs its workload in a separate session and writes its report only at the very end.
 
 fake_nsys.py profile REPORT WORKLOAD...      fake_nsys.py export REPORT TRACE
 """

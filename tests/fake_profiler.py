@@ -86,22 +86,22 @@ class FakeProfiler:
 class Notes:
     """A ProgressListener that keeps the events."""
 
-    told: list[tuple[object, ...]] = field(default_factory=list)
+    calls: list[tuple[object, ...]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     visits: list[tuple[str, Visit]] = field(default_factory=list)
 
     def job_started(self, job: Job, index: int, total: int) -> None:
-        self.told.append(("job_started", index, total))
+        self.calls.append(("job_started", index, total))
 
     def case_started(self, case: str, visit: Visit) -> None:
         self.visits.append((case, visit))
-        self.told.append(("case_started", case))
+        self.calls.append(("case_started", case))
 
     def case_ended(self, case: str, status: str, reason: str = "") -> None:
-        self.told.append(("case_ended", case, status))
+        self.calls.append(("case_ended", case, status))
 
     def job_ended(self, outcome: JobOutcome) -> None:
-        self.told.append(("job_ended", outcome.status))
+        self.calls.append(("job_ended", outcome.status))
 
     def message(self, text: str) -> None:
         self.messages.append(text)

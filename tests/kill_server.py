@@ -27,7 +27,7 @@ from profpipe.runner.request import RunRequest
 
 TESTS = Path(__file__).resolve().parent
 
-#: What a run loads on its way; forked before any of it has started a thread.
+#: The modules that a run loads. The server forks before any of them has started a thread.
 LOADED_LATER = (
     "matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet", "sqlite_utils", "jinja2",
     "profpipe.report.plots.matplotlib_charts",
@@ -36,7 +36,7 @@ LOADED_LATER = (
 #: Print as without options.
 OUTPUT = argparse.Namespace(quiet=False, json=False)
 
-#: What the runner does to the world. Reading is not among it: to be killed before or after makes no difference.
+#: The calls of the runner that change something outside its process. A kill before or after a read makes no difference.
 STEPS = {"os.rename", "os.mkdir", "os.link", "os.remove", "subprocess.Popen", "sqlite3.connect", "os.chmod"}
 
 
@@ -46,7 +46,7 @@ class FakeNsys:
     NAME = "nsys"
     KEEPS_ENDED_CASES = False
 
-    def find(self, ask: Ask) -> Tool | Missing:
+    def find(self, order: Ask) -> Tool | Missing:
         return Tool("nsys", "1.0.0", str(TESTS / "fake_nsys.py"))
 
     def commands(self, job: Job) -> list[Command]:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def serve(project: str, do: str, kill_after_s: float | None = None, kill_at_step: int | None = None) -> dict[str, Any]:
-    """How one run ended (as waitpid tells it), how long it took, and how many steps it made."""
+    """The wait status of a run, its seconds and its number of steps."""
     reader, writer = os.pipe()
     began = time.monotonic()
     pid = os.fork()
@@ -82,8 +82,8 @@ def serve(project: str, do: str, kill_after_s: float | None = None, kill_at_step
     os.close(writer)
     status = wait(pid, None if kill_after_s is None else began + kill_after_s)
     seconds = time.monotonic() - began
-    with os.fdopen(reader) as told:
-        steps = told.read()
+    with os.fdopen(reader) as steps_file:
+        steps = steps_file.read()
     return {"status": os.waitstatus_to_exitcode(status), "seconds": seconds, "steps": int(steps or 0)}
 
 

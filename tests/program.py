@@ -1,4 +1,4 @@
-"""The program in a process of its own, as its user starts it, on the CPU; and the tables that it leaves."""
+"""Run profpipe as a subprocess on the CPU, and read the tables that it writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITHOUT_TORCH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'no_torch'}"
 
 
 def profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    """What it prints, run in ``folder``. A run without a failure is part of what is tested."""
+    """Run profpipe in ``folder`` and return what it prints; fail unless it exits with 0."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "profpipe", *map(str, arguments)],

@@ -74,12 +74,12 @@ class StandInGpu:
         self.launch(100_000)
 
     def think(self, ns: int) -> None:
-        """The host does something of its own."""
+        """Let host time pass without a launch."""
         self.now_ns += ns
 
-    def item(self, said: bool = True) -> None:
-        """The host reads a result; ``said``: torch notices."""
-        if said and self.sync_mode:
+    def item(self, is_noticed: bool = True) -> None:
+        """Read a result on the host; ``is_noticed``: torch's sync debug mode reports it."""
+        if is_noticed and self.sync_mode:
             warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         self.now_ns = max(self.now_ns, self.free_ns)
 

@@ -132,21 +132,21 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any]
 
 
 def test_the_study_dry_runs_with_every_implementation_and_dtype(tmp_path: Path) -> None:
-    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
-    # Sliding tiles, which single lengths are for, are no rounding of attention.
+    printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    # Sliding tile attention has separate lengths and is not exact.
     any_length = {name: row for name, row in implementations.IMPLEMENTATIONS.items() if not row.lengths}
     exact = [name for name, row in any_length.items() if row.has_backward]
     quantised = [name for name, row in any_length.items() if not row.has_backward]
-    assert all(f"causal=true,seqlen=4096,impl={name}" in said for name in exact)
-    assert all(f"inputs=local,causal=true,seqlen=4096,impl={name}" in said for name in quantised)
-    assert all(f"raw/{workload}/plain" in said for workload in ("fp32", "fp16", "bf16", "quantised"))
+    assert all(f"causal=true,seqlen=4096,impl={name}" in printed for name in exact)
+    assert all(f"inputs=local,causal=true,seqlen=4096,impl={name}" in printed for name in quantised)
+    assert all(f"raw/{workload}/plain" in printed for workload in ("fp32", "fp16", "bf16", "quantised"))
 
 
 def test_the_first_table_says_what_its_workloads_allow() -> None:
     pipeline = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))
     note = pipeline["tables"][0]["note"]
-    for measure, said in (("error_rel_l1", r"at most ([^;]*);"), ("cosine", r"at least (.*?)\. ")):
-        limits = re.findall(r"0\.\d+", re.search(said, note)[1])
+    for measure, printed in (("error_rel_l1", r"at most ([^;]*);"), ("cosine", r"at least (.*?)\. ")):
+        limits = re.findall(r"0\.\d+", re.search(printed, note)[1])
         assert [float(limit) for limit in limits] == [w["tolerance"][measure] for w in pipeline["workloads"].values()]
 
 

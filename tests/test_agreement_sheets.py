@@ -78,7 +78,7 @@ def test_no_part_of_a_difference_is_larger_than_all_of_it(busy_us: float, part: 
     assert reason.startswith("no known reason beyond this: overlap: ") and reason.endswith(part)
 
 
-def test_the_least_that_a_profiler_added_stands_beside_the_most() -> None:
+def test_the_smallest_and_the_largest_profiler_overhead_are_shown() -> None:
     """Less than nothing: the loop without it was held up, and shares of that case are of little use."""
     walls = {"plain": (100.0, 200.0), "nsys": (130.0, 120.0), "torch": (104.0, None)}
     rows = [

@@ -105,7 +105,7 @@ def test_sage_is_charged_with_its_quantising_and_the_mean_that_it_subtracts(h200
     ]  # fmt: skip
 
 
-def test_what_is_little_of_a_long_call_and_much_of_the_short_one_in_its_place_is_told() -> None:
+def test_a_cost_that_is_large_for_the_shorter_call_alone_is_listed() -> None:
     kernels = [kernel_row("impl=a", ATTENTION, 10, 50e6), kernel_row("impl=b", ATTENTION, 10, 7e6)]
     kernels += [kernel_row("impl=b", "made up", 50, 0.3e6), kernel_row("impl=b", ADD, 10, 0.1e6)]
     ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
@@ -116,10 +116,10 @@ def test_what_is_little_of_a_long_call_and_much_of_the_short_one_in_its_place_is
 @pytest.mark.parametrize(
     ("errors", "marks"), [({}, ["unchecked"]), ({"a": 0.01, "b": 0.02}, [""]), ({"a": 0.01, "b": 0.2}, [])]
 )
-def test_what_nobody_compared_is_swapped_under_a_mark_and_what_is_wrong_is_not(
+def test_an_unchecked_case_has_a_flag_in_the_switch_costs_and_an_inaccurate_case_is_left_out(
     errors: dict[str, float], marks: list[str]
 ) -> None:
-    """As a video of CogVideoX, which only nsys ran: nobody compares its results there."""
+    """A video of CogVideoX runs under nsys only, which compares no results."""
     kernels = [kernel_row("impl=a", ATTENTION, 10, 50e6), kernel_row("impl=b", ATTENTION, 10, 7e6)]
     ranges = [range_row(f"impl={impl}", 10) for impl in "ab"]
     found = [metric_row(f"impl={impl}", "error_max", error, "1") for impl, error in errors.items()]
@@ -184,7 +184,7 @@ def test_shapes_are_ordered_by_size_within_their_words() -> None:
     ]  # fmt: skip
 
 
-def test_an_axis_with_one_value_is_said_once_and_those_that_vary_make_the_shape() -> None:
+def test_an_axis_with_one_value_is_fixed_and_the_axes_that_vary_make_the_shape() -> None:
     cases = [case_row(f"impl={i},n={n}", params={"impl": i, "n": n, "batch": 2}) for i in "ab" for n in (1, 2)]
     workload = only(analyze(tables(cases), declared()))
     assert (workload.fixed, workload.compare, workload.varying_shape) == ((("batch", 2),), "impl", ("n",))
@@ -211,13 +211,13 @@ def test_without_impl_and_baseline_nothing_is_compared() -> None:
     assert workload.compare is None and workload.varying_shape == ("size", "precision")
 
 
-def test_only_parameters_that_the_pipeline_sets_are_said_of_every_case() -> None:
+def test_only_parameters_that_the_pipeline_sets_are_listed_as_common_to_all_cases() -> None:
     cases = [case_row(f"impl={i}", params={"impl": i, "batch": 2, "seed": 0}) for i in "ab"]
     assert only(analyze(tables(cases), declared(params={"batch": 2}))).fixed == (("batch", 2),)
     assert only(analyze(tables(cases), {})).fixed == (("batch", 2), ("seed", 0))
 
 
-def test_cases_stand_in_the_order_of_the_plan_whatever_order_they_were_measured_in() -> None:
+def test_cases_are_in_the_order_of_the_plan_in_any_order_of_measurement() -> None:
     times = [metric_row(f"impl={i}", "time", 1.0) for i in "bca"]
     run = {"jobs": [{"workload": "w", "cases": ["impl=a", "impl=b", "impl=c"]}]}
     assert only(analyze(tables(metrics=times), run)).variants == ("a", "b", "c")
@@ -315,7 +315,7 @@ def test_a_command_is_one_iteration_and_its_time_is_the_wall_time() -> None:
     assert point.breakdown is not None and point.breakdown.total.calls == 7
 
 
-def test_launches_without_a_time_are_counted_and_are_no_zeros() -> None:
+def test_launches_without_a_time_are_counted_and_their_time_is_missing() -> None:
     workload = only(analyze(tables(kernels=[kernel_row("impl=a", ATTENTION, 3, None)]), {}))
     assert workload.cases[0].breakdown is None and workload.launches == {"nsys": 3}
 
@@ -377,7 +377,7 @@ def test_what_was_measured_of_a_case_that_failed_then_wins_nothing(status: str) 
 
 
 def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_them() -> None:
-    """Nor is a time that is no result held against the profiler's, or named as what limits the case."""
+    """The time of a failed case is not compared with the profiler's and has no limit."""
     names = [f"impl={i}" for i in "abc"]
     rows = [case_row(name, profiler, "crashed" if profiler == "plain" else "ok")
             for name in names for profiler in ("plain", "nsys")]  # fmt: skip
@@ -394,7 +394,7 @@ def test_where_the_timed_cases_failed_the_kernels_that_a_profiler_saw_compare_th
     assert all([figure.profiler for figure in each.figures] == ["nsys"] for each in workload.agreements)
 
 
-def test_of_cases_that_failed_alike_each_is_named_with_its_own_profilers() -> None:
+def test_cases_with_the_same_failure_are_listed_with_the_profilers_under_which_each_failed() -> None:
     rows = [case_row(f"n={n}", profiler) for n in (1, 2, 3) for profiler in ("plain", "torch")]
     for n, profiler in ((1, "plain"), (2, "torch"), (3, "plain"), (3, "torch")):
         rows = [
@@ -409,8 +409,8 @@ def test_of_cases_that_failed_alike_each_is_named_with_its_own_profilers() -> No
     }  # fmt: skip
 
 
-def test_kernels_are_not_held_against_cpu_operators() -> None:
-    """The trace of one case has lost its GPU events: what is left of it are its operators."""
+def test_kernels_are_not_compared_with_cpu_operators() -> None:
+    """The trace of one case has lost its GPU events; its operators are left."""
     operators = kernel_row("impl=b", "aten::mm", 1, 2e5, kind="cpu_op", profiler="torch")
     kernels = [kernel_row("impl=a", ATTENTION, 1, 1e6, profiler="torch"), operators]
     cases = [case_row(f"impl={i}", "torch") for i in "ab"]
@@ -448,7 +448,7 @@ def test_the_cache_flush_of_the_harness_is_outside_every_case_and_explained() ->
     assert outside.unexplained == pytest.approx(0.1)
 
 
-def test_set_up_in_the_same_capture_is_no_doubt_in_a_run_of_our_own() -> None:
+def test_set_up_in_the_capture_of_a_run_gives_no_warning() -> None:
     data = tables(kernels=[kernel_row("impl=a", ATTENTION, 1, 60.0), kernel_row("", ADD, 1, 40.0)])
     run = {"jobs": [{"workload": "w", "profiler": "nsys", "cases": ["impl=a"]}]}
     (outside,) = analyze(data, run).unattributed
@@ -468,7 +468,7 @@ def test_kernels_outside_every_case_are_a_doubt_where_nothing_but_iterations_is_
     assert ("launching thread" in line) == (profiler == "ncu")
 
 
-def test_a_case_that_ran_well_without_a_kernel_is_told() -> None:
+def test_a_case_that_ended_well_without_a_kernel_gives_a_warning() -> None:
     cases = [case_row(case, profiler) for profiler in ("plain", "nsys", "ncu") for case in ("impl=a", "impl=b")]
     kernels = [kernel_row("impl=a", ATTENTION, 1, 60.0, profiler=profiler) for profiler in ("nsys", "ncu")]
     (unseen,) = analyze(tables(cases, kernels), {}).unseen
@@ -492,7 +492,7 @@ def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None
     assert findings.failed
 
 
-def test_cases_of_one_fate_are_told_together_and_jobs_without_cases_too() -> None:
+def test_cases_with_the_same_outcome_are_grouped_and_so_are_jobs_without_cases() -> None:
     cases = [case_row(c, p, "skipped", "not installed") for p in ("plain", "nsys") for c in ("impl=a", "impl=b")]
     cases.append(case_row("impl=c"))
     jobs = [{"workload": "w", "profiler": "ncu", "status": "failed", "reason": "no permission", "log": "raw/log.txt"}]
@@ -501,7 +501,7 @@ def test_cases_of_one_fate_are_told_together_and_jobs_without_cases_too() -> Non
     assert (second.status, second.profilers, second.logs) == ("failed", ("ncu",), ("raw/log.txt",))
 
 
-def test_cpu_operators_that_only_dispatch_are_no_attention() -> None:
+def test_cpu_operators_that_only_dispatch_are_not_classified_as_attention() -> None:
     cpu = {"kind": "cpu_op", "profiler": "torch"}
     rows = [kernel_row("impl=a", "aten::_scaled_dot_product_attention_math", 1, 5.0, **cpu, kernel_class="attention"),
             kernel_row("impl=a", "aten::bmm", 2, 50.0, **cpu, kernel_class="gemm"),
@@ -515,7 +515,7 @@ def test_cpu_operators_that_only_dispatch_are_no_attention() -> None:
     }
 
 
-def test_nothing_at_all_is_analysed_without_a_word() -> None:
+def test_empty_tables_give_empty_findings() -> None:
     assert analyze(Tables(), {}) == Findings()
 
 
@@ -536,15 +536,15 @@ def test_shares_and_zeros_make_no_shape_smaller() -> None:
     assert [shape.size for shape in workload.shapes] == [8.0, 9.0]
 
 
-def test_a_process_of_several_has_its_own_time_and_the_case_that_of_the_slowest() -> None:
+def test_each_rank_has_its_time_and_the_case_has_the_time_of_the_slowest_rank() -> None:
     rows = [metric_row("impl=a", "time", 9.0), metric_row("impl=a", "time_own", 5.0)]
     rows += [metric_row("impl=a", name, value, subject="rank 1") for name, value in (("time", 9.0), ("time_own", 8.0))]
     found = only(analyze(tables(metrics=rows), {}))
     assert found.cases[0].values["time"] == 9.0
     assert {own.name: own.numbers["time"] for own in found.ranks} == {"0": 5.0, "1": 8.0}
     before = [metric_row("impl=a", "time", 5.0), metric_row("impl=a", "time", 8.0, subject="rank 1")]
-    told = only(analyze(tables(metrics=before), {})).ranks
-    assert {own.name: own.numbers["time"] for own in told} == {"0": 5.0, "1": 8.0}, "as older runs have it"
+    found_ranks = only(analyze(tables(metrics=before), {})).ranks
+    assert {own.name: own.numbers["time"] for own in found_ranks} == {"0": 5.0, "1": 8.0}, "as older runs have it"
 
 
 def test_of_errors_and_memory_of_several_processes_the_worst_is_the_cases() -> None:
@@ -561,13 +561,13 @@ def test_of_errors_and_memory_of_several_processes_the_worst_is_the_cases() -> N
 def test_samples_that_are_longer_than_the_loop_around_them_hold_waiting_for_another_process(
     time: float, processes: int, marks: tuple[str, ...]
 ) -> None:
-    """The loop has the flush in it too. A process alone waits for nobody: there the clock or the host has changed."""
+    """The loop includes the flush. A single process never waits for another, so the clock or the host has changed."""
     rows = [metric_row("impl=a", "time", time), metric_row("impl=a", "loop_wall", 1.0)]
     rows += [metric_row("impl=a", "time_own", time, subject=f"rank {rank}") for rank in range(1, processes)]
     assert only(analyze(tables([case_row("impl=a")], metrics=rows), {})).cases[0].marks == marks
 
 
-def test_the_data_type_is_told_where_only_the_workloads_default_sets_it() -> None:
+def test_the_data_type_is_shown_where_only_the_default_of_the_workload_sets_it() -> None:
     cases = [case_row(f"seqlen={n}", params={"seqlen": n, "dtype": "fp16", "seed": 0}) for n in (1, 2)]
     run = {"pipeline": {"workloads": {"w": {"matrix": {"seqlen": [1, 2]}}}}}
     assert only(analyze(tables(cases, metrics=_times("seqlen=1", "seqlen=2")), run)).fixed == (("dtype", "fp16"),)
@@ -579,7 +579,7 @@ def test_the_data_type_is_told_where_only_the_workloads_default_sets_it() -> Non
 def test_a_call_that_waits_for_launches_which_no_queue_holds_is_host_bound(
     launches: int, issue: float, marks: tuple[str, ...]
 ) -> None:
-    """The harness compares what issuing takes with the call's own time, which is then that of the host."""
+    """The harness compares the time to issue a call with the time of the call, which the host limits here."""
     kernels = [kernel_row("impl=a", ADD, 10 * launches, 10 * 27e6)]
     metrics = [metric_row("impl=a", "time", 70e6), metric_row("impl=a", "issue", issue)]
     found = only(analyze(tables([case_row("impl=a")], kernels, [range_row("impl=a", 10)], metrics), {}))

@@ -29,7 +29,7 @@ from profpipe.workload_lib import attention as attention_lib  # noqa: E402
 from profpipe.workload_lib import attention_config, implementations, packages, reference, requirements, sdpa  # noqa: E402
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
-ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has tests of its own: each case is compiled
+ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled
 NEED_A_GPU = tuple(name for name, row in implementations.IMPLEMENTATIONS.items() if not row.on_cpu)
 
 
@@ -138,7 +138,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_math_backend_multiplies_16_bit_tensors_in_fp32_unless_torch_is_told_otherwise() -> None:
+def test_the_math_backend_multiplies_16_bit_tensors_in_fp32_by_default() -> None:
     shape = {"impl": "sdpa_math", "batch": 1, "seqlen": 16, "heads": 2, "head_dim": 8, "dtype": "bf16"}
 
     def product_types() -> set[Any]:
@@ -381,7 +381,7 @@ def test_the_others_name_the_gpu_they_need_and_what_runs_without(impl: str) -> N
         ({"impl": "sage", "head_dim": 256}, "sage takes head dims up to 128, not 256. Change head_dim."),
     ],
 )
-def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_combination_is_named_with_the_remedy(params: dict[str, Any], reason: str) -> None:
     assert attention.available(params) == reason
 
 
@@ -400,7 +400,7 @@ def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.Mo
     )
 
 
-def test_a_package_built_for_another_torch_is_told_from_a_missing_one(
+def test_a_package_built_for_another_torch_has_another_reason_than_a_missing_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _pretend_cuda(monkeypatch)
@@ -429,7 +429,7 @@ def test_the_error_of_a_small_call_becomes_the_reason(monkeypatch: pytest.Monkey
 
 
 def test_reasons_that_sdpa_gives_as_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The texts are those of torch 2.11's CUDA build; no CPU build emits them."""
+    """The warnings are those of torch 2.11's CUDA build; no CPU build emits them."""
     texts = (
         "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:901.)",
         "Flash attention has been runtime disabled. (Triggered internally at sdp_utils.cpp:552.)",
@@ -464,7 +464,7 @@ def test_memory_that_runs_out_in_the_small_call_leaves_the_answer_to_the_case(mo
     assert attention.available({**SMALL, "impl": "mine"}) is None
 
 
-# --- what is expected in a trace -------------------------------------------------------------------------------------
+# --- expected kernel families ----------------------------------------------------------------------------------------
 
 
 def test_no_family_is_expected_on_a_cpu() -> None:
@@ -498,10 +498,10 @@ def test_sage_expects_the_generation_that_is_installed(
         ("fwd_bwd", ("fa2F@2.8.3", "fa2B@2.8.3"), "fa2"),
     ],
 )
-def test_xformers_is_asked_which_operators_it_takes(
+def test_the_expected_family_is_the_operator_that_xformers_dispatches_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, operators: tuple[str, str], family: str
 ) -> None:
-    """A package with the interface of xformers 0.0.35's dispatch stands in for it."""
+    """A stand-in has the interface of xformers 0.0.35's dispatch."""
     package = tmp_path / "xformers" / "ops" / "fmha"
     package.mkdir(parents=True)
     (tmp_path / "xformers" / "__init__.py").touch()

@@ -30,7 +30,7 @@ GIB = 2**30
 
 
 def test_memory_before_the_backward_pass_is_what_the_forward_pass_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allocator is a counter; what is asked is when it is read."""
+    """The allocator is a counter; the test is about when it is read."""
     seen: list[str] = []
 
     def prepare(case: Any) -> Any:
@@ -64,13 +64,13 @@ def test_a_cpu_and_a_forward_pass_alone_say_nothing_of_it(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What torch is told to take of a GPU of 80 GiB; a mock of the device, without any kernel."""
-    told: list[float] = []
+    """The memory fractions that are set on a GPU of 80 GiB. The device is a mock and runs no kernel."""
+    calls: list[float] = []
     monkeypatch.setattr(attention_config, "device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
     monkeypatch.setattr(attention_lib, "iteration", lambda case, phase: lambda: ())
-    return told
+    return calls
 
 
 def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]) -> None:
@@ -79,13 +79,13 @@ def test_a_case_is_built_with_its_own_share_of_the_memory(fractions: list[float]
     assert fractions == [24 / 80, 1.0, 1.0, 0.5 / 80]
 
 
-def test_the_reference_has_all_the_memory(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    produced, told = {"out": torch.zeros(2, 40, 4, 16)}, []
-    monkeypatch.setattr(attention_lib, "results", lambda case: told.append(list(fractions)) or produced)
+def test_the_reference_ignores_the_memory_limit(fractions: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    produced, calls = {"out": torch.zeros(2, 40, 4, 16)}, []
+    monkeypatch.setattr(attention_lib, "results", lambda case: calls.append(list(fractions)) or produced)
     monkeypatch.setattr(attention_lib.Case, "draw", lambda case: list(torch.ones(3, 2, 40, 4, 16)))
     attention.build({**SMALL, "memory_cap_gib": 24})
     attention.check({**SMALL, "memory_cap_gib": 24})
-    assert told == [[24 / 80]] and fractions == [24 / 80, 1.0]
+    assert calls == [[24 / 80]] and fractions == [24 / 80, 1.0]
 
 
 def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(
@@ -106,13 +106,13 @@ def test_an_impossible_memory_cap_is_the_reason_to_skip_a_case(
 
 
 def test_the_study_dry_runs_with_its_168_cases(tmp_path: Path) -> None:
-    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
-    assert said.count("head_dim=") == 2 * 4 * 7 * 3
-    assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in said
+    printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    assert printed.count("head_dim=") == 2 * 4 * 7 * 3
+    assert "mode=bwd,head_dim=16,seqlen=16384,impl=plain_compiled" in printed
 
 
 @pytest.mark.slow
-def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Path) -> None:
+def test_a_reduced_study_runs_on_a_cpu_with_the_requested_number_of_passes(tmp_path: Path) -> None:
     small = {
         "HEADDIM": "16",
         "SEQLEN": "32,64",
@@ -130,7 +130,7 @@ def test_a_reduced_study_runs_on_a_cpu_with_as_many_passes_as_asked(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_with_a_limit_of_memory_its_cases_say_on_a_cpu_why_they_do_not_run(tmp_path: Path) -> None:
+def test_with_a_memory_limit_the_cases_are_skipped_on_a_cpu_with_the_reason(tmp_path: Path) -> None:
     small = {"HEADDIM": "16", "SEQLEN": "32", "IMPLS": "plain", "REPEATS": "1", "MEMORY_CAP_GIB": "24"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **small)
     assert {(case["status"], case["reason"].partition(",")[0]) for case in rows(tmp_path / "latest" / "cases.csv")} == {

@@ -26,14 +26,14 @@ REDUCED = {
 
 
 def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_path: Path) -> None:
-    said = profpipe(tmp_path, "list", PIPELINE).splitlines()
-    lengths = {line.strip() for line in said if "seqlen=" in line}
-    assert "lengths: attention, 880 cases under plain" in said
+    printed = profpipe(tmp_path, "list", PIPELINE).splitlines()
+    lengths = {line.strip() for line in printed if "seqlen=" in line}
+    assert "lengths: attention, 880 cases under plain" in printed
     assert len(lengths) == 880 == 10 * 2 * 2 * (13 + 9)
     assert "dtype=bf16,mode=fwd_bwd,causal=true,seqlen=65536,impl=fa3" in lengths
-    # Those without a backward pass are not asked for one.
+    # Implementations without a backward pass have no such cases.
     assert not [line for line in lengths if "fwd_bwd" in line and ("sage" in line or "sparge" in line)]
-    assert "batches: attention, 88 cases under plain, torch" in said
+    assert "batches: attention, 88 cases under plain, torch" in printed
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
     summary = read_pages(tmp_path / "latest")
     for title in ("TFLOP/s of forward and backward over the length", "The batch, peak memory"):
         assert f"### {title}" in summary
-    # Whatever the environment narrows the study to, this table has every case: 2 masks x 2 lengths, and its head.
+    # The environment narrows the study; this table has all its cases: 2 masks x 2 lengths, and its head.
     latency = summary.split("### Latency over the length\n")[1].split("###")[0]
     assert len([line for line in latency.splitlines() if line.startswith("|")]) == 2 + 4
     assert "Forward and backward over the length: TFLOP/s" in summary

@@ -255,7 +255,7 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
     assert {placed.paths.depth[p] for p in placed.path} == {201}
 
 
-def test_a_range_that_opens_in_the_nanosecond_in_which_another_ends_stands_beside_it() -> None:
+def test_a_range_that_opens_when_another_ends_is_not_nested_in_it() -> None:
     ranges = [
         Range(1, 1, 0, 30, "step"),
         Range(1, 1, 0, 10, "forward"),
@@ -287,7 +287,7 @@ def test_a_range_that_a_hook_opens_in_another_thread_stands_with_its_launches_be
     rows = as_rows(range_stats.summarise(given_ranges, given_launches, placed, *ran))
     hook = {"instances": 1, "wall_ns": 85, "kernels": 1, "kernel_ns": 20, "busy_ns": 20}
     assert rows[1, "c=1", "thread > hook"] == hook
-    # That of another process, and what is open before the case, are not the case's.
+    # Ranges of another process, and ranges that open before the case, do not belong to it.
     assert {key: row["instances"] for key, row in rows.items() if not key[1]} == {
         (1, "", "epoch"): 1,
         (1, "", "thread"): 1,

@@ -48,7 +48,7 @@ workloads:
 
 
 def call(script: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script's output and exit code, with none of its variables set but those given."""
+    """Run the script with only the given variables of its own set."""
     unset = {*VARIABLES, "PYTHON", "TORCH", "PYTHONPATH"}
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"PYTHON": sys.executable, "TORCH": "", "PIP_NO_INDEX": "1", **variables}

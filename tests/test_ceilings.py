@@ -109,13 +109,13 @@ def test_ceilings_measured_anew_take_the_place_of_earlier_ones(tmp_path: Path, m
     assert f"fp16    {found['matmul']['fp16']['flops'] / 1e12:8.1f} TFLOP/s" in measured_peaks.text(found)
 
 
-@pytest.mark.parametrize(("said", "told"), [("boom\nno GPU here\n", "no GPU here"), (None, "no output within")])
+@pytest.mark.parametrize(("log", "message"), [("boom\nno GPU here\n", "no GPU here"), (None, "no output within")])
 def test_ceilings_that_could_not_be_measured_leave_the_earlier_ones(
-    tmp_path: Path, said: str | None, told: str
+    tmp_path: Path, log: str | None, message: str
 ) -> None:
     (tmp_path / measured_peaks.FILE).write_text("{}")
-    with pytest.raises(errors.ToolMissing, match=told):
-        measured_peaks.renew(tmp_path, lambda argv: said)
+    with pytest.raises(errors.ToolMissing, match=message):
+        measured_peaks.renew(tmp_path, lambda argv: log)
     assert [path.name for path in tmp_path.iterdir()] == [measured_peaks.FILE]
 
 

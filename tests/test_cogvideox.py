@@ -80,7 +80,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("impl", ["sdpa_math", "sdpa_flash", "fa2"])
-def test_with_the_swapped_attention_the_model_predicts_what_it_did(impl: str, package: list[Any]) -> None:
+def test_the_model_with_swapped_attention_makes_the_same_prediction(impl: str, package: list[Any]) -> None:
     """fa2 is the stand-in."""
     swapped = _model({**TINY, "impl": impl})
     stock = model.transformer(cog.parse_params(TINY))
@@ -185,7 +185,7 @@ def test_the_guidance_moves_away_from_what_is_predicted_without_the_prompt() -> 
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_video_can_be_told_from_its_steps_and_a_step_from_its_attention(opened: list[str]) -> None:
+def test_denoising_step_attention_and_decoding_have_nested_ranges(opened: list[str]) -> None:
     run = cog.build({**TINY, "what": "end_to_end", "steps": 2})
     assert opened == []
     run()
@@ -237,7 +237,7 @@ def test_steps_multiply_the_work_of_one() -> None:
 # --- check -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_fewer_bits_the_further_from_the_reference() -> None:
+def test_fewer_bits_give_a_larger_error() -> None:
     fp32, fp16, bf16 = (cog.check({**TINY, "dtype": dtype}) for dtype in ("fp32", "fp16", "bf16"))
     assert list(fp32) == [*cog.error_metrics.MEASURES, "prediction_rel_l1", "prediction_cosine"]
     for name in ("error_rel_l1", "prediction_rel_l1"):
@@ -246,7 +246,7 @@ def test_the_fewer_bits_the_further_from_the_reference() -> None:
 
 
 @pytest.mark.parametrize("checked_rows", [5, 1024])
-def test_a_wrong_attention_shows_in_its_own_error_more_than_in_the_prediction(
+def test_the_error_of_a_wrong_attention_is_larger_than_that_of_the_prediction(
     monkeypatch: pytest.MonkeyPatch, checked_rows: int
 ) -> None:
     """The stand-in leaves out half of the keys."""
@@ -262,7 +262,9 @@ def test_a_wrong_attention_shows_in_its_own_error_more_than_in_the_prediction(
     assert found["cosine"] < 0.97
 
 
-def test_what_writes_into_its_inputs_is_compared_with_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_writes_into_its_inputs_is_compared_with_the_original_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As SageAttention 1 does; by a constant, which changes no softmax."""
 
     def centring(setting: Any) -> Any:

@@ -44,7 +44,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_weights_come_from_a_folder(stored: Path) -> None:
-    """The same as the random ones that were stored there, so that the prompt's and the noise's seed alone differ."""
+    """They equal the random weights stored there, so only the seeds of the prompt and the noise differ."""
     params = {**TINY, "what": "end_to_end", "steps": 2, "seed": 5}
     assert cog.available({**params, "weights": str(stored)}) is None
     assert cog.build({**params, "weights": str(stored)})().equal(cog.build(params)())
@@ -82,8 +82,8 @@ def test_the_2b_model_asks_for_a_gpu() -> None:
 def test_what_compiles_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.compilation.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "c++-17")
-    said = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
-    assert cog.available({**TINY, "compile": True}) == said
+    expected = "torch.compile needs a C++ compiler, and there is no c++-17. Install g++, or use compile: false."
+    assert cog.available({**TINY, "compile": True}) == expected
     assert cog.available(TINY) is None
 
 

@@ -123,7 +123,7 @@ def test_a_crash_takes_one_case_and_the_exit_code_says_that_some_failed(project)
 
 
 @pytest.mark.slow
-def test_a_case_that_hangs_ends_at_its_own_limit_and_the_rest_goes_on(project):
+def test_a_case_that_hangs_ends_at_its_limit_and_the_other_cases_run(project):
     done = profpipe(project, "run", "--set", "do=hang,work", "--set", "n=1", "--set", "case_timeout_s=4")
     assert done.returncode == 1, done.stderr
     assert statuses(project) == {"do=hang,n=1": "timeout", "do=work,n=1": "ok"}
@@ -131,7 +131,7 @@ def test_a_case_that_hangs_ends_at_its_own_limit_and_the_rest_goes_on(project):
 
 
 @pytest.mark.slow
-def test_a_case_that_fills_the_memory_is_recorded_and_the_sweep_goes_on(project):
+def test_a_case_that_runs_out_of_memory_is_recorded_and_the_other_cases_run(project):
     done = profpipe(project, "run", "--set", "do=work,fill,slow", "--set", "n=1")
     assert done.returncode == 1, done.stderr
     assert statuses(project) == {"do=work,n=1": "ok", "do=fill,n=1": "oom", "do=slow,n=1": "ok"}
@@ -442,9 +442,9 @@ def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(pro
     with monkeypatch.context() as patched:
         patched.setattr(rendering, "write_report", interrupt)
         assert cli.main(["run", "--set", "n=1"]) == 130
-    told = capsys.readouterr().err
-    assert "Interrupted before SUMMARY.md was written. The measurements are kept. To write the report" in told
-    assert told.rstrip().endswith(f"resume {os.path.relpath((project / 'out' / 'latest').resolve())}")
+    printed = capsys.readouterr().err
+    assert "Interrupted before SUMMARY.md was written. The measurements are kept. To write the report" in printed
+    assert printed.rstrip().endswith(f"resume {os.path.relpath((project / 'out' / 'latest').resolve())}")
     assert cli.main(["resume"]) == 0
     assert (project / "out" / "latest" / "SUMMARY.md").is_file() and statuses(project) == {"do=work,n=1": "ok"}
 
@@ -531,7 +531,7 @@ def test_help_starts_without_torch_or_pandas():
 
 
 def in_a_shell(project, line):
-    """The exit code of ``profpipe``, and what a line of the shell around it prints."""
+    """Run a line of shell that calls ``profpipe``; return its exit code and what the line prints."""
     line = line.replace("profpipe", f"{sys.executable} -m profpipe")
     return subprocess.run(
         ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], cwd=project, capture_output=True, text=True, timeout=300,
@@ -578,7 +578,7 @@ def test_a_traceback_is_shown_only_on_request(project):
     assert "Traceback" in profpipe(project, "--debug", "run").stderr
 
 
-def test_a_rule_that_is_no_regular_expression_is_refused_before_anything_runs(project):
+def test_an_invalid_regular_expression_is_refused_before_anything_runs(project):
     (project / "pipeline.yaml").write_text(PIPELINE + "kernel_classes: [{pattern: '(', class: attention}]\n")
     done = profpipe(project, "run")
     assert done.returncode == 2 and "kernel_classes" in done.stderr and not (project / "out").exists()
@@ -592,17 +592,17 @@ def test_a_rule_with_an_unknown_class_is_named_with_its_file(project):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["compare", "a", "b", "--gate", "abc"], "'abc' is not a percentage of at least 0"),
         (["history", "-n", "x"], "'x' is not a number of at least 1"),
         (["history", "-n", "0"], "'0' is not a number of at least 1"),
     ],
 )
-def test_a_wrong_number_on_the_command_line_is_explained(arguments, said, capsys):
+def test_a_wrong_number_on_the_command_line_is_explained(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
@@ -654,7 +654,7 @@ def test_the_stored_command_has_the_variables_that_the_pipeline_used(project):
 
 
 @pytest.mark.slow
-def test_a_gate_that_had_nothing_to_judge_is_not_passed(project):
+def test_a_gate_without_comparable_cases_fails(project):
     for n in ("1", "2"):
         assert profpipe(project, "run", env={"N": n}).returncode == 0
     first, second = sorted(path.name for path in (project / "out").glob("2*"))

@@ -1,6 +1,6 @@
-"""What is read of a GPU while a case runs, and what is made of it.
+"""The readings of a GPU while a case runs, and the flags that follow from them.
 
-NVML is a mock here for want of a GPU: it answers what it is told. The rules behind the marks need none.
+NVML is a mock, because there is no GPU here. The rules of the flags need no GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_power_cap_close_to_the_highest_clock_sets_no_flag() -> None:
 
 
 @pytest.mark.parametrize("bit", [0x2, 0x10, 0x100])
-def test_clocks_set_by_a_user_are_no_throttling(bit: int) -> None:
+def test_clocks_set_by_a_user_are_not_flagged_as_throttled(bit: int) -> None:
     assert running([1200] * 4, reasons=bit).flags == []
 
 
@@ -81,7 +81,7 @@ def test_clocks_more_than_five_percent_apart_are_marked() -> None:
     assert running([1980, 1500, 1980]).notes == ["SM clock between 1500 and 1980 MHz, median 1980 MHz"]
 
 
-def test_a_clock_that_few_readings_saw_is_none_that_the_times_were_measured_at() -> None:
+def test_a_clock_of_few_readings_is_not_taken_as_the_clock_of_the_case() -> None:
     capped = running([1980, 1980, *[1400] * 38])  # the first 40 ms, until power runs into its cap
     assert capped.flags == []
     assert (capped.sm_clock_min_hz, capped.sm_clock_max_hz) == (1400 * MHZ, 1400 * MHZ)
@@ -137,7 +137,7 @@ def test_readings_before_the_measurement_are_dropped() -> None:
 
 
 class Nvml:
-    """pynvml, a mock: two GPUs whose clocks tell them apart."""
+    """A mock of pynvml: two GPUs with different clocks."""
 
     class NVMLError(Exception):
         pass
@@ -341,7 +341,7 @@ def test_without_nvml_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_monitor.open_gpu.cache_clear()
 
 
-def test_an_error_in_the_block_goes_on_and_ends_the_reading(nvml: Nvml) -> None:
+def test_an_error_in_the_block_is_raised_and_ends_the_readings(nvml: Nvml) -> None:
     with pytest.raises(KeyError), gpu_monitor.monitor_gpu() as watched:
         raise KeyError
     count = len(watched.readings)
@@ -352,7 +352,7 @@ def test_an_error_in_the_block_goes_on_and_ends_the_reading(nvml: Nvml) -> None:
 def test_a_counted_clock_replaces_the_clock_of_nvml() -> None:
     seen = Conditions(tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.8e9,))
     assert seen.sm_clock_hz == seen.sm_clock_min_hz == seen.sm_clock_max_hz == 1.8e9
-    assert seen.flags == ["throttled"], "NVML tells an older clock"
+    assert seen.flags == ["throttled"], "NVML reports an older clock"
     late = Conditions(tuple(Reading(1770 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10)), counted_hz=(1.97e9,))
     assert late.flags == []
     both = conditions.combine([seen, late])
@@ -369,7 +369,7 @@ def test_a_clock_that_is_a_little_lower_most_of_the_time_is_throttling(median: f
     assert Conditions(capped, counted_hz=counts).flags == found
 
 
-def test_one_low_count_of_many_is_no_throttling() -> None:
+def test_one_low_clock_count_of_many_is_not_flagged_as_throttled() -> None:
     capped = tuple(Reading(1980 * MHZ, 700.0, 60.0, 0x4, 1980 * MHZ) for _ in range(10))
     assert Conditions(capped, counted_hz=(1.9e9, *[1.975e9] * 29)).flags == []
     assert Conditions(capped, counted_hz=(1.9e9, 1.9e9, *[1.975e9] * 28)).flags == ["throttled"]

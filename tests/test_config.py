@@ -387,7 +387,7 @@ def test_semicolons_separate_values_with_commas_of_a_command_too(tmp_path):
     assert load(tmp_path, text, env={"LENS": "8,8;"}).workloads["w"].matrix["lens"] == ["8,8"]
 
 
-def test_a_workload_beside_the_pipeline_comes_before_the_shipped_one(tmp_path):
+def test_a_workload_in_the_pipelines_folder_comes_before_the_shipped_one(tmp_path):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "attention.py").write_text("PARAMS = {'own': 1}\n\ndef build(params): ...\n")
     text = MINIMAL.replace("{impl: [sdpa_math, sdpa_flash], seqlen: [512]}", "{own: [1, 2]}")
@@ -399,7 +399,7 @@ def test_checking_a_pipeline_runs_no_code_of_the_workload(tmp_path):
     assert load(tmp_path, "version: 1\nworkloads: {w: {script: mine.py, matrix: {a: [1]}}}")
 
 
-def test_parameters_that_are_no_literal_are_refused_with_the_reason(tmp_path):
+def test_parameters_that_are_not_literals_are_refused_with_the_reason(tmp_path):
     (tmp_path / "mine.py").write_text("PARAMS = {'a': len('x')}\n")
     message = refusal(tmp_path, "version: 1\nworkloads: {w: {script: mine.py, matrix: {a: [1]}}}")
     assert "PARAMS must be a literal dict" in message

@@ -30,7 +30,7 @@ CASES = [
     for causal, balance in ((True, True), (True, False), (False, True))
 ]
 
-ASKED = """
+ANSWER = """
 import json, sys
 from pathlib import Path
 
@@ -75,11 +75,11 @@ def ask(params):
 counted("permute_tensor", 1)
 counted("all_gather_tensor", distributed.get_world_size() - 1)
 counted("all_gather_single", distributed.get_world_size() - 1)
-asked = [ask({**small, **case}) for case in cases] + [ask({**small, **case}) for case in unavailable]
-Path(sys.argv[3], f"{distributed.get_rank()}.json").write_text(json.dumps(asked))
+answers = [ask({**small, **case}) for case in cases] + [ask({**small, **case}) for case in unavailable]
+Path(sys.argv[3], f"{distributed.get_rank()}.json").write_text(json.dumps(answers))
 
 
-# --- a stand-in for the GPU's flash operator, made of the CPU's, so that the way of a GPU's ring can be gone here
+# --- a stand-in for the GPU's flash operator, made of the CPU's, so that the code of a GPU's ring runs here
 
 aten, stand_in, called = torch.ops.aten, torch.library.Library("aten", "IMPL"), []
 
@@ -135,11 +135,11 @@ def workload() -> Any:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what two processes wrote down."""
-    folder = tmp_path_factory.mktemp("asked")
-    script = folder / "asked.py"
-    script.write_text(ASKED)
+    folder = tmp_path_factory.mktemp("answers")
+    script = folder / "answer.py"
+    script.write_text(ANSWER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     given = json.dumps([SMALL, CASES, [case for case, _ in UNAVAILABLE]])
     done = subprocess.run(
@@ -154,9 +154,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(told: Path) -> list[list[dict[str, Any]]]:
-    """By rank: what the workload says of each of CASES, and of each of UNAVAILABLE."""
-    return [json.loads((told / f"{rank}.json").read_text()) for rank in (0, 1)]
+def answers(answer_folder: Path) -> list[list[dict[str, Any]]]:
+    """By rank: what the workload answers for each of CASES and of UNAVAILABLE."""
+    return [json.loads((answer_folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def named(case: dict[str, Any]) -> str:
@@ -182,7 +182,7 @@ def test_output_and_gradients_of_each_process_are_those_of_one_device(answers, r
 
 @each_rank
 @each_case
-def test_each_process_has_its_share_of_the_sequence_whatever_the_method(answers, rank, number):
+def test_each_process_has_its_share_of_the_sequence_under_every_method(answers, rank, number):
     length = 64 if CASES[number]["method"] == "single" else 32
     assert answers[rank][number]["shapes"] == [[2, 4, length, 16]] * 4
 
@@ -202,7 +202,7 @@ def test_a_device_has_its_part_of_the_work_and_all_of_them_the_whole(answers, nu
 
 
 @pytest.mark.parametrize("number", [n for n, case in enumerate(CASES) if case["method"].startswith("ring")])
-def test_a_ring_sends_as_many_bytes_as_are_said(answers, number):
+def test_a_ring_sends_the_declared_number_of_bytes(answers, number):
     for own in answers:
         assert own[number]["received"] == own[number]["facts"]["bytes_received"][0] > 0
 
@@ -211,9 +211,9 @@ RINGS = [case for case in CASES if case["method"].startswith("ring")]
 
 
 @pytest.mark.parametrize("number", range(len(RINGS)), ids=[named(case) for case in RINGS])
-def test_the_way_that_a_gpus_ring_takes_through_dtensor_leads_to_the_same(told, number):
+def test_the_gpu_path_of_a_ring_through_dtensor_has_the_same_result(answer_folder, number):
     """The GPU's operator is a mock, made of the CPU's; modules, DTensor, dispatcher and ring are torch's own."""
-    ways = [json.loads((told / f"rings.{rank}.json").read_text())[number] for rank in (0, 1)]
+    ways = [json.loads((answer_folder / f"rings.{rank}.json").read_text())[number] for rank in (0, 1)]
     assert all(way["apart"] < 1e-5 for way in ways)
     case = RINGS[number]
     other = {
@@ -253,7 +253,7 @@ def test_a_forward_pass_needs_no_gradient(workload):
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "message"),
     [
         ({"methd": "heads"}, "unknown parameter 'methd'. Did you mean 'method'?"),
         ({"method": "ring"}, "unknown method 'ring'. Did you mean"),
@@ -263,8 +263,8 @@ def test_a_forward_pass_needs_no_gradient(workload):
         ({"seqlen": 0}, "seqlen must be a whole number of at least 1"),
     ],
 )
-def test_parameters_that_make_no_sense_are_named(workload, params, said):
-    with pytest.raises(ValueError, match="^" + said.replace("?", r"\?")):
+def test_invalid_parameters_are_named(workload, params, message):
+    with pytest.raises(ValueError, match="^" + message.replace("?", r"\?")):
         workload.build({**SMALL, **params})
 
 
@@ -321,14 +321,14 @@ def test_the_study_reports_each_process_in_a_table(study):
 
 def test_the_time_of_a_case_is_that_of_its_slowest_process_in_each_call(study):
     records = [study / "raw" / "methods" / "plain" / distributed.events_file(rank) for rank in (0, 1)]
-    told = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
-    samples = [{(e["case"], e["metric"]): e["values"] for e in each if e["event"] == "samples"} for each in told]
+    events = [[json.loads(line) for line in record.read_text().splitlines()] for record in records]
+    samples = [{(e["case"], e["metric"]): e["values"] for e in each if e["event"] == "samples"} for each in events]
     assert samples[0].keys() == samples[1].keys()
     for case in {case for case, _ in samples[0]}:
         own = [each[case, "time_own"] for each in samples]
         assert samples[0][case, "time"] == samples[1][case, "time"] == [max(pair) for pair in zip(*own, strict=True)]
 
 
-def test_the_numbers_of_a_process_are_no_phases_of_its_case(study):
+def test_the_metrics_of_a_rank_are_not_phases_of_its_case(study):
     summary = read_pages(study)
     assert "Memory by phase" not in summary

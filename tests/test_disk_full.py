@@ -98,8 +98,8 @@ def test_a_case_in_which_the_harness_reports_a_full_disk_is_repeated(tmp_path: P
         return outcome
 
     assert carry_out_plain().status == "ok"
-    told = text(job.folder / "events.jsonl")
-    assert '"status": "failed"' in told and "No space left on device" in told
+    events_text = text(job.folder / "events.jsonl")
+    assert '"status": "failed"' in events_text and "No space left on device" in events_text
     large.unlink()
     assert carry_out_plain().status == "ok" and started(job) == ["case=1", "case=2", "case=1"]
     parsed = plugins.load_module(ROOT / "parsers" / "events.py").parse(job.folder / "events.jsonl")
@@ -224,7 +224,7 @@ def build(params):
         pathlib.Path(__file__).with_name("large").write_bytes(bytes(params["write"]))
     return lambda: sum(range(100))
 """
-#: Of the project's folder, with a small disk as its ``out``: a run, more room, and the run gone on with.
+#: In the project's folder, with a small disk as ``out``: a run, more room, and the resumed run.
 ON_A_SMALL_DISK = """
 set -e
 mount -t tmpfs -o size=300k none out
@@ -265,7 +265,7 @@ def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path,
     assert record.ended is None and list(data.cases["status"]) == ["ok", "failed", "ok"]
     assert "No space left on device" in text(folder / "SUMMARY.md")
     large.unlink()
-    # Versions before this one took such a run for ended; named, it is gone on with all the same.
+    # Earlier versions recorded such a run as ended. If it is named, it is resumed.
     replace(record, ended="2026-11-20T05:55:33+00:00").save(folder)
     assert profpipe(tmp_path, "resume", folder.name).returncode == 0
     data, record = store.load(folder)
@@ -298,13 +298,13 @@ def small_disk(tmp_path: Path) -> Path:
 def test_a_run_whose_disk_was_full_is_finished_once_there_is_space(small_disk: Path) -> None:
     done = in_own_namespace(project(small_disk, FILLS), ON_A_SMALL_DISK.format(python=sys.executable))
     assert done.returncode == 0, done.stderr
-    said = text(small_disk / "first.txt")
-    assert text(small_disk / "first.code") == "1\n" and "Traceback" not in said and "resume" in said, said
+    printed = text(small_disk / "first.txt")
+    assert text(small_disk / "first.code") == "1\n" and "Traceback" not in printed and "resume" in printed, printed
     assert json.loads(text(small_disk / "first.json"))["ended"] is None
     assert text(small_disk / "second.code") == "0\n", text(small_disk / "second.txt")
     data, record = store.load(small_disk / "result")
     assert list(data.cases["status"]) == ["ok"] * 3 and record.ended and record.refused == ()
     plain = small_disk / "result/raw/sums/plain"
-    begun = re.findall(r'"case_started", "case": "(n=\d)"', text(plain / "events.jsonl"))
-    assert begun[0] == "n=1" and begun.count("n=1") == 1, "what had ended well was not measured again"
-    assert begun[-2:] == ["n=2", "n=3"]
+    case_starts = re.findall(r'"case_started", "case": "(n=\d)"', text(plain / "events.jsonl"))
+    assert case_starts[0] == "n=1" and case_starts.count("n=1") == 1, "cases that ended well were not measured again"
+    assert case_starts[-2:] == ["n=2", "n=3"]

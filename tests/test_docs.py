@@ -34,7 +34,7 @@ LINKED = (*EXECUTED, "CHANGELOG.md", "examples/README.md")
 #: Commands that CI itself is, or that need a network; everything else on the pages is run here.
 OUTSIDE = re.compile(r"cd profpipe$|make (check|test|lint|setup|nsys)\b|\.ci/run|pip install ")
 
-#: Sizes for commands that give none of their own, so that a page takes seconds on a CPU.
+#: Sizes for commands that set none, so that a page takes seconds on a CPU.
 SMALL = {"BATCH": "1", "SEQLEN": "64,128", "NHEADS": "2", "WARMUP": "1", "REPEATS": "3"}
 
 #: Measures each case for a moment instead of 2 s.

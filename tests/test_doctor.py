@@ -1,4 +1,4 @@
-"""What works here, what does not, and how to mend it."""
+"""`profpipe doctor`: what works here, what does not, and how to repair it."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def test_a_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
         stream.write(ENDED_A[20:])
     events.read()
     assert (events.inside, events.ended) == (None, {"a": CaseOutcome(Status.OOM, Cause.WORKLOAD)})
-    assert notes.told == [("case_started", "a"), ("case_ended", "a", "oom")]
+    assert notes.calls == [("case_started", "a"), ("case_ended", "a", "oom")]
 
 
 def test_events_of_an_earlier_process_are_not_reported_again(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_events_of_an_earlier_process_are_not_reported_again(tmp_path: Path) -> 
     path.write_text(BEGAN_A + ENDED_A)
     events = EventLog(path, notes)
     events.read()
-    assert (events.ended, notes.told) == ({}, [])
+    assert (events.ended, notes.calls) == ({}, [])
 
 
 def test_an_unfinished_last_line_does_not_damage_the_next_line(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_last_started_case_is_the_current_one(tmp_path: Path) -> None:
     assert events.inside == "a"
 
 
-def test_a_line_that_is_no_event_is_ignored_with_a_message(tmp_path: Path) -> None:
+def test_a_line_that_is_not_an_event_is_ignored_with_a_message(tmp_path: Path) -> None:
     path, notes = tmp_path / "events.jsonl", Notes()
     events = EventLog(path, notes)
     path.write_text("Segmentation fault\n" + "7\n" + BEGAN_A)

@@ -1,4 +1,4 @@
-"""events.jsonl: what the harness wrote before it ended, and what is left of it after a kill."""
+"""events.jsonl: the events of the harness, also after a kill."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_other_metrics_are_kept_as_given_and_the_last_one_counts(parser: ModuleT
     assert parsed.metrics[["metric", "value", "unit", "n"]].values.tolist() == [["flops", 2.0, "flop", 1]]
 
 
-def test_a_metric_that_is_no_number_is_dropped_and_said(parser: ModuleType, events: Write) -> None:
+def test_a_metric_that_is_not_a_number_is_dropped_with_a_note(parser: ModuleType, events: Write) -> None:
     started, ended = case("a")
     parsed = parser.parse(events(STARTED, started, metric("error_max", "tensor(1.)", "1"), metric("flops", 2), ended))
     assert values(parsed) == {"flops": 2.0} and "error_max is no number" in parsed.origin.notes[0]
@@ -131,7 +131,7 @@ def test_what_finished_before_a_kill_survives_the_line_that_the_kill_cut(parser:
 
 
 @pytest.mark.parametrize("between", ["", "\n"])
-def test_a_second_process_goes_on_behind_the_cut_line_of_the_first(
+def test_a_second_process_appends_after_the_cut_line_of_the_first(
     parser: ModuleType, events: Write, between: str
 ) -> None:
     cut = '{"event": "samples", "case": "b", "valu' + between + json.dumps(STARTED)
@@ -172,7 +172,7 @@ def test_events_that_are_not_known_are_ignored(parser: ModuleType, events: Write
     assert parser.parse(path).cases["status"].tolist() == ["ok"]
 
 
-def test_a_reason_with_bytes_that_are_no_text_can_be_written_to_a_table(parser: ModuleType, events: Write) -> None:
+def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser: ModuleType, events: Write) -> None:
     ended = {"event": "case_ended", "case": "a", "status": "failed", "reason": "no file caf\udce9", "seconds": 0}
     assert parser.parse(events(STARTED, ended)).cases["reason"].str.encode("utf-8").tolist() == [b"no file caf?"]
 

@@ -49,7 +49,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "% of the workload's time": ("of the workload's time %",),
 }
 
-#: Word of a recorded label -> the word that stands for it now.
+#: Word of a recorded label -> the word that replaced it.
 WORDS: Mapping[str, str] = {"level": "tie"}
 
 #: Recorded columns of times whose unit stood in the head of another column. Today's columns name their own unit.

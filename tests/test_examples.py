@@ -1,4 +1,4 @@
-"""The committed runs: each can be run again, is what its pipeline asks for, and shows all of its pictures."""
+"""The committed runs: each can be repeated, matches its pipeline file and shows all its pictures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 
 def test_its_pipeline_runs_as_it_stands_and_asks_for_the_tables_of_the_page(example: Path) -> None:
-    asked = manifest.published(loader.load_pipeline(example / "pipeline.yaml"))
+    current = manifest.published(loader.load_pipeline(example / "pipeline.yaml"))
     stored = json.loads((example / "run.json").read_text(encoding="utf-8"))["pipeline"]
-    assert {key: stored.get(key) for key in ("tables", "plots")} == {key: asked[key] for key in ("tables", "plots")}
-    axes = ({name: entry["matrix"] for name, entry in of["workloads"].items()} for of in (stored, asked))
+    assert {key: stored.get(key) for key in ("tables", "plots")} == {key: current[key] for key in ("tables", "plots")}
+    axes = ({name: entry["matrix"] for name, entry in of["workloads"].items()} for of in (stored, current))
     assert next(axes) == next(axes)
 
 
@@ -47,7 +47,7 @@ def test_its_summary_has_at_most_150_lines(example: Path) -> None:
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-#: A path below a home or a work folder, wherever it stands in a text.
+#: A path below a home or a work folder, anywhere in a text.
 OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|scratch|tmp|var|opt)/[^\s\"')]*")
 
 
@@ -109,7 +109,7 @@ def test_the_cases_of_a_run_are_taken_with_their_reasons(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path: Path) -> None:
+def test_a_run_with_a_text_file_that_names_a_folder_of_the_machine_is_refused(tmp_path: Path) -> None:
     run = run_into(tmp_path / "study", PIPELINE.replace("FOLDER", "here"))
     (run / "notes.txt").write_text("see\n/home/somebody/notes\n")
     mine = an_example(tmp_path / "examples", tmp_path / "study" / "pipeline.yaml")
@@ -119,7 +119,9 @@ def test_nothing_is_taken_where_a_text_beside_the_record_names_a_folder(tmp_path
 
 
 @pytest.mark.parametrize("folder", ["here", pytest.param("/home/somebody/data", marks=pytest.mark.slow)])
-def test_a_run_is_taken_without_raw_files_and_folders_of_its_machine_or_not_at_all(tmp_path: Path, folder: str) -> None:
+def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(
+    tmp_path: Path, folder: str
+) -> None:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FOLDER", folder))
     done = subprocess.run(
         [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,

@@ -55,7 +55,7 @@ def test_a_thousand_cases_make_a_page_that_is_still_read(page: tuple[str, str]) 
     assert len(text) < 300_000 and len(text.splitlines()) < 3000
 
 
-def test_what_the_page_leaves_out_is_said_and_stands_in_the_file(page: tuple[str, str]) -> None:
+def test_the_page_counts_the_rows_that_only_the_text_file_has(page: tuple[str, str]) -> None:
     text, whole = page
     assert (
         "Below, 8 of 80 shapes are shown case by case: the largest `seqlen` for each combination of `causal`,"
@@ -88,7 +88,7 @@ def test_of_many_combinations_those_next_to_the_largest_are_shown() -> None:
 
 
 def test_of_combinations_of_a_single_axis_the_largest_stand_next_to_the_largest() -> None:
-    """All differ in it, so that none is nearer than another; the FLOPs of a call tell how large such shapes are."""
+    """All shapes differ in it, so none is nearer than another; the FLOPs of a call give their size."""
     cases = [(f"impl={impl},seqlens={8 * 2**i}x128", 1e3 * 2**i) for impl in "ab" for i in range(12)]
     rows = [metric_row(case, name, number, unit) for case, number in cases
             for name, unit in (("time", "ns"), ("flops", "flop"))]  # fmt: skip
@@ -144,7 +144,7 @@ def test_many_shapes_are_answered_by_a_grid_of_winners(page: tuple[str, str]) ->
     assert "| 128 | `impl_2` 1.05x | `impl_2` 1.05x |" in top
 
 
-def test_a_grid_says_who_is_level_in_doubt_or_alone() -> None:
+def test_a_grid_names_ties_doubtful_wins_and_unopposed_cases() -> None:
     data, run = made_up(["a", "b"], LENGTHS[:7], mode=("fwd", "bwd"), heads=(8, 16))
     rows = data.metrics["metric"] == "time"
     data.metrics.loc[rows & data.metrics["case"].str.startswith("impl=b,seqlen=128,"), "ci_high"] = 1e9

@@ -36,7 +36,7 @@ def carry_out(job: Job, profiler: FakeProfiler, notes: Notes | None = None) -> J
 
 
 def fates(outcome: JobOutcome) -> dict[str, tuple[str, str]]:
-    """What became of each case, as the report will have it: events.jsonl, and over it the runner's word."""
+    """The status of each case as the report has it: events.jsonl, overridden by the runner's record."""
     lines = (outcome.job.folder / "events.jsonl").read_text().splitlines()
     ended = [event for event in map(json.loads, lines) if event["event"] == "case_ended"]
     return {event["case"]: (event["status"], "") for event in ended} | {
@@ -82,7 +82,7 @@ def test_a_job_with_all_its_files_is_ok_and_its_events_are_reported(tmp_path: Pa
     outcome = carry_out(job_of(tmp_path, OK, OK), fake_profiler(tmp_path), notes)
     assert (outcome.status, outcome.reason, outcome.returncode, outcome.case_outcomes) == ("ok", "", 0, {})
     assert [path.name for path in outcome.files] == ["capture.out", "events.jsonl"]
-    assert notes.told == [
+    assert notes.calls == [
         ("job_started", 1, 1),
         ("case_started", "case=1"),
         ("case_ended", "case=1", "ok"),
@@ -144,7 +144,7 @@ def test_a_segfault_in_the_second_of_four_cases_costs_that_case_only(tmp_path: P
     assert "A new process runs the remaining cases: 2" in notes.messages[0]
 
 
-def test_the_rest_of_a_crashed_job_is_part_two_with_files_of_its_own(tmp_path: Path) -> None:
+def test_the_pending_cases_of_a_crashed_job_are_a_second_attempt_with_separate_files(tmp_path: Path) -> None:
     outcome = carry_out(job_of(tmp_path, SEGFAULT, OK), fake_profiler(tmp_path, makes_report=False))
     assert [path.name for path in outcome.files] == ["events.jsonl", "capture-2.out"]
     second = json.loads((outcome.job.folder / "cases-2.json").read_text())
@@ -176,7 +176,7 @@ def test_an_unfinished_line_of_a_killed_process_does_not_damage_the_next_line(tm
     outcome = carry_out(
         job_of(tmp_path, f"stream = {half}{SEGFAULT}", OK), fake_profiler(tmp_path, makes_report=False), notes
     )
-    assert [told for told in notes.told if told[0] == "case_ended"] == [("case_ended", "case=2", "ok")]
+    assert [calls for calls in notes.calls if calls[0] == "case_ended"] == [("case_ended", "case=2", "ok")]
     assert outcome.case_outcomes["case=1"].status == "crashed"
 
 
@@ -296,7 +296,7 @@ def test_a_missing_report_is_not_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_case_that_hangs_ends_at_the_time_limit_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_case_that_hangs_ends_at_the_time_limit_and_the_other_cases_run(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, HANG, OK, timeout_s=3.0)
     outcome = carry_out(job, fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["ok", "timeout", "ok"]
@@ -313,7 +313,7 @@ def test_a_sweep_whose_cases_all_end_may_take_longer_than_one_of_them_may(tmp_pa
 def test_an_export_killed_for_lack_of_memory_does_not_change_the_status_of_a_crashed_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands in for the kernel, which no test lets run out of memory: who is killed was killed for that."""
+    """Stand in for the kernel's OOM killer: every killed process counts as killed for memory."""
     monkeypatch.setattr(executor.oom, "explain_sigkill", lambda code, before: NO_MEMORY if code == -9 else None)
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     outcome = carry_out(job_of(tmp_path, SEGFAULT), fake_profiler(tmp_path, makes_report=False, exports=(killed,)))
@@ -345,7 +345,7 @@ def test_a_process_that_hangs_before_any_case_is_not_started_again(tmp_path: Pat
     assert [(case, end.status) for case, end in outcome.case_outcomes.items()] == [("case=1", "timeout")]
 
 
-@pytest.mark.parametrize("own_session", [False, True], ids=["in the group", "in a session of its own"])
+@pytest.mark.parametrize("own_session", [False, True], ids=["in the process group", "in another session"])
 def test_at_the_time_limit_even_a_grandchild_that_ignores_signals_is_ended(tmp_path: Path, own_session: bool) -> None:
     do = f"ignore_polite_signals(); stubborn_child({own_session}); {HANG}"
     outcome = carry_out(job_of(tmp_path, do, options={"case_timeout_s": 1.5}), fake_profiler(tmp_path))
@@ -371,7 +371,7 @@ def test_processes_of_other_programs_keep_running(tmp_path: Path) -> None:
             other.wait()
 
 
-def test_an_event_that_a_workload_writes_after_its_interrupt_is_no_result(tmp_path: Path) -> None:
+def test_an_event_that_a_workload_writes_after_its_interrupt_is_not_a_result(tmp_path: Path) -> None:
     catch = f"""
 try:
     {HANG}
@@ -477,7 +477,7 @@ def of_command(folder: Path, *argv: str) -> JobOutcome:
     return carry_out(job, fake_profiler(folder))
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of an end at once")
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfd_open")
 def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Popen.wait` with a limit sleeps in steps of up to 50 ms."""
 
@@ -549,15 +549,15 @@ except errors.Interrupted as error:
 
 
 def interrupted(tmp_path: Path, do: str, *signals: signal.Signals, interrupt_s: float = 60.0) -> tuple[int, list[str]]:
-    """(exit code, printed lines) of a real runner that gets ``signals`` while its second case goes on."""
+    """(exit code, printed lines) of a real runner that gets ``signals`` while its second case runs."""
     script = tmp_path / "runner.py"
     script.write_text(RUNNER, encoding="utf-8")
     here = Path(__file__).parent
     env = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
     argv = [sys.executable, str(script), str(tmp_path), f"(folder / 'inside').touch(); {do}", str(interrupt_s)]
     # Tests that run under nohup pass the signal on as ignored, and the runner rightly leaves it so.
-    heard = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
-    runner = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
+    restore_sighup = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    runner = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=restore_sighup)
     folder = tmp_path / "raw" / "attention" / "fake"
     while not (folder / "inside").exists():
         assert runner.poll() is None, "the runner ended before its second case"
@@ -618,7 +618,7 @@ def test_an_interrupt_while_the_caller_works_waits_until_it_asks_for_more(tmp_pa
 # --- ask -------------------------------------------------------------------------------------------------------------
 
 
-def test_ask_gives_both_streams_of_a_command_whatever_its_exit_code() -> None:
+def test_ask_returns_both_streams_of_a_command_for_any_exit_code() -> None:
     program = "import sys; print('2022.4', flush=True); print('warning', file=sys.stderr); sys.exit(3)"
     assert executor.ask([sys.executable, "-c", program]) == "2022.4\nwarning\n"
 
@@ -690,7 +690,7 @@ def test_a_workload_that_hangs_under_nsys_leaves_a_report_and_no_process(tmp_pat
     assert (outcome.job.folder / "capture.sqlite").exists()
     assert survivors(outcome) == []
     pids = [json.loads(line).get("pid") for line in (outcome.job.folder / "events.jsonl").read_text().splitlines()]
-    assert not [pid for pid in pids if pid and is_alive(pid)], "nsys put the workload into a session of its own"
+    assert not [pid for pid in pids if pid and is_alive(pid)], "nsys puts the workload into another session"
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def newer(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_report_is_known_by_its_content_and_tells_which_nsys_wrote_it(newer: Path, tmp_path: Path) -> None:
+def test_a_report_is_recognised_by_its_content_with_the_version_of_nsys(newer: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.nsys-rep"
     other.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert nsys_export.is_report(newer) and nsys_export.version(newer) == "2026.4.1"
@@ -47,7 +47,7 @@ def test_a_report_is_known_by_its_content_and_tells_which_nsys_wrote_it(newer: P
     )
 
 
-def test_without_nsys_the_version_that_wrote_the_report_and_the_command_to_run_elsewhere_are_told(newer: Path) -> None:
+def test_without_nsys_the_error_names_the_version_of_the_report_and_the_export_command(newer: Path) -> None:
     text = refusal(newer, Missing("nsys", "nsys is not on PATH", "Install it."))
     assert "a report of nsys 2026.4.1, which only nsys can read, and nsys is not on PATH" in text
     assert "nsys export -t sqlite -q true -f true -o 'my report.sqlite' 'my report.nsys-rep'" in text
@@ -61,13 +61,13 @@ def test_without_nsys_the_version_that_wrote_the_report_and_the_command_to_run_e
         "Report was created in Nsight Systems version (2026.4.1.191), newer than your current version (2023.4.4.54)",
     ],
 )
-def test_an_nsys_that_is_too_old_is_said_to_be(newer: Path, says: str) -> None:
+def test_an_nsys_that_is_older_than_the_report_is_named_as_the_reason(newer: Path, says: str) -> None:
     text = refusal(newer, HERE, says)
     assert "was written by nsys 2026.4.1; nsys 2022.4.2, which is here, is too old to read it" in text
     assert "Where nsys 2026.4.1 or newer is installed: nsys export" in text
 
 
-def test_a_cut_report_and_an_export_that_does_not_end_are_told_apart(newer: Path) -> None:
+def test_a_cut_report_and_an_export_that_does_not_end_have_different_reasons(newer: Path) -> None:
     newer.write_bytes(NEWER.replace(b"2026@4@1", b"2022@4@1"))
     text = refusal(newer, HERE, "Exportation error: Section Table Reference magic number mismatch.")
     assert "magic number mismatch" in text and "cut or damaged" in text
@@ -87,7 +87,7 @@ def test_a_failure_at_a_newer_report_is_put_down_to_its_version(newer: Path) -> 
     assert "is too old to read it" in refusal(newer, HERE, "Exportation error: boost\nProtobufParseException\n")
 
 
-def test_a_recording_that_never_became_a_report_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_recording_that_was_never_converted_is_named_as_such(tmp_path: Path) -> None:
     path = tmp_path / "report1.qdstrm"
     path.write_bytes(b"U3w[END]NVIDIA Nsight Systems Stream 2022.4.2.1-df9881f!")
     text = refusal(path, HERE)

@@ -1,4 +1,4 @@
-"""What a failure is put down to, from outputs as the tools print them."""
+"""The reason of a failure, from the output of the tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose rates judge a job. The GPUs are made up after real ones, and so is the NVML that a run asks: there is none."""
+"""Which GPU's rates a job is compared with. The GPUs are modelled on real ones, and NVML is a mock."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TWIN = {**H200, "uuid": "GPU-aaaa-3"}
 BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def told(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
+def peaks_of(devices: list[Any], environment: dict[str, str], *described: dict[str, Any]) -> dict[str, Any]:
     return visible_gpus.peaks_of_job(devices, environment, described)
 
 
-# --- of a process that does not say ----------------------------------------------------------------------------------
+# --- processes without a device --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,61 +50,63 @@ def told(devices: list[Any], environment: dict[str, str], *described: dict[str, 
 def test_the_rates_are_those_of_the_gpu_that_the_environment_shows(
     shown: dict[str, str], whose: dict[str, Any]
 ) -> None:
-    assert told([H200, L40S, TWIN], shown) == device.peaks(whose)
+    assert peaks_of([H200, L40S, TWIN], shown) == device.peaks(whose)
 
 
 @pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1", **BY_BUS}])
-def test_where_gpus_of_different_rates_could_have_been_used_none_is_taken(shown: dict[str, str]) -> None:
-    assert told([H200, L40S], shown) == {"source": "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"}
+def test_rates_are_unknown_where_gpus_of_different_rates_may_have_been_used(shown: dict[str, str]) -> None:
+    assert peaks_of([H200, L40S], shown) == {
+        "source": "unknown: which of several GPUs was used (NVIDIA H200, NVIDIA L40S)"
+    }
 
 
 @pytest.mark.parametrize("shown", [{}, {"CUDA_VISIBLE_DEVICES": "1"}])
 def test_equal_gpus_share_their_peak_rates(shown: dict[str, str]) -> None:
-    assert told([H200, TWIN], shown) == device.peaks(H200)
+    assert peaks_of([H200, TWIN], shown) == device.peaks(H200)
 
 
 @pytest.mark.parametrize("shown", ["", "-1", "NoDevFiles", "7", "GPU-c"])
-def test_a_gpu_that_is_not_visible_judges_nothing(shown: str) -> None:
+def test_the_rates_of_an_invisible_gpu_are_not_used(shown: str) -> None:
     unknown = {"source": "unknown: CUDA_VISIBLE_DEVICES shows no GPU"}
-    assert told([H200, L40S], {"CUDA_VISIBLE_DEVICES": shown, **BY_BUS}) == unknown
+    assert peaks_of([H200, L40S], {"CUDA_VISIBLE_DEVICES": shown, **BY_BUS}) == unknown
 
 
 def test_a_part_of_a_gpu_has_not_the_rates_of_the_whole() -> None:
-    assert told([H200], {"CUDA_VISIBLE_DEVICES": "MIG-1234"}) == {"source": "unknown for a part (MIG) of a GPU"}
-    assert told([{**H200, "mig": True}], {}) == {"source": "unknown for a part (MIG) of NVIDIA H200"}
+    assert peaks_of([H200], {"CUDA_VISIBLE_DEVICES": "MIG-1234"}) == {"source": "unknown for a part (MIG) of a GPU"}
+    assert peaks_of([{**H200, "mig": True}], {}) == {"source": "unknown for a part (MIG) of NVIDIA H200"}
 
 
 def test_without_a_gpu_there_is_no_rate() -> None:
-    assert told([], {}) == told([], {}, {"device": "cpu"}) == {"source": "unknown: no NVIDIA GPU"}
+    assert peaks_of([], {}) == peaks_of([], {}, {"device": "cpu"}) == {"source": "unknown: no NVIDIA GPU"}
 
 
 # --- of a process that does ------------------------------------------------------------------------------------------
 
 
 def test_the_gpu_of_the_process_overrides_the_visible_gpus() -> None:
-    assert told([H200, L40S], {}, {"device": "NVIDIA L40S", "sm_count": 142}) == device.peaks(L40S)
-    saw_none = told([H200], {}, {"device": "cpu"})
+    assert peaks_of([H200, L40S], {}, {"device": "NVIDIA L40S", "sm_count": 142}) == device.peaks(L40S)
+    saw_none = peaks_of([H200], {}, {"device": "cpu"})
     assert saw_none == {"source": "unknown: its process used the CPU"}
 
 
-def test_processes_on_gpus_of_different_rates_have_none_in_common() -> None:
-    saw = [{"device": one["name"], "sm_count": one["sm_count"]} for one in (H200, L40S)]
-    assert told([H200, L40S], {}, *saw)["source"].startswith("unknown: which of several")
+def test_processes_on_gpus_of_different_rates_have_no_common_rates() -> None:
+    seen = [{"device": one["name"], "sm_count": one["sm_count"]} for one in (H200, L40S)]
+    assert peaks_of([H200, L40S], {}, *seen)["source"].startswith("unknown: which of several")
 
 
 def test_of_two_gpus_of_one_name_the_one_with_as_many_sms_was_used() -> None:
     smaller = {**L40S, "sm_count": 100, "max_sm_clock_hz": 1_000_000_000}
-    assert told([L40S, smaller], {}, {"device": "NVIDIA L40S", "sm_count": 100}) == device.peaks(smaller)
+    assert peaks_of([L40S, smaller], {}, {"device": "NVIDIA L40S", "sm_count": 100}) == device.peaks(smaller)
 
 
 def test_a_part_of_a_gpu_has_the_flops_of_its_sms_and_no_known_bandwidth() -> None:
-    rates = told([{**H200, "mig": True}], {}, {"device": "NVIDIA H200 MIG 1g.18gb", "sm_count": 16})
+    rates = peaks_of([{**H200, "mig": True}], {}, {"device": "NVIDIA H200 MIG 1g.18gb", "sm_count": 16})
     assert rates["flops"]["fp16"] * 132 == device.peaks(H200)["flops"]["fp16"] * 16
     assert "bytes_per_s" not in rates and "16 SMs" in rates["source"]
 
 
 def test_a_gpu_that_nvml_does_not_know_has_unknown_rates() -> None:
-    assert told([], {}, {"device": "AMD Instinct MI300X", "sm_count": 304}) == {
+    assert peaks_of([], {}, {"device": "AMD Instinct MI300X", "sm_count": 304}) == {
         "source": "unknown for AMD Instinct MI300X"
     }
 
@@ -119,9 +121,9 @@ def test_the_devices_of_a_job_are_read_from_all_its_records_and_only_where_torch
     first = record("events.jsonl", {"machine": h200, **of_torch}, {"machine": h200, **of_torch})
     second = record("events.rank1.jsonl", {"machine": l40s, **of_torch}, {"machine": {"device": "cpu"}})
     assert reader.read_devices([first, second, tmp_path / "none.jsonl"]) == [h200, l40s]
-    at, beside = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
+    at, other = (record(f"{n}.jsonl", {"machine": {**h200, "pci": f"00:{n}:00"}, **of_torch}) for n in ("1b", "1c"))
     assert reader.read_devices([at, at]) == [{**h200, "count": 1}], "a process that followed another, on the same GPU"
-    assert reader.read_devices([at, beside]) == [{**h200, "count": 2}]
+    assert reader.read_devices([at, other]) == [{**h200, "count": 2}]
     assert reader.read_devices([at, first]) == [h200], "not all say where they are"
 
 
@@ -138,7 +140,7 @@ def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("jobs", "said"),
+    ("jobs", "subtitle"),
     [
         ([{"devices": [{"device": "NVIDIA H200", "count": 1}]}], "1 of 2 NVIDIA H200"),
         ([{"devices": [{"device": "NVIDIA H200", "count": n}]} for n in (1, 2)], "2 x NVIDIA H200"),
@@ -151,13 +153,13 @@ def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -
     ],
 )
 def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
-    tmp_path: Path, jobs: list[dict[str, Any]], said: str
+    tmp_path: Path, jobs: list[dict[str, Any]], subtitle: str
 ) -> None:
     machine = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}
     ran = [{"workload": "w", "profiler": "plain", "status": "ok", "cases": ["n=1"], **job} for job in jobs]
     data = tables(cases=[case_row("n=1")], metrics=[metric_row("n=1", "time", 1e6)])
     rendering.write_report(tmp_path, data, Manifest.parse({"machine": machine, "jobs": ran}), None)
-    assert said in (tmp_path / "SUMMARY.md").read_text().splitlines()[0].split(" · ")
+    assert subtitle in (tmp_path / "SUMMARY.md").read_text().splitlines()[0].split(" · ")
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def test_measured_rates_hold_only_for_the_gpu_that_they_were_measured_on() -> No
     measured = {"device": "A", "flops": {"fp16": 6e14}, "source": "measured"}
     assert source(measured) == source(measured, "A") == "measured"
     assert source(measured, "B") == source(measured, "A", "B") == "rule"
-    assert source({"flops": {"fp16": 6e14}, "source": "measured"}, "B") == "measured", "it was not told formerly"
+    assert source({"flops": {"fp16": 6e14}, "source": "measured"}, "B") == "measured", "earlier records lack it"
 
 
 NVML = f"""

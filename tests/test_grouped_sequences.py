@@ -1,4 +1,4 @@
-"""The study of packed groups: what it lists, what the environment makes of it, and a reduced run on a CPU."""
+"""The study of packed groups: its cases, its variables, and a reduced run on a CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BRIEFLY = ("--set", "defaults.timing.budget_s=0.02", "--set", "defaults.timing.
 
 
 def _groups(listed: str) -> list[str]:
-    """What the workload ``groups`` lists of its cases behind the implementation, each once."""
+    """The cases of the workload ``groups`` without the implementation, each once."""
     section = listed.partition("groups: ")[2].partition("heads: ")[0].splitlines()[1:]
     return list(dict.fromkeys(line.strip().partition(",")[2] for line in section if line.strip()))
 

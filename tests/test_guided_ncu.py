@@ -49,18 +49,18 @@ def captured(**cases):
 
 
 def untold(_source):
-    """A capture whose launches nobody can tell apart."""
+    """A capture without single launches."""
     return launch_order.empty()
 
 
 def launched(*rows, case="n=1", iteration=0):
     """Single launches (kernel, grid, duration) of one case, in order."""
-    told = [
+    rows = [
         {"case": case, "process": 7, "iteration": iteration, "kernel": kernel, "grid": grid, "block": "128x1x1",
          "start_ns": number, "duration_ns": ns}
         for number, (kernel, grid, ns) in enumerate(rows)
     ]  # fmt: skip
-    return pd.DataFrame(told)
+    return pd.DataFrame(rows)
 
 
 def chosen(job):
@@ -189,20 +189,20 @@ def test_launches_with_a_duration_of_zero_have_equal_shares():
 def test_a_capture_is_read_once_for_all_its_cases():
     read = []
 
-    def told(source):
+    def read_source(source):
         read.append(source)
         return pd.concat([launched(("a", "1x1x1", 1)), launched(("b", "1x1x1", 1), case="n=2")])
 
     data = captured(n_1={"nsys": {"a": 1}}, n_2={"nsys": {"b": 1}})
     one_file = Tables(kernels=data.kernels.assign(source="raw/w/nsys/capture.sqlite"))
-    guided_ncu.jobs([JOB], one_file, told)
+    guided_ncu.jobs([JOB], one_file, read_source)
     assert read == ["raw/w/nsys/capture.sqlite"]
 
 
 def test_a_command_is_one_iteration_outside_any_case():
     own = replace(JOB, script=None, command=("train",), cases=CASES[:1])
-    told = launched(("a", "1x1x1", 5), ("a", "1x1x1", 7), ("a", "1x1x1", 6), case="")
-    (job,) = guided_ncu.jobs([own], captured(n_1={"nsys": {"a": 1}}), lambda _: told)
+    launches = launched(("a", "1x1x1", 5), ("a", "1x1x1", 7), ("a", "1x1x1", 6), case="")
+    (job,) = guided_ncu.jobs([own], captured(n_1={"nsys": {"a": 1}}), lambda _: launches)
     assert (chosen(job)["a"]["case"], chosen(job)["a"]["invocation"]) == ("n=1", 3)
 
 
@@ -318,7 +318,7 @@ def profiled(data, *kernels, case="n=1"):
     return replace(data, kernels=pd.concat([data.kernels, schema.frame(KERNELS, rows)], ignore_index=True))
 
 
-def test_a_kernel_that_ncu_left_out_gets_a_job_of_its_own():
+def test_a_kernel_that_ncu_left_out_gets_a_separate_job():
     data = captured(n_1={"nsys": {"a": 9, "b": 8}}, n_2={"nsys": {"c": 9, "d": 8}})
     (job, *_) = guided_ncu.jobs(
         [JOB], data, lambda _: launched(("a", "1x1x1", 9), ("b", "1x1x1", 1), ("b", "2x1x1", 7))
@@ -465,9 +465,9 @@ def test_a_kernel_that_is_not_in_ncus_report_is_profiled_once_more_and_alone(gui
     assert seen["calls"].tolist() == [1, 1, 1], printed
     assert len(data.metrics[(data.metrics["profiler"] == "ncu") & (data.metrics["subject"] != "")]) > 10
     first, alone = [job for job in record.jobs if job.profiler == "ncu"]
-    asked = [json.loads((folder / job.folder / "guide.json").read_text())["kernels"] for job in (first, alone)]
-    assert [len(kernels) for kernels in asked] == [4, 1]
-    assert asked[1][0] in asked[0] and asked[1][0]["kernel"] not in set(seen["kernel"])
+    choices = [json.loads((folder / job.folder / "guide.json").read_text())["kernels"] for job in (first, alone)]
+    assert [len(kernels) for kernels in choices] == [4, 1]
+    assert choices[1][0] in choices[0] and choices[1][0]["kernel"] not in set(seen["kernel"])
     assert (first.status, alone.status) == ("ok", "failed")
     assert data.cases[data.cases["profiler"] == "ncu"]["status"].tolist() == ["ok"]
 
@@ -480,9 +480,9 @@ def test_a_run_shows_only_the_launches_that_its_capture_chose(guided_run):
     (job,) = [job for job in record.jobs if job.profiler == "ncu"]
     (kernel_id,) = [word for word in job.argv[0] if word.startswith("::regex:")]
     assert kernel_id.endswith(":^(1|2)$")
-    beside = json.loads((folder / job.folder / "guide.json").read_text())
-    asked = {entry["kernel"].startswith("cudnn"): entry["invocation"] for entry in beside["kernels"]}
-    assert asked == {True: 2, False: 1} and {entry["launches"] for entry in beside["kernels"]} == {10}
+    guide = json.loads((folder / job.folder / "guide.json").read_text())
+    choices = {entry["kernel"].startswith("cudnn"): entry["invocation"] for entry in guide["kernels"]}
+    assert choices == {True: 2, False: 1} and {entry["launches"] for entry in guide["kernels"]} == {10}
     summary = (folder / "details.md").read_text()
     assert summary.count("launch 1 of 10 of") == 2 and summary.count("launch 2 of 10 of cudnn") == 1
     assert "launches left out: 3" in summary

@@ -73,7 +73,7 @@ def snapshot(params, folder):
 
 
 def carry_out(folder, cases, profiler="plain", code=0, workload=WORKLOAD, **spec):
-    """The harness in a process of its own; returns its events."""
+    """Run the harness in a subprocess and return its events."""
     (folder / "workload.py").write_text(workload)
     document = {
         "workload": "w", "profiler": profiler, "script": str(folder / "workload.py"), "warmup": 2, "repeats": 4,
@@ -102,8 +102,10 @@ def plain(tmp_path_factory):
 def test_files_of_a_snapshot_are_in_the_folder_of_the_case(tmp_path):
     events = carry_out(tmp_path, {f"do={do}": {"do": do} for do in ("keep", "work", "again")})
     assert [path.name for path in (tmp_path / "snapshots").iterdir() if any(path.iterdir())] == ["do=keep"]
-    told = {(e["subject"], e["metric"]): (e["value"], e["n"]) for e in of(events, "metric", "do=keep") if e["subject"]}
-    assert told == {
+    recorded = {
+        (e["subject"], e["metric"]): (e["value"], e["n"]) for e in of(events, "metric", "do=keep") if e["subject"]
+    }
+    assert recorded == {
         ("multiply", "flops"): (1024, 1),
         ("multiply", "peak_allocated"): (256, 1),
         ("line 3", "allocation:1"): (256, 7),
@@ -119,7 +121,7 @@ def test_the_prefix_of_case_ranges_is_the_one_that_parsers_look_for():
     assert harness.CASE_PREFIX == schema.CASE_PREFIX
 
 
-def test_every_case_is_tried_whatever_became_of_the_one_before(plain):
+def test_every_case_is_tried_whether_or_not_the_previous_case_failed(plain):
     ended = {event["case"]: event["status"] for event in of(plain, "case_ended")}
     assert ended == {
         "work": "ok", "refuse": "failed", "skip": "skipped", "oom": "oom", "uncheckable": "ok", "again": "ok",
@@ -209,8 +211,8 @@ def test_missing_memory_of_the_host_or_a_library_has_the_status_oom(tmp_path):
         "cublas": {"do": "raise CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"},
         "other": {"do": "raise CUBLAS_STATUS_EXECUTION_FAILED"},
     }
-    asked = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
-    ended = {event["case"]: event["status"] for event in of(carry_out(tmp_path, cases, **asked), "case_ended")}
+    options = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
+    ended = {event["case"]: event["status"] for event in of(carry_out(tmp_path, cases, **options), "case_ended")}
     assert ended == {"host": "oom", "cublas": "oom", "other": "failed"}
 
 
@@ -220,11 +222,11 @@ def test_after_an_oom_larger_cases_are_skipped_by_default(tmp_path):
     assert [ended[case]["status"] for case in cases] == ["oom", "skipped", "ok"]
     assert "larger in every dimension" in ended["large"]["reason"]
     (tmp_path / "events.jsonl").unlink()
-    asked = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
-    assert of(carry_out(tmp_path, cases, **asked), "case_ended", "large")[0]["status"] == "oom"
+    options = {"options": {"skip_larger_after_oom": False, "timing": {"budget_s": 0.2}}}
+    assert of(carry_out(tmp_path, cases, **options), "case_ended", "large")[0]["status"] == "oom"
 
 
-def test_cases_in_rounds_are_turned_to_several_times_and_end_once(tmp_path):
+def test_cases_in_rounds_are_visited_several_times_and_end_once(tmp_path):
     options = {"timing": {"order": "interleaved", "rounds": 3, "budget_s": 0.2}}
     events = carry_out(tmp_path, {"a": {}, "b": {}}, options=options)
     assert len(of(events, "case_started", "a")) == 3 and len(of(events, "case_ended", "a")) == 1
@@ -239,17 +241,21 @@ def test_ncu_gets_one_iteration_for_it_replays_each_kernel(tmp_path):
 
 
 def test_clocks_under_a_profiler_are_recorded(monkeypatch):
-    """NVML is a stand-in: there is no GPU here."""
+    """NVML is a mock: there is no GPU here."""
     seen = Conditions(tuple(Reading(mhz * 1e6, 500.0) for mhz in (1900, 1950, 1980)))
     monkeypatch.setattr(
         harness.gpu_monitor, "monitor_device", lambda device: nullcontext(SimpleNamespace(conditions=lambda: seen))
     )
-    told = {}
-    events = SimpleNamespace(metric=lambda case, metric, value, unit: told.update({metric: (value, unit)}))
+    recorded = {}
+    events = SimpleNamespace(metric=lambda case, metric, value, unit: recorded.update({metric: (value, unit)}))
     workload = SimpleNamespace(build=lambda params: lambda: None)
     own = harness.Worker(workload, {"profiler": "nsys", "repeats": 3, "warmup": 1, "options": {}}, events, "cpu")
     assert harness.profile_case(own, "a", nullcontext, {}).status == "ok"
-    assert told["sm_clock_min"] == (1.9e9, "Hz") and told["sm_clock_max"] == (1.98e9, "Hz") and "loop_wall" in told
+    assert (
+        recorded["sm_clock_min"] == (1.9e9, "Hz")
+        and recorded["sm_clock_max"] == (1.98e9, "Hz")
+        and "loop_wall" in recorded
+    )
 
 
 def test_the_harness_starts_without_pandas():
@@ -262,17 +268,17 @@ def desk():
 
 
 def on_a_gpu(monkeypatch, allocated=0):
-    """A stand-in for torch on a GPU, which is not here: it notes what it is asked for."""
-    asked = []
+    """A mock of torch on a GPU, which is missing here; it records the calls."""
+    calls = []
     cuda = SimpleNamespace(
-        synchronize=lambda: asked.append("wait"),
-        empty_cache=lambda: asked.append("empty"),
+        synchronize=lambda: calls.append("wait"),
+        empty_cache=lambda: calls.append("empty"),
         memory_allocated=lambda: allocated,
     )
-    own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: asked.append("cublas"))
+    own = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: calls.append("cublas"))
     monkeypatch.setattr(harness.process_info, "device", lambda: "cuda")
     monkeypatch.setattr(harness.process_info, "torch", lambda: SimpleNamespace(cuda=cuda, _C=own))
-    return asked
+    return calls
 
 
 def test_imported_modules_are_excluded_from_garbage_collection(monkeypatch):
@@ -288,10 +294,10 @@ def test_imported_modules_are_excluded_from_garbage_collection(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("profiler", "warmup", "asked"),
+    ("profiler", "warmup", "expected"),
     [("nsys", 3, ["warm 2", "load", "loop"]), ("nsys", 0, ["warm 0", "loop"]), ("ncu", 3, ["warm 3", "call"])],
 )
-def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatch, profiler, warmup, asked):
+def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatch, profiler, warmup, expected):
     """A mock of a GPU: which calls are made, and none more, for one may take a minute."""
     done = []
     monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: done.append(f"warm {n}"))
@@ -311,14 +317,14 @@ def test_the_call_that_begins_to_load_a_gpu_is_the_last_that_warms_up(monkeypatc
         yield
 
     assert harness.profile_case(harness.Worker(workload, spec, events, "cuda"), "a", region, {}).status == "ok"
-    assert done == asked
+    assert done == expected
 
 
 def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_before_it(monkeypatch):
     """A mock of a GPU: the clocks that it counts around three loops."""
-    asked, counts = [], iter([(1850e6, 1860e6), (1980e6, 1980e6), (1900e6, 1900e6)])
+    requested, counts = [], iter([(1850e6, 1860e6), (1980e6, 1980e6), (1900e6, 1900e6)])
     monkeypatch.setattr(harness.sampling, "warm_up", lambda fn, n, **_: None)
-    monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, *, clock_hz, **_: asked.append(clock_hz))
+    monkeypatch.setattr(harness.sampling, "apply_load", lambda fn, *, clock_hz, **_: requested.append(clock_hz))
     monkeypatch.setattr(harness.sampling, "run_loop", lambda fn, n, **_: harness.sampling.Loop(1.0, next(counts)))
     for name in ("monitor_gpu", "monitor_device"):
         unread = harness.gpu_monitor.GpuMonitor(None)
@@ -332,7 +338,7 @@ def test_a_profiled_case_is_loaded_until_the_gpu_has_the_highest_clock_of_those_
         yield
 
     assert [harness.profile_case(own, name, region, {}).status for name in "abc"] == ["ok"] * 3
-    assert asked == [None, 1850e6, 1980e6]
+    assert requested == [None, 1850e6, 1980e6]
 
 
 def test_all_cases_of_a_process_share_the_clocks_of_the_gpu(monkeypatch):
@@ -350,16 +356,16 @@ def test_all_cases_of_a_process_share_the_clocks_of_the_gpu(monkeypatch):
 
 def test_the_cublas_workspace_is_freed_before_the_first_call(monkeypatch):
     """A stand-in for torch, as above: its order of calls, not its memory."""
-    asked = on_a_gpu(monkeypatch)
-    workload = SimpleNamespace(build=lambda params: asked.append("build") or (lambda: None))
+    calls = on_a_gpu(monkeypatch)
+    workload = SimpleNamespace(build=lambda params: calls.append("build") or (lambda: None))
     own = harness.Worker(workload, {}, None, "cuda")
-    case = SimpleNamespace(visit=lambda fn: asked.append("visit"))
+    case = SimpleNamespace(visit=lambda fn: calls.append("visit"))
     assert harness.time_case(own, "a", case, {}) is None
-    assert asked == ["build", "cublas", "visit"]
+    assert calls == ["build", "cublas", "visit"]
 
 
 class Model:
-    """With a reference to itself, so that only the collector gives it back."""
+    """It refers to itself, so only the garbage collector frees it."""
 
     def __init__(self):
         self.own = self
@@ -382,7 +388,7 @@ def test_memory_that_a_workload_keeps_is_freed_once_it_is_released(monkeypatch, 
 
 
 def test_the_cublas_workspace_is_freed_before_the_next_case(monkeypatch):
-    asked = on_a_gpu(monkeypatch)
+    calls = on_a_gpu(monkeypatch)
     monkeypatch.setattr(harness.gc, "freeze", lambda: None)
     assert desk().clean_up() is False
-    assert asked == ["wait", "cublas", "empty"]
+    assert calls == ["wait", "cublas", "empty"]

@@ -1,4 +1,4 @@
-"""How each implementation of attention is called, what it is given, and what is said where it cannot run.
+"""How each implementation of attention is called, its arguments, and the reason where it cannot run.
 
 No package of attention is here, and no GPU: packages with the interface that is named stand in for the real ones, and
 say what they were called with.
@@ -80,7 +80,7 @@ def _called(impl: str, **params: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("result", ["q", "(q, None)"])
 @pytest.mark.parametrize(("impl", "module"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")])
-def test_flash_attention_3_and_4_may_return_the_log_sum_exp_beside_the_output(
+def test_flash_attention_3_and_4_may_return_the_log_sum_exp_with_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impl: str, module: str, result: str
 ) -> None:
     _package(tmp_path, monkeypatch, module, RECORDING.format(name="flash_attn_func", result=result))
@@ -197,7 +197,7 @@ def _compile_nothing_inside_flex_attention(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_each_setting_of_flex_is_compiled_once_and_counts_against_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a function in FlexAttention's place: what is asked is how torch.compile keeps what it compiled."""
+    """A function replaces FlexAttention: the test is about torch.compile's cache."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(module, "flex_attention", lambda q, k, v, **_: q + k + v)
     graphs: list[Any] = []
@@ -227,7 +227,7 @@ def test_flex_keeps_no_buffer_for_reuse_where_the_backward_pass_runs_again() -> 
     functorch = pytest.importorskip("torch._functorch.config")
     if not hasattr(functorch, "donated_buffer"):
         pytest.skip("this torch donates no buffers")
-    # Not by monkeypatch: it takes the option, which is no attribute of the module's own, away when it is undone.
+    # Without monkeypatch, which deletes the option at the end because the module has no such attribute.
     with functorch.patch(donated_buffer=True):
         for mode, donated in (("bwd", False), ("fwd_bwd", True)):
             flex.flex(attention_config.AttentionConfig(impl="flex", **SMALL, mode=mode))
@@ -308,12 +308,12 @@ def test_a_build_without_the_needed_function_rejects_the_case(tmp_path: Path, mo
         ),
     ],
 )
-def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_combination_is_named_with_the_remedy(params: dict[str, Any], reason: str) -> None:
     assert attention.available(params) == reason
 
 
 def test_an_implementation_whose_first_query_sees_later_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As SpargeAttn 0.1.0 with fp8 does: it tells its kernel that there is no causal mask."""
+    """SpargeAttn 0.1.0 with fp8 passes its kernel no causal mask."""
 
     def prepare(setting: Any) -> Any:
         exact = sdpa.sdpa("math")

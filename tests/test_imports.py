@@ -128,8 +128,8 @@ def test_the_harness_does_not_import_pandas() -> None:
 
 def test_a_mistake_in_a_pipeline_is_reported_without_loading_pandas(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkload: {}\n", encoding="utf-8")
-    told = f"from profpipe.cli import main\nassert main(['run', {str(tmp_path / 'pipeline.yaml')!r}]) == 2"
-    assert not loaded_by(told) & {"matplotlib", "pandas", "torch"}
+    code = f"from profpipe.cli import main\nassert main(['run', {str(tmp_path / 'pipeline.yaml')!r}]) == 2"
+    assert not loaded_by(code) & {"matplotlib", "pandas", "torch"}
 
 
 def test_help_is_shown_without_loading_torch_or_pandas() -> None:

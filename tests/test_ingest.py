@@ -1,4 +1,4 @@
-"""Which parser reads a file, what is refused, and whose rows a job's files become."""
+"""Which parser reads a file, which files are refused, and which case and profiler the rows get."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_rows_carry_the_run_the_workload_and_the_file(tmp_path):
     assert set(result.tables.cases["run"]) == {"r"} and set(result.tables.metrics["workload"]) == {"attention"}
 
 
-def test_a_parser_of_the_users_own_comes_before_ours(tmp_path):
+def test_a_users_parser_comes_before_the_shipped_ones(tmp_path):
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "events.py").write_text(
         "from profpipe.results import schema as tables\nFORMATS = ('mine',)\n"
@@ -91,7 +91,7 @@ def test_a_parser_of_the_users_own_comes_before_ours(tmp_path):
     assert result.tables.origin.format == "mine"
 
 
-def test_files_of_one_name_are_workloads_of_their_own_and_a_file_given_twice_is_read_once(tmp_path):
+def test_files_with_the_same_name_are_separate_workloads_and_a_file_given_twice_is_read_once(tmp_path):
     places = [tmp_path / "a" / "x" / "capture.sqlite", tmp_path / "b" / "x" / "capture.sqlite", tmp_path / "other.csv"]
     again = tmp_path / "b" / ".." / "a" / "x" / "capture.sqlite"
     (tmp_path / "b").mkdir()
@@ -129,13 +129,13 @@ def test_a_case_that_was_never_tried_is_not_passed_over(tmp_path):
     assert "without trying this case" in fates.cases["reason"][0]
 
 
-def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_had_told(tmp_path):
-    begun = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
+def test_a_case_that_the_runner_ended_has_the_parameters_that_its_process_recorded(tmp_path):
+    started = {"event": "case_started", "case": "n=2", "params": {"n": 2, "dtype": "fp16"}, "time": 1.0}
     with (tmp_path / "events.jsonl").open("w") as stream:
-        stream.write(json.dumps(begun) + "\n")
+        stream.write(json.dumps(started) + "\n")
     fates = reader.case_rows(outcome(tmp_path, "crashed", "killed"), "r", schema.empty(CASES))
-    told = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))
-    assert told == {"n=1": {"n": 1}, "n=2": {"n": 2, "dtype": "fp16"}, "n=3": {"n": 3}}
+    params = dict(zip(fates.cases["case"], map(json.loads, fates.cases["params"]), strict=True))
+    assert params == {"n=1": {"n": 1}, "n=2": {"n": 2, "dtype": "fp16"}, "n=3": {"n": 3}}
 
 
 def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
@@ -171,7 +171,7 @@ def test_rows_of_a_second_try_take_the_place_of_the_firsts():
     assert merged.metrics["value"].tolist() == [2.0]
 
 
-def test_rules_of_the_users_own_decide_the_class(tmp_path):
+def test_a_users_rules_decide_the_class(tmp_path):
     rules = kernel_classes.user_rules([{"pattern": "gemm", "class": "conv", "family": "mine"}])
     path = DATA / "nsys-2025.3.1" / "training" / "lm_eager.sqlite"
     (result,) = reader.ingest([Source(path, path.name)], rules=rules)
@@ -197,7 +197,7 @@ def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_
     assert origin.details[-1] == "an attempt that was cut off is set aside: n=2"
 
 
-def test_what_an_earlier_try_left_is_forgotten_whichever_file_it_came_from(tmp_path):
+def test_rows_of_an_earlier_attempt_are_replaced_whichever_file_they_came_from(tmp_path):
     key = {"workload": "w", "profiler": "plain", "kernel": "k"}
     sources = {"raw/w/plain/capture.sqlite": 0, "raw/w/plain-other/capture.sqlite": 1, "raw/v/plain/x.sqlite": 1}
     rows = [{**key, "case": "n=1", "source": source} for source in sources]
@@ -219,10 +219,10 @@ def test_the_rows_of_a_folder_go_and_what_is_named_like_it_stays():
     assert left.kernels["source"].tolist() == sources[1:] and left.metrics is stored.metrics
 
 
-def test_kernels_that_a_further_job_adds_stand_beside_the_others_of_their_case():
+def test_kernels_of_a_further_job_are_added_to_those_of_their_case():
     own = {"workload": "w", "profiler": "ncu", "case": "a"}
 
-    def told(kernel, value, status, source):
+    def tables_of(kernel, value, status, source):
         kernels_ = [{**own, "kernel": kernel, "calls": 1, "total_ns": value, "source": source}]
         metrics = [{**own, "subject": subject, "metric": "m", "value": value} for subject in ("", kernel)]
         return Tables(
@@ -231,9 +231,9 @@ def test_kernels_that_a_further_job_adds_stand_beside_the_others_of_their_case()
             metrics=schema.frame(METRICS, metrics),
         )
 
-    stored = told("k1", 1.0, "ok", "first")
+    stored = tables_of("k1", 1.0, "ok", "first")
     for value in (5.0, 2.0):  # a second try takes the place of the first
-        stored = reader.add_kernels(stored, told("k2", value, "failed", "alone"))
+        stored = reader.add_kernels(stored, tables_of("k2", value, "failed", "alone"))
     assert stored.kernels.set_index("kernel")["total_ns"].to_dict() == {"k1": 1.0, "k2": 2.0}
     assert stored.metrics.set_index("subject")["value"].to_dict() == {"": 1.0, "k1": 1.0, "k2": 2.0}
     assert stored.cases["status"].tolist() == ["ok"]

@@ -1,4 +1,4 @@
-"""`profpipe ingest`: what is said of each file, and which of them are no loss."""
+"""`profpipe ingest`: the line about each file, and which refusals are no error."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_a_file_that_belongs_to_another_recording_is_not_refused(
     for name in ("ck-m8_agent_info.csv", "ck-m8_kernel_trace.csv"):
         shutil.copy(shared_data / LLM / name, tmp_path)
     assert ingested(tmp_path, *sorted(tmp_path.glob("*.csv"))) == errors.OK
-    said = capsys.readouterr()
-    assert "read with it: ck-m8_agent_info.csv" in said.out and "agent_info" not in said.err
+    printed = capsys.readouterr()
+    assert "read with it: ck-m8_agent_info.csv" in printed.out and "agent_info" not in printed.err
 
 
 def test_the_same_file_alone_is_refused(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:

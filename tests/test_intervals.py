@@ -8,7 +8,7 @@ import pytest
 from profpipe.measure import statistics
 
 
-def test_the_interval_of_the_median_has_the_coverage_that_it_claims() -> None:
+def test_the_interval_of_the_median_has_the_stated_coverage() -> None:
     """Ranks against the binomial distribution itself, summed exactly; 30 and 100 are in the tables of textbooks."""
     for n in (6, 7, 9, 20, 30, 100, 301):
         low, high = statistics.median_interval(np.arange(1.0, n + 1))

@@ -222,11 +222,11 @@ def test_imports_are_not_followed_into_installed_packages(tmp_path: Path) -> Non
 @pytest.mark.parametrize("file", ["pipeline.yaml", *sorted(f"pipelines/{p.name}" for p in ROOT.glob("pipelines/*"))])
 def test_a_resumed_run_gives_every_job_the_key_that_a_new_one_gives_it(tmp_path: Path, file: str) -> None:
     pipeline = loader.load_pipeline(ROOT / file, env={})
-    begun = RunRequest.create(pipeline, ROOT / file, tmp_path)
-    begun.save(tmp_path / "run")
+    saved = RunRequest.create(pipeline, ROOT / file, tmp_path)
+    saved.save(tmp_path / "run")
     tools = {name: Tool(name, "1", f"/bin/{name}") for name in get_args(ProfilerName)}
     keys = []
-    for order in (begun, RunRequest.load(tmp_path / "run")):
+    for order in (saved, RunRequest.load(tmp_path / "run")):
         jobs = plan.plan(
             order.pipeline, tools, scripts={}, cwd=order.pipeline_dir, out=tmp_path / "run", python="python"
         )
@@ -347,12 +347,12 @@ def test_a_case_that_was_skipped_for_its_size_is_tried_in_the_next_run(project: 
         "from pathlib import Path\nPARAMS = {'n': 1}\n\ndef build(params):\n"
         "    if not Path('room').exists():\n        raise MemoryError('out of memory')\n    return lambda: None\n"
     )
-    asked = ["run", "-w", "first", "--set", "isolate=true"]
-    assert profpipe(project, *asked).returncode == 1
+    first_run = ["run", "-w", "first", "--set", "isolate=true"]
+    assert profpipe(project, *first_run).returncode == 1
     data, record = store.load(folders.find(None, project / "out"))
     assert list(data.cases["status"]) == ["oom", "skipped"] and not any(entry.key for entry in record.jobs)
     (project / "room").touch()
-    again = profpipe(project, *asked, "--reuse")
+    again = profpipe(project, *first_run, "--reuse")
     assert again.returncode == 0, again.stderr
     assert set(store.load(folders.find(None, project / "out"))[0].cases["status"]) == {"ok"}
 

@@ -162,7 +162,7 @@ def test_interrupted_cases_are_repeated_and_their_unfinished_attempts_are_listed
 
 
 def test_late_events_of_an_interrupted_process_do_not_end_cases_of_the_next_one(tmp_path: Path) -> None:
-    """It took no notice of the interrupt. The next one was in its first case when its runner was killed."""
+    """It ignored the interrupt. The next process was in its first case when its runner was killed."""
     job = job_of(tmp_path, OK, OK)
     stopped = ProcessEnd(-2, 1.0, INTERRUPTED, (), (0, 0))
     unread = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
@@ -175,8 +175,8 @@ def test_late_events_of_an_interrupted_process_do_not_end_cases_of_the_next_one(
     outcome = take_up(job, fake_profiler(tmp_path))
     assert (outcome.status, outcome.case_outcomes) == ("ok", {})
     assert started(outcome) == ["case=1", "case=2", "case=1", "case=1", "case=2"]
-    begun = [entry.begins_at for entry in journal.read(job.folder)]
-    assert begun == [0, begins_at, begins_at + len('{"event": "case_started", "case": "case=1"}\n')]
+    offsets = [entry.begins_at for entry in journal.read(job.folder)]
+    assert offsets == [0, begins_at, begins_at + len('{"event": "case_started", "case": "case=1"}\n')]
 
 
 def test_an_export_that_was_interrupted_is_made_again(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_cases_whose_traces_were_removed_are_run_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, OK, OK)
     ended = "case_started:case=1 case_ended:case=1 case_started:case=2 case_ended:case=2"
     left_behind(job, DONE, events=ended)
-    # As torch: its records alone are what its process must make.
+    # Like torch.profiler, whose process must write only its records.
     outcome = take_up(job, fake_profiler(tmp_path, makes_report=False))
     assert (outcome.status, started(outcome)[2:]) == ("ok", ["case=1", "case=2"])
     assert "capture-2.out" in names(outcome)
@@ -268,7 +268,7 @@ def test_a_process_that_a_killed_runner_left_is_ended_before_another_starts(tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels have no signal for a parent's death")
 def test_a_process_does_not_outlive_a_runner_that_is_killed(tmp_path: Path) -> None:
-    tell = "pathlib.Path(folder / 'pid.tmp').write_text(str(os.getpid())); (folder / 'pid.tmp').rename(folder / 'pid')"
+    write = "pathlib.Path(folder / 'pid.tmp').write_text(str(os.getpid())); (folder / 'pid.tmp').rename(folder / 'pid')"
     runner = f"""
 import sys
 from pathlib import Path
@@ -276,7 +276,7 @@ sys.path.insert(0, {str(ROOT / "tests")!r})
 from fake_profiler import Notes, fake_profiler, job_of
 from profpipe.runner import executor as run
 folder = Path({str(tmp_path)!r})
-job = job_of(folder, {f"{tell}; time.sleep(600)"!r})
+job = job_of(folder, {f"{write}; time.sleep(600)"!r})
 list(run.run([job], {{"fake": fake_profiler(folder)}}, Notes()))
 """
     process = subprocess.Popen([sys.executable, "-c", runner], env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -45,7 +45,7 @@ def test_each_case_of_the_largest_shape_shows_three_kernels_and_others_are_folde
     assert isinstance(section.blocks[1], Details) and plain(section.blocks[1].summary).startswith("The first 2 kernels")
 
 
-def test_ncu_s_figures_stand_beside_the_kernel_that_they_are_of() -> None:
+def test_the_metrics_of_ncu_are_in_the_row_of_their_kernel() -> None:
     section = kernels.kernels(only(example("h200-attention")))
     first = table(section, "top_kernels")
     named = {column.id for column in first.columns}

@@ -1,4 +1,4 @@
-"""Kernel names: one spelling for all tools, their classes, and what is left unclassified."""
+"""Kernel names: one spelling for all tools, their classes, and the unclassified rest."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_distinct_kernels_stay_apart(one: str, other: str) -> None:
         "_Znot_a_mangled_name",
     ],
 )
-def test_names_that_are_no_cpp_signature_are_left_alone(name: str) -> None:
+def test_names_that_are_not_cpp_signatures_stay_unchanged(name: str) -> None:
     assert normalise(name) == name
 
 
@@ -293,17 +293,17 @@ def test_less_than_a_hundredth_of_the_h200_time_is_unclassified(
     assert other < 0.01 * sum(times.values())
 
 
-def test_the_attention_families_of_the_h200_recording_are_told_apart(shared_data: Path) -> None:
+def test_the_attention_families_of_the_h200_recording_are_distinguished(shared_data: Path) -> None:
     families = {classify(name)[1] for name in nsys_names(shared_data / "h200" / "attn_h200.sqlite")}
     assert {"fa2", "cudnn", "cutlass_fmha", "triton", "sage"} <= families
 
 
-def test_add_in_a_fused_kernel_is_no_addition() -> None:
+def test_add_in_the_name_of_a_fused_kernel_is_not_classified_as_an_addition() -> None:
     assert classify("triton_poi_fused_add_0") == ("fused", "inductor")
     assert classify("triton_red_fused_add_mean_0") == ("reduction", "inductor")
 
 
-def test_sage1_is_known_by_the_quantiser_beside_it_in_the_same_case() -> None:
+def test_sage1_is_recognised_by_the_quantiser_in_the_same_case() -> None:
     frame = pd.DataFrame(
         {
             "case": ["impl=sage", "impl=sage", "impl=tutorial"],
@@ -333,7 +333,7 @@ def test_sage2_and_sparge_without_template_arguments_are_known_by_their_company(
     assert result["kernel_family"][0] == family
 
 
-def test_sage2_and_sparge_are_known_by_their_template_arguments_whatever_the_spelling() -> None:
+def test_sage2_and_sparge_are_recognised_by_their_template_arguments_in_any_spelling() -> None:
     for mode, family in (("(PVThresholdMode)1, ", "sparge"), ("", "sage2")):
         name = f"void qk_int8_sv_f8_attn_kernel<(unsigned int)64, (QuantGranularity)2, {mode}__half>(CUtensorMap)"
         assert classify(name) == classify(normalise(name)) == ("attention", family)

@@ -88,7 +88,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> tuple[dict[str, Any], Tables]:
-    """A run that nobody kills: its length in seconds and steps, and its tables."""
+    """A run that is not killed: its length in seconds and steps, and its tables."""
     project = server.project()
     answer = server.run(project, "start")
     assert answer["status"] == 0, (project / "output.txt").read_text()

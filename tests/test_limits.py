@@ -95,7 +95,7 @@ def test_a_host_that_is_slower_than_the_gpu_is_the_limit() -> None:
     assert limit(5e10, 1e6, metric_row("impl=a", "issue", 3e4)).limited_by == "compute"
 
 
-def test_a_call_that_is_marked_host_bound_is_limited_by_the_host_however_long_its_kernels_are() -> None:
+def test_a_call_flagged_host_bound_is_limited_by_the_host_for_any_length_of_its_kernels() -> None:
     """Of two GPUs the sum of the kernels has waiting in it, which the call of 2993 us does not: the host takes 3755."""
     kernels = [kernel_row("impl=a", ATTENTION, 10, 5.2e7)]
     several = [metric_row("impl=a", "time_own", 2.993e6, subject="rank 1"), metric_row("impl=a", "time_own", 2.993e6)]
@@ -277,7 +277,7 @@ def of_types(work: dict[str, float], rates: dict[str, float], dtype: str = "fp16
     return only(tables(cases, metrics=numbers), {"machine": {"peaks": {"flops": rates, "bytes_per_s": 4e12}}})
 
 
-def test_a_call_in_several_data_types_is_held_against_the_time_that_its_parts_take_one_after_the_other() -> None:
+def test_a_call_in_several_data_types_is_compared_with_the_sum_of_the_times_of_its_parts() -> None:
     """6e10 at 2e15 take 30 us, 2e10 at 1e15 take 20 us: of the 100 us that is half, where fp16 alone would give 1.6."""
     found = of_types({"int8": 6e10, "fp8": 2e10}, {"fp16": 5e14, "int8": 2e15, "fp8": 1e15})
     point = next(p for p in found.cases if p.variant == "a")
@@ -286,7 +286,7 @@ def test_a_call_in_several_data_types_is_held_against_the_time_that_its_parts_ta
     assert point.limit.dtypes == ("int8", "fp8") and point.limit.ridge == pytest.approx(400)
 
 
-def test_without_the_rate_of_one_data_type_nothing_is_held_against_the_others() -> None:
+def test_without_the_rate_of_one_data_type_there_is_no_share_of_the_peak() -> None:
     found = of_types({"int8": 4e10, "fp8": 4e10}, {"fp16": 5e14, "int8": 2e15})
     point = next(p for p in found.cases if p.variant == "a")
     assert (point.tflops, point.of_peak_flops, point.limit.flops_share, point.limit.ridge) == (800, None, None, None)
@@ -298,7 +298,7 @@ def test_one_part_in_the_data_type_of_the_case_is_as_one_number() -> None:
     assert (point.limit.flops_share, point.limit.dtypes) == (0.5, ())
 
 
-def test_flops_by_data_type_are_written_beside_their_sum(tmp_path: Path) -> None:
+def test_flops_by_data_type_are_written_with_their_sum(tmp_path: Path) -> None:
     written: list[dict[str, Any]] = []
     work = {"int8": 3.0, "fp8": 1.0}
     workload = SimpleNamespace(flops=lambda params: work, phase_work=lambda params: {"attention": {"flops": work}})
@@ -365,9 +365,9 @@ def test_each_estimate_of_the_real_run_is_of_what_its_unit_says() -> None:
     workload, rows = only(data, run), data.metrics[data.metrics["metric"].str.startswith("rule:")]
     estimates = rows[rows["value"].notna()]
     names = zip(*(estimates[key] for key in ("case", "subject", "metric", "unit")), strict=True)
-    told = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
+    rule_rows = [(c.case, c.kernel, f"rule:{r.name}", "% local" if r.is_local else "%")
             for c in workload.counters for r in c.rules if r.speedup is not None]  # fmt: skip
-    assert set(told) == set(names) and {"%", "% local"} == {unit for *_, unit in told}
+    assert set(rule_rows) == set(names) and {"%", "% local"} == {unit for *_, unit in rule_rows}
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_a_phase_has_the_time_of_what_is_nested_in_it() -> None:
     }  # fmt: skip
 
 
-def test_a_call_far_below_both_peaks_is_not_said_to_be_limited_by_what_it_must_do() -> None:
+def test_a_call_far_below_both_peaks_is_limited_by_neither() -> None:
     assert limit(flops=5e8, moved=1e4).limited_by is None
     assert limit(5e8, 1e4, **{"dram__bytes.sum.per_second": 2e12}).limited_by == "memory"
 
@@ -410,7 +410,7 @@ def test_the_profiler_explains_slower_operators_only_as_far_as_it_costs(
     assert (figure.reasons, figure.is_unexplained) == (reasons, not reasons)
 
 
-# --- the GPU that waits -----------------------------------------------------------------------------------------------
+# --- the GPU that waits ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ memory = lm.lm_memory
 TINY = {"size": "tiny", "context": 16, "batch": 2, "vocab": 101, "precision": "fp32", "memory_snapshot": True}
 
 
-def test_without_a_gpu_or_the_wish_there_is_no_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_or_the_option_there_is_no_memory_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cpu")
     assert lm.snapshot(TINY, tmp_path) == {}
     monkeypatch.setattr(lm.attention_config, "device", lambda: "cuda")
@@ -154,7 +154,7 @@ def test_the_place_is_the_line_of_the_model_else_the_line_that_allocated() -> No
 def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, passes: list[str]
 ) -> None:
-    """The model runs on the CPU; the allocator's counters and its record stand in for those of a GPU."""
+    """The model runs on the CPU; the counters and the record of the GPU's allocator are mocks."""
     _Allocator(monkeypatch)
     recorded: list[Any] = []
     block = {"size": 512, "requested_size": 8, "address": 1, "state": "active_allocated"}

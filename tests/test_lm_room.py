@@ -1,4 +1,4 @@
-"""Which cases of the language model are not tried, and what is said of them."""
+"""Which cases of the language model are skipped, and their reasons."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_a_model_of_four_layers_can_be_looked_into_by_ncu() -> None:
-    """What a study of guided ncu asks for: as large as one likes in each direction, and no more layers than needed."""
+    """A study of guided ncu needs large dimensions and as few layers as possible."""
     workload = plugins.load_module(ROOT / "workloads" / "transformer_lm.py")
     given = {"size": "custom", "d_model": 64, "d_ff": 96, "layers": 4, "heads": 4, "context": 8, "batch": 1}
     assert workload.available(given) is None

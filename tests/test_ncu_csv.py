@@ -192,7 +192,7 @@ def test_units_become_base_units(unit: str, factor: float, base: str) -> None:
     assert counters.in_base_unit(2.0, unit) == (2.0 * factor, base)
 
 
-def test_numbers_of_a_european_locale_are_told_by_those_that_can_only_be_theirs(
+def test_numbers_of_a_european_locale_are_recognised_by_the_unambiguous_ones(
     parser: ModuleType, printed: Write
 ) -> None:
     """ncu 2025.1 on a Windows with a comma for the decimal point: 117.344 ns are 117344."""
@@ -223,14 +223,12 @@ def test_messages_and_output_of_the_program_stand_anywhere_among_the_rows(parser
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_byte_order_marks_and_windows_line_ends_are_no_part_of_the_text(
-    parser: ModuleType, printed: Write, encoding: str
-) -> None:
+def test_byte_order_marks_and_windows_line_ends_are_removed(parser: ModuleType, printed: Write, encoding: str) -> None:
     path = printed(f"==PROF== hello\r\n{LONG}\r\n{duration(0, 'ns', '10')}\r\n".encode(encoding))
     assert parser.sniff(path) and parser.parse(path).origin.total_ns == 10
 
 
-def test_an_error_of_ncu_beside_kernels_is_told(parser: ModuleType, printed: Write) -> None:
+def test_an_error_of_ncu_in_a_file_with_kernels_becomes_a_note(parser: ModuleType, printed: Write) -> None:
     parsed = parser.parse(printed(f"==ERROR== LaunchFailed\n{LONG}\n{duration(0, 'ns', '10')}"))
     assert parsed.origin.launches == 1 and parsed.origin.notes == ("ncu ended with 'LaunchFailed'",)
 
@@ -252,7 +250,7 @@ def test_processes_of_two_hosts_with_the_same_ids_stay_apart(parser: ModuleType,
     assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 30e3)
 
 
-def test_each_row_of_the_raw_page_is_a_launch_of_its_own(parser: ModuleType, printed: Write) -> None:
+def test_each_row_of_the_raw_page_is_one_launch(parser: ModuleType, printed: Write) -> None:
     """Two containers of one host can have a process and an ID in common."""
     kernel = '"0","7","app","host","k(int)","1","13"'
     text = f'{HEADER},"gpu__time_duration.sum"\n"","","","","","","","ns"\n{kernel},"1,000"\n{kernel},"2,500"\n'
@@ -279,10 +277,10 @@ def test_start_end_ranges_and_named_domains_and_colons_in_names_are_kept(parser:
     assert parsed.ranges[["case", "range"]].values.tolist() == [["", "run"], ["a=1", ""], ["a=1", "fwd:2"]]
 
 
-def test_metrics_asked_for_on_the_command_line_are_all_kept(parser: ModuleType, printed: Write) -> None:
-    asked = row(0, "l1tex__data_bank_reads.sum", "", "42", section="Command line profiler metrics")
-    unasked = row(0, "l1tex__data_bank_writes.sum", "", "43")
-    parsed = parser.parse(printed("\n".join([LONG, duration(0, "ns", "10"), asked, unasked])))
+def test_all_metrics_requested_on_the_command_line_are_kept(parser: ModuleType, printed: Write) -> None:
+    requested = row(0, "l1tex__data_bank_reads.sum", "", "42", section="Command line profiler metrics")
+    unrequested = row(0, "l1tex__data_bank_writes.sum", "", "43")
+    parsed = parser.parse(printed("\n".join([LONG, duration(0, "ns", "10"), requested, unrequested])))
     assert values(parsed) == {"gpu__time_duration.sum": 10, "l1tex__data_bank_reads.sum": 42}
 
 
@@ -307,7 +305,7 @@ def test_a_launch_whose_time_was_not_measured_leaves_the_sum_missing(parser: Mod
     assert "1 of 3 launches has no gpu__time_duration" in parsed.origin.notes[0]
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refused files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_a_launch_whose_time_was_not_measured_leaves_the_sum_missing(parser: Mod
         ("==PROF== Disconnected\n    Metric Name   Metric Unit  Minimum  Maximum  Average\n", "print-summary"),
     ],
 )  # fmt: skip
-def test_output_without_a_kernel_is_refused_in_ncus_own_words(
+def test_output_without_a_kernel_is_refused_with_the_message_of_ncu(
     parser: ModuleType, printed: Write, text: str, word: str
 ) -> None:
     path = printed(text)

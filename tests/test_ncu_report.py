@@ -48,7 +48,7 @@ def written(tmp_path: Path) -> Write:
 
 
 def blocks(data: bytes) -> list[bytes]:
-    """The file's header and its blocks, each whole: their order and number is what a kill cuts off."""
+    """The header of the file and its blocks. A kill cuts the file between or within blocks."""
     (length,) = struct.unpack_from("<I", data, 4)
     found, at = [data[: 8 + length]], 8 + length
     parser = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_report.py")
@@ -234,7 +234,7 @@ def _mutated(data: bytes, dice: random.Random) -> bytes:
 
 
 @pytest.fixture
-def beside(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
+def guided_report(tmp_path: Path, shared_data: Path) -> Callable[..., Path]:
     """The recorded report, two launches of each of three kernels, with a guide.json of these choices beside it."""
 
     def write(*choices: Choice, report: Path = shared_data / H200) -> Path:
@@ -254,9 +254,13 @@ CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x1
 GRID, BLOCK = "32x2x16", "128x1x1"
 
 
-def test_of_a_guided_report_only_the_chosen_launches_count(parser: ModuleType, beside: Callable[..., Path]) -> None:
-    """ncu was given 3 and 7: of either kernel the report's first launch is the third, and its second the seventh."""
-    path = beside(Choice("", FLASH, 3, GRID, BLOCK, (3, 5), 9, 0.625), Choice("", CUDNN, 7, "132x1x1", "384x1x1"))
+def test_of_a_guided_report_only_the_chosen_launches_count(
+    parser: ModuleType, guided_report: Callable[..., Path]
+) -> None:
+    """ncu profiled launches 3 and 7 of each kernel, so the report has the third launch first and the seventh second."""
+    path = guided_report(
+        Choice("", FLASH, 3, GRID, BLOCK, (3, 5), 9, 0.625), Choice("", CUDNN, 7, "132x1x1", "384x1x1")
+    )
     parsed = parser.parse(path)
     assert parsed.kernels.set_index("kernel")["total_ns"].to_dict() == {FLASH: 784000, CUDNN: 423264}
     assert (parsed.origin.launches, parsed.origin.total_ns) == (2, 784000 + 423264)
@@ -270,38 +274,38 @@ def test_of_a_guided_report_only_the_chosen_launches_count(parser: ModuleType, b
 
 
 def test_single_launches_have_their_grids_and_are_those_that_count(
-    parser: ModuleType, beside: Callable[..., Path], shared_data: Path
+    parser: ModuleType, guided_report: Callable[..., Path], shared_data: Path
 ) -> None:
     every = parser.single_launches(shared_data / H200)
     assert [(launch.grid, launch.block) for launch in every[:2]] == [(GRID, BLOCK)] * 2
     assert [launch.duration_ns for launch in every if launch.name == FLASH] == [784000, 783040]
-    (one,) = parser.single_launches(beside(Choice("", FLASH, 2, GRID, BLOCK), Choice("", "gone", 1)))
+    (one,) = parser.single_launches(guided_report(Choice("", FLASH, 2, GRID, BLOCK), Choice("", "gone", 1)))
     assert one.duration_ns == 783040
 
 
-def test_a_launch_that_ncu_counted_otherwise_is_told_and_one_of_its_shape_taken(
-    parser: ModuleType, beside: Callable[..., Path]
+def test_a_launch_that_ncu_counted_differently_gives_a_note_and_a_launch_of_the_same_shape_is_read(
+    parser: ModuleType, guided_report: Callable[..., Path]
 ) -> None:
-    third = beside(Choice("", FLASH, 9, GRID, BLOCK), Choice("", CUDNN, 1), Choice("", "k", 4))
+    third = guided_report(Choice("", FLASH, 9, GRID, BLOCK), Choice("", CUDNN, 1), Choice("", "k", 4))
     parsed = parser.parse(third)
     assert parsed.kernels.set_index("kernel")["total_ns"][FLASH] == 784000
     assert any("launch 9 was chosen" in note and "another launch of its shape" in note for note in parsed.origin.notes)
     assert any(note.startswith("not in the report: k,") for note in parsed.origin.notes)
-    other = parser.parse(beside(Choice("", FLASH, 1, "1x1x1", BLOCK)))
+    other = parser.parse(guided_report(Choice("", FLASH, 1, "1x1x1", BLOCK)))
     assert any(f"one of grid {GRID}" in note for note in other.origin.notes)
 
 
 def test_a_guide_that_names_nothing_in_the_report_leaves_it_whole(
-    parser: ModuleType, beside: Callable[..., Path]
+    parser: ModuleType, guided_report: Callable[..., Path]
 ) -> None:
-    parsed = parser.parse(beside(Choice("", "k", 1)))
+    parsed = parser.parse(guided_report(Choice("", "k", 1)))
     assert parsed.origin.launches == 6 and "every launch is kept" in parsed.origin.notes[0]
 
 
-def test_a_damaged_guide_is_refused_and_somebody_elses_is_none_of_ours(
-    parser: ModuleType, beside: Callable[..., Path]
+def test_a_damaged_guide_is_refused_and_the_guide_of_another_tool_is_ignored(
+    parser: ModuleType, guided_report: Callable[..., Path]
 ) -> None:
-    path = beside(Choice("", FLASH, 1))
+    path = guided_report(Choice("", FLASH, 1))
     other_types = {"case": 0, "kernel": 5, "invocation": "1", "alike": [""], "share": "a half", "launches": "9"}
     choices = [{"case": "", "kernel": FLASH, "alike": [], name: value} for name, value in other_types.items()]
     damaged = [json.dumps({"profpipe_guide": 1, "kernels": [choice]}) for choice in choices]
@@ -324,11 +328,11 @@ def test_of_the_cases_of_a_guide_only_those_in_the_report_are_missed(tmp_path: P
     assert not selection.notes
 
 
-def test_what_ncu_printed_of_a_guided_report_is_read_with_its_guide(beside: Callable[..., Path]) -> None:
+def test_what_ncu_printed_of_a_guided_is_read_with_its_guide(guided_report: Callable[..., Path]) -> None:
     printed = Path(__file__).parent / "data" / "ncu-2025.3" / "attention_h200.raw.csv.gz"
     csv = plugins.load_module(plugins.builtin_folder("parsers") / "ncu_csv.py")
     names = csv.parse(printed).kernels.groupby("kernel")["calls"].sum()
     name, calls = names.idxmax(), int(names.max())
     case = csv.parse(printed).kernels.set_index("kernel").loc[[name], "case"].iloc[0]
-    parsed = csv.parse(beside(Choice(case, name, 2), Choice(case, "k", 1), report=printed))
+    parsed = csv.parse(guided_report(Choice(case, name, 2), Choice(case, "k", 1), report=printed))
     assert calls > 1 and parsed.origin.launches == 1

@@ -99,7 +99,9 @@ def test_files_of_several_reports_count_each_kernel_once(
     assert (origin.launches, origin.total_ns) == (launches, total_ns)
 
 
-def test_a_file_with_nothing_but_nsys_own_words_is_refused_with_them(parser: ModuleType, shared_data: Path) -> None:
+def test_a_file_that_holds_only_a_message_of_nsys_is_refused_with_the_message(
+    parser: ModuleType, shared_data: Path
+) -> None:
     path = shared_data / "nsys" / "Zyyeric__mini-aegaeon" / "kern_sum.csv"
     assert parser.sniff(path)
     with pytest.raises(UnreadableFile, match="does not contain CUDA kernel data"):
@@ -125,7 +127,7 @@ def from_database() -> schema.Tables:
 
 
 def stats(nsys: Path, folder: Path, *options: str) -> str:
-    """What the real `nsys stats` prints of the recorded training."""
+    """The output of the real `nsys stats` for the recorded training."""
     export = folder / "lm.sqlite"
     shutil.copyfile(TRAINING, export)
     return subprocess.run(
@@ -220,7 +222,7 @@ def test_a_report_printed_in_two_units_counts_once_and_with_the_finer_times(
     both = "\n\n".join([coarse, fine, ""] if coarse_first else [fine, coarse, ""])
     origin = read(parser, tmp_path, both).origin
     assert (origin.launches, origin.total_ns, origin.notes) == (3, 2346678, ())
-    # Other kernels, or times that are no rounding of these, are another report.
+    # A file with other kernels, or with times that differ by more than rounding, is another report.
     for change in (("g\n", "h\n"), ("2.346,2,1.173", "2.348,2,1.174")):
         assert read(parser, tmp_path, both.replace(*change, 1)).origin.launches == 6
 
@@ -292,9 +294,13 @@ forward,PushPop,1,1,2,5,50,g
 "aten::mm, op_id = 3",PushPop,1,1,1,4,40,g
 """
     rows = read(parser, tmp_path, f"{trace}\n{inside}").ranges
-    told = {(row.process, row.case, row.range): (row.wall_ns, row.kernels) for row in rows.itertuples()}
-    assert told[1, "a=1", ""] == (1000, 7) and told[2, "a=1", ""] == (800, 1) and told[1, "a=1", "aten::mm"] == (300, 4)
-    assert pd.isna(told[1, "a=1", "forward"][1]) and pd.isna(told[1, "a=1", "aten::mm > forward"][1])
+    by_range = {(row.process, row.case, row.range): (row.wall_ns, row.kernels) for row in rows.itertuples()}
+    assert (
+        by_range[1, "a=1", ""] == (1000, 7)
+        and by_range[2, "a=1", ""] == (800, 1)
+        and by_range[1, "a=1", "aten::mm"] == (300, 4)
+    )
+    assert pd.isna(by_range[1, "a=1", "forward"][1]) and pd.isna(by_range[1, "a=1", "aten::mm > forward"][1])
 
 
 def test_rows_by_launch_shape_become_one_kernel(parser: ModuleType, tmp_path: Path) -> None:
@@ -315,7 +321,7 @@ def test_tables_of_mpi_and_opengl_are_not_taken_for_kernels(parser: ModuleType, 
     assert read(parser, tmp_path, mpi + kernel).origin.launches == 3
 
 
-def test_a_case_is_told_by_its_ranges_name(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_case_is_recognised_by_the_name_of_its_range(parser: ModuleType, tmp_path: Path) -> None:
     text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Style,Range
 60.0,300,3,100.0,100.0,100,100,0.0,PushPop,:profpipe:impl=fa2
 40.0,200,3,66.0,66.0,60,80,1.0,PushPop,:forward
@@ -453,6 +459,6 @@ def test_damaged_reports_are_refused_or_add_up(parser: ModuleType, tmp_path: Pat
     assert set(outcomes) == {"read", "refused", "not ours"}
 
 
-def test_only_calls_of_the_api_are_no_kernels(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_file_with_api_calls_only_has_no_kernels(parser: ModuleType, tmp_path: Path) -> None:
     text = SUMMARY.replace("Instances", "Num Calls")
     assert "holds no kernels" in refusal(parser, tmp_path, text)

@@ -177,7 +177,9 @@ def test_many_kernels_of_one_graph_launch_belong_where_it_was_launched(parser: M
     assert parsed.origin.notes == ()
 
 
-def test_whole_graph_records_are_their_own_kind_and_said_to_hide_kernels(parser: ModuleType, tmp_path: Path) -> None:
+def test_records_of_whole_graphs_are_a_separate_kind_with_a_note_on_hidden_kernels(
+    parser: ModuleType, tmp_path: Path
+) -> None:
     export = Export()
     export.range(0, 100, "profpipe:graph")
     export.call(10, 20, 9, name="cudaGraphLaunch_v10000")
@@ -247,7 +249,7 @@ def test_hooks_that_push_ranges_in_autograds_thread_stay_inside_the_case(parser:
     assert parsed.kernels[["case", "phase"]].to_numpy().tolist() == [["a", "backward > MmBackward0"]]
 
 
-def test_without_a_case_a_threads_own_range_is_all_that_counts(parser: ModuleType, tmp_path: Path) -> None:
+def test_without_a_case_only_the_ranges_of_the_launching_thread_count(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.range(0, 100, "request 1")
     export.range(5, 90, "request 2", tid=2)
@@ -374,7 +376,7 @@ def test_ranges_recorded_and_exported_by_a_real_nsys_are_read(parser: ModuleType
     assert parsed.origin.without_kernels == "no kernels in this file"
 
 
-# --- what a file says of itself --------------------------------------------------------------------------------------
+# --- metadata of the file --------------------------------------------------------------------------------------------
 
 
 def test_columns_of_later_versions_do_not_disturb(parser: ModuleType, tmp_path: Path) -> None:
@@ -388,7 +390,7 @@ def test_columns_of_later_versions_do_not_disturb(parser: ModuleType, tmp_path: 
     assert by_phase(parser.parse(export.write_sqlite(tmp_path / "x.sqlite", also=added))) == {"forward": 1}
 
 
-def test_an_export_of_2020_names_its_gpu_in_a_table_of_its_own(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_of_2020_names_its_gpu_in_a_separate_table(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)
     export.add("TARGET_INFO_CUDA_GPU", name="NVIDIA GeForce RTX 3080", deviceId=0)
@@ -464,7 +466,7 @@ def test_a_text_of_another_encoding_in_a_side_table_refuses_no_export(parser: Mo
     assert origin.notes == ("nsys: CUDA /\ufffd\ufffd\ufffd",)
 
 
-def test_copies_and_sets_are_rows_of_their_own_kinds_and_no_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_copies_and_sets_are_rows_of_separate_kinds_and_not_launches(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)
     place = {"deviceId": 0, "streamId": 7, "globalPid": pid_id(1)}
@@ -564,7 +566,7 @@ def test_a_parquet_export_with_a_broken_table_is_refused(parser: ModuleType, tmp
     assert "cut short" in refusal(parser, folder)
 
 
-def test_an_export_with_a_journal_beside_it_was_interrupted(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_with_a_journal_file_was_interrupted(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(0, 1)
     path = export.write_sqlite(tmp_path / "x.sqlite")
@@ -572,7 +574,7 @@ def test_an_export_with_a_journal_beside_it_was_interrupted(parser: ModuleType, 
     assert "interrupted" in refusal(parser, path)
 
 
-def test_a_schema_whose_text_is_no_text_is_refused(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_schema_whose_text_is_not_valid_text_is_refused(parser: ModuleType, tmp_path: Path) -> None:
     # SQLite's message quotes the bytes, and Python cannot decode the message.
     export = Export()
     export.launch(0, 1)
@@ -652,7 +654,7 @@ def test_a_database_of_another_program_and_a_text_are_not_ours(parser: ModuleTyp
     assert not any(parser.sniff(tmp_path / name) for name in ("x.sqlite", "lfs.sqlite", "empty.sqlite"))
 
 
-def test_a_read_only_export_is_read_and_nothing_is_left_beside_it(parser: ModuleType, tmp_path: Path) -> None:
+def test_a_read_only_export_is_read_without_leaving_a_file(parser: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "50 % #1? of it"
     folder.mkdir()
     export = Export()
@@ -705,7 +707,7 @@ def test_single_launches_come_in_the_order_of_their_calls_and_count_the_iteratio
     assert found["grid"].tolist() == ["5x1x1", "2x1x1", "3x1x1"] and (found["case"] == "n=1").all()
 
 
-def test_an_export_without_grids_tells_no_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_an_export_without_grids_has_no_single_launches(parser: ModuleType, tmp_path: Path) -> None:
     export = Export()
     export.launch(10, 1)
     assert parser.launches(export.write_sqlite(tmp_path / "e.sqlite")).empty

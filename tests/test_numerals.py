@@ -41,10 +41,10 @@ def test_a_number_is_read_back_from_any_locale(value: float, group: str, mark: s
         ([], "."),
     ],
 )
-def test_the_numbers_that_can_be_read_one_way_only_tell_the_decimal_mark(texts: list[str], mark: str) -> None:
+def test_unambiguous_numbers_decide_the_decimal_mark(texts: list[str], mark: str) -> None:
     assert locale_numbers.decimal_mark(texts) == mark
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "nan", "1.2.3", "12abc", "0x10", "1e999", "٣", "-", "5 (2; 3)"])
-def test_what_is_no_number_is_none(text: str) -> None:
+def test_text_that_is_not_a_number_is_none(text: str) -> None:
     assert locale_numbers.number(text, ".") is None

@@ -25,7 +25,7 @@ def parsed(parser: str, path: Path) -> Any:
     return plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path)
 
 
-def told(metrics: pd.DataFrame) -> dict[tuple[str, str], dict[str, float]]:
+def by_kernel(metrics: pd.DataFrame) -> dict[tuple[str, str], dict[str, float]]:
     """By case and subject: metric -> value."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in metrics.itertuples():
@@ -57,7 +57,7 @@ def two_ranks(folder: Path) -> Path:
 
 
 def test_each_device_has_its_own_overlap_by_iteration_and_all_have_one_together(tmp_path):
-    found = told(parsed("nsys_sqlite", two_ranks(tmp_path)).metrics)
+    found = by_kernel(parsed("nsys_sqlite", two_ranks(tmp_path)).metrics)
     case = "method=ring"
     assert found[case, "device 0"] == {
         "communication_busy": 100, "compute_busy": 70, "communication_overlap": 40,
@@ -66,7 +66,7 @@ def test_each_device_has_its_own_overlap_by_iteration_and_all_have_one_together(
     assert found[case, ""] == {"communication_busy": 100, "compute_busy": 70, "communication_overlap": 20}
 
 
-def test_communication_outside_the_cases_is_told_by_itself_and_as_a_sum(tmp_path):
+def test_communication_outside_the_cases_has_a_row_and_is_part_of_the_sum(tmp_path):
     metrics = parsed("nsys_sqlite", two_ranks(tmp_path)).metrics
     outside = metrics[(metrics["case"] == "") & (metrics["metric"] == "communication_busy")]
     # Both of them on what each calls device 0.
@@ -93,7 +93,7 @@ def test_two_processes_that_see_their_gpus_under_one_number_stay_apart():
     assert subjects == ["device 0 of process 11", "device 0 of process 22", ""]
 
 
-def test_files_without_communication_have_nothing_to_tell(tmp_path):
+def test_files_without_communication_have_no_overlap(tmp_path):
     export = Export()
     export.range(0, 100, "profpipe:a=1")
     export.launch(1, 1, "flash_fwd_kernel")
@@ -110,12 +110,12 @@ def test_copies_neither_communicate_nor_compute(tmp_path):
         start=15, end=40, deviceId=0, contextId=1, streamId=8, correlationId=2, globalPid=1 << 48 | 1 << 24,
         bytes=1, copyKind=8, srcKind=2, dstKind=2,
     )  # fmt: skip
-    found = told(parsed("nsys_sqlite", export.write_sqlite(tmp_path / "copy.sqlite")).metrics)
+    found = by_kernel(parsed("nsys_sqlite", export.write_sqlite(tmp_path / "copy.sqlite")).metrics)
     assert found["a=1", "device 0"] == {"communication_busy": 40, "compute_busy": 0, "communication_overlap": 0}
 
 
-def test_a_torch_trace_of_one_rank_tells_its_device(tmp_path):
-    """The kernel in the middle has no recorded launch, and is on the device all the same."""
+def test_a_torch_trace_of_one_rank_has_its_device(tmp_path):
+    """The kernel in the middle has no recorded launch but runs on the device."""
     events: list[dict[str, Any]] = [
         {"cat": "user_annotation", "name": "profpipe:a=1", "ph": "X", "ts": 0, "dur": 100, "pid": 7, "tid": 7}
     ]
@@ -129,7 +129,7 @@ def test_a_torch_trace_of_one_rank_tells_its_device(tmp_path):
         )
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    found = told(parsed("torch_trace", path).metrics)
+    found = by_kernel(parsed("torch_trace", path).metrics)
     assert found["a=1", "device 1"] == {
         "communication_busy": 40_000, "compute_busy": 30_000, "communication_overlap": 12.5,
     }  # fmt: skip

@@ -43,7 +43,7 @@ def pip(python: Path | str, command: str, *arguments: Path | str, cwd: Path) -> 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the project ships, so that building leaves nothing behind in the checkout."""
+    """A copy of the files that the project ships, so that building changes nothing in the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for folder in ("profpipe", *KINDS):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -101,7 +101,7 @@ def test_a_bare_checkout_finds_its_folders(checkout: Path, tmp_path: Path) -> No
     assert_all_there(found(sys.executable, tmp_path, PYTHONPATH=str(checkout)), inside=checkout)
 
 
-def test_a_new_file_beside_the_others_is_in_the_next_wheel(checkout: Path, tmp_path: Path) -> None:
+def test_a_new_file_in_a_shipped_folder_is_in_the_next_wheel(checkout: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkout, tmp_path / "copy")
     for name in ("parsers/mine.py", "parsers/mine.yaml", "workloads/mine.py", "templates/mine.j2"):
         (copy / name).write_text("")

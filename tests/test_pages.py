@@ -1,4 +1,4 @@
-"""SUMMARY.md keeps its length for any document, and what it has no room for stands on details.md."""
+"""SUMMARY.md keeps its length for any document; details.md has the rest."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from profpipe.ingest.reader import Read, Refusal, Source
 
 ROOT = Path(__file__).parents[1]
 
-#: A parser of the user's own for a made-up format: launches as JSON, and what the file says of itself beside them.
+#: A user's parser for a made-up format: launches and metadata as JSON.
 PARSER = """
 import json
 from profpipe.ingest import kernel_classes as kernels
@@ -40,33 +40,33 @@ ORIGIN = {"launches": 3, "total_ns": 25.0, "attributed_ns": 20.0, "unattributed_
 
 
 @pytest.fixture
-def beside(tmp_path):
+def project(tmp_path):
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "mine.py").write_text(PARSER)
     return tmp_path
 
 
-def read(beside, rows=ROWS, **origin):
-    path = beside / "x.mine"
+def read(project, rows=ROWS, **origin):
+    path = project / "x.mine"
     path.write_text(json.dumps({"mine": {"rows": rows, "origin": {**ORIGIN, **origin}}}))
-    (result,) = reader.ingest([Source(path, path.name)], beside=beside)
+    (result,) = reader.ingest([Source(path, path.name)], beside=project)
     return result
 
 
-def test_rows_that_add_up_to_the_files_sums_are_read_and_copies_are_no_part_of_them(beside):
-    assert isinstance(read(beside), Read)
+def test_rows_that_add_up_to_the_sums_of_the_file_are_read_without_counting_copies(project):
+    assert isinstance(read(project), Read)
 
 
-def test_a_changed_copy_of_one_of_our_parsers_works_beside_the_pipeline_file(beside):
+def test_a_changed_copy_of_a_shipped_parser_works_in_the_pipelines_folder(project):
     ours = (ROOT / "parsers" / "nsys_csv.py").read_text(encoding="utf-8")
-    (beside / "parsers" / "nsys_csv.py").write_text(ours.replace('format="nsys stats reports"', 'format="changed"'))
-    (beside / "x.csv").write_text("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,30,2,15.0,k\n")
-    (result,) = reader.ingest([Source(beside / "x.csv", "x.csv")], beside=beside)
+    (project / "parsers" / "nsys_csv.py").write_text(ours.replace('format="nsys stats reports"', 'format="changed"'))
+    (project / "x.csv").write_text("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,30,2,15.0,k\n")
+    (result,) = reader.ingest([Source(project / "x.csv", "x.csv")], beside=project)
     assert isinstance(result, Read) and result.tables.origin.format == "changed"
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("changed", "what"),
     [
         ({"launches": 4}, "its rows hold 3 launches, the file 4"),
         ({"total_ns": 30.0}, "its rows hold 25 ns in all, the file 30 ns"),
@@ -75,8 +75,8 @@ def test_a_changed_copy_of_one_of_our_parsers_works_beside_the_pipeline_file(bes
         ({"unattributed_ns": 0.0}, "its rows hold 5 ns outside every case, the file 0 ns"),
     ],
 )
-def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(beside, said, what):
-    result = read(beside, **said)
+def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(project, changed, what):
+    result = read(project, **changed)
     assert isinstance(result, Refusal)
     assert str(result) == (
         f"x.mine: cannot be trusted: the parser mine.py contradicts itself: {what}. "
@@ -84,44 +84,44 @@ def test_a_parser_whose_rows_contradict_its_sums_is_refused_by_name(beside, said
     )
 
 
-def test_a_folder_is_not_offered_to_a_parser_that_reads_files(beside):
-    read(beside)
-    (beside / "folder.mine").mkdir()
-    (result,) = reader.ingest([Source(beside / "folder.mine", "folder.mine")], beside=beside)
+def test_a_folder_is_not_offered_to_a_parser_that_reads_files(project):
+    read(project)
+    (project / "folder.mine").mkdir()
+    (result,) = reader.ingest([Source(project / "folder.mine", "folder.mine")], beside=project)
     assert isinstance(result, Refusal) and result.what == "is a folder, and not one that a profiler wrote"
 
 
-def test_a_launch_that_a_join_doubled_is_seen(beside):
-    result = read(beside, rows=[*ROWS, ROWS[0]])
+def test_a_launch_that_a_join_doubled_is_refused(project):
+    result = read(project, rows=[*ROWS, ROWS[0]])
     assert isinstance(result, Refusal) and "its rows hold 5 launches, the file 3" in result.what
 
 
-def test_the_order_of_a_sum_is_no_contradiction(beside):
+def test_the_order_of_summation_is_not_reported_as_a_contradiction(project):
     rows = [{**ROWS[0], "calls": 1, "total_ns": 1e9 / 3} for _ in range(1000)]
     sums = {"launches": 1000, "total_ns": 1e12 / 3, "attributed_ns": 1e12 / 3, "unattributed_ns": 0.0}
-    assert isinstance(read(beside, rows, **sums), Read)
+    assert isinstance(read(project, rows, **sums), Read)
 
 
-def test_a_file_that_does_not_tell_its_times_is_held_to_its_launches_alone(beside):
+def test_a_file_without_a_sum_of_times_is_checked_by_its_launches_alone(project):
     untold = {"total_ns": None, "attributed_ns": None, "unattributed_ns": None}
     rows = [{**row, "total_ns": None} for row in ROWS]
-    assert isinstance(read(beside, rows, **untold), Read)
-    assert isinstance(read(beside, rows, launches=1, **untold), Refusal)
+    assert isinstance(read(project, rows, **untold), Read)
+    assert isinstance(read(project, rows, launches=1, **untold), Refusal)
 
 
-def test_a_parser_that_fails_is_named_with_the_line_and_the_other_files_are_read(beside):
-    broken, whole = beside / "broken.mine", beside / "x.mine"
+def test_a_parser_that_fails_is_named_with_the_line_and_the_other_files_are_read(project):
+    broken, whole = project / "broken.mine", project / "x.mine"
     broken.write_text('{"mine": {"rows": []}}')
-    read(beside)
-    refusal, result = reader.ingest([Source(broken, "broken.mine"), Source(whole, "x.mine")], beside=beside)
+    read(project)
+    refusal, result = reader.ingest([Source(broken, "broken.mine"), Source(whole, "x.mine")], beside=project)
     assert isinstance(result, Read) and isinstance(refusal, Refusal)
     line = PARSER.splitlines().index(next(line for line in PARSER.splitlines() if "Origin(" in line)) + 1
     assert f"the parser mine.py fails on it: KeyError: 'origin' (line {line})" in refusal.what
 
 
-def test_a_parser_that_fails_to_sniff_is_named_too(beside):
-    (beside / "parsers" / "mine.py").write_text(PARSER.replace("return path.read", "return path.no_such"))
-    refusal = read(beside)
+def test_a_parser_that_fails_to_sniff_is_named_too(project):
+    (project / "parsers" / "mine.py").write_text(PARSER.replace("return path.read", "return path.no_such"))
+    refusal = read(project)
     assert isinstance(refusal, Refusal) and "the parser mine.py fails on it: AttributeError" in refusal.what
 
 
@@ -133,7 +133,7 @@ def test_a_parser_that_fails_to_sniff_is_named_too(beside):
         ("FORMATS = ()", "is no parser: it has no sniff"),
     ],
 )
-def test_a_file_among_the_users_parsers_that_is_none_is_named(tmp_path, text, what):
+def test_a_file_in_the_users_parsers_folder_that_is_not_a_parser_is_named(tmp_path, text, what):
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match=r"mine\.py: ") as caught:
@@ -161,17 +161,17 @@ def test_a_broken_parser_is_refused_before_anything_runs(tmp_path):
         ("import pandas\ndef launches(path): return pandas.DataFrame({'kernel': []})", "returns launches without case"),
     ],
 )
-def test_single_launches_of_a_parser_that_fails_or_means_something_else_are_refused(beside, own, says):
-    (beside / "parsers" / "mine.py").write_text(f"{PARSER}\n{own}\n")
+def test_single_launches_with_wrong_columns_or_from_a_parser_that_fails_are_refused(project, own, says):
+    (project / "parsers" / "mine.py").write_text(f"{PARSER}\n{own}\n")
     with pytest.raises(UnreadableFile, match=says):
-        launches(beside)
+        launches(project)
 
 
-def test_a_parser_need_not_tell_single_launches(beside):
-    assert launches(beside).empty
+def test_a_parser_without_single_launches_is_allowed(project):
+    assert launches(project).empty
 
 
-def launches(beside):
-    path = beside / "x.mine"
+def launches(project):
+    path = project / "x.mine"
     path.write_text('{"mine": {}}')
-    return registry.launches(registry.choose(path, registry.parsers(beside)), path)
+    return registry.launches(registry.choose(path, registry.parsers(project)), path)

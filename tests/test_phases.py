@@ -32,7 +32,7 @@ def _case(name: str, softmax_ns: float, scale: float = 1.0) -> dict[str, list[di
         study.kernel_row(name, "softmax", 100, 8 * softmax_ns * scale, phase=SOFTMAX),
         study.kernel_row(name, "cast", 20, 2 * softmax_ns * scale, phase=f"{SOFTMAX} > inner"),
         study.kernel_row(name, "other", 10, 10_000 * scale, phase="forward"),
-        # Another profiler saw the same; its times never meet those of nsys.
+        # Another profiler saw the same; its times are never mixed with those of nsys.
         study.kernel_row(name, "gemm", 120, 900_000, phase=SCORES, profiler="torch"),
     ]
     work = [
@@ -42,7 +42,7 @@ def _case(name: str, softmax_ns: float, scale: float = 1.0) -> dict[str, list[di
     ]  # fmt: skip
     metrics = [study.metric_row(name, metric, value, unit, subject=phase) for phase, metric, value, unit in work]
     metrics += [study.metric_row(name, "time", 50_000), study.metric_row(name, "flops", 1e9, "flop")]
-    # ncu's subjects are kernels, whatever they are called.
+    # ncu's subjects are kernels, also if their names look like phases.
     metrics += [study.metric_row(name, "flops", 5, "flop", subject=SOFTMAX, profiler="ncu")]
     return {
         "cases": [study.case_row(name, p, params={"precision": "bf16"}) for p in ("plain", "nsys", "torch", "ncu")],
@@ -63,7 +63,7 @@ def _analysed(*parts: dict[str, list[dict[str, Any]]]) -> WorkloadFindings:
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_of_a_phase_stands_beside_its_work_and_what_limits_it() -> None:
+def test_a_phase_has_its_time_its_work_and_its_limit() -> None:
     scores, softmax = _analysed(_case("size=small", softmax_ns=5000)).phase_work
     # The ranges nested in it count, and an iteration is a tenth of the whole.
     assert (scores.phase, scores.ns, softmax.phase, softmax.ns) == (SCORES, 3000, SOFTMAX, 5000)
@@ -75,7 +75,7 @@ def test_the_time_of_a_phase_stands_beside_its_work_and_what_limits_it() -> None
     assert (scores.ridge, scores.limited_by, softmax.limited_by) == (250, "compute", "memory")
 
 
-def test_a_phase_is_held_against_the_data_types_that_it_computes_in() -> None:
+def test_a_phase_is_compared_with_the_peaks_of_the_data_types_that_it_computes_in() -> None:
     case = _case("size=small", softmax_ns=5000)
     parts = [study.metric_row("size=small", f"flops.{name}", 450e6, "flop", subject=SCORES) for name in ("int8", "fp8")]
     rates = {"flops": {"bf16": 1e15, "int8": 3e15, "fp8": 1.5e15}, "bytes_per_s": 4e12}
@@ -98,7 +98,7 @@ def test_without_a_number_of_iterations_or_rates_of_the_machine_nothing_is_made_
     assert scores.flops_per_s == pytest.approx(3e14)
 
 
-def test_the_work_of_phases_is_none_of_the_case() -> None:
+def test_the_work_of_a_phase_is_not_taken_for_that_of_the_case() -> None:
     (point,) = _analysed(_case("size=small", softmax_ns=5000)).cases
     assert point.values["flops"] == 1e9 and "bytes_moved" not in point.values
     assert point.tflops == pytest.approx(1e9 / 50e-6 / 1e12)
@@ -198,7 +198,7 @@ def _pairs(workload: WorkloadFindings) -> list[tuple[CaseResult, Memory]]:
     return list(zip(workload.cases, workload.memory, strict=True))
 
 
-def test_the_peak_of_each_phase_stands_beside_what_was_there_before() -> None:
+def test_each_phase_has_its_peak_memory_and_the_memory_in_use_before() -> None:
     table = memory.peaks(_pairs(_two_passes()))
     assert [column.id for column in table.columns[1:]] == ["before", "forward", SOFTMAX, "backward", "optimizer"]
     forward, step = table.rows
@@ -207,7 +207,7 @@ def test_the_peak_of_each_phase_stands_beside_what_was_there_before() -> None:
     assert [cell.is_strong for cell in step[2:]] == [False, False, True, False]
 
 
-def test_the_largest_allocations_tell_where_and_how_much_of_the_peak_they_are() -> None:
+def test_the_largest_allocations_have_their_place_and_their_share_of_the_peak() -> None:
     forward, step = memory.allocations(_pairs(_two_passes()), most=1).rows
     assert (plain(forward[0].text), plain(forward[1].text)) == ("forward", "plain, _lm_model.py:80")
     assert [cell.value for cell in forward[2:]] == [16 * MIB, 12, 32 * MIB, 0.2]

@@ -169,7 +169,7 @@ def _forgotten() -> Iterator[None]:
 def test_the_compiled_code_is_one_graph_with_the_results_of_the_eager_one(
     monkeypatch: pytest.MonkeyPatch, causal: bool
 ) -> None:
-    """Captured by dynamo and run as it is, so that no compiler is needed."""
+    """Captured by dynamo and run without a compiler."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, options, **given: real(fn, backend="aot_eager", **given))
     s = a_setting(causal=causal, kv_heads=2)
@@ -234,7 +234,7 @@ def test_inductor_compiles_the_formula_and_puts_no_sdpa_in_its_place(
 
 
 def _replaced_by_sdpa(forward: Callable[..., Any], mode: str) -> int:
-    """How often inductor took the formula for SDPA, by its own count; a cache would keep it from looking."""
+    """How often inductor replaced the formula by SDPA, by its counter. A cache would skip the search."""
     config = importlib.import_module("torch._inductor.config")
     counters = importlib.import_module("torch._dynamo.utils").counters
     counters.clear()

@@ -183,7 +183,7 @@ def test_a_scale_of_bytes_has_ticks_at_powers_of_two(low: float, high: float, is
 @pytest.mark.parametrize(("value", "quantity", "written"), [
     (5e5, "ns", "500 us"), (1e6, "ns", "1 ms"), (0.0, "ns", "0"), (1.4, "x", "1.4x"), (0.25, "share", "25"),
 ])  # fmt: skip
-def test_a_tick_has_its_own_unit(value: float, quantity: str, written: str) -> None:
+def test_each_tick_has_a_unit(value: float, quantity: str, written: str) -> None:
     assert lines.tick(value, quantity) == written
 
 
@@ -191,7 +191,7 @@ def test_a_tick_has_its_own_unit(value: float, quantity: str, written: str) -> N
 
 
 @pytest.mark.parametrize("count", [2, 8, 20])
-def test_every_line_has_its_own_look(count: int) -> None:
+def test_every_line_has_another_combination_of_colour_dash_and_marker(count: int) -> None:
     chart = charts(analyze(*made_up([f"v{i}" for i in range(count)], [512, 2048])))["time"]
     drawn = lines.figure(chart).axes[0].lines
     names = {name for panel in chart.panels for name in (series.name for series in panel.series)}
@@ -320,7 +320,7 @@ def test_bars_name_their_kernels_and_how_many_gpus_they_are_the_mean_of() -> Non
     assert (bar.title, bar.caption) == ("Self time of CPU operators of a call, seqlen 2048", "")
 
 
-def test_a_bar_that_dwarfs_the_others_has_its_own_scale() -> None:
+def test_a_bar_far_longer_than_the_others_has_a_separate_scale() -> None:
     series = Series("gemm", "gemm", tuple(Mark(i, ns) for i, ns in enumerate((1e3, 2e3, 9e4))))
     chart = Chart(
         "c", "t", ChartKind.STACKED_BARS, Axis("", labels=("a", "b", "c")), Axis("ns"), (Panel("", (series,)),)
@@ -328,7 +328,7 @@ def test_a_bar_that_dwarfs_the_others_has_its_own_scale() -> None:
     assert [text.get_text() for text in bars.figure(chart).axes[0].texts] == ["1000", "2000", "90000, own scale"]
 
 
-def test_names_of_a_legend_that_do_not_fit_beside_each_other_go_into_rows() -> None:
+def test_a_legend_too_wide_for_one_row_has_several_rows() -> None:
     assert bars.legend_columns(["add", "gemm"], 5.0) == 2
     assert bars.legend_columns(["elementwise"] * 9, 5.0) == 4
     assert bars.legend_columns(["x" * 99], 5.0) == 1

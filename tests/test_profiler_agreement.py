@@ -1,4 +1,4 @@
-"""The times of profilers against each other: how far they differ, and the causes. All numbers but those of the last
+"""The times of profilers compared: how far they differ, and the causes. All numbers but those of the last
 test are made up.
 """
 
@@ -125,7 +125,7 @@ def test_a_gpu_that_waits_for_another_makes_the_mean_of_their_kernels_longer() -
     assert two_gpus(101, busy_us=200, waits_us=200).causes == (Cause.COMMUNICATION, Cause.OVERLAP)
 
 
-def test_a_wait_that_is_far_longer_than_the_difference_is_no_reason() -> None:
+def test_a_wait_far_longer_than_the_difference_is_not_its_cause() -> None:
     """The call waits as well: the kernels are 20 us longer than it, and one GPU waits for 200."""
     assert verdict(two_gpus(200, busy_us=220, waits_us=200)) == UNKNOWN
     assert verdict(two_gpus(200, busy_us=210, waits_us=200)) == ((Cause.OVERLAP,), True)
@@ -269,7 +269,7 @@ def test_a_clock_that_was_recorded_under_the_profiler_confirms_the_reason_or_ref
     assert verdict(held_back(1_129_000.0, under_nsys=(1.84e9, 1.875e9, 1.89e9))) == UNKNOWN
 
 
-def test_recorded_clocks_are_the_reason_where_no_mark_says_that_one_was_held_back() -> None:
+def test_recorded_clocks_are_the_cause_also_without_a_flag() -> None:
     def slower_under_nsys(ns: float, hz: float, **others: Any) -> Compared:
         return held_back(ns, flags=[], under_nsys=(hz, hz, hz), **others)
 
@@ -301,12 +301,12 @@ def test_ncu_is_shorter_where_the_reference_ran_below_the_highest_clock() -> Non
     assert verdict(under(1.86e9, 1_134_000.0, bytes_moved=5.5e9)) == UNKNOWN
 
 
-def test_no_clock_excuses_more_than_the_gpu_can_reach() -> None:
+def test_a_clock_above_the_highest_of_the_gpu_is_not_a_cause() -> None:
     assert verdict(held_back(1_080_000.0)) == UNKNOWN  # it would take 2051 MHz
     assert verdict(held_back(1_300_000.0)) == UNKNOWN  # 1717 MHz, and the case never ran below 1785
 
 
-def test_a_clock_is_the_reason_only_where_it_was_held_back_and_arithmetic_limits_the_call() -> None:
+def test_a_clock_is_the_cause_only_where_it_was_throttled_and_arithmetic_limits_the_call() -> None:
     assert verdict(held_back(1_129_000.0, flags=[])) == UNKNOWN
     assert verdict(held_back(1_129_000.0, bytes_moved=5.5e9)) == UNKNOWN
 
@@ -388,7 +388,7 @@ def one_launch(
     return found
 
 
-def test_a_launch_of_ncu_that_may_be_one_of_the_others_is_chance() -> None:
+def test_a_single_launch_of_ncu_within_the_range_of_the_reference_is_a_cause() -> None:
     found = one_launch([9_856.0])
     assert verdict(found) == ((Cause.SINGLE_LAUNCH,), False)
     assert found.numbers == {"ns": 9856.0, "low": 9120.0, "high": 10656.0, "launches": 30.0, "reference": "nsys"}
@@ -398,13 +398,13 @@ def test_a_launch_of_ncu_that_may_be_one_of_the_others_is_chance() -> None:
     assert verdict(one_launch([9_856.0], calls=1)) == UNKNOWN, "as many"
 
 
-def test_that_two_kernels_both_happen_to_be_longer_is_no_chance() -> None:
+def test_two_kernels_that_are_both_longer_are_not_explained_by_single_launches() -> None:
     assert verdict(one_launch([9_856.0], b=10_700.0)) == UNKNOWN
     found = one_launch([9_990.0], b=9_990.0)
     assert found.causes == (Cause.SINGLE_LAUNCH,) and found.numbers["ns"] == 9990.0, "the shorter one makes none of it"
 
 
-def test_launches_without_a_shortest_and_longest_time_are_no_cause() -> None:
+def test_launches_without_a_shortest_and_longest_time_explain_nothing() -> None:
     kernels = [
         kernel_row("impl=a", ATTENTION, 30, 279_000.0),
         kernel_row("impl=a", ATTENTION, 1, 9_856.0, profiler="ncu"),
@@ -459,7 +459,9 @@ def test_a_difference_within_the_interval_of_the_calls_time_is_spread() -> None:
     ("mark", "ns", "explained"),
     [("clock_spread", 105_000.0, True), ("clock_spread", 115_000.0, False), ("throttled", 105_000.0, False)],
 )
-def test_what_some_samples_took_while_the_clock_moved_is_no_other_time(mark: str, ns: float, explained: bool) -> None:
+def test_a_difference_within_the_spread_of_the_samples_is_explained_where_the_clock_moved(
+    mark: str, ns: float, explained: bool
+) -> None:
     spread = [metric_row("impl=a", "time_p10", 98_000.0), metric_row("impl=a", "time_p90", 110_000.0)]
     time = metric_row("impl=a", "time", 100_000.0, ci_low=99_500.0, ci_high=100_500.0, n=83)
     rows = [case_row("impl=a", flags=[mark])]

@@ -85,7 +85,7 @@ def test_ncu_keeps_the_clock_and_takes_its_set_and_sections_from_the_pipeline():
     assert "--kernel-name regex:^(?!.*(?:nccl)).*(?:flash)" in text
 
 
-def test_ncu_embeds_sources_only_where_they_are_asked_for():
+def test_ncu_embeds_sources_only_if_they_are_requested():
     job = replace(JOB, tool=Tool("ncu", "2025.3.1", "ncu"))
     with_sources, without = (ncu.commands(replace(job, options={"ncu": {"source": s}}))[0].argv for s in (True, False))
     assert "--import-source yes" in " ".join(with_sources) and "--import-source" not in without
@@ -105,7 +105,7 @@ def test_ncu_without_filters_names_none():
         ("rocprof", ["--hip-trace", "--roctx-trace", "capture.csv"]),
     ],
 )
-def test_each_generation_of_rocprof_gets_its_own_flags(variant, words):
+def test_each_generation_of_rocprof_gets_the_flags_that_it_knows(variant, words):
     (command,) = rocprof.commands(replace(JOB, tool=Tool("rocprof", "6", f"/opt/rocm/bin/{variant}", variant)))
     assert all(word in " ".join(command.argv) for word in words)
     assert ("--" in command.argv) == (variant == "rocprofv3")
@@ -176,7 +176,7 @@ std::exception::what: SystemException
 """
 
 
-#: What the same nsys printed in a test run on two cores.
+#: Output of the same nsys in a test run on two cores.
 NO_ENDPOINT = """/build/agent/work/323cb361ab84164c/QuadD/Common/ProtobufComm/Client/ClientProxy.cpp(381): Throw in \
 function QuadDProtobufComm::Endpoint QuadDProtobufComm::Client::ClientProxy::GetLocalEndpoint() const
 Dynamic exception type: boost::wrapexcept<QuadDCommon::RuntimeException>

@@ -1,4 +1,4 @@
-"""What the user sees of a run: plain lines in a file, one live line on a terminal."""
+"""Progress of a run: plain lines in a file, one live line on a terminal."""
 
 from __future__ import annotations
 

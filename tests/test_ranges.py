@@ -1,4 +1,4 @@
-"""Which library emits the ranges. ROCm's are not here, so loading one is a stand-in that notes what was asked for."""
+"""Which library emits the ranges. ROCm's libraries are missing here; a stand-in records which one is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profpipe import ranges
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The libraries that were tried; only the last of them is there."""
     tried: list[str] = []
 
@@ -24,17 +24,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-def test_rocprofv3_gets_the_ranges_of_its_own_library_where_that_is_here(asked: list[str]) -> None:
+def test_rocprofv3_gets_the_ranges_of_its_library_if_it_is_installed(loaded: list[str]) -> None:
     assert ranges.use("rocprof") == "libroctx64.so"
-    assert asked[0] == "librocprofiler-sdk-roctx.so.1"
+    assert loaded[0] == "librocprofiler-sdk-roctx.so.1"
 
 
 def test_older_generations_get_the_ranges_of_the_library_that_they_see(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROFPIPE_ROCTX", "libroctx64")
     assert ranges.use("rocprof") == "libroctx64.so"
-    assert all(name.startswith("libroctx64") for name in asked)
+    assert all(name.startswith("libroctx64") for name in loaded)
 
 
 def test_without_a_profiler_a_range_costs_nothing() -> None:

@@ -101,7 +101,7 @@ def test_processes_that_are_not_at_the_same_point_fail_the_case_and_say_where_th
     assert one.reason == other[1]
 
 
-def test_who_waits_in_vain_learns_it_and_who_comes_too_late_ends(monkeypatch):
+def test_a_rank_that_waits_too_long_gets_an_error_and_a_late_rank_ends(monkeypatch):
     monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     left = threading.Event()
 
@@ -120,14 +120,14 @@ def test_who_waits_in_vain_learns_it_and_who_comes_too_late_ends(monkeypatch):
 
 
 @pytest.mark.parametrize(("gpus", "lacks"), [(0, ""), (1, "needs 2 GPUs, and torch sees 1 here. "), (2, ""), (8, "")])
-def test_fewer_gpus_than_processes_are_a_reason_to_skip_and_none_at_all_is_not(gpus, lacks):
+def test_fewer_gpus_than_processes_skip_the_case_and_a_machine_without_gpus_does_not(gpus, lacks):
     """A mock, for want of GPUs."""
     cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
     found = distributed.missing_gpus(SimpleNamespace(cuda=cuda), 2)
     assert found.startswith(lacks) and bool(found) == bool(lacks)
 
 
-# --- what is planned -------------------------------------------------------------------------------------------------
+# --- planned jobs ----------------------------------------------------------------------------------------------------
 
 
 def pipeline(**workload: Any) -> Pipeline:
@@ -168,7 +168,7 @@ def test_nsys_records_all_of_several_processes_and_one_only_between_start_and_st
     assert ["--capture-range" in line for line in recorded] == [False, True]
 
 
-def test_each_process_writes_its_own_events_and_traces():
+def test_each_process_writes_separate_events_and_traces():
     jobs = planned(matrix={"a": [1, 2]})
     names = [path.name for path in profilers.torch.artifacts(jobs["torch"])]
     assert names == [
@@ -183,25 +183,25 @@ def test_each_process_writes_its_own_events_and_traces():
 
 
 @pytest.mark.parametrize(
-    ("workload", "said"),
+    ("workload", "message"),
     [
         ({"processes": 0}, "greater than or equal to 1"),
         ({"processes": 2, "timing": {"mode": "cuda_graph"}}, "'timing.mode' must be eager"),
         ({"processes": 2, "script": None, "command": ["python", "x.py"]}, "Let the command start its own"),
     ],
 )
-def test_options_that_several_processes_do_not_support_are_errors(workload, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_several_processes_do_not_support_are_errors(workload, message):
+    with pytest.raises(ValueError, match=message):
         pipeline(**workload)
 
 
 def test_of_several_processes_nothing_that_they_do_hangs_on_a_time():
     spec = {"options": {"timing": {"rounds": 3, "order": "interleaved"}}, "repeats": 7, "warmup": 2, "processes": 2}
-    asked = rounds.TimingPlan.from_spec(spec)
-    assert (asked.rounds, asked.mode) == (1, "eager")
-    # However noisy, and however long they took.
-    assert [asked.rule.next_batch([1.0, 9.0] * n, 2 * n, 1e9) for n in (0, 1, 3)] == [1, 5, 1]
-    assert asked.rule.next_batch([1.0] * 7, 7, 0.0) == 0
+    timing = rounds.TimingPlan.from_spec(spec)
+    assert (timing.rounds, timing.mode) == (1, "eager")
+    # For any noise and any duration.
+    assert [timing.rule.next_batch([1.0, 9.0] * n, 2 * n, 1e9) for n in (0, 1, 3)] == [1, 5, 1]
+    assert timing.rule.next_batch([1.0] * 7, 7, 0.0) == 0
 
 
 def test_of_a_further_process_the_numbers_are_taken_and_the_cases_are_not(tmp_path):
@@ -334,7 +334,7 @@ def test_both_processes_have_made_the_same_number_of_calls(run_of_two):
     assert counts == {0: "14", 1: "14"}
 
 
-def test_each_process_checks_its_own_part(run_of_two):
+def test_each_process_checks_its_part(run_of_two):
     data, _ = store.load(run_of_two[0])
     errors = data.metrics[(data.metrics["case"] == "what=ok") & (data.metrics["metric"] == "error_max")]
     assert dict(zip(errors["subject"], errors["value"], strict=True)) == {"": 0.0, "rank 1": 1.0}

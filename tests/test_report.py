@@ -77,7 +77,7 @@ def test_the_text_files_are_the_golden_ones(tmp_path: Path, regenerate: bool, na
 
 
 def test_what_lies_in_no_case_is_not_among_the_kernels_of_all_cases() -> None:
-    """But of a workload whose capture has no cases, as that of a command."""
+    """The workload is a command, so its capture has no cases."""
     kernels = [
         kernel_row("impl=a", ATTENTION, 3, 3000.0),
         kernel_row("", "flush", 9, 9000.0),
@@ -117,7 +117,7 @@ def with_baseline(impl: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_case_that_two_workloads_measured_with_unlike_results_is_told_and_wins_nothing(tmp_path: Path) -> None:
+def test_a_case_with_different_times_in_two_workloads_gives_a_warning_and_cannot_win(tmp_path: Path) -> None:
     """A slow host passed for a call that synchronises in one of them: 30.6 ms for a forward pass of 8.5."""
 
     def timed(workload: str, case: str, ms: float) -> dict[str, Any]:
@@ -128,40 +128,40 @@ def test_a_case_that_two_workloads_measured_with_unlike_results_is_told_and_wins
     entry = {"script": "lm", "matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}
     run = {"pipeline": {"workloads": {"sizes": entry, "contexts": entry}}}
     text = page(tables(metrics=rows), run, tmp_path)
-    told = "different times in two workloads; trust neither: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
-    assert told in text
+    sentence = "different times in two workloads; trust neither: impl b: 30.6 ms in `sizes` and 8.50 ms in `contexts`."
+    assert sentence in text
     assert "took a different time in another workload." in text
     for unlike in ({"script": "another"}, {"processes": 2}, {"timing": {"mode": "cuda_graph"}}, {"env": {"A": "1"}}):
         other = {**run["pipeline"]["workloads"], "sizes": {**entry, **unlike}}
-        assert told not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
+        assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": other}}, tmp_path)
     # Of environments only the names are kept: these two may well have unlike values.
     hidden = {name: {**entry, "env": {"OMP_WAIT": None}} for name in ("sizes", "contexts")}
-    assert told not in page(tables(metrics=rows), {"pipeline": {"workloads": hidden}}, tmp_path)
-    beside = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
-    assert told not in page(tables([beside], metrics=rows), run, tmp_path)
+    assert sentence not in page(tables(metrics=rows), {"pipeline": {"workloads": hidden}}, tmp_path)
+    other_case = case_row("impl=b", flags=["other_process"]) | {"workload": "sizes"}
+    assert sentence not in page(tables([other_case], metrics=rows), run, tmp_path)
 
 
-def test_a_win_with_the_wrong_kernels_is_no_win(tmp_path: Path) -> None:
+def test_a_case_with_unexpected_kernels_cannot_win(tmp_path: Path) -> None:
     data = tables(kernels=[kernel_row("impl=b", ATTENTION, 1, 5.0)], metrics=times(a=2000.0, b=1000.0))
     top = page(data, with_baseline("a", expects={"w": {"impl=b": "cudnn"}}), tmp_path)
     assert "is not called the fastest: `b` did not run the kernels it should" in top
     assert "**Unexpected kernel**: `impl=b` requested `cudnn` and ran `fa2`." in top
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("# {{ titel }}", "SUMMARY.md.j2: 'titel' is undefined. Compare it with"),
     ("one\n{% fi %}", "SUMMARY.md.j2:2: Encountered unknown tag 'fi'"),
 ])  # fmt: skip
-def test_a_template_of_the_users_own_that_does_not_fit_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_a_users_template_that_does_not_fit_is_named(text: str, expected: str, tmp_path: Path) -> None:
     template = tmp_path / "SUMMARY.md.j2"
     template.write_text(text)
-    with pytest.raises(ProfpipeError, match=re.escape(said)):
+    with pytest.raises(ProfpipeError, match=re.escape(expected)):
         write_page(Findings(), tables(), {}, tmp_path, template)
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path) -> None:
-    """A clock that nobody marked is one."""
+    """The clock of a case without a flag counts too."""
     clocks = {"impl=a,n=1": 1939e6, "impl=b,n=1": 1711e6, "impl=a,n=4": 1900e6, "impl=b,n=4": 1600e6}
     numbers = [metric_row(f"impl={i},n={n}", "time", ns, ci_low=ns - 1, ci_high=ns + 1)
                for n in (1, 2, 3, 4) for i, ns in (("a", 1000.0), ("b", 1100.0))]  # fmt: skip
@@ -171,14 +171,14 @@ def test_of_several_wins_in_doubt_each_has_its_reason_in_its_row(tmp_path: Path)
     text = page(tables(rows, metrics=numbers), with_baseline("b"), tmp_path)
     assert "In 3 of 4 shapes the lowest time is not called the fastest; the table says why." in text
     lines = [line for line in text.splitlines() if line.startswith("| ") and "`a`" in line]
-    told = {line.split("|")[1].strip(): line for line in reversed(lines)}
+    sentence = {line.split("|")[1].strip(): line for line in reversed(lines)}
     clock = "in doubt: the GPU ran at 1939 MHz for `a` and at 1711 MHz for `b`"
-    assert f"| {clock} |" in told["1"] and "in doubt" not in told["3"]
-    assert "| **other_process**; in doubt: `a` is other_process |" in told["2"]
+    assert f"| {clock} |" in sentence["1"] and "in doubt" not in sentence["3"]
+    assert "| **other_process**; in doubt: `a` is other_process |" in sentence["2"]
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_study_of_several_workloads_goes_by_its_own_name(tmp_path: Path) -> None:
+def test_a_study_of_several_workloads_has_the_name_of_its_pipeline(tmp_path: Path) -> None:
     rows = [metric_row("impl=a", "time", 1e3, workload=workload) for workload in ("fp16", "bf16")]
     named = page(tables(metrics=rows), {"pipeline": {"name": "accuracy"}}, tmp_path)
     assert named.startswith("# accuracy · 2 cases\n") and "fp16" in named
@@ -192,8 +192,8 @@ def test_a_picture_that_the_page_no_longer_shows_is_removed_and_no_other(tmp_pat
     data, run = made_up(["a", "b"], [512, 1024, 2048])
     page(data, run, tmp_path)
     shown = set((tmp_path / "plots").iterdir())
-    (tmp_path / "plots" / "mine.png").write_bytes(b"a picture of somebody's own")
-    # Somebody has edited the page in another encoding.
+    (tmp_path / "plots" / "mine.png").write_bytes(b"another picture")
+    # A user has edited the page in another encoding.
     (tmp_path / "SUMMARY.md").write_bytes((tmp_path / "SUMMARY.md").read_bytes() + b"caf\xe9\n")
     page(tables(metrics=times(a=1.0)), {}, tmp_path)
     assert shown and set((tmp_path / "plots").iterdir()) == {tmp_path / "plots" / "mine.png"}
@@ -210,7 +210,7 @@ def test_an_axis_and_the_number_of_samples_have_columns_of_their_own(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_times_of_a_machine_without_a_gpu_are_said_to_be_that(tmp_path: Path) -> None:
+def test_times_of_a_machine_without_a_gpu_are_labelled_as_such(tmp_path: Path) -> None:
     text = page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a", machine={"gpus": []}), tmp_path)
     assert "Measured on a CPU.\n" in text
     assert "on a CPU" not in page(tables(metrics=times(a=1.0, b=2.0)), with_baseline("a"), tmp_path)
@@ -265,7 +265,7 @@ def test_a_missing_value_is_neither_zero_nor_nan(tmp_path: Path) -> None:
     assert row.rstrip(" |").split(" | ")[-1] == "–"
 
 
-def test_sums_over_all_iterations_are_said_to_be_that(tmp_path: Path) -> None:
+def test_sums_over_all_iterations_are_labelled_as_such(tmp_path: Path) -> None:
     text = page(tables(kernels=[kernel_row("", ADD, 4, 4000.0), kernel_row("", COPY, 2, 1000.0)]), {}, tmp_path)
     assert "**6 kernel launches, 5.00 us in all: add 80.0 % and copy 20.0 % of it.**" in text
     assert "Sums over the whole recording (nsys): the file does not say how many iterations it has." in text
@@ -288,16 +288,16 @@ def test_cpu_operators_are_called_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize(("n", "said"), [(1, "over 1 sample."), (2, "over 2 samples.")])
-def test_one_sample_is_no_samples(tmp_path: Path, n: int, said: str) -> None:
-    assert said in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
+@pytest.mark.parametrize(("n", "expected"), [(1, "over 1 sample."), (2, "over 2 samples.")])
+def test_one_sample_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
+    assert expected in page(tables(metrics=[metric_row("impl=a", "time", 5.0, n=n)]), {}, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize(("n", "said"), [(1, "over 1 iteration."), (2, "over 2 iterations.")])
-def test_one_iteration_is_no_iterations(tmp_path: Path, n: int, said: str) -> None:
+@pytest.mark.parametrize(("n", "expected"), [(1, "over 1 iteration."), (2, "over 2 iterations.")])
+def test_one_iteration_is_written_in_the_singular(tmp_path: Path, n: int, expected: str) -> None:
     data = tables(kernels=[kernel_row("impl=a", ADD, n, 9.0)], ranges=[range_row("impl=a", n)])
-    assert said in page(data, {}, tmp_path)
+    assert expected in page(data, {}, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -320,7 +320,7 @@ def test_kernels_are_named_by_their_cases(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("clock", ["GPC GHz", "SM GHz", ""])
-def test_the_clock_that_ncu_counts_is_said_to_be_another_where_it_is_shown(tmp_path: Path, clock: str) -> None:
+def test_the_clock_that_ncu_counts_is_explained_where_it_is_shown(tmp_path: Path, clock: str) -> None:
     ncu = {"profiler": "ncu", "subject": ATTENTION}
     names = {"GPC GHz": "gpc__cycles_elapsed.avg.per_second", "SM GHz": "smsp__cycles_elapsed.avg.per_second"}
     metrics = [
@@ -356,7 +356,7 @@ def test_the_share_of_the_peak_can_be_recomputed_from_the_page_of_a_real_run(
     assert f"fp16: {peak[1]} TFLOP/s" in (tmp_path / "gpu_info.txt").read_text(encoding="utf-8")
 
 
-def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
+def test_one_shape_is_written_in_the_singular() -> None:
     findings = analyze(*made_up(["a", "b", "c"], [128 * 2**i for i in range(36)]))
     (workload,) = findings.workloads
     section = case_numbers.cases(workload, selection.select(workload, findings.workloads))
@@ -364,7 +364,7 @@ def test_one_shape_of_a_large_comparison_is_counted_as_one() -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_users_template_decides_what_is_said(tmp_path: Path) -> None:
+def test_a_users_template_decides_the_content_of_the_page(tmp_path: Path) -> None:
     template = tmp_path / "SUMMARY.md.j2"
     loop = "{{ document.title | markdown }}\n"
     loop += "{% for s in document.sections if s.id == 'headline' %}{{ s | markdown }}{% endfor %}"
@@ -374,7 +374,7 @@ def test_a_users_template_decides_what_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_page_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_page_is_replaced_as_a_whole_without_leaving_another_file(tmp_path: Path) -> None:
     (tmp_path / "SUMMARY.md").write_text("an older page", encoding="utf-8")
     page(*recorded(), tmp_path)
     assert "an older page" not in (tmp_path / "SUMMARY.md").read_text(encoding="utf-8")
@@ -417,7 +417,7 @@ def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
         ("[CUDA memcpy Host-to-Device]", "[CUDA memcpy Host-to-Device]"),
     ],
 )  # fmt: skip
-def test_a_long_name_keeps_what_tells_it_from_others(name: str, short: str) -> None:
+def test_a_shortened_name_keeps_the_part_that_distinguishes_it(name: str, short: str) -> None:
     assert short_kernel_names.shorten(name) == short
 
 

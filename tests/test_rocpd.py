@@ -126,16 +126,14 @@ def test_a_kernel_stands_where_its_call_was_made_though_it_ran_later(parser: Mod
     ]
 
 
-def test_without_calls_a_kernel_stands_where_it_ran_and_that_is_said(parser: ModuleType, rocpd: Rocpd) -> None:
+def test_without_calls_a_kernel_is_placed_by_its_time_with_a_note(parser: ModuleType, rocpd: Rocpd) -> None:
     found = parser.parse(rocpd.range(CASE, 100, 200).launch(110, 150, stack=5).launch(310, 350).written())
     assert sorted(row[3] for row in rows(found)) == ["", "impl=fa2"]
     assert found.origin.attribution == {Placement.RUN_TIME: 1, Placement.NO_RANGE: 1}
     assert (found.origin.attributed_ns, found.origin.unattributed_ns) == (40, 40)
 
 
-def test_a_marker_without_a_message_is_called_by_its_name_and_marks_are_no_ranges(
-    parser: ModuleType, rocpd: Rocpd
-) -> None:
+def test_a_marker_without_a_message_has_its_name_and_marks_are_not_ranges(parser: ModuleType, rocpd: Rocpd) -> None:
     rocpd.region("MARKER_CORE_API", "forward", 10, 20).region("MARKER_CORE_API", "mark", 12, 12)
     rocpd.region("MARKER_CORE_API", "roctxMarkA", 13, 14, message="here")
     found = parser.parse(rocpd.written())
@@ -284,7 +282,7 @@ def test_a_cut_database_is_refused_with_the_reason(parser: ModuleType, shared_da
         parser.parse(path)
 
 
-def test_reading_leaves_nothing_beside_a_read_only_file(parser: ModuleType, rocpd: Rocpd) -> None:
+def test_reading_a_read_only_file_leaves_no_other_file(parser: ModuleType, rocpd: Rocpd) -> None:
     path = rocpd.launch(10, 20).written()
     path.chmod(0o444)
     parser.parse(path)

@@ -161,7 +161,7 @@ def test_kernels_are_placed_by_the_call_that_launched_them(parser: ModuleType, w
     assert list(ranges["instances"]) == [2, 1] and list(ranges["kernel_ns"]) == [40, 40]
 
 
-def test_without_the_calls_kernels_are_placed_by_time_and_that_is_said(parser: ModuleType, write: Write) -> None:
+def test_without_the_calls_kernels_are_placed_by_time_with_a_note(parser: ModuleType, write: Write) -> None:
     write("a_marker_api_trace.csv", API_TRACE, marker(CASE, 100, 200), marker("forward", 110, 150))
     rows = [kernel("in", 120, 130, 1), kernel("late", 160, 170, 2), kernel("out", 220, 230, 3)]
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *rows))
@@ -185,7 +185,7 @@ def test_files_of_another_stem_are_of_another_recording(parser: ModuleType, writ
     assert found.origin.attribution == {Placement.NO_RANGES: found.origin.launches}
 
 
-def test_copies_beside_the_kernels_are_rows_of_their_own_kind_and_no_launches(parser: ModuleType, write: Write) -> None:
+def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser: ModuleType, write: Write) -> None:
     copy = {
         "Kind": "MEMORY_COPY", "Direction": "MEMORY_COPY_HOST_TO_DEVICE", "Source_Agent_Id": "Agent 0",
         "Destination_Agent_Id": "Agent 2", "Start_Timestamp": 10, "End_Timestamp": 30,
@@ -222,8 +222,8 @@ def test_agents_are_numbered_as_the_process_sees_them_or_by_node_or_among_the_gp
 ) -> None:
     """In a container the nodes of the other GPUs are hidden and the logical numbers close up."""
     columns = ["Node_Id", "Logical_Node_Id", "Agent_Type", "Product_Name"]
-    told = [(0, 0, "CPU", "AMD EPYC"), (5, 1, "GPU", "First"), (9, 2, "GPU", "Second")]
-    write("a_agent_info.csv", columns, *(dict(zip(columns, row, strict=True)) for row in told))
+    agents = [(0, 0, "CPU", "AMD EPYC"), (5, 1, "GPU", "First"), (9, 2, "GPU", "Second")]
+    write("a_agent_info.csv", columns, *(dict(zip(columns, row, strict=True)) for row in agents))
     found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, kernel("k", 40, 50, 1, agent=agent)))
     assert found.origin.device == device
     assert list(found.kernels["device"]) == [["First", "Second"].index(device)]
@@ -319,7 +319,7 @@ def test_statistics_of_copies_are_copies(parsers: list[ModuleType], write: Write
     assert found.origin.launches == 0
 
 
-def test_columns_are_found_by_name_whatever_their_order(parser: ModuleType, write: Write) -> None:
+def test_columns_are_found_by_name_in_any_order(parser: ModuleType, write: Write) -> None:
     mixed = [*KERNEL_TRACE[::-1], "A_New_Column"]
     assert parser.parse(write("x.csv", mixed, kernel("k", 1, 5))).origin.total_ns == 4
 
@@ -346,7 +346,7 @@ def test_a_row_cut_at_the_end_is_left_out_and_counted(parser: ModuleType, write:
 def test_a_quote_that_is_never_closed_takes_no_more_than_the_rows_that_it_swallows(
     parser: ModuleType, write: Write, others: str
 ) -> None:
-    """With no other quote behind it, that is what the csv module takes for one cell, 128 KiB."""
+    """Without a closing quote the csv module reads 128 KiB as one cell."""
     path = write("a_kernel_trace.csv", KERNEL_TRACE, *(kernel("k", at, at + 1, at) for at in range(1, 5001)))
     lines = path.read_text(encoding="utf-8").replace('"', others).splitlines(keepends=True)
     lines[10] = lines[10].replace(f"{others}k{others}", '"k')

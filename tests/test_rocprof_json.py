@@ -30,7 +30,7 @@ def placed(found: schema.Tables) -> list[tuple[Any, ...]]:
     return [(r.process, r.device, r.kind, r.case, r.phase, r.kernel, r.total_ns) for r in found.kernels.itertuples()]
 
 
-# --- rocprofv3 --------------------------------------------------------------------------------------------------------
+# --- rocprofv3 -------------------------------------------------------------------------------------------------------
 
 
 def record(start: int, end: int, correlation: int = 0, **more: Any) -> Record:
@@ -113,7 +113,7 @@ def test_a_gzipped_file_reads_as_the_plain_one_and_a_cut_zip_is_refused(parser: 
         parser.parse(cut)
 
 
-def test_without_calls_kernels_are_placed_by_time_and_that_is_said(parser: ModuleType, tmp_path: Path) -> None:
+def test_without_calls_kernels_are_placed_by_time_with_a_note(parser: ModuleType, tmp_path: Path) -> None:
     dispatches = [dispatch(110, 120, 5), dispatch(300, 310, 6, 2)]
     given = process(messages={1: CASE}, kernel_dispatch=dispatches, marker_api=[marker(100, 200, 1)])
     found = parser.parse(v3(tmp_path / "x.json", given))
@@ -121,7 +121,7 @@ def test_without_calls_kernels_are_placed_by_time_and_that_is_said(parser: Modul
     assert found.origin.attribution == {Placement.RUN_TIME: 1, Placement.NO_RANGE: 1}
 
 
-def test_marks_and_the_calls_around_a_range_are_no_ranges(parser: ModuleType, tmp_path: Path) -> None:
+def test_marks_and_the_calls_around_a_range_are_not_ranges(parser: ModuleType, tmp_path: Path) -> None:
     markers = [marker(10, 60, 1), marker(12, 13, 2, operation=0), marker(10, 11, 1, operation=1, kind=3)]
     found = parser.parse(v3(tmp_path / "x.json", process(messages={1: "forward", 2: "here"}, marker_api=markers)))
     assert [(r.range, r.instances, r.wall_ns) for r in found.ranges.itertuples()] == [("forward", 1, 50)]
@@ -170,7 +170,7 @@ def test_the_first_releases_wrote_one_object_and_called_the_records_dispatches(
     assert placed(parser.parse(path)) == [(70, 0, "kernel", "", "", "old(int)", 20)]
 
 
-def test_copies_are_rows_of_their_own_kind_and_no_launches(parser: ModuleType, tmp_path: Path) -> None:
+def test_copies_are_rows_of_a_separate_kind_and_not_launches(parser: ModuleType, tmp_path: Path) -> None:
     moved = record(10, 25, kind=2, operation=1, src_agent_id={"handle": 10}, dst_agent_id={"handle": 20})
     found = parser.parse(v3(tmp_path / "x.json", process(kernel_dispatch=[dispatch(40, 50)], memory_copy=[moved])))
     assert placed(found)[1] == (70, 0, "memcpy", "", "", "MEMORY_COPY_HOST_TO_DEVICE", 15)
@@ -190,7 +190,7 @@ def test_counters_become_metrics_of_their_kernel_and_case(parser: ModuleType, tm
     assert (found.origin.launches, found.origin.total_ns) == (2, 20)
 
 
-# --- rocprof v1 -------------------------------------------------------------------------------------------------------
+# --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
 def event(section: int, name: str, begin: int, end: int, tid: int = 7, **args: Any) -> Record:
@@ -212,7 +212,9 @@ def v1(path: Path, *events: Record) -> Path:
     return path
 
 
-def test_the_recorded_trace_has_the_kernels_of_the_database_beside_it(parser: ModuleType, shared_data: Path) -> None:
+def test_the_recorded_trace_has_the_kernels_of_the_database_of_the_same_run(
+    parser: ModuleType, shared_data: Path
+) -> None:
     path = shared_data / "rocprof" / "vjelic__aiter-glog-fork" / "results.json"
     assert parser.sniff(path)
     found = parser.parse(path)
@@ -253,7 +255,7 @@ def test_v1_start_stop_ranges_are_of_the_whole_process(parser: ModuleType, tmp_p
     assert placed(parser.parse(path))[0][3] == "impl=fa2"
 
 
-# --- refusing ---------------------------------------------------------------------------------------------------------
+# --- refusing --------------------------------------------------------------------------------------------------------
 
 
 def test_a_trace_of_torch_is_not_taken_for_rocprofs(parser: ModuleType, tmp_path: Path) -> None:

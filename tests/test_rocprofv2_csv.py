@@ -1,6 +1,6 @@
 """CSV files of rocprofv2 with ranges.
 
-Nobody has recorded one that is public, so those here are made up. They follow AMD's sources: `plugin/file/file.cpp` of
+There is no public recording, so the files here are made up. They follow AMD's sources: `plugin/file/file.cpp` of
 ROCm/rocprofiler (the columns, the empty line below them, quotes without escapes, no message of one character) and
 `src/roctx/roctx.cpp` of ROCm/roctracer (which calls have a message and a number).
 """
@@ -52,7 +52,7 @@ def dispatch(number: int, name: str, start: int, end: int, correlation: int = 0,
 
 
 def message(text: str, ns: int, number: int = 0) -> str:
-    """A mark, a push or a start: the file does not tell them apart."""
+    """A mark, a push or a start: the file does not distinguish them."""
     return f'ROCTX_DOMAIN,{number},"{text}",{ns}\n' if len(text) > 1 else end(ns, number)
 
 
@@ -79,7 +79,7 @@ def read(parser: ModuleType, path: Path) -> schema.Tables:
     return registry.parse(parser, path)
 
 
-def test_kernels_are_placed_in_the_ranges_of_the_file_beside_them(parser: ModuleType, write: Write) -> None:
+def test_kernels_are_placed_in_the_ranges_of_the_file_of_the_same_run(parser: ModuleType, write: Write) -> None:
     write(
         "roctx_trace_capture.csv",
         ROCTX, message(CASE, 100), message("forward", 200), end(300), end(400), message(CASE, 500), end(600),
@@ -98,7 +98,9 @@ def test_kernels_are_placed_in_the_ranges_of_the_file_beside_them(parser: Module
     assert "it does not say in which thread a range was pushed" in notes
 
 
-def test_with_the_hip_calls_beside_them_kernels_are_placed_by_their_launch(parser: ModuleType, write: Write) -> None:
+def test_with_the_hip_calls_of_the_same_run_kernels_are_placed_by_their_launch(
+    parser: ModuleType, write: Write
+) -> None:
     write("roctx_trace_9.csv", ROCTX, message(CASE, 100), end(400))
     write("hip_api_trace_9.csv", HIP, 'HIP_API_DOMAIN,"hipLaunchKernel",110,120,5\n')
     path = write("results_9.csv", kernels(dispatch(0, "late()", 5000, 5100, correlation=5)))
@@ -128,7 +130,7 @@ def test_started_ranges_end_where_their_number_is_stopped(parser: ModuleType, wr
     }
 
 
-def test_a_mark_spoils_the_ranges_of_its_own_case_only(parser: ModuleType, write: Write) -> None:
+def test_a_mark_makes_only_the_ranges_of_its_case_unreliable(parser: ModuleType, write: Write) -> None:
     path = write(
         "roctx_trace_9.csv",
         ROCTX,
@@ -170,7 +172,7 @@ def test_rows_are_put_in_order_of_time(parser: ModuleType, write: Write) -> None
     assert set(ranges(read(parser, write("roctx_trace_9.csv", ROCTX, *rows)))) == {("", "outer"), ("", "outer > inner")}
 
 
-def test_the_record_numbers_of_2023_are_no_part_of_a_row(parser: ModuleType, write: Write) -> None:
+def test_the_record_numbers_of_2023_are_removed(parser: ModuleType, write: Write) -> None:
     rows = ["Record_ID,Domain,ROCTX_ID,Message,Timestamp\n\n", f"1,{message('forward', 100)}", f"2,{end(300)}"]
     assert ranges(read(parser, write("roctx_trace_9.csv", *rows))) == {("", "forward"): (1, 200)}
 
@@ -201,9 +203,7 @@ def test_a_trace_of_hip_operations_gives_kernels_copies_and_fills(parser: Module
     assert found.origin.launches == 1 and any(note.startswith("1 markers and barriers") for note in found.origin.notes)
 
 
-def test_copies_of_the_operations_beside_the_kernels_are_read_and_their_kernels_are_not(
-    parser: ModuleType, write: Write
-) -> None:
+def test_the_file_of_operations_adds_copies_and_no_kernels(parser: ModuleType, write: Write) -> None:
     write(
         "hcc_ops_trace_9.csv",
         OPERATIONS,

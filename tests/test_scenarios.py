@@ -40,7 +40,7 @@ def test_decoding_is_one_query_of_each_request_over_its_whole_context() -> None:
     assert scenarios.bytes_moved(params) == pytest.approx(2 * 2 * 64 * 8192 * 8 * 128, rel=1e-3)
 
 
-def test_the_smallest_scenario_agrees_with_the_reference_and_tells_its_shape() -> None:
+def test_the_smallest_scenario_agrees_with_the_reference_and_records_its_shape() -> None:
     params = {"impl": "sdpa_math", "scenario": "tiny", "dtype": "fp32", "mode": "fwd_bwd"}
     assert scenarios.available(params) is None
     assert scenarios.check(params)["error_max"] < 1e-4
@@ -73,9 +73,9 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, obje
 
 @pytest.mark.slow
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
-    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
-    assert all(f"scenario={name},impl=fa2" in said for name in scenarios.SCENARIOS if name != "tiny")
-    # In another mode than the default: what the shapes are is told in each.
+    printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    assert all(f"scenario={name},impl=fa2" in printed for name in scenarios.SCENARIOS if name != "tiny")
+    # The mode is not the default; each line has the shape.
     reduced = {"SCENARIOS": "tiny", "IMPLS": "sdpa_flash,sdpa_math", "MODE": "fwd_bwd"}
     reduced |= {"BUDGET_S": "0.05", "REPEATS": "6"}
     profpipe(tmp_path, "run", PIPELINE, "--out", tmp_path, **reduced)

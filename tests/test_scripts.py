@@ -1,4 +1,4 @@
-"""What can be told of a workload's file before it runs."""
+"""What is known about a workload's file before it runs."""
 
 from __future__ import annotations
 

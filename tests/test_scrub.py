@@ -30,7 +30,7 @@ ATTENTION = DATA / "nsys-2025.3.1" / "attention" / "attn_h200.sqlite"
 CPU_TRACE = DATA / "torch-2.13" / "training_cpu.json.gz"
 ROOT = Path(__file__).parents[1]
 
-#: Stands for all that is secret: no scrubbed file may hold this word.
+#: Represents all secrets: no scrubbed file may hold this word.
 SECRET = "hunter2"
 
 
@@ -115,7 +115,7 @@ def test_what_describes_the_machine_and_the_recording_stays(shared_data: Path, t
 
 
 def plant(path: Path) -> None:
-    """Puts SECRET into every place where an nsys of 2022 to 2026 keeps what is nobody's business."""
+    """Write SECRET to every place where nsys 2022 to 2026 stores private data."""
     environment = f"HOME=/root\0MY_TOKEN={SECRET}\0"
     with closing(sqlite3.connect(path)) as database:
         some_call = database.execute("SELECT nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0]
@@ -157,7 +157,7 @@ def plant(path: Path) -> None:
             database.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
         database.execute("CREATE TABLE OSRT_FILE_ACCESS_DESCRIPTORS (fileAccessId INTEGER, filePath TEXT)")
         database.execute(f"INSERT INTO OSRT_FILE_ACCESS_DESCRIPTORS VALUES (1, '/home/{SECRET}/data')")
-        # An id that a call has too: an environment goes all the same.
+        # A call has the same id; the environment is removed nevertheless.
         database.execute("CREATE TABLE LATER_EVENTS (nameId INTEGER, argumentsId INTEGER, commandLine TEXT)")
         database.execute(f"INSERT INTO LATER_EVENTS VALUES (900001, 900003, 'python --password={SECRET}')")
         database.execute("INSERT INTO LATER_EVENTS VALUES (?, NULL, NULL)", (some_call,))
@@ -205,7 +205,7 @@ def test_a_text_in_another_encoding_than_utf_8_keeps_no_secret_in_the_export(tmp
     assert not scrubbed(copy)
 
 
-def test_files_beside_the_export_hold_nothing_of_it_afterwards(tmp_path: Path) -> None:
+def test_scrubbing_an_export_leaves_no_other_file(tmp_path: Path) -> None:
     copy = writable_copy(ATTENTION, tmp_path)
     scrubbed(copy)
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
@@ -226,7 +226,7 @@ def test_processes_that_took_part_keep_their_names_without_the_folder(tmp_path: 
 
 
 def with_paths(path: Path) -> Path:
-    """An export whose call stacks, threads and one range tell of folders."""
+    """An export whose call stacks, threads and one range name folders."""
     export = Export()
     export.launch(10, 1, pid=7)
     ids = {
@@ -328,7 +328,7 @@ def test_no_planted_secret_is_left_in_a_folder_and_it_is_read_to_the_same_tables
     removed = scrubbed(folder)
     assert SECRET.encode() not in held(folder) and exports.is_scrubbed(folder)
     expected = scrubbed(path)
-    # Without the schema of the SQLite export it is not told of every number that it is the id of a text.
+    # Without the schema of the SQLite export it is unknown which numbers are ids of texts.
     assert removed.pop("StringIds") >= expected.pop("StringIds") and removed == expected
     after = parsed(folder)
     for table in schema.ALL:
@@ -480,11 +480,11 @@ def test_a_read_only_file_and_one_that_is_being_written_are_refused_and_left_alo
         exports.scrub(copy, "nsys_sqlite")
     copy.chmod(0o644)
     for leftover in ("-wal", "-journal"):
-        beside = tmp_path / (copy.name + leftover)
-        beside.write_bytes(b"rows")
+        leftover_file = tmp_path / (copy.name + leftover)
+        leftover_file.write_bytes(b"rows")
         with pytest.raises(UnreadableFile, match="is being written"):
             exports.scrub(copy, "nsys_sqlite")
-        beside.unlink()
+        leftover_file.unlink()
     assert copy.read_bytes() == untouched and len(list(tmp_path.iterdir())) == 1
 
 
@@ -510,7 +510,7 @@ def test_through_a_symbolic_link_the_file_itself_is_scrubbed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_command_counts_what_it_removed_and_goes_on_past_what_it_cannot_scrub(tmp_path: Path) -> None:
+def test_the_command_counts_removals_and_continues_after_a_file_that_it_cannot_scrub(tmp_path: Path) -> None:
     copy = writable_copy(ATTENTION, tmp_path)
     plant(copy)
     (tmp_path / "notes.csv").write_text("a,b\n")

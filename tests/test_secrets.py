@@ -53,19 +53,19 @@ def entry(job: Job, out: Path) -> manifest.JobEntry:
 
 def published(order: RunRequest) -> str:
     """All of the record that is made of commands."""
-    begun = manifest.begin_run(
+    record = manifest.begin_run(
         order.pipeline, now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(),
         command=["profpipe", "run"], secrets=order.secrets,
     )  # fmt: skip
     entries = [entry(job, order.out) for job in jobs_of(order)]
-    return json.dumps(replace(begun, jobs=tuple(entries)).as_json())
+    return json.dumps(replace(record, jobs=tuple(entries)).as_json())
 
 
 def test_the_record_has_the_names_of_secret_variables_and_the_values_of_others(order: RunRequest) -> None:
     text = published(order)
     assert "hf_abcdef" not in text and "hunter2" not in text
-    for told in ("${HF_TOKEN}", "--db=${DB_PASS}:{n}", "--db=${DB_PASS}:2", "--steps=300"):
-        assert json.dumps(told) in text
+    for placeholder in ("${HF_TOKEN}", "--db=${DB_PASS}:{n}", "--db=${DB_PASS}:2", "--steps=300"):
+        assert json.dumps(placeholder) in text
 
 
 def test_processes_get_the_values_of_secret_variables(order: RunRequest) -> None:

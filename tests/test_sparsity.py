@@ -18,7 +18,7 @@ from profpipe.report.labels import DENSE_WORK
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "sparsity.yaml"
 
-#: Leaves out a share of its work and takes a time as if it had done it all at twice the speed of the dense one.
+#: Leaves out a share of its work and takes the same time as the dense case.
 WORKLOAD = """
 import time
 
@@ -56,18 +56,18 @@ tables:
 
 @pytest.mark.slow
 def test_the_study_dry_runs_with_its_thresholds_and_dense_cases(tmp_path: Path) -> None:
-    said = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
+    printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     for case in (
         "inputs=local,impl=sparge_fp8,topk=0.1",
         "inputs=normal,impl=sage2,topk=none",
         "inputs=local,impl=sdpa_flash",
     ):
-        assert case in said
-    assert "cdfthreshd=0.98,simthreshd1=0.3" in said
+        assert case in printed
+    assert "cdfthreshd=0.98,simthreshd1=0.3" in printed
 
 
-def test_where_the_time_goes_is_told_beside_all_of_it() -> None:
-    """What is in no part that the table names is the difference; ``rest`` would leave out additions and softmax."""
+def test_the_table_of_time_has_the_parts_and_their_total() -> None:
+    """The difference to the total is in no named part; ``rest`` would leave out additions and softmax."""
     (table,) = [t for t in yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["tables"]
                 if t["title"] == "Where the time goes"]  # fmt: skip
     assert "kernels.time" in table["value"] and "rest.time" not in table["value"]
@@ -98,7 +98,7 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
     assert all("needs a GPU" in reason for reason in skipped.values())
 
 
-def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_path: Path) -> None:
+def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WORKLOAD)
     (tmp_path / "mine.yaml").write_text(STUDY)
     profpipe(tmp_path, "run", "mine.yaml", PYTHONPATH=WITHOUT_TORCH)
@@ -119,7 +119,7 @@ def test_work_that_is_left_out_is_rate_on_paper_and_none_of_what_is_done(tmp_pat
     assert by_case.index("effective TFLOP/s") == by_case.index("TFLOP/s") + 1
 
 
-def test_only_work_that_is_done_is_held_against_the_peak() -> None:
+def test_only_work_that_is_done_is_compared_with_the_peak() -> None:
     """900 TFLOP/s of dense attention in the same time, on a machine that gives 500: a tenth of it was done."""
     numbers = [metric_row("impl=a", "time", 1e6), metric_row("impl=a", "flops", 9e11, "flop")]
     cases = [case_row("impl=a", params={"impl": "a", "dtype": "fp16"})]

@@ -123,7 +123,7 @@ def test_rocprof_v1_that_never_started_the_workload_is_skipped_with_the_remedy(p
     assert set(cases["status"]) == {"skipped"} and cases["reason"].str.contains("Complete the ROCm install").all()
 
 
-#: Runs what is behind the report's name, and then does what the test says with the report's path in $report.
+#: Runs the command behind the report's name, then the test's ending with the report's path in $report.
 NCU = """
 [ "$1" = --version ] && { echo 'Version 2025.3.1.0 (build 36398880) (public-release)'; exit; }
 while [ "$1" != -o ]; do shift; done
@@ -163,8 +163,8 @@ def test_kernels_that_ncu_saw_in_no_range_are_shown_outside_every_case(project):
 
 
 def test_locked_counters_skip_ncu_with_the_remedy_and_the_run_ends_well(project):
-    said = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
-    install_ncu(project, f"echo '{said} on the target device 0.'; exit 1")
+    message = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
+    install_ncu(project, f"echo '{message} on the target device 0.'; exit 1")
     done = project.profpipe("ncu")
     assert done.returncode == 0, done.stderr
     cases = project.latest()[0].cases
@@ -174,7 +174,7 @@ def test_locked_counters_skip_ncu_with_the_remedy_and_the_run_ends_well(project)
 
 
 @pytest.mark.slow
-def test_ncu_that_profiled_no_kernel_has_failed_whatever_its_exit_code(project):
+def test_ncu_that_profiled_no_kernel_has_failed_with_any_exit_code(project):
     install_ncu(project, "echo '==WARNING== No kernels were profiled.'; exit 0")
     assert project.profpipe("ncu").returncode == 1
     cases = project.latest()[0].cases

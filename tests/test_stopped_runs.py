@@ -19,7 +19,7 @@ CASES = [f"n={n}" for n in (1, 2, 3)]
 
 
 def stopped(done: list[str], **planned: Any) -> dict[str, Any]:
-    """The record of a run in which each of three cases is a job of its own, and ``done`` of them have one."""
+    """The record of a run of three jobs with one case each, of which ``done`` have ended."""
     jobs = [{"workload": "w", "profiler": "plain", "cases": [case]} for case in done]
     return {"planned": [{"workload": "w", "profiler": "plain", **planned}], "jobs": jobs, "ended": None}
 
@@ -61,9 +61,9 @@ def test_the_record_of_a_run_holds_what_each_workload_and_profiler_is_to_do(tmp_
         for profiler in ("plain", "nsys")
         for case in CASES[:2]
     ]
-    begun = manifest.begin_run(
+    record = manifest.begin_run(
         load_pipeline(tmp_path / "pipeline.yaml"),
         now=manifest.utc_now(), machine={}, packages={}, tools={}, git=manifest.GitState(), command=[], planned=jobs,
     )  # fmt: skip
     cases = tuple(CASES[:2])
-    assert begun.planned == tuple(manifest.PlannedJob("w", profiler, cases) for profiler in ("plain", "nsys"))
+    assert record.planned == tuple(manifest.PlannedJob("w", profiler, cases) for profiler in ("plain", "nsys"))

@@ -72,7 +72,7 @@ def test_text_that_looks_like_a_number_or_like_nothing_stays_text(tmp_path):
     assert store.load(tmp_path)[0].kernels["kernel"].tolist() == ["nan", "NA", "007", "null"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     target = tmp_path / "x.csv"
     target.write_text("old")
 
@@ -150,7 +150,7 @@ def test_latest_is_the_run_that_was_created_last(tmp_path):
     assert folders.find(None, tmp_path) == second
 
 
-def test_a_folder_of_ingested_files_is_no_run(tmp_path):
+def test_a_folder_of_ingested_files_is_not_a_run(tmp_path):
     folder = new_folder(tmp_path, "a")
     (tmp_path / "nsys").mkdir()
     store.save(tmp_path / "nsys", some_tables(), Manifest(name="nsys", is_run=False))
@@ -193,7 +193,7 @@ def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):
     assert loaded.metrics["value"].tolist() == saved.metrics["value"].tolist()
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         folders.find("nothing", tmp_path)
     (tmp_path / "run.json").write_text("{")
@@ -215,7 +215,7 @@ def test_a_table_that_was_damaged_is_named(tmp_path):
         store.load(tmp_path)
 
 
-def test_a_table_whose_file_is_gone_is_read_from_the_parquet_beside_it(tmp_path):
+def test_a_table_without_a_csv_file_is_read_from_the_parquet_file(tmp_path):
     saved = some_tables()
     store.save(tmp_path, saved, record(ended="2026-11-20T06:00:00+00:00"))
     store.save_parquet(tmp_path, saved)
@@ -242,7 +242,7 @@ def test_a_run_of_a_version_without_steps_has_none(tmp_path):
 @pytest.mark.parametrize("name", [table.name for table in schema.ALL])
 def test_a_missing_table_is_refused(tmp_path, name):
     store.save(tmp_path, some_tables(), record())
-    # Of a run that has not ended the Parquet tables may be those of a state before.
+    # The Parquet tables of a run that has not ended may be older than its CSV tables.
     store.save_parquet(tmp_path, Tables())
     (tmp_path / f"{name}.csv").unlink()
     with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Restore the file"):
@@ -292,9 +292,9 @@ def test_the_latest_unfinished_run_is_found(tmp_path):
 def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
     for number, time_ns in enumerate((1500.0, 1500.0, 1800.0)):
         folder = tmp_path / f"run{number}"
-        begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        run_record = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
         for _ in range(2):  # the second time as after `profpipe resume`
-            database.store_run(tmp_path, folder, some_tables(folder.name, time_ns), begun)
+            database.store_run(tmp_path, folder, some_tables(folder.name, time_ns), run_record)
     runs, times = database.read_history(tmp_path)
     assert [row["run"] for row in runs] == ["run2", "run1", "run0"]
     assert [row["value"] for row in times] == [1500.0, 1500.0, 1800.0]
@@ -304,8 +304,8 @@ def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):
 
 def test_history_has_a_table_for_each_pipeline(tmp_path):
     for number, (name, time_ns) in enumerate((("study", 1500.0), ("training", 2e9), ("study", 3000.0))):
-        begun = record(name=name, started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
-        database.store_run(tmp_path, tmp_path / f"run{number}", some_tables(f"run{number}", time_ns), begun)
+        run_record = record(name=name, started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        database.store_run(tmp_path, tmp_path / f"run{number}", some_tables(f"run{number}", time_ns), run_record)
     study, training = history.text(*database.read_history(tmp_path)).split("\n\nPipeline ")
     assert study.startswith("Pipeline study\n") and "run1" not in study and "in us" in study
     assert study.endswith("attention/n=1  1.50  3.00  +100.0% since the run before")
@@ -337,9 +337,9 @@ def test_times_with_different_parameters_have_different_rows(tmp_path):
         data = some_tables(f"run{number}", time_ns)
         params = "" if head_dim is None else json.dumps({"n": 1, "head_dim": head_dim})
         data = replace(data, cases=data.cases.assign(params=params))
-        begun = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
-        database.store_run(tmp_path, tmp_path / f"run{number}", data, begun)
-    # A column stands for a run, also where that has no such case.
+        run_record = record(started=f"2026-11-2{number}T00:00:00+00:00", ended="x")
+        database.store_run(tmp_path, tmp_path / f"run{number}", data, run_record)
+    # Each run has a column, also a run without such a case.
     lines = history.text(*database.read_history(tmp_path)).splitlines()
     assert [line.rstrip() for line in lines if line.startswith("attention/")] == [
         "attention/n=1 (head_dim 128)  1.00     -  1.10     -",
@@ -353,7 +353,7 @@ def test_history_without_a_database_names_the_command_that_creates_it(tmp_path):
         database.read_history(tmp_path)
 
 
-def test_a_database_that_is_none_is_named(tmp_path):
+def test_a_file_that_is_not_a_database_is_named(tmp_path):
     (tmp_path / database.FILE).write_text("no database, but longer than the header of one" * 10)
     with pytest.raises(ConfigError, match=r"profpipe\.db: cannot be used: file is not a database"):
         database.read_history(tmp_path)

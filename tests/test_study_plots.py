@@ -32,7 +32,7 @@ def only(data: Tables, run: dict[str, Any], **wanted: Any) -> Study:
 
 
 def groups() -> Tables:
-    """One sequence against the same length in groups, whose parameter is no number; invented times."""
+    """One sequence and the same length in groups, whose parameter is not a number; the times are invented."""
     cases, metrics = [], []
     for workload, group in (("single", 1), ("groups", 128)):
         for tokens in (128, 256, 512, 1024):
@@ -104,7 +104,7 @@ def test_errors_have_a_logarithmic_scale(word: str, is_log: bool) -> None:
     assert chart(only(data, {}, over="n", lines="impl", value=word), word).y.is_log is is_log
 
 
-def test_cases_without_a_speedup_are_named_beside_the_chart() -> None:
+def test_cases_without_a_speedup_are_named_below_the_chart() -> None:
     cases, metrics = [], []
     for i, impl in enumerate(("a", "b", "c"), 1):
         for n in (1, 2, 4):

@@ -182,7 +182,7 @@ def test_times_of_a_requested_profiler_are_its_kernels_and_so_is_the_speedup(
     assert "Times are the kernel time per call (torch)." in summary_of(study)
 
 
-# --- what a table looks like -----------------------------------------------------------------------------------------
+# --- layout of a table -----------------------------------------------------------------------------------------------
 
 
 def test_a_table_of_an_h200_run_has_the_requested_rows_and_columns(example: Any) -> None:
@@ -215,7 +215,7 @@ def test_rows_columns_and_tables_of_skipped_cases_alone_are_counted_and_not_show
     assert not titles_of(study) and note_of(study) == "Not shown: 1 table of skipped cases."
 
 
-def test_attention_that_no_kernel_of_its_own_computes_is_unfused_and_not_nothing(example: Any) -> None:
+def test_attention_without_a_fused_kernel_is_shown_as_unfused(example: Any) -> None:
     study = only(*example, where={"mode": "fwd", "seqlen": 512}, rows="impl", value="attention.share")
     assert cell(study, ("sdpa_math",)) == "unfused" and cell(study, ("fa2",)) == 1.0
 
@@ -334,7 +334,7 @@ def test_a_phase_that_a_case_does_not_have_is_missing_and_not_zero() -> None:
 
 
 def test_a_dash_says_that_none_was_recorded_and_a_case_that_was_interrupted_says_that() -> None:
-    """The kernels of one that `plain` did not come to are nsys's time of it."""
+    """A case that `plain` did not reach has the kernel time of nsys."""
     kernels = [kernel_row(f"impl={impl}", ADD, 10, 5e6) for impl in "abc"]
     ranges = [range_row(f"impl={impl}", 10) for impl in "abc"]
     wall = metric_row("impl=a", "loop_wall", 8e5)
@@ -455,7 +455,7 @@ def test_a_cell_says_why_it_has_no_speedup_and_a_baseline_is_as_fast_as_itself()
     ]  # fmt: skip
 
 
-def test_no_speedup_is_over_a_baseline_whose_own_result_is_in_doubt() -> None:
+def test_a_doubtful_baseline_gives_no_speedup() -> None:
     text = summary_of(judged({"a": None, "d": 0.001}, ["time", "speedup"]))
     assert "No case has speedup: the baseline was not compared with the reference." in text
     params = [{"impl": impl, "n": n} for n in (1, 2) for impl in "ab"]
@@ -514,7 +514,7 @@ def test_in_a_table_with_the_rest_the_parts_add_up_to_all_kernels(pipeline: str,
 
 @pytest.mark.parametrize("others", [(), ("torch",)])
 def test_the_wall_time_of_a_loop_is_of_one_profiler_for_all_cases(others: tuple[str, ...]) -> None:
-    """Of nsys where plain ran none of them; plain's alone where it ran one."""
+    """The times are nsys's if plain ran none of the cases, and plain's if it ran one."""
     rows = [metric_row(f"n={n}", "loop_wall", n * 1e9, profiler=p) for n in (1, 2) for p in ("nsys", *others)]
     ran = tables([case_row(f"n={n}", "nsys") for n in (1, 2)], metrics=rows)
     study = only(ran, {}, rows="n", value=["metric.loop_wall", "memory"])

@@ -1,4 +1,4 @@
-"""Cases timed in rounds: their order, what a round takes, and what outlives a process."""
+"""Cases timed in rounds: their order, the length of a round, and the state that outlives a process."""
 
 import json
 import time
@@ -68,7 +68,7 @@ def test_the_facts_name_the_loop_that_profilers_see():
 
 
 def test_the_loop_that_profilers_see_begins_warm_and_is_that_of_the_callable_that_was_timed(monkeypatch):
-    # A mock: graphs need a GPU. It shows only what is called as what.
+    # A mock: graphs need a GPU. It shows only which function is called how.
     calls = []
     monkeypatch.setattr(rounds.cuda_graph, "capture_graph", lambda fn: lambda: calls.append("replay"))
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_the_launch_time_is_the_shortest_seen_and_at_most_the_loop_time(monkeypa
     assert [event["value"] for event in written if event.get("metric") == "issue"] == [issue]
 
 
-def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
+def test_a_second_process_runs_the_remaining_rounds_of_the_first(tmp_path):
     log = tmp_path / "events.jsonl"
     events = [
         {"event": "samples", "case": "a", "metric": "time", "round": 1, "values": [1.0, 2.0]},
@@ -118,17 +118,17 @@ def test_a_process_goes_on_with_the_rounds_that_one_before_it_left(tmp_path):
 
 def test_each_visit_gets_the_results_of_earlier_visits(monkeypatch):
     """A mock of sampling: it notes by which rule, and what of the call is known already."""
-    asked, issue = [], LaunchProfile(5_000.0)
+    requests, issue = [], LaunchProfile(5_000.0)
 
     def sample(fn, **given):
-        asked.append((given["rule"].min_in_round, given["prior"].launch))
+        requests.append((given["rule"].min_in_round, given["prior"].launch))
         return rounds.sampling.Samples([1.0] * 40, "cuda_event", given["rule"], launch=issue)
 
     monkeypatch.setattr(rounds.sampling, "sample", sample)
     case = timed(plan(order="interleaved", rounds=3), [])
     for _ in range(3):
         case.visit(lambda: None)
-    assert asked == [(1, None), (40, issue), (40, issue)]
+    assert requests == [(1, None), (40, issue), (40, issue)]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_each_visit_gets_the_results_of_earlier_visits(monkeypatch):
 )
 def test_a_case_keeps_the_clock_until_a_visit_lowers_it(monkeypatch, fully_loaded, lowest_mhz, light):
     """A mock of the GPU's clocks and of how long it was loaded."""
-    asked, visits = [], iter(zip(fully_loaded, lowest_mhz, strict=True))
+    requests, visits = [], iter(zip(fully_loaded, lowest_mhz, strict=True))
 
     def sample(fn, **given):
-        asked.append(given["prior"].keeps_clock)
+        requests.append(given["prior"].keeps_clock)
         loaded, lowest = next(visits)
         known = {"clocks_hz": (1980e6, lowest * 1e6), "fully_loaded": loaded}
         return rounds.sampling.Samples([1.0] * 40, "cuda_event", given["rule"], **known)
@@ -156,15 +156,15 @@ def test_a_case_keeps_the_clock_until_a_visit_lowers_it(monkeypatch, fully_loade
     case = timed(plan(order="interleaved", rounds=3), [])
     for _ in range(3):
         case.visit(lambda: None)
-    assert tuple(asked) == light
+    assert tuple(requests) == light
 
 
 def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypatch):
     """A mock of the GPU's clocks: the counts of seven visits in turn, and two of a process before."""
-    asked, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1990e6,), (1860e6,)])
+    requests, counts = [], iter([(1850e6,), (1980e6, 1970e6), (), (1900e6,), (2500e6,), (1990e6,), (1860e6,)])
 
     def sample(fn, **given):
-        asked.append(given["prior"].clock_hz)
+        requests.append(given["prior"].clock_hz)
         return rounds.sampling.Samples([1.0] * 40, "cuda_event", given["rule"], clocks_hz=next(counts))
 
     watched = FakeMonitor(Conditions((Reading(sm_clock_hz=2000e6, highest_hz=1980e6),)))
@@ -174,7 +174,9 @@ def test_a_visit_expects_the_highest_clock_that_any_visit_before_it_had(monkeypa
     heavy.visit_clocks_hz = light.visit_clocks_hz
     for case in (heavy, light, heavy, light, heavy, light, heavy):
         case.visit(lambda: None)
-    assert asked == [None, 1850e6, 1970e6, 1970e6, 1970e6, 1970e6, 1980e6], "of two the lower, and none above its own"
+    assert requests == [None, 1850e6, 1970e6, 1970e6, 1970e6, 1970e6, 1980e6], (
+        "the lower of two, and none above its own"
+    )
     another = timed(plan(order="interleaved", rounds=4), [])
     another.restore({"time": {1: RoundSamples([1.0], Conditions(counted_hz=(1900e6,))), 2: RoundSamples([1.0])}})
     assert another.visit_clocks_hz == [1900e6]
@@ -266,8 +268,8 @@ def test_a_call_that_has_no_graph_keeps_its_eager_times_in_mode_both_and_is_mark
     assert sum("CUDA graph" in event.get("text", "") for event in written) == 1
 
 
-def test_a_process_that_a_failed_capture_spoiled_is_not_measured_in_any_more(monkeypatch):
-    """A mock: what the driver does is made up."""
+def test_after_a_failed_graph_capture_the_process_measures_no_further_case(monkeypatch):
+    """A mock of the driver."""
 
     def give_up(fn):
         raise rounds.cuda_graph.CaptureAborted("the driver gave the capture up")

@@ -1,4 +1,4 @@
-"""`tables:` in a pipeline file: what is accepted, and how each mistake is named before anything runs."""
+"""`tables:` in a pipeline file: valid entries, and the error for each mistake before anything runs."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_other_classes_hold_no_kernel_of_a_category() -> None:
     assert other_classes.named("copy") == "other copies"
 
 
-def test_a_direct_copy_stays_a_direct_copy_whatever_class_a_users_rule_gives_it() -> None:
+def test_a_direct_copy_stays_a_direct_copy_under_a_users_rule() -> None:
     found = split(direct_copy_kernel=("elementwise", 300.0), cat=("copy", 100.0), fill=("elementwise", 600.0))
     assert other_classes.classes([found]) == ["elementwise", "copy"]
     assert other_classes.of(found, "elementwise").ns == 600.0 and other_classes.left(found, ["copy"]).ns == 600.0
@@ -263,7 +263,7 @@ def set_before(us: float) -> WorkloadFindings:
     return only(tables(kernels=kernels, ranges=[range_row(f"impl={impl}", 30) for impl in "ab"]), "a")
 
 
-def test_copies_and_sets_that_are_no_kernels_are_changes_too() -> None:
+def test_copies_and_sets_without_kernels_are_listed_as_changes() -> None:
     (row,) = records(switch_cost.table(set_before(0.8).shapes[0]))
     assert row["all kernels of a call"] == "1.50x"
     assert row[CHANGES] == "copies and sets (no kernels) +800.0 ns (1 more launch)"
@@ -286,5 +286,5 @@ def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
         rows = own[own["case"] == case.id]
         assert case.breakdown is not None and len(rows)
         ns = rows["total_ns"].sum() / case.breakdown.iterations
-        told = [change for part, change, _ in swap.changes if part == "copies"]
-        assert told == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])
+        copies = [change for part, change, _ in swap.changes if part == "copies"]
+        assert copies == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])

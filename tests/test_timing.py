@@ -1,7 +1,7 @@
-"""How samples are taken: what is called, in which order, how often, and what is counted.
+"""How samples are taken: which functions are called, in which order and how often, and what counts.
 
 No test asserts how fast anything is. The GPU's side runs against a stand-in for torch, a mock for want of a GPU: its
-clocks and its allocator do exactly what they are told.
+clocks and its allocator follow the test.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def test_under_a_profiler_the_same_iterations_run_and_their_wall_time_is_known(l
     assert loop.wall_ns >= 1_000_000 and loop.clocks_hz == ()
 
 
-def test_the_range_is_closed_and_the_error_goes_on_when_the_callable_fails() -> None:
+def test_the_range_is_closed_and_the_error_is_raised_if_the_callable_fails() -> None:
     open_ranges: list[str] = []
 
     @contextmanager
@@ -384,12 +384,12 @@ def loaded(
         issued.append(gpu.now_ns)
         fn()
 
-    def begun() -> None:
+    def started() -> None:
         nonlocal begun_ns, learned
         begun_ns, learned = gpu.now_ns, len(issued)
 
     rule = StoppingRule(min_samples=3, max_samples=3, target=math.inf, budget_s=budget_s)
-    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "on_start": begun}
+    named = {"rule": rule, "range_name": "r", "annotate": gpu.annotate, "on_start": started}
     samples = sampling.sample(
         call, device="cuda", earlier=earlier, ranks=ranks, prior=PriorMeasurement(**known), **named
     )
@@ -408,7 +408,7 @@ def never_settles(number: int) -> float:
     return 100_000 * 1.004**number
 
 
-def test_the_gpu_is_loaded_for_longer_where_the_call_fills_the_loop_and_may_bring_the_clock_down(
+def test_the_gpu_is_loaded_longer_for_a_call_that_may_lower_the_clock(
     gpu: StandInGpu,
 ) -> None:
     # To the nearest group.
@@ -446,7 +446,7 @@ def test_the_load_ends_where_times_only_wander_and_not_where_they_near_those_of_
     assert lasted_ms > 25, "until it is there"
 
 
-def test_a_load_that_goes_on_for_long_keeps_no_more_events_than_those_of_two_groups(gpu: StandInGpu) -> None:
+def test_a_long_load_keeps_the_events_of_two_groups_at_most(gpu: StandInGpu) -> None:
     _, calls = loaded(gpu, changing(gpu, lambda number: 20_000 * 1.0004**number), keeps_clock=True)
     assert len(calls) > 1000 and gpu.most_events < 600
 
@@ -473,7 +473,7 @@ def under_a_clock_that_rises_after(gpu: StandInGpu, ms: float, ns: int = 20_000)
 
 
 @pytest.mark.parametrize("earlier", [[], [20_000.0] * 10])
-def test_a_call_that_brings_no_clock_down_is_not_measured_at_the_one_of_the_case_before(
+def test_a_light_call_is_measured_after_the_clock_has_recovered_from_the_previous_case(
     gpu: StandInGpu, earlier: list[float]
 ) -> None:
     assert 60 < loaded(gpu, under_a_clock_that_rises_after(gpu, 60), earlier=earlier, clock_hz=2e9)[0] < 75
@@ -544,9 +544,9 @@ def test_extra_work_of_the_first_call_is_not_part_of_the_call_time(gpu: StandInG
 
 def test_a_load_in_which_calls_were_late_does_not_hold_the_gpu_for_longer(gpu: StandInGpu) -> None:
     """A batch of one sample, in time: what was late before it is not put down to it."""
-    begun = []
-    call = lambda: gpu.launch(100_000, 5_000 if begun or gpu.seen.count("event") < 20 else 500_000)  # noqa: E731
-    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": lambda: begun.append(1)}
+    started = []
+    call = lambda: gpu.launch(100_000, 5_000 if started or gpu.seen.count("event") < 20 else 500_000)  # noqa: E731
+    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": lambda: started.append(1)}
     samples = sampling.sample(call, device="cuda", rule=exactly(5), **named)
     assert gpu.seen.count("push r") == 5 and not any("held" in note for note in samples.notes)
 
@@ -556,17 +556,17 @@ LOADING = 100_000_000 // (5_000 + 100_000 + 60_000)
 
 
 class InStep(Ranks):
-    """One of two processes, which knows at each meeting what the other will say there."""
+    """One of two ranks. ``other`` holds the value of the other rank at each exchange."""
 
     def __init__(self, other: list[float]) -> None:
         super().__init__(size=2)
-        self.other, self.said = iter(other), list[float]()
+        self.other, self.sent = iter(other), list[float]()
 
     def barrier(self, place: str) -> None:
         pass
 
     def all_max(self, value: float) -> float:
-        self.said.append(value)
+        self.sent.append(value)
         return max(value, next(self.other, value))
 
 
@@ -575,7 +575,7 @@ def test_processes_whose_gpus_flush_at_different_speeds_make_the_same_calls(gpu:
         gpu.flush_ns, gpu.seen = flush_ns, []
         ranks = InStep(other)
         sampling.sample(gpu.call, device="cuda", rule=exactly(3), range_name="r", annotate=gpu.annotate, ranks=ranks)
-        return gpu.seen.count("call"), ranks.said
+        return gpu.seen.count("call"), ranks.sent
 
     alone = {flush_ns: run(flush_ns, [])[1] for flush_ns in (60_000, 90_000)}
     assert run(60_000, alone[90_000])[0] == run(90_000, alone[60_000])[0]
@@ -591,7 +591,7 @@ def test_a_process_that_does_not_wait_makes_the_calls_of_one_that_does(gpu: Stan
     def calls(waits: bool) -> int:
         gpu.seen = []
         named = {"rule": exactly(3), "range_name": "r", "annotate": gpu.annotate, "ranks": InStep([])}
-        sampling.sample(lambda: (gpu.call(), waits and gpu.item(said=False)), device="cuda", **named)
+        sampling.sample(lambda: (gpu.call(), waits and gpu.item(is_noticed=False)), device="cuda", **named)
         return gpu.seen[: gpu.seen.index("push r")].count("call") - LOADING
 
     assert calls(waits=True) == calls(waits=False) == 11
@@ -607,9 +607,9 @@ def test_where_one_process_was_late_all_hold_their_gpus_longer(gpu: StandInGpu) 
         return ranks, gpu.held_ns[before:]
 
     in_time, held_ns = run([])
-    other_late, held_longer_ns = run([*in_time.said[:-1], 1])
-    assert in_time.said[-1] == other_late.said[-2] == 0, "this one was in time, and says so"
-    # The only sample is the first of its batch, for which the GPU is held by a rule of its own.
+    other_late, held_longer_ns = run([*in_time.sent[:-1], 1])
+    assert in_time.sent[-1] == other_late.sent[-2] == 0, "this one was in time, and says so"
+    # The only sample is the first of its batch, for which the GPU is held by a separate rule.
     room = cuda_timer.FIRST_HOLD_FACTOR, cuda_timer.FIRST_HOLD_EXTRA_NS
     before, after = ((ns - room[1]) / room[0] for ns in (held_ns[-1], held_longer_ns[-1]))
     assert held_longer_ns[:-1] == held_ns and after == pytest.approx(2 * before + 30_000, abs=2)
@@ -624,7 +624,7 @@ def test_processes_agree_on_the_launch_profile(gpu: StandInGpu) -> None:
         return sampling.sample(call, device="cuda", **named)
 
     assert run(alone).flags[0] == "host_bound"
-    others = [[*alone.said[:place], 1] for place, said in enumerate(alone.said) if said is False]
+    others = [[*alone.sent[:place], 1] for place, sent in enumerate(alone.sent) if sent is False]
     assert [run(InStep(other)).flags[0] for other in others].count("synchronises") == 2, "by torch, and by the hold"
 
 
@@ -648,7 +648,7 @@ def test_the_launch_profile_of_a_long_call_is_reused(gpu: StandInGpu) -> None:
     again = on_gpu(gpu, lambda: calls.append(kernels(gpu, 300, 1_000)()), n=3, known=first.launch)
     assert again.launch == first.launch and again.values_ns == first.values_ns
     assert first.launch is not None and first.launch.call_ns > 1_000_000
-    # Held as long as in the first visit, in every call but the two that tell how fast the GPU's clock counts; longer
+    # Held as long as in the first visit, in every call but the two that calibrate the GPU's clock; longer
     # before the first of each batch.
     held, as_before = gpu.held_ns[before:], gpu.held_ns[before - 1]
     first_of_batch = 2 * as_before + 150_000
@@ -680,14 +680,14 @@ def test_without_a_kernel_that_spins_repeated_flushes_hold_the_gpu(gpu: StandInG
 
 
 def held_for_samples(gpu: StandInGpu, call: Any, n: int, ranks: Ranks = SINGLE_PROCESS) -> tuple[int, sampling.Samples]:
-    """How often the GPU was held once the measurement had begun, and the samples."""
+    """How often the GPU was held after the measurement had started, and the samples."""
     before = -1
 
-    def begun() -> None:
+    def started() -> None:
         nonlocal before
         before = len(gpu.held_ns)
 
-    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": begun, "ranks": ranks}
+    named = {"range_name": "r", "annotate": gpu.annotate, "on_start": started, "ranks": ranks}
     samples = sampling.sample(call, device="cuda", rule=exactly(n), **named)
     return len(gpu.held_ns) - before, samples
 
@@ -732,12 +732,14 @@ def test_the_first_sample_of_a_batch_may_be_issued_more_slowly_than_the_others(g
     assert gpu.seen.count("push r") == 20, "none was taken again"
 
 
-@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("is_noticed", [True, False])
 @pytest.mark.parametrize("tail", [0, 1])
-def test_a_call_that_reads_a_result_is_marked_and_not_held_back(gpu: StandInGpu, said: bool, tail: int) -> None:
+def test_a_call_that_reads_a_result_is_flagged_and_the_gpu_is_not_held(
+    gpu: StandInGpu, is_noticed: bool, tail: int
+) -> None:
     def call() -> None:
         kernels(gpu, 20, 1_000)()
-        gpu.item(said)
+        gpu.item(is_noticed)
         kernels(gpu, tail, 1_000)()
 
     samples = on_gpu(gpu, call)
@@ -785,19 +787,19 @@ def test_the_gpu_is_idle_after_a_call_of_tiny_kernels_that_fills_the_queue_and_s
     assert samples.notes[-1].endswith("which includes waits for launches")
 
 
-def test_a_gpu_that_waits_for_launches_makes_a_call_host_bound_whatever_its_time() -> None:
+def test_a_gpu_that_waits_for_launches_makes_a_call_host_bound_for_any_time() -> None:
     assert marks(STEADY, launch=LaunchProfile(99.0, starves_gpu=True)) == ["host_bound"]
     assert marks(STEADY, launch=LaunchProfile(99.0)) == []
 
 
-@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("is_noticed", [True, False])
 @pytest.mark.parametrize("after", [500, 3000])
 def test_a_long_call_that_waits_early_synchronises_though_it_could_fill_the_queue(
-    gpu: StandInGpu, said: bool, after: int
+    gpu: StandInGpu, is_noticed: bool, after: int
 ) -> None:
     def call() -> None:
         kernels(gpu, 20, 1_000)()
-        gpu.item(said)
+        gpu.item(is_noticed)
         kernels(gpu, after, 1_000)()
         gpu.think(5_000)
 
@@ -809,7 +811,7 @@ def test_a_long_call_that_waits_early_synchronises_though_it_could_fill_the_queu
 def test_a_hidden_wait_after_a_full_queue_is_reported_as_either(gpu: StandInGpu) -> None:
     def call() -> None:
         kernels(gpu, 3000, 1_000, launch_ns=2_000)()
-        gpu.item(said=False)
+        gpu.item(is_noticed=False)
 
     samples = on_gpu(gpu, call)
     assert samples.flags == ["host_bound"]
@@ -832,7 +834,7 @@ def test_a_host_that_is_slower_for_some_calls_in_a_row_does_not_pass_for_a_wait(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_host_whose_own_time_varies_by_more_than_a_wait_does_not_pass_for_one(gpu: StandInGpu, seed: int) -> None:
+def test_a_variation_of_the_host_time_is_not_taken_for_a_wait(gpu: StandInGpu, seed: int) -> None:
     varies = random.Random(seed)
 
     def call() -> None:
@@ -880,7 +882,7 @@ def test_peak_memory_is_that_of_the_samples_without_warm_up_and_flush_buffer(gpu
 
     samples = on_gpu(gpu, call, n=2)
     assert samples.peak_allocated == inputs + 300 * MIB
-    # The allocator still holds what the calls before needed, as it does in a real loop; nothing of what came before.
+    # The allocator still holds the memory of the previous calls, as in a real loop, but none from before them.
     assert samples.peak_reserved == inputs + 5000 * MIB
     assert gpu.allocated == gpu.reserved == inputs
 

@@ -68,7 +68,7 @@ def test_a_case_passes_only_limits_that_were_compared() -> None:
     assert judge({}, {"error_max_dq": 1}).mark == "unchecked"
 
 
-def test_the_limit_of_a_gradient_is_none_for_a_forward_pass() -> None:
+def test_the_limit_of_a_gradient_does_not_apply_to_a_forward_pass() -> None:
     assert judge({"error_max": 0.5}, {"error_max": 1, "error_max_dq": 2}).mark == ""
     assert judge({"error_max": 0.5, "error_max_dq": 3.0}, {"error_max": 9, "error_max_dq": 2}).mark == "inaccurate"
     assert judge({"error_max_dq": 0.5}, {"error_max": 1}).mark == ""
@@ -90,7 +90,7 @@ def test_without_limits_everything_passes_that_is_a_number() -> None:
         (-1.0, "-1"),
     ],
 )
-def test_a_cosine_has_the_digits_that_tell_it_from_one(value: float, text: str) -> None:
+def test_a_cosine_has_enough_digits_to_differ_from_one(value: float, text: str) -> None:
     assert shown("cosine_dq", value) == text
 
 
@@ -115,7 +115,7 @@ def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "place", "said"),
+    ("tolerance", "place", "message"),
     [
         ("{error_rell1: 0.05}", "workloads.w.tolerance.error_rell1", "Did you mean 'error_rel_l1'?"),
         ("{error_max_dQ: 0.05}", "workloads.w.tolerance.error_max_dQ", "Did you mean 'error_max_d"),
@@ -127,11 +127,11 @@ def test_a_tolerance_reaches_the_harness_and_may_stand_in_defaults(tmp_path: Pat
     ],
 )
 def test_a_limit_that_means_nothing_is_refused_with_its_place(
-    tmp_path: Path, tolerance: str, place: str, said: str
+    tmp_path: Path, tolerance: str, place: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         pipeline(tmp_path, tolerance)
-    assert f"{place}: " in str(raised.value) and said in str(raised.value)
+    assert f"{place}: " in str(raised.value) and message in str(raised.value)
 
 
 def test_a_wrong_limit_in_defaults_is_reported_once(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def written(found: Any, folder: Path, limits: dict[str, float]) -> tuple[list[st
     return marks, [event["text"] for event in events if event["event"] == "note"]
 
 
-def test_a_miss_is_marked_and_noted_with_its_measure_value_and_limit(tmp_path: Path) -> None:
+def test_a_miss_is_flagged_with_its_measure_value_and_limit(tmp_path: Path) -> None:
     assert written({"error_rel_l1": 0.08}, tmp_path, {"error_rel_l1": 0.05}) == (
         ["inaccurate"], ["inaccurate: error_rel_l1 is 0.08, at most 0.05"],
     )  # fmt: skip
@@ -201,7 +201,7 @@ def test_without_a_tolerance_text_is_unchecked_and_none_is_missing(
 
 
 class OneNumber:
-    """What torch and numpy have in common: a number that has to be asked for."""
+    """The common part of torch and numpy: ``item`` returns the number."""
 
     def __init__(self, *values: float) -> None:
         self._values = values
@@ -218,16 +218,16 @@ def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert written({"error_max": np.array([0.2])}, tmp_path, {"error_max": 0.5}) == ([], [])
     assert written({"error_max": OneNumber(0.1, 0.2)}, tmp_path, {})[0] == ["unchecked"]
-    told: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     workload = SimpleNamespace(
         flops=lambda params: OneNumber(5.0),
         facts=lambda params: {"parameters": (OneNumber(3.0), "1")},
         snapshot=lambda params, folder: {"layer": {"held": (OneNumber(7.0), "byte", 1)}},
     )
     workload_metrics.write(
-        workload, {}, tmp_path / "kept", lambda event, **f: told.update({f["metric"]: f["value"]}), {}
+        workload, {}, tmp_path / "kept", lambda event, **f: recorded.update({f["metric"]: f["value"]}), {}
     )
-    assert told == {"flops": 5.0, "parameters": 3.0, "held": 7.0}
+    assert recorded == {"flops": 5.0, "parameters": 3.0, "held": 7.0}
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def test_a_tensor_of_one_element_is_the_number_in_it(tmp_path: Path) -> None:
 
 def said_by(workload: Any, folder: Path) -> list[dict[str, Any]]:
     """The events of a case of ``workload``."""
-    told: list[dict[str, Any]] = []
-    workload_metrics.write(workload, {}, folder, lambda event, **fields: told.append({"event": event, **fields}), {})
-    return told
+    recorded: list[dict[str, Any]] = []
+    workload_metrics.write(workload, {}, folder, lambda event, **own: recorded.append({"event": event, **own}), {})
+    return recorded
 
 
 @pytest.mark.parametrize("name", ["time", "time_p90", "iterations", "peak_allocated", "flops", "flops.int8", "power"])
@@ -272,7 +272,7 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "value"),
     [
         ("flops", -5),
         ("flops", {"fp16": 9.0, "int8": -2.0}),
@@ -280,26 +280,26 @@ def test_every_measurement_of_a_case_has_a_reserved_name(tmp_path: Path) -> None
         ("phase_work", {"forward": {"flops": 1, "bytes_moved": -1}}),
     ],
 )
-def test_work_below_nothing_is_left_out_with_the_reason(tmp_path: Path, name: str, said: Any) -> None:
-    told: list[dict[str, Any]] = []
-    workload = SimpleNamespace(**{name: lambda params: said})
-    workload_metrics.write(workload, {}, tmp_path, lambda event, **fields: told.append({"event": event, **fields}), {})
-    (event,) = told
+def test_negative_work_is_left_out_with_the_reason(tmp_path: Path, name: str, value: Any) -> None:
+    recorded: list[dict[str, Any]] = []
+    workload = SimpleNamespace(**{name: lambda params: value})
+    workload_metrics.write(workload, {}, tmp_path, lambda event, **own: recorded.append({"event": event, **own}), {})
+    (event,) = recorded
     assert event["event"] == "error" and event["during"] == name
     assert re.search(r"ValueError: (flops|bytes_moved) is -\d", event["reason"])
 
 
 def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     check = {"error_max": math.nan, "cosine_dq": math.nan, "error_max_dq": 0.01, "loss": math.nan}
 
     def events(event: str, **fields: Any) -> None:
-        told.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
+        recorded.update({fields["metric"]: fields["value"]} if event == "metric" else {"note": fields["text"]})
 
     assert workload_metrics.write(Workload(check), {}, tmp_path, events, {"error_max": 0.05}) == ["inaccurate"]
-    assert (told["error_max"], told["cosine_dq"], told["error_max_dq"]) == (math.inf, -1.0, 0.01)
-    assert math.isnan(told["loss"]) and told["note"].startswith("inaccurate: error_max is nan, at most 0.05")
-    numbers = {name: value for name, value in told.items() if name != "note"}
+    assert (recorded["error_max"], recorded["cosine_dq"], recorded["error_max_dq"]) == (math.inf, -1.0, 0.01)
+    assert math.isnan(recorded["loss"]) and recorded["note"].startswith("inaccurate: error_max is nan, at most 0.05")
+    numbers = {name: value for name, value in recorded.items() if name != "note"}
     assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged anew when the run is analysed"
 
 
@@ -310,7 +310,7 @@ def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:
     for measure in ("error_rel_l1", "cosine", "cosine_dq"):
         assert written({measure: math.nan}, tmp_path, {})[0] == ["inaccurate"]
         assert written({measure: math.nan, "error_max": 0.1}, tmp_path, {"error_max": 0.5})[0] == ["inaccurate"]
-    # Beside a reference of zeros, as the gradients of a single key are, any rounding is infinitely far off.
+    # A reference of zeros, such as the gradient of a single key, makes any rounding an infinite relative error.
     assert written({"error_max": 1e-7, "error_rel_l1": math.inf}, tmp_path, {}) == ([], [])
 
 
@@ -324,7 +324,7 @@ def run(**workload: Any) -> dict[str, Any]:
 
 
 def study(shapes: tuple[str, ...] = ("",), **impls: tuple[float, float | None]) -> Tables:
-    """Cases of a time and a relative error each; None where nobody compared it."""
+    """Cases with a time and a relative error each; None where it was not compared."""
     names = [(f"impl={impl}{shape}", ns, error) for impl, (ns, error) in impls.items() for shape in shapes]
     metrics = [metric_row(name, "time", ns, n=30, ci_low=ns, ci_high=ns) for name, ns, _ in names]
     metrics += [metric_row(name, "error_rel_l1", e, "1") for name, _, e in names if e is not None]
@@ -412,7 +412,7 @@ def test_a_case_out_of_memory_does_not_miss_the_tolerance() -> None:
     assert {point.variant: point.marks for point in only(data).cases} == {"a": (), "b": ()}
 
 
-def test_a_table_says_of_each_tensor_whether_it_is_within_the_tolerance(page: Any) -> None:
+def test_a_table_has_a_verdict_on_the_tolerance_for_each_tensor(page: Any) -> None:
     data = study(**FAST_AND_WRONG, d=(9000.0, None))
     more = {"error_rel_l1_dq": 0.06, "error_max": 0.25, "cosine": 0.99995, "cosine_dq": 0.9, "checked": 12.5}
     rows = [metric_row("impl=b", name, value, "1") for name, value in more.items()]
@@ -476,7 +476,7 @@ def test_only_compared_cases_count_as_within_the_tolerance_or_outside() -> None:
     assert "Every case is within that." in accuracy_summary(only(study(a=(1.0, 0.0), b=(1.0, 0.0))))
 
 
-def test_a_difference_from_a_reference_of_the_same_dtype_is_said_to_be_rounding() -> None:
+def test_a_difference_from_a_reference_of_the_same_dtype_is_labelled_as_rounding() -> None:
     def summary(*dtypes: str, reference: str = "fp32") -> str:
         rows = [case_row(f"dtype={d}", params={"impl": "a", "dtype": d, "reference": reference}) for d in dtypes]
         metrics = [metric_row(f"dtype={d}", "error_rel_l1", 1e-6, "1") for d in dtypes]
@@ -489,7 +489,7 @@ def test_a_difference_from_a_reference_of_the_same_dtype_is_said_to_be_rounding(
     assert "rounding" not in summary("fp16") + summary("fp32", reference="fp64")
 
 
-def test_without_a_tolerance_differences_are_shown_and_not_judged(page: Any) -> None:
+def test_without_a_tolerance_differences_are_shown_without_a_verdict(page: Any) -> None:
     text = page(study(**FAST_AND_WRONG), tolerance={})
     section = text.partition("## Accuracy")[2].partition("\n## ")[0]
     assert "Differences from the workload's reference.\n" in section and "within" not in section
@@ -509,7 +509,7 @@ def test_a_study_may_ask_whether_a_case_passed(page: Any) -> None:
     assert values == {"a": "pass", "b": "pass", "c": "fail", "d": None}
 
 
-def test_a_study_shows_the_digits_that_tell_a_cosine_from_one() -> None:
+def test_a_study_table_shows_enough_digits_of_a_cosine() -> None:
     spec = run()
     spec["pipeline"]["tables"] = [{"title": "Accuracy", "rows": ["impl"], "value": ["cosine_dq"]}]
     data = tables(metrics=[metric_row(f"impl={i}", "cosine_dq", value, "1") for i, value in (("a", 0.99995), ("b", 1))])
@@ -531,5 +531,5 @@ def test_a_nan_without_a_tolerance_is_not_called_faster(page: Any) -> None:
     numbers = [metric_row(f"impl={impl}", "time", ns) for impl, ns in (("a", 2000.0), ("b", 1000.0))]
     wrong = metric_row("impl=b", "error_max", math.inf, "1")
     text = page(tables(metrics=[*numbers, wrong]), tolerance={})
-    told = "takes less time than the winner, but is **inaccurate** (`b`: error_max is inf, at most a finite"
-    assert "Only `a` has a time and is accurate" in text and told in text
+    sentence = "takes less time than the winner, but is **inaccurate** (`b`: error_max is inf, at most a finite"
+    assert "Only `a` has a time and is accurate" in text and sentence in text

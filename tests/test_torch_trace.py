@@ -109,7 +109,7 @@ def test_kernels_of_a_real_cuda_trace_carry_process_device_stream_and_the_gpu_ha
 def test_backward_kernels_of_a_real_training_run_belong_to_the_phase_that_called_backward(
     parser: ModuleType, shared_data: Path
 ) -> None:
-    """Autograd launched 2780 of the 4350 kernels from a thread of its own."""
+    """Autograd launched 2780 of the 4350 kernels from its thread."""
     (path,) = (shared_data / "torch_trace").glob("*/rank-0.*.pt.trace.json.gz")
     parsed = parser.parse(path)
     kernels = parsed.kernels[parsed.kernels["kind"] == "kernel"]
@@ -141,7 +141,7 @@ def test_a_range_of_a_case_counts_its_iterations_and_says_nothing_of_a_gpu_that_
     assert ranges[["kernel_ns", "kernels", "busy_ns"]].isna().all(axis=None)
 
 
-def test_names_that_torch_would_spoil_come_back_as_they_were_given(parser: ModuleType, tmp_path: Path) -> None:
+def test_names_that_torch_changes_are_restored(parser: ModuleType, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     phases = ["größe", "a\\b", 'say "b"', "two\nlines", "tab\tand 5%", "softmax {q} ~ 50%"]
     case = plan.case_id({"impl": "größe", "path": 'a\\b "c"'})
@@ -206,7 +206,7 @@ def test_all_kernels_of_a_graph_launch_belong_to_where_the_graph_was_launched(pa
     assert any("3 kernels come from 1 graph launches" in note for note in parsed.origin.notes)
 
 
-def test_a_graph_launch_without_kernels_is_said_to_hide_gpu_time(parser: ModuleType, trace: Write) -> None:
+def test_a_graph_launch_without_kernels_gives_a_note_on_hidden_gpu_time(parser: ModuleType, trace: Write) -> None:
     parsed = parser.parse(trace(launch(1, 0), launch(2, 10, name="hipGraphLaunch"), kernel("a", 1, 20, 1)))
     assert any("1 of 2 launches have no kernel" in note for note in parsed.origin.notes)
 
@@ -267,7 +267,7 @@ def test_kernels_without_a_correlation_id_come_from_no_graph(parser: ModuleType,
     assert parsed.origin.launches == 2 and not parsed.origin.notes
 
 
-def test_time_of_the_gpu_projection_of_annotations_is_no_kernel_time(parser: ModuleType, trace: Write) -> None:
+def test_the_gpu_projection_of_annotations_does_not_count_as_kernel_time(parser: ModuleType, trace: Write) -> None:
     parsed = parser.parse(
         trace(launch(1, 0), kernel("k", 1, 10, 10), event("gpu_user_annotation", "profpipe:n=1", 10, 500, pid=0, tid=7))
     )
@@ -283,7 +283,7 @@ def test_steps_of_the_profiler_are_one_range_not_one_each(parser: ModuleType, tr
 
 
 def test_a_note_names_steps_with_different_numbers_of_kernels(parser: ModuleType, trace: Write) -> None:
-    def told(*kernels_of_steps: int) -> list[str]:
+    def notes_of(*kernels_of_steps: int) -> list[str]:
         events, correlation = [], 0
         for step, count in enumerate(kernels_of_steps):
             events.append(annotation(f"ProfilerStep#{step}", 1000 * step, 900))
@@ -294,8 +294,8 @@ def test_a_note_names_steps_with_different_numbers_of_kernels(parser: ModuleType
         notes = parser.parse(trace(*events, *between_steps)).origin.notes
         return [note for note in notes if "steps" in note]
 
-    assert told(10, 10, 10) == []
-    (note,) = told(3, 10, 0)
+    assert notes_of(10, 10, 10) == []
+    (note,) = notes_of(3, 10, 0)
     assert note.startswith("the 3 steps of the profiler launched different numbers of kernels, from 0 to 10")
 
 
@@ -436,6 +436,6 @@ def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser: M
     assert sorted(found["grid"]) == grids
 
 
-def test_a_trace_whose_kernels_have_no_grids_tells_no_launches(parser: ModuleType, trace: Write) -> None:
+def test_a_trace_whose_kernels_have_no_grids_has_no_single_launches(parser: ModuleType, trace: Write) -> None:
     assert parser.launches(trace(launch(1, 10), kernel("a", 1, 20, 5))).empty
     assert parser.launches(CPU).empty

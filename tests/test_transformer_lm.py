@@ -51,11 +51,11 @@ def _parameters(params: dict[str, Any]) -> int:
     [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
 )
 def test_the_classic_block_makes_the_models_of_gpt2(size: str, count: int) -> None:
-    """The counts are those of the published weights (gpt2, gpt2-medium, gpt2-large, gpt2-xl)."""
+    """The counts equal those of the published weights (gpt2, gpt2-medium, gpt2-large, gpt2-xl)."""
     assert _parameters({**GPT2, "size": size}) == count
 
 
-def test_the_modern_block_has_three_matrices_in_its_mlp_and_an_output_layer_of_its_own() -> None:
+def test_the_modern_block_has_three_mlp_matrices_and_a_separate_output_layer() -> None:
     # 2 x 10000 x 768 + 12 x (4 x 768 x 768 + 3 x 768 x 3072 + 2 x 768) + 768
     assert _parameters({"size": "small"}) == 128_625_408
 
@@ -83,7 +83,7 @@ def test_the_numbers_that_a_custom_size_leaves_out_are_small_s() -> None:
 
 @pytest.mark.parametrize("block", ["modern", "classic"])
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
-def test_a_token_sees_itself_and_what_came_before(block: str, attention: str) -> None:
+def test_a_token_attends_to_itself_and_to_earlier_tokens(block: str, attention: str) -> None:
     made = step.Model(lm.parse_params({**TINY, "block": block, "attention": attention}), nullcontext)
     logits, loss = made.forward()
     assert logits.shape == (2, 16, 101)
@@ -165,7 +165,7 @@ def test_the_work_of_the_ranges_of_attention_adds_up_to_its_share_of_the_flops()
     assert work["forward > softmax"] == {"flops": 5 * 2 * 2048, "bytes_moved": 2 * 2 * 2 * 2048}
 
 
-def test_there_is_no_work_of_ranges_that_are_not_opened() -> None:
+def test_a_range_that_is_not_opened_has_no_work() -> None:
     assert lm.phase_work({**TINY, "attention": "sdpa"}) == lm.phase_work({**TINY, "compile": True}) == {}
 
 
@@ -311,7 +311,7 @@ def test_attention_that_is_wrong_is_far_from_the_reference(monkeypatch: pytest.M
     assert (wrong["error_rel_l1"] > 0.01) == (attention == "sdpa")
 
 
-def test_only_the_first_tokens_are_compared_however_long_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_tokens_are_compared_for_any_context_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm, "_CHECKED_TOKENS", 5)
     assert 0 < lm.check(TINY)["error_max"] < 1e-5
 
@@ -342,7 +342,7 @@ def test_a_nan_or_an_infinity_makes_the_error_infinite(monkeypatch: pytest.Monke
 def test_the_model_is_one_graph_without_ranges_inside(
     monkeypatch: pytest.MonkeyPatch, block: str, attention: str
 ) -> None:
-    """Captured by dynamo and run as it is, so that no compiler is needed."""
+    """Captured by dynamo and run without a compiler."""
     compiled, seen = torch.compile, []
 
     @contextmanager

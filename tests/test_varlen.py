@@ -91,7 +91,7 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, Any]
 
 
 def _visible(seqlens: Sequence[int], causal: bool) -> Any:
-    """Which token sees which in the packed group: the mask that none of the implementations builds."""
+    """The mask of the packed group, which none of the implementations builds."""
     owner = torch.repeat_interleave(torch.arange(len(seqlens)), torch.tensor(seqlens))
     seen = owner[:, None] == owner
     return seen.tril() if causal else seen
@@ -143,7 +143,7 @@ def _expected(group: Any) -> dict[str, Any]:
 
 
 def _agrees(params: dict[str, Any]) -> None:
-    """Output and gradients are what the mask over the whole group gives, and ``check`` says so too."""
+    """Output and gradients equal those of the mask over the whole group, and ``check`` confirms it."""
     assert varlen.available(params) is None
     group = group_of(params)
     produced, expected = implementations.produced(group), _expected(group)
@@ -173,7 +173,7 @@ def test_nested_tensors_equal_a_mask_over_the_group(mode: str) -> None:
 def test_flex_attention_with_a_document_mask_equals_a_mask_over_the_group(
     monkeypatch: pytest.MonkeyPatch, causal: bool, kvheads: int
 ) -> None:
-    """Not compiled, which needs a GPU; torch has no backward pass for it on a CPU."""
+    """It is not compiled, which needs a GPU. On a CPU torch has no backward pass for it."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     flex = implementations.varlen_calls.flex_attention
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -231,7 +231,7 @@ def test_passes_stand_in_ranges(opened: Callable[[Any], list[str]], mode: str, e
 
 
 def _by_mask(q: Any, k: Any, v: Any, lengths: Sequence[int], causal: bool) -> Any:
-    """What the kernels compute, of packed tensors."""
+    """Compute the result of the kernels on packed tensors."""
     assert all(tensor.stride(-1) == 1 for tensor in (q, k, v))
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
     attended = torch.nn.functional.scaled_dot_product_attention(
@@ -281,7 +281,7 @@ def _flash_attn() -> ModuleType:
 
 
 def _flash_attn_interface(with_lse: bool) -> ModuleType:
-    """FlashAttention 3 of flash-attention 2.8.3; earlier ones gave the log-sum-exp beside the output."""
+    """FlashAttention 3 of flash-attention 2.8.3; earlier ones returned the log-sum-exp with the output."""
 
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
         return result(_flash_attn().flash_attn_func(q, k, v, causal=causal))
@@ -502,7 +502,7 @@ def test_tensors_are_contiguous_in_the_shapes_of_the_form(api: str, shapes: list
         ),
     ],
 )
-def test_what_no_machine_can_run_is_said_with_the_remedy(params: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_combination_is_named_with_the_remedy(params: dict[str, Any], reason: str) -> None:
     assert varlen.available(params) == reason
 
 

@@ -1,4 +1,4 @@
-"""Warnings, and the sections on files, environment and commands: what a run says about itself."""
+"""Warnings, and the sections on files, environment and commands of a run."""
 
 from __future__ import annotations
 
