@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
-#: nsys 2022.4 fails so on a busy machine, when it looks for its agent before that process is ready.
+#: Messages of nsys 2022.4 on a busy machine, when it looks for its agent before that process is ready.
 _FALSE_STARTS = ("ProcessWaiterImpl", "Local Endpoint is not available")
 _MAX_STARTS = 8
 
 
 def record(nsys: Path, report: Path, *program: object) -> None:
-    """Leaves in ``report`` the NVTX ranges of ``program`` (argv)."""
+    """Record the NVTX ranges of ``program`` (argv) in ``report``."""
     profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", report, *program]
-    for _ in range(_MAX_STARTS):
+    for start in range(_MAX_STARTS):
         done = subprocess.run(list(map(str, profile)), capture_output=True, text=True, timeout=120)
         if not any(text in done.stdout + done.stderr for text in _FALSE_STARTS):
             break
+        time.sleep(0.2 * start)
     assert done.returncode == 0, done.stdout + done.stderr

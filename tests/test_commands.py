@@ -124,7 +124,7 @@ def test_a_crash_takes_one_case_and_the_exit_code_says_that_some_failed(project)
 
 @pytest.mark.slow
 def test_a_case_that_hangs_ends_at_its_limit_and_the_other_cases_run(project):
-    done = profpipe(project, "run", "--set", "do=hang,work", "--set", "n=1", "--set", "case_timeout_s=4")
+    done = profpipe(project, "run", "--set", "do=hang,work", "--set", "n=1", "--set", "case_timeout_s=8")
     assert done.returncode == 1, done.stderr
     assert statuses(project) == {"do=hang,n=1": "timeout", "do=work,n=1": "ok"}
     assert "case_timeout_s" in (project / "out" / "latest" / "SUMMARY.md").read_text()

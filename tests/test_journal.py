@@ -232,7 +232,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(true: object, wait_s: float = 20.0) -> bool:
+def wait_until(true: object, wait_s: float = 120.0) -> bool:
     deadline = time.monotonic() + wait_s
     while not true():  # type: ignore[operator]
         if time.monotonic() > deadline:

@@ -53,8 +53,9 @@ from profpipe.runner.outcome import Attempt, CommandEnd
 from profpipe.runner.process import GracePeriods, InterruptCounter
 
 _POLL_S = 0.2
-#: How often a command is started whose tool fails by chance before the workload runs.
-_MAX_STARTS = 4
+#: How often a command is started whose tool fails by chance before the workload runs, and the pause after the first
+#: of these failures. Each further pause is longer by this: the cause is a busy machine.
+_MAX_STARTS, _RESTART_PAUSE_S = 4, 0.2
 
 
 def run(
@@ -115,7 +116,7 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = M
 
 @dataclass(frozen=True)
 class _Context:
-    """What each step needs beside its job. ``oom_cases`` grows while the run goes on."""
+    """The arguments that all steps of a job share. ``oom_cases`` grows during the run."""
 
     listener: ProgressListener
     grace: GracePeriods
@@ -140,7 +141,7 @@ def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
             break
         if attempts:
             problem = attempts[-1].problem
-            why = f"{problem.status}: {problem.reason}" if problem else "begun before"
+            why = f"{problem.status}: {problem.reason}" if problem else "started before"
             context.listener.message(f"{job.title}: {why}. A new process runs the remaining cases: {len(pending)}")
         number = attempts[-1].job.part + 1 if attempts else job.part
         attempts.append(_run_attempt(replace(job, cases=pending, part=number), profiler, context))
@@ -278,7 +279,7 @@ def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Atte
 def _is_removed(commands: Sequence[Command], entry: Entry, job: Job, profiler: Profiler) -> bool:
     """Return True if neither the report nor the exports of a finished process exist any more.
 
-    A profiler such as torch writes files of its own beside the records. There, all of these files must be gone.
+    A profiler such as torch writes files in addition to the records. All of these files must be gone.
     """
     first = entry.ends[0]
     if first.returncode is None or first.missing:
@@ -333,7 +334,8 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
     for start in range(1, _MAX_STARTS + 1):
         end = _start_and_wait(command, job, events, context)
         has_begun = events.ended or events.inside or context.interrupts.count
-        may_be_chance = command.false_starts and end.returncode and end.stopped is None and not has_begun
+        has_failed = bool(end.returncode or end.missing) and end.stopped is None
+        may_be_chance = command.false_starts and has_failed and not has_begun
         if start == _MAX_STARTS or not may_be_chance:
             break
         log = _end(job, command, end).log
@@ -341,6 +343,7 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
             break
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
+        time.sleep(start * _RESTART_PAUSE_S)
     return replace(end, seconds=end.seconds + lost_s)
 
 
