@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
-# In the order of their names: those with few tests are not the shortest, and would be begun last.
+# In the order of their names: files with few tests are not the shortest, and would otherwise start last.
 PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=10
 
 VENV := .venv

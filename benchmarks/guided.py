@@ -100,7 +100,7 @@ def launches(run: Path) -> list[Launch]:
 
 
 def choices(run: Path) -> list[Choice]:
-    """Each once: what ncu left out is asked for again, alone."""
+    """Each choice once: a kernel that ncu left out is profiled again, alone."""
     guides = [guided.read_beside(report) for report in reports(run)]
     return list(dict.fromkeys(choice for guide in guides if guide for choice in guide.choices))
 

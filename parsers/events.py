@@ -1,6 +1,6 @@
 """Read ``events.jsonl``, which the harness appends to during a job: the cases and their numbers.
 
-One JSON object a line. Each process begins with ``started``; a job whose process died goes on in another one, in the
+One JSON object a line. Each process begins with ``started``; a job whose process died continues in another one, in the
 same file. The last process that began a case counts.
 
 Of several ranks each has a file (``events.rank1.jsonl``). Rank 0 has the cases. Other ranks add only numbers of cases

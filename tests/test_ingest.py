@@ -87,7 +87,7 @@ def test_a_users_parser_comes_before_the_shipped_ones(tmp_path):
         "def sniff(path): return True\n"
         "def parse(path): return tables.Tables(origin=tables.Origin(format='mine'))\n"
     )
-    (result,) = reader.ingest([Source(written(tmp_path), "x")], beside=tmp_path)
+    (result,) = reader.ingest([Source(written(tmp_path), "x")], pipeline_dir=tmp_path)
     assert result.tables.origin.format == "mine"
 
 

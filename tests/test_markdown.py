@@ -72,7 +72,7 @@ def test_a_table_has_its_units_in_its_head_and_its_numbers_on_the_right() -> Non
         (Cell(17_300.0, is_strong=True, note="±2 %"), "**17.3** ±2 %"),
         (Cell(1.42, format=Format.RATIO), "1.42x"),
         (None, "–"),
-        (Cell(missing=Missing.NOT_REQUESTED), "not asked"),
+        (Cell(missing=Missing.NOT_REQUESTED), "no case"),
         (Code("x|y"), r"`x\|y`"),
         ("a | b", r"a \| b"),
     ],

@@ -368,7 +368,7 @@ def test_a_cell_of_which_the_pipeline_file_has_no_case_says_so() -> None:
     names = ["impl=a,mode=fwd", "impl=a,mode=bwd", "impl=b,mode=fwd"]
     data = tables(metrics=[metric_row(name, "time", 5.0, n=1) for name in names])
     study = only(data, {}, rows="mode", columns="impl", value="time")
-    assert rows_of(study)[1:] == [["fwd", "5.00", "5.00"], ["bwd", "5.00", "not asked"]]
+    assert rows_of(study)[1:] == [["fwd", "5.00", "5.00"], ["bwd", "5.00", "no case"]]
 
 
 def test_errors_and_memory_of_several_processes_are_the_worst_ones_in_tables_too() -> None:

@@ -69,7 +69,7 @@ class ChangedCase:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Run B beside run A. Cases are given by name."""
+    """Run B compared with run A. Cases are given by name."""
 
     changes: tuple[Change, ...]
     #: Cases with a time in A that failed in B, and those that have no time in B for another reason.

@@ -1,4 +1,4 @@
-"""Find the cost of the workload's ranges: the host's time where no kernel ran, and kernel time beside declared work."""
+"""Find the cost of the workload's ranges: host time where no kernel ran, and kernel time relative to declared work."""
 
 from __future__ import annotations
 

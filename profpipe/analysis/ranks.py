@@ -13,7 +13,7 @@ from profpipe.results.schema import DEVICE_PREFIX, RANK_PREFIX
 #: The profilers that know single launches, the most trusted first: nsys sees all processes.
 _LAUNCH_PROFILERS = ("nsys", "torch")
 
-#: What a process calls its own times beside those of the slowest, which are the case's (``measure.rounds``). Runs
+#: The metric of a rank's times; ``time`` has those of the slowest rank, which are the case's (``measure.rounds``). Runs
 #: before 0.2 have each process's own as ``time``.
 _OWN_TIME = "time_own"
 

@@ -1,4 +1,4 @@
-"""Write the report of a run or of ingested files, and print what the user asked to see of it."""
+"""Write the report of a run or of ingested files, and print the requested part of it."""
 
 from __future__ import annotations
 

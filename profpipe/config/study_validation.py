@@ -21,7 +21,7 @@ from profpipe.job import as_text
 #: (path in the file, what is wrong, remedy), as in validation.
 Mistake = tuple[str, str, str]
 
-#: Words that rows and columns may hold besides axes and metrics.
+#: Words that rows and columns may hold in addition to axes and metrics.
 _PLACES = ("value", "phase", "workload")
 
 #: Metrics that a comparison with a reference may write: error_rel_l1, cosine_dq.
@@ -158,7 +158,7 @@ def _in_values(at: str, table: Table | Plot, known: _Vocabulary) -> Iterator[Mis
     if table.phase and len(without_phase) == len(values):
         yield f"{at}.phase", "narrows values of kernels, and there is none.", "For example: value: kernels.time"
     for name in without_phase:
-        yield f"{at}.value", f"'{name}' is not known by phase.", "Give it a table of its own."
+        yield f"{at}.value", f"'{name}' is not known by phase.", "Give it a separate table."
 
 
 def _in_units(at: str, table: Table | Plot) -> Iterator[Mistake]:

@@ -1,4 +1,4 @@
-"""List single launches in the order of their calls, so that another tool can be told which one to profile."""
+"""List single launches in the order of their calls, so that another tool can profile one of them."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ class Refusal:
         return f"{self.source.name}: {self.what}. {self.remedy}"
 
 
-def ingest(sources: Iterable[Source], beside: Path | None = None, rules: Any = None) -> Iterator[Read | Refusal]:
+def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: Any = None) -> Iterator[Read | Refusal]:
     """Read each file. A file that cannot be read becomes a Refusal, and the others are still read.
 
-    ``beside`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's own
+    ``pipeline_dir`` is the folder of the user's pipeline file, whose ``parsers/`` come first; ``rules`` are the user's
     kernel classes.
     """
-    known = registry.parsers(beside)
+    known = registry.parsers(pipeline_dir)
     for source in sources:
         try:
             parser = registry.choose(source.path, known)

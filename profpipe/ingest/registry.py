@@ -25,12 +25,12 @@ _PARTS = ("FORMATS", "sniff", "parse")
 _ROUNDING = {"rel_tol": 1e-9, "abs_tol": 1.0}
 
 
-def parsers(beside: Path | None = None) -> list[ModuleType]:
-    """Load all parsers; those in the folder ``beside`` replace the engine's of the same name.
+def parsers(pipeline_dir: Path | None = None) -> list[ModuleType]:
+    """Load all parsers; those in ``pipeline_dir/parsers`` replace the built-in ones of the same name.
 
     Raises ConfigError for a user's file that cannot be loaded or is no parser.
     """
-    return [_loaded(path) for path in plugins.files("parsers", "*.py", beside)]
+    return [_loaded(path) for path in plugins.files("parsers", "*.py", pipeline_dir)]
 
 
 def _loaded(path: Path) -> ModuleType:

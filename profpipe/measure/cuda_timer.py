@@ -162,7 +162,7 @@ class CudaTimer(DeviceTimer):
 
     @property
     def _overhead_ns(self) -> float:
-        """GPU time of the sample loop besides the call."""
+        """GPU time of the sample loop without the call."""
         return self._flush_ns + self._hold_ns
 
     def _load_for_fixed_time(

@@ -17,7 +17,7 @@ _TRIALS_NS: Final = 0.2e9
 
 #: Longest time for which the GPU is held before a sample.
 LONGEST_HOLD_NS: Final = 100e6
-#: A call with a longer launch time is not tried behind a held GPU: a hold that is short beside the call shows nothing.
+#: A call with a longer launch time is not tried behind a held GPU: a hold much shorter than the call shows nothing.
 _LONGEST_TRIED_NS: Final = 500e6
 #: A longer call is made once only: its launch time is negligible.
 _LONG_CALL_NS: Final = 2e9

@@ -26,7 +26,7 @@ from profpipe.measure.launch_profile import LaunchProfile, PriorMeasurement
 #: a collective call ends with it.
 RANK_TIME = "time_own"
 
-#: Metric of the times of CUDA graph replays, beside those of eager launches.
+#: Metric of the times of CUDA graph replays; ``time`` has those of eager launches.
 GRAPH_TIME = "time_cuda_graph"
 
 #: Length of the loop without a profiler, and its least number of iterations: the first launch and the last

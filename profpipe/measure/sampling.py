@@ -1,7 +1,7 @@
 """Times a callable: warm-up until stable, cache flush, one sample an iteration, and a rule for when to stop.
 
 docs/measurement.md describes the measurement. ``sample`` uses events or the host's clock. ``apply_load`` and
-``run_loop`` run the same iterations without events, for profilers, which have clocks of their own. The result of the
+``run_loop`` run the same iterations without events, for profilers, which measure with other clocks. The result of the
 callable is dropped at once. This module needs torch only for ``device="cuda"``, and never numpy.
 """
 

@@ -86,7 +86,7 @@ class Verdict:
 def judge(checked: Mapping[str, Any], limits: Mapping[str, float]) -> Verdict:
     """Compare ``checked``, the metrics of a case, with ``limits``.
 
-    A limit applies to the output, and to gradients without a limit of their own. A case passes only if something was
+    A limit applies to the output, and to gradients that have no separate limit. A case passes only if something was
     compared for each limit, or the limit is that of a gradient that the case does not compute; else it is
     ``unchecked``. An infinite difference or a NaN never passes, also without a limit. A measure that is text is
     ``unchecked``; None is too where there is a limit for it.

@@ -40,8 +40,8 @@ def _version(ask: Ask, path: str, variant: str) -> str:
 def commands(job: Job) -> list[Command]:
     """Trace HIP, so that a file has the call of each kernel; else ranges are known by time only.
 
-    rocprofv3 is asked for CSV: from ROCm 7 on its default is a database. Its ``--stats`` alone records nothing. In v1
-    ``--hip-trace`` implies time stamps, and writes the kernels' ranges.
+    rocprofv3 gets the option for CSV: from ROCm 7 on its default is a database. Its ``--stats`` alone records nothing.
+    In v1 ``--hip-trace`` implies time stamps, and writes the kernels' ranges.
     """
     assert isinstance(job.tool, Tool)
     variant, folder = job.tool.variant, str(job.folder)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from profpipe.report import document as doc
-from profpipe.report.units import MISSING, NOT_ASKED, Unit, count, number, percent, plus_minus, ratio, signed_percent
+from profpipe.report.units import MISSING, NO_CASE, Unit, count, number, percent, plus_minus, ratio, signed_percent
 
-_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NOT_ASKED}
+_MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NO_CASE}
 
 #: A table with more flags in its cells shows each as a letter, which a line below the table explains.
 _MOST_WORDS = 4

@@ -22,7 +22,7 @@ PARTS_SAID: Mapping[str, str] = {
     "rest": "other kernels", "graph": "graphs", "copies": "copies and sets that are no kernels",
 }  # fmt: skip
 
-#: Said beside TFLOP/s of calls some of which are sparse.
+#: The note at TFLOP/s of calls some of which are sparse.
 DENSE_WORK = (
     "TFLOP/s count the dense work, also of calls that leave out a part of it, so they may pass what the GPU can do; "
     "effective ones count what is done."

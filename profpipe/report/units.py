@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: What stands where nobody measured.
+#: The text of a cell without a measurement.
 MISSING = "–"
 
-#: What stands where the pipeline file has no case.
-NOT_ASKED = "not asked"
+#: The text of a cell for which the pipeline file has no case.
+NO_CASE = "no case"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _unit(units: tuple[Unit, ...], values: Iterable[float | None], most: float) 
     return next((unit for unit in units[1:] if middle / unit.size < most), units[-1])
 
 
-#: Stored units besides times and sizes: the units to choose from, and from how many of one on the next is taken.
+#: Stored units other than times and sizes: the units to choose from, and the value from which the next is used.
 _CHOICES = {
     "1": ((Unit("", 1.0), Unit("million", 1e6), Unit("billion", 1e9)), 999_999.5),
     "byte/s": ((Unit("byte/s", 1.0), Unit("GB/s", 1e9), Unit("TB/s", 1e12)), 9_999.5),
@@ -86,7 +86,7 @@ def unit_of(stored: str, values: Iterable[float | None]) -> Unit:
 
 
 def duration(ns: float | None) -> str:
-    """One time with a unit of its own."""
+    """Write one time with the unit that fits it."""
     return "0" if ns == 0 else time_unit([ns]).with_name(ns)
 
 

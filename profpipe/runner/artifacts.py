@@ -35,7 +35,7 @@ def find_missing(
 def _stamp(path: Path) -> Stamp | None:
     """Return None for an empty or absent file or folder.
 
-    No clock is compared with a file's time: file systems round their times, and a server has a clock of its own.
+    No clock is compared with a file's time: file systems round their times, and a file server has another clock.
     """
     try:
         stat = path.stat()

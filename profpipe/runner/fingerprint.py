@@ -46,7 +46,7 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
             changes.setdefault(job.workload, []).extend(name for name in changed if name not in outputs)
     if text := "; ".join(f"{workload} ({_listed(names)})" for workload, names in changes.items() if names):
-        what = f"was begun with other code or settings, whose times cannot be compared with today's: {text}."
+        what = f"was started with other code or settings, whose times cannot be compared with today's: {text}."
         remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
         raise ConfigError(str(folder), what, remedy)
 

@@ -50,7 +50,7 @@ class Entry:
 
 
 def read(folder: Path) -> list[Entry]:
-    """Return the entries of the job in ``folder``; none where no runner has begun it."""
+    """Return the entries of the job in ``folder``; none if no runner has started it."""
     try:
         text = (folder / JOURNAL).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -67,7 +67,7 @@ class InterruptCounter:
     def __enter__(self) -> InterruptCounter:
         if threading.current_thread() is threading.main_thread():
             # nohup ignores SIGHUP on purpose. An ignored SIGINT comes from a shell's `&`: children would inherit it,
-            # and no profiler could be asked for its report.
+            # and no profiler could be interrupted to write its report.
             wanted = [s for s in _STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._receive) for number in wanted}
         return self

@@ -1,4 +1,4 @@
-"""Show a run while it goes on: one live line on a terminal, one plain line for each event anywhere else."""
+"""Show the progress of a run: one live line on a terminal, one plain line for each event anywhere else."""
 
 from __future__ import annotations
 

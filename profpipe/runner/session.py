@@ -137,7 +137,7 @@ class Session:
             for machine in (self.manifest.machine, manifest.parse(manifest.Machine, self.machine.described))
         )
         if before != now:
-            what = f"was begun on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
+            what = f"was started on {before or 'no GPU'}, this machine has {now or 'no GPU'}: times cannot be compared."
             raise ConfigError(str(self.folder), what, "Resume it there, or start a new run here.")
         self._check_sources()
         folders.point_latest(self.request.out)

@@ -210,7 +210,7 @@ def _with_sums(origin: schema.Origin, frame: pd.DataFrame) -> schema.Origin:
         have, whose = ("has", "its") if missing == 1 else ("have", "their")
         notes.append(f"{missing} of {len(kernels)} launches {have} no gpu__time_duration: {whose} time is missing")
     if whole := int((frame["kind"] == "graph").sum()):
-        notes.append(f"{whole} results are of whole graphs or ranges: their kernels cannot be told apart")
+        notes.append(f"{whole} results are of whole graphs or ranges: their kernels are not distinguished")
     return replace(origin.with_sums(kernels["duration_ns"], kernels["case"] != ""), notes=tuple(notes))
 
 

@@ -1,6 +1,6 @@
-"""Read and write ``guide.json`` beside a report of guided ncu: the launches that the run asked for.
+"""Read and write ``guide.json`` next to a report of guided ncu: the requested launches.
 
-ncu takes one list of invocations for all kernels, so it profiles more launches than the run asked for. They come in the
+ncu takes one list of invocations for all kernels, so it profiles more launches than requested. They come in the
 order of their launch: of each kernel, the j-th in the report is the j-th of that list.
 """
 
@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Guide:
-    """The launches that one process of ncu was asked for."""
+    """The launches requested from one process of ncu."""
 
     choices: tuple[Choice, ...]
 
@@ -57,7 +57,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Selection:
-    """The launches that a run asked for, and what ``schema.Origin`` says of their choice."""
+    """The requested launches, and the notes on their choice for ``schema.Origin``."""
 
     launches: list[Launch]
     notes: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def read_beside(report: Path) -> Guide | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{FILE} beside it cannot be read ({error!r}), which says which launches were meant"
-        remedy = f"Mend {FILE}, or move it away to read every launch in the report."
+        remedy = f"Repair {FILE}, or move it away to read every launch in the report."
         raise UnreadableFile(report, what, remedy) from error
 
 
@@ -129,14 +129,14 @@ def tables_of(
 
 
 def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[Launch | None, str, bool]:
-    """Return (the launch of ``choice``, a sentence about it, whether it is the launch that was asked for)."""
+    """Return (the launch of ``choice``, a sentence about it, whether it is the requested launch)."""
     of_kernel = [each for each in launches if each.name == choice.kernel and _case_of(each) in ("", choice.case)]
     half = _NAME_WIDTH // 2
     # Both ends of the name: they tell PyTorch's kernels apart.
     is_long = len(choice.kernel) > _NAME_WIDTH
     name = f"{choice.kernel[:half]}…{choice.kernel[-half:]}" if is_long else choice.kernel
     if not of_kernel:
-        return None, f"not in the report: {name}, of which launch {choice.invocation} was asked for", False
+        return None, f"not in the report: {name}, of which launch {choice.invocation} was requested", False
     rank = guide.invocations.index(choice.invocation)
     counted = of_kernel[rank] if rank < len(of_kernel) else None
     if counted and _has_shape(counted, choice):

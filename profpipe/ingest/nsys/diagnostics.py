@@ -54,7 +54,7 @@ def _count_lost_graphs(work: activities.Work, calls: activities.Calls) -> int:
 def messages(export: Source, work: activities.Work) -> tuple[list[str], list[str]]:
     """Return nsys's warnings about CUDA and NVTX: (reasons for doubt, harmless ones).
 
-    A helper process without CUDA leaves messages of its own ("No CUDA events collected", "CUDA profiling might have not
+    A helper process without CUDA leaves messages too ("No CUDA events collected", "CUDA profiling might have not
     been started correctly"). They are dropped where another process used the GPU.
     """
     texts: Counter[str] = Counter()

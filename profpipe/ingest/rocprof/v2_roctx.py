@@ -70,8 +70,8 @@ def read(path: Path) -> Roctx:
         notes.append("it does not say in which thread a range was pushed: they are read as those of one thread")
     if lost := sum(bool(call.message) for call in calls) - len(pushed) - len(started):
         notes.append(
-            f"{lost} of its messages are left out, for they are marks, or ranges that cannot be told from marks in it: "
-            "those by roctxRangeStart can, and rocprofv3 tells them all"
+            f"{lost} of its messages are left out: they are marks, or ranges that the file does not distinguish from "
+            "marks. Use roctxRangeStart, or rocprofv3, which distinguishes all ranges"
         )
     return Roctx(pushed, started, tuple(notes))
 

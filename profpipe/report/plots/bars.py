@@ -72,7 +72,7 @@ def _draw_bars(axes: Any, series: Sequence[Series], rows: int, unit: Unit) -> No
 
 
 def legend_columns(names: Sequence[str], inches: float) -> int:
-    """Return how many of a legend's names fit beside each other; a column is as wide as its longest name."""
+    """Return how many columns of a legend fit; a column is as wide as its longest name."""
     for columns in range(len(names), 1, -1):
         longest = [max(map(len, names[i::columns])) for i in range(columns)]
         if sum(_LETTER * letters + _AROUND for letters in longest) <= inches:

@@ -1,4 +1,4 @@
-"""Lines: one panel beside the other, and the names of the lines at their right ends."""
+"""Lines: panels side by side, and the names of the lines at their right ends."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PALETTE_COLOURS = 128
 
 
 def figure_of(width: float, height: float) -> Any:
-    """A figure of its own, without pyplot's state, that needs no display."""
+    """Return a figure without pyplot's global state, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The workload's own ranges: kernel time, host time where no kernel ran, and time beside the declared work."""
+"""The workload's ranges: kernel time, host time where no kernel ran, and time relative to the declared work."""
 
 from __future__ import annotations
 
