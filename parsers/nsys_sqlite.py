@@ -7,6 +7,7 @@ exports of nsys 2020 to 2026, and the "SQLite Schema Reference" in the documenta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,7 @@ from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
 from profpipe.ingest.groupby import combine, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
+from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
 
 READS_FOLDERS = True
@@ -64,8 +66,9 @@ def _is_ours(table: str) -> bool:
 _Found = TypeVar("_Found")
 
 
-def parse(path: Path) -> schema.Tables:
-    return _or_refused(_parse, path)
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
+    return _or_refused(functools.partial(_parse, step_range=step_range), path)
 
 
 def launches(path: Path) -> pd.DataFrame:
@@ -98,7 +101,7 @@ def _opened(path: Path) -> columns.Source:
     return export
 
 
-def _parse(path: Path) -> schema.Tables:
+def _parse(path: Path, step_range: str) -> schema.Tables:
     export = _opened(path)
     strings = columns.Strings(export, "StringIds", "id", "value")
     work, calls = activities.read(export, strings)
@@ -106,16 +109,25 @@ def _parse(path: Path) -> schema.Tables:
     launches = activities.launches(work, calls)
     warnings, details = diagnostics.messages(export, work)
     notes += [*diagnostics.notes(work, calls, launches), *warnings]
+    latest, waits = _latest(work, calls), _waits(calls)
     # A gigabyte of ten million kernels, which nothing needs any more.
     del calls
     with ThreadPoolExecutor(max_workers=1) as executor:
         # Kernels are classified while numpy works without the interpreter's lock. The thread takes little memory: what
         # a thread frees, glibc does not give to the others.
         classes = executor.submit(kernel_classes.classes, work.names)
+        # Steps of a program without cases need the grids. SQLite reads them without the interpreter's lock too.
+        has_cases = any(name.startswith(schema.CASE_PREFIX) for name in ranges.names)
+        read_grids = functools.partial(activities.read_grids, export, work)
+        grids = read_grids if has_cases else executor.submit(read_grids).result
         placed = attribution.attribute(ranges, launches)
+        called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
         launches = replace(launches, end=_NOTHING, thread=_NOTHING)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
         launched = _kernels(work, placed, classes.result())
+    del launches
+    given = _operations(export, work, called, classes.result(), placed, grids)
+    steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     frame = _launch_frame(work, placed)
@@ -123,6 +135,8 @@ def _parse(path: Path) -> schema.Tables:
         kernels=kernel_classes.annotate(schema.summarise(frame)).assign(profiler="nsys"),
         ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
+        steps=steps.steps.assign(profiler="nsys"),
+        step_figures=steps.figures.assign(profiler="nsys"),
         origin=replace(_origin(export, work, frame, placed), notes=tuple(notes), details=tuple(details)),
     )
 
@@ -184,6 +198,34 @@ def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Se
         work.start[rows],
         work.end[rows],
         communicates[work.name[rows]] & (work.kind[rows] == schema.KINDS.index("kernel")),
+    )
+
+
+def _waits(calls: activities.Calls) -> operations.Waits:
+    return operations.Waits(calls.start[calls.waits], calls.end[calls.waits], calls.process[calls.waits])
+
+
+def _operations(
+    export: columns.Source,
+    work: activities.Work,
+    called: npt.NDArray[np.int64],
+    classes: Sequence[str],
+    placed: attribution.Attribution,
+    read_grids: Callable[[], npt.NDArray[np.int64]],
+) -> operations.Operations:
+    return operations.Operations(
+        work.kind,
+        work.start,
+        work.end,
+        called,
+        work.process,
+        work.device,
+        work.name,
+        work.names,
+        classes,
+        np.array(placed.paths.in_case)[placed.path],
+        read_grids,
+        functools.partial(activities.read_sizes, export, work),
     )
 
 

@@ -58,13 +58,16 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def parse(path: Path) -> schema.Tables:
-    """Read kernels, copies, ranges and counters. Raises ``UnreadableFile`` where a database is damaged or has none."""
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read kernels, copies, ranges, steps and counters. Raises ``UnreadableFile`` for a damaged or empty database.
+
+    ``step_range`` is a regular expression for the ranges that are steps.
+    """
     try:
         with closing(_connect(path)) as connection:
             database = _Database(connection)
             read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
-            found = read(database)
+            found = read(database, step_range)
     except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         raise UnreadableFile(path, f"damaged or cut short, cannot be read ({error})", _RECORD_AGAIN) from error
     except (ValueError, TypeError) as error:
@@ -99,7 +102,7 @@ class _Database:
 # --- rocpd -----------------------------------------------------------------------------------------------------------
 
 
-def _rocpd(database: _Database) -> schema.Tables:
+def _rocpd(database: _Database, step_range: str) -> schema.Tables:
     lookup = _Lookup(database)
     dispatches = database.read(
         "rocpd_kernel_dispatch", "guid", "pid", "tid", "agent_id", "kernel_id", "stream_id", "start", "end", "event_id"
@@ -120,6 +123,8 @@ def _rocpd(database: _Database) -> schema.Tables:
         pd.concat([launches, copied], ignore_index=True),
         _ranges(regions[is_marker]),
         regions[~is_marker][[*trace.CALL]],
+        step_range,
+        has_counters=len(database.read("rocpd_pmc_event", "event_id")) > 0,
     )
     origin = schema.Origin(
         format=f"rocpd database{lookup.schema()}", tool="rocprof", tool_version="v3", device=lookup.device(launches)
@@ -245,7 +250,7 @@ def _counters(database: _Database, lookup: _Lookup, launches: pd.DataFrame) -> p
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
-def _v1(database: _Database) -> schema.Tables:
+def _v1(database: _Database, step_range: str) -> schema.Tables:
     origin = schema.Origin(format="rocprof v1 results.db", tool="rocprof", tool_version="v1")
     operations = database.read("OPS", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
     barriers = operations["Name"].astype(str).str.contains("<barrier packet>", regex=False)
@@ -255,13 +260,14 @@ def _v1(database: _Database) -> schema.Tables:
     launches = _v1_launches(operations, lambda _: "kernel") if len(operations) else _v1_kernels(database)
     copies = database.read("COPY", "Name", "BeginNs", "EndNs", "pid", "tid", "dev-id", "stream-id", "Index")
     copied = _v1_launches(copies, trace.kind_of_copy)
-    calls = database.read("HIP", "BeginNs", "EndNs", "pid", "tid", "Index")
+    calls = database.read("HIP", "apiName", "BeginNs", "EndNs", "pid", "tid", "Index")
     if len(launches) and launches["start"].isna().all():
         return trace.count_only(launches, origin)
     everything = trace.Recording(
         pd.concat([launches, copied], ignore_index=True),
         _v1_ranges(database),
-        trace.records(trace.CALL, _renamed(calls, correlation="Index")),
+        trace.records(trace.CALL, _renamed(calls, correlation="Index", name="apiName")),
+        step_range,
     )
     return trace.place(everything, origin).tables
 

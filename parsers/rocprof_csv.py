@@ -7,6 +7,7 @@ Sources: the CSV writers of ROCm/rocprofiler (v1, v2) and ROCm/rocprofiler-sdk (
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
@@ -36,13 +37,16 @@ def sniff(path: Path) -> bool:
     return _layout(set(names)) is not None or tuple(n for n in names if n != "Guid")[:2] in _OPENINGS
 
 
-def parse(path: Path) -> schema.Tables:
-    """Read kernels, ranges and counters. Raises ``UnreadableFile`` where the file holds none of them."""
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read kernels, ranges, steps and counters. Raises ``UnreadableFile`` where the file holds none of them.
+
+    ``step_range`` is a regular expression for the ranges that are steps.
+    """
     table = read(path, csv_launches.UNUSED)
     layout = _layout(set(table.columns))
     if layout is None:
         raise UnreadableFile(path, "a rocprof CSV that is cut in its first line", csv_launches.TRACE_AGAIN)
-    return layout(table).with_columns(profiler="rocprof")
+    return layout(replace(table, step_range=step_range)).with_columns(profiler="rocprof")
 
 
 def _layout(names: set[str]) -> Callable[[CsvTable], schema.Tables] | None:

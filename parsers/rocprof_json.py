@@ -46,8 +46,11 @@ def sniff(path: Path) -> bool:
     return is_v1 and (is_trace or head.startswith(b',{"'))
 
 
-def parse(path: Path) -> schema.Tables:
-    """Read kernels, copies, ranges and counters. Raises ``UnreadableFile`` where the text is cut or has none."""
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read kernels, copies, ranges, steps and counters. Raises ``UnreadableFile`` where the text is cut or has none.
+
+    ``step_range`` is a regular expression for the ranges that are steps.
+    """
     try:
         with json_stream.open_text(path) as file:
             given = json.load(file)
@@ -55,7 +58,7 @@ def parse(path: Path) -> schema.Tables:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     try:
-        found = _v3(given[_TOP]) if _TOP in given else _v1(given["traceEvents"])
+        found = _v3(given[_TOP], step_range) if _TOP in given else _v1(given["traceEvents"], step_range)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise UnreadableFile(path, f"a rocprof JSON with a malformed record ({error!r})", _RECORD_AGAIN) from error
     return trace.finish(found, path)
@@ -70,7 +73,7 @@ def _rows(columns: Iterable[str], rows: Iterable[Record]) -> pd.DataFrame:
 # --- rocprofv3 -------------------------------------------------------------------------------------------------------
 
 
-def _v3(processes: Any) -> schema.Tables:
+def _v3(processes: Any, step_range: str) -> schema.Tables:
     # Before ROCm 6.2 one object, since then a list with one for each process.
     given = processes if isinstance(processes, list) else [processes]
     parts = [_Process(number, process) for number, process in enumerate(given)]
@@ -87,9 +90,10 @@ def _v3(processes: Any) -> schema.Tables:
         tool_version=next((part.version() for part in parts if part.version()), "v3"),
         device=", ".join(devices),
     )
-    placed = trace.place(trace.Recording(launches, ranges, calls), origin)
+    counted = [row for part in parts for row in part.counters()]
+    placed = trace.place(trace.Recording(launches, ranges, calls, step_range, bool(counted)), origin)
     case_of = placed.launches.set_index(["space", "dispatch"])["case"].to_dict()
-    values = [{**row, "case": case_of.get(row.pop("key"), "")} for part in parts for row in part.counters()]
+    values = [{**row, "case": case_of.get(row.pop("key"), "")} for row in counted]
     metrics = trace.counters(pd.DataFrame(values)) if values else schema.empty(schema.METRICS)
     return replace(placed.tables, metrics=metrics)
 
@@ -176,7 +180,7 @@ class _Process:
     def calls(self) -> Iterator[Record]:
         # HIP first: a HIP call makes HSA calls, and the user's launch is the HIP call.
         for record in (*self._records("hip_api"), *self._records("hsa_api")):
-            yield self._common(record)
+            yield {**self._common(record), "name": self._operation(record)}
 
     def markers(self) -> Iterator[Record]:
         messages = {entry["key"]: entry["value"] for entry in self._strings.get("marker_api", [])}
@@ -207,7 +211,7 @@ class _Process:
 # --- rocprof v1 ------------------------------------------------------------------------------------------------------
 
 
-def _v1(events: list[Record]) -> schema.Tables:
+def _v1(events: list[Record], step_range: str) -> schema.Tables:
     sections = {str(e.get("pid")): e["args"]["name"] for e in events if e.get("name") == "process_name"}
     done = [event for event in events if event.get("ph") == "X" and "BeginNs" in event.get("args", {})]
     named: dict[str, list[Record]] = {}
@@ -225,7 +229,7 @@ def _v1(events: list[Record]) -> schema.Tables:
     lost = sum(event.get("ph") == "X" for event in events) - len(done)
     notes = (f"{lost} events without times left out",) if lost else ()
     origin = schema.Origin(format="rocprof v1 JSON", tool="rocprof", tool_version="v1", notes=notes)
-    return trace.place(trace.Recording(launches, ranges), origin).tables
+    return trace.place(trace.Recording(launches, ranges, step_range=step_range), origin).tables
 
 
 def _v1_numbers(args: Record, *names: str) -> int | None:

@@ -18,6 +18,7 @@ import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import attribution, comm_overlap, groupby, json_stream, kernel_classes, launch_order, range_stats
+from profpipe.ingest.steps import operations, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
 
@@ -37,10 +38,11 @@ def sniff(path: Path) -> bool:
     return b'"traceEvents"' in head or kineto or (head.startswith(b"[") and b'"ph"' in head)
 
 
-def parse(path: Path) -> schema.Tables:
-    """Read kernels and ranges; CPU operators by self time where the trace has no GPU events.
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read kernels, ranges and steps; CPU operators by self time where the trace has no GPU events.
 
-    Raises ``UnreadableFile`` for a damaged trace and for one without GPU events, operators and ranges.
+    ``step_range`` is a regular expression for the ranges that are steps. Raises ``UnreadableFile`` for a damaged trace
+    and for one without GPU events, operators and ranges.
     """
     trace = events.read(path)
     launches = _launches(trace)
@@ -54,8 +56,11 @@ def parse(path: Path) -> schema.Tables:
     rows = _rows(trace, launches, placed)
     range_rows = _range_table(trace, ranges, calls, placed, launches)
     metrics = comm_overlap.metrics(_kernels(trace, launches, rows), comm_overlap.count_iterations(range_rows))
+    steps = _steps(trace, launches, ranges, placed, step_range)
     return schema.Tables(
         kernels=kernel_classes.annotate(schema.summarise(rows)).assign(profiler="torch"),
+        steps=steps.steps.assign(profiler="torch", rank=_rank(trace)),
+        step_figures=steps.figures.assign(profiler="torch"),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -155,15 +160,20 @@ def _ns(microseconds: pd.Series[Any]) -> Any:
 def _ranges(trace: events.Trace) -> attribution.Ranges:
     ranges = trace.frame("range")
     thread, start = ranges["thread"].to_numpy().astype(np.int64), _ns(ranges["start"])
-    names = [_range_name(text) for text in trace.texts]
-    name = ranges["name"].astype(int).to_numpy()
-    return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, trace.process_codes[thread], name, names)
+    recorded = [_decoded(text) for text in trace.texts]
+    names = [_range_name(text) for text in recorded]
+    name, process = ranges["name"].astype(int).to_numpy(), trace.process_codes[thread]
+    return attribution.Ranges(start, start + _ns(ranges["dur"]), thread, process, name, names, recorded)
+
+
+def _decoded(text: str) -> str:
+    return unquote(text.removeprefix(schema.ENCODED_PREFIX)) if text.startswith(schema.ENCODED_PREFIX) else text
 
 
 def _range_name(text: str) -> str:
-    if text.startswith(schema.ENCODED_PREFIX):
-        return unquote(text.removeprefix(schema.ENCODED_PREFIX))
     # Otherwise each step would be another range.
+    if text.startswith(schema.STEP_PREFIX):
+        return schema.range_name(text)
     return "ProfilerStep#*" if _STEP.match(text) else text
 
 
@@ -225,6 +235,66 @@ def _range_table(
         # Times of a GPU that was not recorded are missing, not zero.
         rows[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
     return schema.frame(schema.RANGES, rows)
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _steps(
+    trace: events.Trace,
+    launches: pd.DataFrame,
+    ranges: attribution.Ranges,
+    placed: attribution.Attribution,
+    step_range: str,
+) -> search.Found:
+    """Return the steps; of a trace without GPU events their periods on the CPU only."""
+    pids = dict(zip(trace.process_codes, trace.pids.fillna(events.MISSING), strict=False))
+
+    def known(codes: np.ndarray) -> np.ndarray:
+        return np.array([-1 if np.isnan(pid := pids.get(code, events.MISSING)) else int(pid) for code in codes])
+
+    if (launches["kind"] == "cpu_op").any() or launches.empty:
+        return search.find_on_host(ranges, own=step_range).of_processes(known)
+    given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
+    return search.find(given, ranges, _waits(trace), own=step_range).of_processes(known)
+
+
+def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.ndarray) -> operations.Operations:
+    start = _ns(launches["start"])
+    called = launches["thread"].notna().to_numpy()
+    process = trace.process_codes[launches["thread"].fillna(-1).to_numpy().astype(int)]
+    if called.any() and not called.all():
+        # An operation without a call ran for the process that launched most.
+        process = np.where(called, process, np.bincount(process[called]).argmax())
+    return operations.Operations(
+        kind=launches["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(),
+        start=start,
+        end=start + _ns(launches["dur"]),
+        launched=np.where(called, _ns(launches["time"].fillna(0.0)), operations.UNKNOWN),
+        process=process,
+        device=launches["device"].fillna(-1).to_numpy().astype(np.int64),
+        name=launches["name"].to_numpy().astype(int),
+        names=trace.texts,
+        classes=kernel_classes.classes(trace.texts),
+        in_case=in_case,
+        read_grids=lambda: launches["shape"].to_numpy().astype(int),
+        read_sizes=lambda: launches["bytes"].fillna(0).to_numpy().astype(np.int64),
+    )
+
+
+def _waits(trace: events.Trace) -> operations.Waits:
+    calls = trace.frame("call")
+    waiting = [code for code, name in enumerate(trace.texts) if operations.is_waiting_call(name)]
+    calls = calls[calls["name"].isin(waiting)]
+    start = _ns(calls["start"])
+    return operations.Waits(start, start + _ns(calls["dur"]), trace.process_codes[calls["thread"].astype(int)])
+
+
+def _rank(trace: events.Trace) -> Any:
+    """Return the rank that torch.distributed gave the process, NA without one."""
+    told = trace.top.get("distributedInfo")
+    rank = told.get("rank") if isinstance(told, dict) else None
+    return rank if type(rank) is int and rank >= 0 else pd.NA
 
 
 # --- origin ----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         from profpipe.commands import rendering
 
         _make_folder(out)
-        data = schema.concat(read)
+        data = reader.combine(read)
         refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
         name = out.resolve().name
         manifest = Manifest(name=name, files=tuple(files), refused=tuple(refused), is_run=False)

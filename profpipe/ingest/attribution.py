@@ -30,7 +30,10 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Ranges:
-    """Instances of ranges; ``name`` indexes ``names``. Threads of different processes must have different ids."""
+    """Instances of ranges; ``name`` indexes ``names``. Threads of different processes must have different ids.
+
+    ``recorded`` are the names as the program gave them, with the numbers of steps; empty: those of ``names``.
+    """
 
     start: Int64s
     end: Int64s
@@ -38,6 +41,7 @@ class Ranges:
     process: Int64s
     name: Ints
     names: Sequence[str]
+    recorded: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

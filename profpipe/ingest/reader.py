@@ -13,6 +13,7 @@ import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import kernel_classes, registry
+from profpipe.ingest.steps import figures
 from profpipe.job import Job, JobOutcome
 from profpipe.results import schema
 from profpipe.results.schema import CASES, METRICS, Tables
@@ -24,6 +25,7 @@ class Source:
 
     ``case`` is set where the whole file belongs to one case: that of a command, which has no case ranges.
     ``set_aside`` are cases of which the file holds an attempt that was cut off, and another file the whole.
+    ``step_range`` is the user's regular expression for the ranges that are steps.
     """
 
     path: Path
@@ -33,6 +35,7 @@ class Source:
     profiler: str = ""
     case: str = ""
     set_aside: frozenset[str] = frozenset()
+    step_range: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,16 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
     for source in sources:
         try:
             parser = registry.choose(source.path, known)
-            tables = _complete(registry.parse(parser, source.path), source, rules)
+            tables = _complete(registry.parse(parser, source.path, source.step_range), source, rules)
         except UnreadableFile as refused:
             yield Refusal(source, refused.what, refused.remedy)
         else:
             yield Read(source, registry.name_of(parser), tables)
+
+
+def combine(read: Iterable[Tables]) -> Tables:
+    """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps."""
+    return figures.with_metrics(schema.concat(tuple(read)))
 
 
 def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
@@ -90,7 +98,7 @@ def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
 
 def _move_into_case(placed: Tables, case: str) -> Tables:
     """Move all rows into ``case``, so that no time is unattributed."""
-    frames = {table.name: getattr(placed, table.name) for table in schema.ALL}
+    frames = {table.name: getattr(placed, table.name) for table in schema.PARSED}
     moved = {name: frame.assign(case=frame["case"].where(frame["case"] != "", case)) for name, frame in frames.items()}
     origin = replace(placed.origin, attributed_ns=placed.origin.total_ns, unattributed_ns=0.0)
     return Tables(**moved, origin=origin)
@@ -246,10 +254,10 @@ def replace_cases(stored: Tables, fresh: Tables) -> Tables:
 
 def add_kernels(stored: Tables, fresh: Tables) -> Tables:
     """Add the kernels of ``fresh`` and their metrics to ``stored``; its other rows of the same cases are left out."""
-    figures = fresh.metrics[fresh.metrics["subject"] != ""]
+    numbers = fresh.metrics[fresh.metrics["subject"] != ""]
     key = ["workload", "profiler", "case", "subject"]
     kernels = _drop(stored.kernels, stored.kernels["source"].isin(fresh.kernels["source"].unique()))
-    metrics = _append(_drop(stored.metrics, _has_key_of(stored.metrics, figures, key)), figures)
+    metrics = _append(_drop(stored.metrics, _has_key_of(stored.metrics, numbers, key)), numbers)
     return replace(stored, kernels=_append(kernels, fresh.kernels), metrics=metrics)
 
 

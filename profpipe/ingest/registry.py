@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import traceback
 from collections.abc import Iterator, Sequence
@@ -84,10 +85,14 @@ def _check_content(path: Path) -> None:
         raise UnreadableFile(path, "is a Git LFS pointer, not the file itself", "Fetch the file: git lfs pull.")
 
 
-def parse(parser: ModuleType, path: Path) -> Tables:
-    """Parse the file. Raises UnreadableFile where the rows contradict the sums of the file."""
+def parse(parser: ModuleType, path: Path, step_range: str = "") -> Tables:
+    """Parse the file. Raises UnreadableFile where the rows contradict the sums of the file.
+
+    ``step_range``, a regular expression for ranges that are steps, is for parsers that find steps.
+    """
     with _blame(parser, path):
-        parsed: Tables = parser.parse(path)
+        finds_steps = step_range and "step_range" in inspect.signature(parser.parse).parameters
+        parsed: Tables = parser.parse(path, step_range=step_range) if finds_steps else parser.parse(path)
         wrong = _contradiction(parsed)
     if wrong:
         raise _wrong(parser, path, f"contradicts itself: {wrong}")

@@ -20,6 +20,9 @@ from profpipe.job import Status
 #: Increase this number when a column changes. ``run.json`` stores it, and runs of other versions are refused.
 SCHEMA_VERSION: Final = 1
 
+#: The range around a step, by its rule and number: ``profpipe.step:optimizer:7``.
+STEP_PREFIX: Final = "profpipe.step:"
+
 #: The range around each iteration of a case: ``profpipe:impl=fa2,seqlen=512``. Its instances count the iterations.
 CASE_PREFIX: Final = "profpipe:"
 
@@ -250,6 +253,27 @@ VERDICTS: Final = Table(
 
 ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS)
 
+#: Figures of single processes and devices, of which the reader makes metrics. No file holds them.
+STEP_FIGURES: Final = Table(
+    "step_figures",
+    "one number of a process and device",
+    (
+        *_KEY,
+        Column("source", "str", "file that the row comes from"),
+        Column("process", "Int64", "process id; NA if the tool does not record it"),
+        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
+        Column("step", "Int64", "number of the step; NA: of all steady steps"),
+        Column("subject", "str", "name of a kernel, or empty"),
+        Column("metric", "str", "name of the quantity"),
+        Column("value", "Float64", "value, in `unit`"),
+        Column("unit", "str", "ns, byte, % or 1"),
+        Column("n", "Int64", "number of steps behind the value"),
+    ),
+)
+
+#: What a parser returns.
+PARSED: Final = (*ALL, STEP_FIGURES)
+
 
 class Placement(str, Enum):
     """How launches were placed in the ranges of a file, or why they were not."""
@@ -341,7 +365,7 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The six tables, and the origin of their rows."""
+    """The six tables, the origin of their rows, and the figures of steps that are not stored."""
 
     cases: pd.DataFrame = field(default_factory=lambda: empty(CASES))
     kernels: pd.DataFrame = field(default_factory=lambda: empty(KERNELS))
@@ -349,12 +373,13 @@ class Tables:
     metrics: pd.DataFrame = field(default_factory=lambda: empty(METRICS))
     steps: pd.DataFrame = field(default_factory=lambda: empty(STEPS))
     verdicts: pd.DataFrame = field(default_factory=lambda: empty(VERDICTS))
+    step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
 
     def with_columns(self, **values: str) -> Tables:
         """Return the tables with one value for each of these columns. A table without such a column stays as it is."""
         changed: dict[str, Any] = {}
-        for table in ALL:
+        for table in PARSED:
             present = {name: value for name, value in values.items() if name in table.names}
             changed[table.name] = getattr(self, table.name).assign(**present)
         return replace(self, **changed)
@@ -363,7 +388,7 @@ class Tables:
 def concat(parts: Sequence[Tables]) -> Tables:
     """Return the rows of all parts, without their origins."""
     merged: dict[str, Any] = {}
-    for table in ALL:
+    for table in PARSED:
         frames = [f for part in parts if len(f := getattr(part, table.name))]
         merged[table.name] = pd.concat(frames, ignore_index=True) if frames else empty(table)
     return Tables(**merged)
@@ -372,8 +397,10 @@ def concat(parts: Sequence[Tables]) -> Tables:
 def range_name(text: str) -> str:
     """Return a range's name without the counters that ``emit_nvtx`` appends (``aten::mm, op_id = 314290``).
 
-    With its counter each call would be another range.
+    With its counter each call would be another range, and so would each step with its number.
     """
+    if text.startswith(STEP_PREFIX):
+        return f"{text.rpartition(':')[0]}:*"
     return re.sub(r", (?:op_id|seq) = \d+", "", text)
 
 

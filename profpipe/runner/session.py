@@ -32,7 +32,7 @@ from profpipe.ingest.ncu import guided as guide_file
 from profpipe.job import Case, Cause, Command, Job, JobOutcome, Missing, ProgressListener, Status
 from profpipe.measure import machine as machine_info
 from profpipe.measure import visible_gpus
-from profpipe.results import atomic, folders, manifest, schema, store
+from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
 from profpipe.runner import environment, executor, fingerprint, guided_ncu, job_cache, plan
@@ -250,7 +250,7 @@ class Session:
                 is_scrubbed = scrubbed.get(result.source.path)
                 origin = result.tables.origin
                 files.append(manifest.file_entry(result.source.name, result.parser, origin, is_scrubbed))
-        stored, fresh = self.data, schema.concat(read)
+        stored, fresh = self.data, reader.combine(read)
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         if job.is_repeated:
             fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)

@@ -15,6 +15,7 @@ import pandas as pd
 from profpipe.ingest import attribution, launch_order
 from profpipe.ingest.groupby import Int64s, combine, groups
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
+from profpipe.ingest.steps import operations
 from profpipe.results import schema
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
@@ -66,13 +67,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Calls:
-    """CUDA API calls, times in ns; ``graphs``: the rows that launch graphs, ``failed``: counts by (name, result)."""
+    """CUDA API calls, times in ns; ``failed``: counts by (name, result).
+
+    ``graphs`` are the rows that launch graphs, ``waits`` those in which the host waits for the GPU.
+    """
 
     start: Int64s
     end: Int64s
     thread: Int64s
     correlation: npt.NDArray[np.uint32]
     graphs: npt.NDArray[np.intp]
+    waits: npt.NDArray[np.intp]
     failed: Counter[tuple[str, int]]
 
     @property
@@ -127,6 +132,37 @@ def read_shapes(export: Source) -> pd.DataFrame | None:
     texts = {"grid": [launch_order.shape(row[:3]) for row in distinct]}
     texts["block"] = [launch_order.shape(row[3:]) for row in distinct]
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
+
+
+def read_grids(export: Source, work: Work) -> Int64s:
+    """Return a number for the grid of each row of ``work``; 0 for rows that are no kernels."""
+    found = np.zeros(len(work.start), dtype=np.int64)
+    columns = _read_again(export, f"{PREFIX}KERNEL", work, {f"grid{axis}": np.int32 for axis in "XYZ"})
+    x, y, z = (values.astype(np.int64) for values in columns.values())
+    found[work.is_kind("kernel")] = pd.factorize((x * 1_000_003 + y) * 1_009 + z)[0]
+    return found
+
+
+def read_sizes(export: Source, work: Work) -> Int64s:
+    """Return the bytes of each row of ``work`` that copies or sets memory, 0 for the others and where unknown."""
+    found = np.zeros(len(work.start), dtype=np.int64)
+    for table, kind in _KINDS.items():
+        if kind in ("memcpy", "memset"):
+            found[work.is_kind(kind)] = _read_again(export, PREFIX + table, work, {"bytes": np.int64})["bytes"]
+    return np.maximum(found, 0)
+
+
+def _read_again(
+    export: Source, table: str, work: Work, wanted: dict[str, type[np.integer[Any]]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return more columns of the rows of ``table`` that are in ``work``, in their order."""
+    # Read with the start: SQLite may give a column that has an index in the order of that index.
+    times = dict.fromkeys(("start", "end") if work.dropped else ("start",), np.int64)
+    columns = read_numbers(export, table, {**times, **wanted})
+    if work.dropped:
+        sane = _sane(columns["start"], columns["end"])
+        columns = {name: values[sane] for name, values in columns.items()}
+    return {name: columns[name] for name in wanted}
 
 
 def _read_activity(
@@ -187,14 +223,24 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
             "nameId": np.int32, "returnValue": np.int32,
         },
     )  # fmt: skip
-    graphs = np.flatnonzero(np.isin(columns["nameId"], strings.ids_with("GraphLaunch")))
+    used = pd.unique(columns["nameId"])
+    used_names = [name or "" for name in strings.of(used)]
+    graphs = _calls_named(columns["nameId"], used, ["GraphLaunch" in name for name in used_names])
+    waits = _calls_named(columns["nameId"], used, [operations.is_waiting_call(name) for name in used_names])
     wrong = np.flatnonzero(columns["returnValue"])
     wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
     names = strings.of(columns["nameId"][wrong])
     # Without the version of the signature: ``cudaLaunchKernel_v7000``.
     plain = [re.sub(r"_v\d+$", "", name or "a call") for name in names]
     failed = Counter((name, int(r)) for name, r in zip(plain, columns["returnValue"][wrong], strict=True))
-    return Calls(columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, failed)
+    return Calls(
+        columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, waits, failed
+    )
+
+
+def _calls_named(name_ids: npt.NDArray[Any], used: npt.NDArray[Any], chosen: list[bool]) -> npt.NDArray[np.intp]:
+    """Return the rows of the calls whose names are chosen among those that are ``used``."""
+    return np.flatnonzero(np.isin(name_ids, used[np.array(chosen, dtype=bool)]))
 
 
 def launches(work: Work, calls: Calls) -> attribution.Launches:

@@ -216,8 +216,3 @@ class Strings:
         found = self._values.take(pa.array(rows)).to_pylist()
         known = (self._ids[rows] == ids).tolist()
         return [(t or b"").decode("utf-8", "replace") if k else None for t, k in zip(found, known, strict=True)]
-
-    def ids_with(self, part: str) -> npt.NDArray[np.int64]:
-        """Return the ids of the strings that contain ``part``."""
-        found = pyarrow.compute.match_substring(self._values, part).fill_null(False)
-        return self._ids[found.to_numpy().astype(bool)]

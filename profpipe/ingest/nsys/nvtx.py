@@ -22,7 +22,10 @@ _LATEST_NS: Final = 2**61
 
 
 def read(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ranges, list[str]]:
-    """Return the ranges of single threads, and notes about the others. A range without an end lasts to ``latest``."""
+    """Return the ranges of single threads, and notes about the others.
+
+    A range without an end lasts to ``latest``, or to its start where this is later.
+    """
     events = pd.DataFrame(
         read_numbers(
             export,
@@ -34,7 +37,7 @@ def read(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ran
         )
     )  # fmt: skip
     text, texts = read_texts(export, "NVTX_EVENTS", "text", len(events))
-    events["name"], names = _range_names(events, text, texts, strings)
+    events["name"], recorded = _range_names(events, text, texts, strings)
     found = events[events["eventType"].isin(_RANGE_EVENTS)]
     notes = []
     if found.empty and events["eventType"].isin(_DOMAIN_EVENTS).any():
@@ -44,7 +47,7 @@ def read(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ran
         )
     sane = (found["start"] > -_LATEST_NS) & (found["end"] < _LATEST_NS)
     unended = sane & (found["end"] == activities.NULL)
-    found = found.assign(end=found["end"].where(~unended, max(latest, int(found["start"].max() if len(found) else 0))))
+    found = found.assign(end=found["end"].where(~unended, found["start"].clip(lower=latest)))
     sane &= found["end"] >= found["start"]
     one_thread = found["endGlobalTid"].isin([activities.NULL]) | (found["endGlobalTid"] == found["globalTid"])
     counted = {
@@ -63,14 +66,18 @@ def read(export: Source, strings: Strings, latest: int) -> tuple[attribution.Ran
         thread=thread,
         process=thread & ~activities.THREAD_BITS,
         name=found["name"].to_numpy(),
-        names=names,
+        names=[schema.range_name(name) for name in recorded],
+        recorded=recorded,
     ), notes
 
 
 def _range_names(
     events: pd.DataFrame, text: npt.NDArray[np.int64], texts: list[str], strings: Strings
 ) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return (number of each event's name, names). Outside the default domain nsys prints ``domain:name``."""
+    """Return (number of each event's name, names). Outside the default domain nsys prints ``domain:name``.
+
+    Counters are removed, but for the numbers of steps.
+    """
     process = events["globalTid"].to_numpy() & ~activities.THREAD_BITS
     text_id, domain = events["textId"].to_numpy(), events["domainId"].to_numpy()
     codes, firsts = combine(text, text_id, domain, process)
@@ -87,6 +94,6 @@ def _range_names(
 
 
 def _range_name(domain: str, name: str) -> str:
-    if name.startswith(schema.CASE_PREFIX):
+    if name.startswith((schema.CASE_PREFIX, schema.STEP_PREFIX)):
         return name
     return f"{domain}:{schema.range_name(name)}" if domain else schema.range_name(name)

@@ -23,11 +23,15 @@ _TOO_LARGE = 2**63
 
 @dataclass
 class CsvTable:
-    """A CSV file: a list of texts for each column, all of one length. ``damaged`` counts the rows left out."""
+    """A CSV file: a list of texts for each column, all of one length. ``damaged`` counts the rows left out.
+
+    ``step_range`` is the user's regular expression for the ranges that are steps.
+    """
 
     path: Path
     columns: dict[str, list[str]]
     damaged: int = 0
+    step_range: str = ""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))

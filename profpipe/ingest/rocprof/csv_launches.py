@@ -40,7 +40,7 @@ def numbered(launches: pd.DataFrame) -> pd.DataFrame:
 
 def place(recording: trace.Recording, origin: schema.Origin, table: CsvTable) -> trace.Placed:
     """Place the launches in ranges, with classes and families. Raises ``UnreadableFile`` where nothing is left."""
-    placed = trace.place(recording, origin)
+    placed = trace.place(replace(recording, step_range=table.step_range), origin)
     if not len(placed.tables.kernels) and not len(placed.tables.ranges):
         raise table.unreadable("no row of it is whole", TRACE_AGAIN)
     kernels = kernel_classes.annotate(placed.tables.kernels)
@@ -65,7 +65,7 @@ def place_with_counters(
     if recording.launches["start"].isna().all():
         found = trace.count_only(recording.launches, origin)
         return replace(found, kernels=kernel_classes.annotate(found.kernels), metrics=trace.counters(values))
-    placed = place(recording, origin, table)
+    placed = place(replace(recording, has_counters=len(values) > 0), origin, table)
     case_of = placed.launches.dropna(subset=["launch"]).set_index("launch")["case"]
     cases = values["launch"].map(case_of.to_dict()).fillna("")
     return replace(placed.tables, metrics=trace.counters(values.assign(case=cases)))

@@ -17,6 +17,7 @@ import pandas as pd
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import attribution, kernel_classes, range_stats
 from profpipe.ingest.groupby import combine
+from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
 
 #: ``start`` and ``end`` are on the GPU, ``thread`` launched it, ``dispatched`` is when the host queued it. ``space``
@@ -25,7 +26,7 @@ LAUNCH: Final = (
     "name", "kind", "start", "end", "space", "process", "thread", "device", "stream", "correlation", "dispatched",
 )  # fmt: skip
 RANGE: Final = ("name", "start", "end", "space", "process", "thread")
-CALL: Final = ("start", "end", "space", "process", "thread", "correlation")
+CALL: Final = ("name", "start", "end", "space", "process", "thread", "correlation")
 #: The columns that identify a process.
 _PROCESS: Final = ["space", "process"]
 
@@ -78,11 +79,17 @@ def marker_ranges(markers: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Recording:
-    """Frames of ``LAUNCH``, ``RANGE`` and ``CALL``."""
+    """Frames of ``LAUNCH``, ``RANGE`` and ``CALL``.
+
+    ``step_range`` is the user's regular expression for ranges that are steps. With ``has_counters`` the kernels ran one
+    by one, so that the time between them says nothing about the program: there are no steps.
+    """
 
     launches: pd.DataFrame = field(default_factory=lambda: records(LAUNCH, {}))
     ranges: pd.DataFrame = field(default_factory=lambda: records(RANGE, {}))
     calls: pd.DataFrame = field(default_factory=lambda: records(CALL, {}))
+    step_range: str = ""
+    has_counters: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,12 +119,21 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     launches["duration_ns"] = (launches["end"] - launches["start"]).astype("int64")
     start, end = (launches[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     sums = range_stats.summarise(given_ranges, given, placed, start, end)
+    in_case = np.array(placed.paths.in_case)[placed.path]
+    steps = search.Found()
+    if len(launches) and not recording.has_counters:
+        known = (how != schema.Placement.RUN_TIME).to_numpy()
+        done = _operations(launches, np.where(known, given.start, operations.UNKNOWN), given.process, in_case)
+        waits = codes.waits(recording.calls)
+        steps = search.find(done, given_ranges, waits, own=recording.step_range).of_processes(codes.find_pids)
     counted = {"launches": impossible, "ranges": impossible_ranges}
     notes = [f"{count} {what} with an impossible time left out" for what, count in counted.items() if count]
     return Placed(
         schema.Tables(
             kernels=schema.summarise(launches.rename(columns={"name": "kernel"})),
             ranges=_range_table(sums, codes, anything=len(launches) > 0),
+            steps=steps.steps,
+            step_figures=steps.figures,
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
         ),
         launches,
@@ -176,7 +192,7 @@ def _drop_impossible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 def _join_calls(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any]]:
     """Add ``called``, ``returned`` and the calling ``thread`` to ``launches``; and return the placement of each."""
     keys = [*_PROCESS, "correlation"]
-    calls = calls.dropna(subset=["start", "end", "correlation"]).drop_duplicates(keys)
+    calls = calls.drop(columns="name").dropna(subset=["start", "end", "correlation"]).drop_duplicates(keys)
     renamed = calls.rename(columns={"start": "called", "end": "returned", "thread": "caller"})
     joined = launches.merge(renamed, on=keys, how="left", validate="many_to_one")
     by_call = joined["called"].notna() & (joined["correlation"] > 0).fillna(False)
@@ -205,6 +221,22 @@ class _Codes:
         # An unknown thread (NA) counts as a thread without ranges.
         thread, _ = pd.factorize(both["thread"], use_na_sentinel=False)
         self._thread, _ = combine(self._process, thread)
+        keys = both[_PROCESS].iloc[firsts].itertuples(index=False, name=None)
+        self._code_of = {key: code for code, key in enumerate(keys)}
+
+    def find_pids(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the process id of each code, -1 where it is unknown."""
+        pids = pd.array(self.pids, dtype="Int64").fillna(-1).to_numpy(dtype=np.int64)
+        found: np.ndarray[Any, Any] = pids[codes]
+        return found
+
+    def waits(self, calls: pd.DataFrame) -> operations.Waits:
+        """Return the calls in which a process that launched something waited."""
+        waiting = calls[calls["name"].map(operations.is_waiting_call).astype(bool)].dropna(subset=["start", "end"])
+        keys = waiting[_PROCESS].itertuples(index=False, name=None)
+        codes = np.array([self._code_of.get(key, -1) for key in keys], dtype=np.int64)
+        start, end = (waiting[name].to_numpy(dtype=np.int64)[codes >= 0] for name in ("start", "end"))
+        return operations.Waits(start, end, codes[codes >= 0])
 
     def launches(self, launches: pd.DataFrame) -> attribution.Launches:
         part = slice(0, self._launches)
@@ -227,6 +259,24 @@ class _Codes:
             name,
             [str(text) for text in names],
         )
+
+
+def _operations(
+    launches: pd.DataFrame, called: np.ndarray[Any, Any], process: np.ndarray[Any, Any], in_case: np.ndarray[Any, Any]
+) -> operations.Operations:
+    name, names = pd.factorize(launches["name"])
+    return operations.Operations(
+        kind=launches["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(),
+        start=launches["start"].to_numpy(dtype=np.int64),
+        end=launches["end"].to_numpy(dtype=np.int64),
+        launched=called,
+        process=process,
+        device=launches["device"].fillna(-1).to_numpy(dtype=np.int64),
+        name=name,
+        names=[str(text) for text in names],
+        classes=kernel_classes.classes([str(text) for text in names]),
+        in_case=in_case,
+    )
 
 
 def _range_table(sums: pd.DataFrame, codes: _Codes, anything: bool) -> pd.DataFrame:

@@ -114,7 +114,10 @@ class _Siblings:
     def recording(self, launches: pd.DataFrame) -> trace.Recording:
         ranges = self._marks.ranges(self._process, self._thread) if self._marks else trace.records(trace.RANGE, {})
         columns = {"start": "Start_Timestamp", "end": "End_Timestamp", "correlation": "Correlation_ID"}
-        calls = {**self._api.all_numbers(columns), "process": self._process} if self._api else {}
+        calls: dict[str, Any] = {}
+        if self._api:
+            named = {"name": self._api.columns["Function"], "process": self._process}
+            calls = {**self._api.all_numbers(columns), **named}
         return trace.Recording(launches, ranges, trace.records(trace.CALL, calls))
 
     def copies(self) -> pd.DataFrame:

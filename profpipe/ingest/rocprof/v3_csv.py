@@ -181,8 +181,8 @@ class _Siblings:
 
     def recording(self, launches: pd.DataFrame) -> trace.Recording:
         ranges = _ranges(self._markers) if self._markers else trace.records(trace.RANGE, {})
-        calls = trace.records(trace.CALL, _numbers(self._calls) if self._calls else {})
-        return trace.Recording(launches, ranges, calls)
+        calls = {**_numbers(self._calls), "name": self._calls.columns["Function"]} if self._calls else {}
+        return trace.Recording(launches, ranges, trace.records(trace.CALL, calls))
 
     def copies(self, process: Any) -> pd.DataFrame:
         if self._copies is None:

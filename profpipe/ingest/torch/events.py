@@ -36,8 +36,8 @@ _SORTS: Final = {
 _RECORD_AGAIN = "Record the trace again and let export_chrome_trace return before the process ends."
 
 _FIELDS: Final = {
-    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape"),
-    "call": ("name", "thread", "start", "correlation", "external"),
+    "gpu": ("name", "kind", "device", "stream", "start", "dur", "correlation", "external", "shape", "bytes"),
+    "call": ("name", "thread", "start", "dur", "correlation", "external"),
     "op": ("name", "thread", "start", "dur", "external"),
     "range": ("name", "thread", "start", "dur", "external"),
 }
@@ -78,8 +78,9 @@ class Trace:
             self._add_gpu(event, args, (name, KINDS.index(sort), start, dur, external))
             return
         thread = self.threads.setdefault((event.get("pid"), event.get("tid")), len(self.threads))
+        values: tuple[float, ...]
         if sort == "call":
-            values = (name, thread, start, number(args.get("correlation")), external)
+            values = (name, thread, start, dur, number(args.get("correlation")), external)
         else:
             values = (name, thread, start, dur, external)
         self.columns[sort].extend(values)
@@ -91,7 +92,9 @@ class Trace:
         place = (number(device), number(stream))
         grid, block = (launch_order.shape(args.get(key) or ()) for key in ("grid", "block"))
         shape = self.shapes.setdefault((grid, block), len(self.shapes))
-        self.columns["gpu"].extend((name, kind, *place, start, dur, number(args.get("correlation")), external, shape))
+        ids = (number(args.get("correlation")), external)
+        size = number(args["bytes"]) if "bytes" in args else MISSING
+        self.columns["gpu"].extend((name, kind, *place, start, dur, *ids, shape, size))
 
     def settle(self) -> None:
         """Drop the events that lie far from the others, and count time from one of the rest.

@@ -1,0 +1,172 @@
+"""Metrics of steps: what a steady step costs by kernel, and what outliers have that steady steps have not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest import kernel_classes
+from profpipe.ingest.groupby import Bools
+from profpipe.ingest.steps.accounting import Accounts
+from profpipe.ingest.steps.operations import Operations, Timeline
+from profpipe.measure import statistics
+from profpipe.results import schema
+from profpipe.results.schema import StepState
+
+#: The steps that the launches recur in, where ranges say that there are more or fewer.
+COUNT_BY_PATTERN: Final = "step_count_by_pattern"
+
+_CASE: Final = ["workload", "profiler", "case"]
+_PLACE: Final = ["source", "process", "device"]
+
+#: What an outlier can have more of -> the column of `steps`.
+_OUTLIER_PARTS: Final = {
+    "idle_launch": "idle_launch_ns",
+    "idle_blocked": "idle_blocked_ns",
+    "idle_other": "idle_other_ns",
+    "copies": "copy_ns",
+    "communication": "communication_ns",
+}
+
+# --- of one device: rows of schema.STEP_FIGURES ----------------------------------------------------------------------
+
+
+def of_device(operations: Operations, own: Timeline, accounts: Accounts, steps: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the figures of one device. ``steps`` are its rows of the table `steps`, with states."""
+    duration = own.end - own.start
+    normal: dict[str, int] = {}
+    number = np.array([normal.setdefault(kernel_classes.normalise(name), len(normal)) for name in operations.names])
+    name, names = number[own.name], list(normal)
+    is_steady = (steps["state"] == StepState.STEADY.value).to_numpy()
+    steady = np.append(is_steady, False)[accounts.row]
+    n = int(is_steady.sum())
+    kernels = own.is_kernel
+    in_steps = kernels & np.append(steps["state"] != StepState.OTHER.value, False)[accounts.row]
+    coverage = 100 * duration[in_steps].sum() / max(int(duration[kernels].sum()), 1)
+    found: list[dict[str, Any]] = [{"metric": "step_coverage", "value": float(coverage), "unit": "%"}]
+    if not n:
+        return found
+    calls = np.bincount(name[steady], minlength=len(names)) / n
+    total = np.bincount(name[steady], weights=duration[steady], minlength=len(names)) / n
+    copied = _copied(operations, own, name, steady, len(names)) / n
+    for code in np.flatnonzero(calls).tolist():
+        of = {"subject": names[code], "n": n}
+        found.append({**of, "metric": "step_kernel_time", "value": float(total[code]), "unit": "ns"})
+        found.append({**of, "metric": "step_launches", "value": float(calls[code]), "unit": "1"})
+        if copied[code]:
+            found.append({**of, "metric": "step_copy_bytes", "value": float(copied[code]), "unit": "byte"})
+    time = np.where(kernels, duration, 0)
+    steady_time = np.bincount(name[steady], weights=time[steady], minlength=len(names)) / n
+    found += _outliers(accounts, steps, name, time, steady_time, calls > 0)
+    return found
+
+
+def _copied(operations: Operations, own: Timeline, name: Any, steady: Bools, names: int) -> Any:
+    """Return the bytes that the steady steps copied or set, by name."""
+    if operations.read_sizes is None or not (copies := steady & own.copies).any():
+        return np.zeros(names)
+    return np.bincount(name[copies], weights=operations.read_sizes()[own.rows[copies]], minlength=names)
+
+
+def _outliers(
+    accounts: Accounts, steps: pd.DataFrame, name: Any, time: Any, steady_time: Any, in_steady: Bools
+) -> Iterator[dict[str, Any]]:
+    """Yield what each outlier has over the median steady step; of kernels, over the mean one."""
+    medians = steps.loc[steps["state"] == StepState.STEADY.value, list(_OUTLIER_PARTS.values())].median()
+    outliers = np.flatnonzero(steps["state"] == StepState.OUTLIER.value)
+    order = np.searchsorted(outliers, accounts.row)
+    is_outlier = np.isin(accounts.row, outliers)
+    names = len(steady_time)
+    code = order[is_outlier] * names + name[is_outlier]
+    by_name = np.bincount(code, weights=time[is_outlier], minlength=len(outliers) * names).reshape(-1, names)
+    for at, row in enumerate(outliers.tolist()):
+        step = int(steps["step"].iloc[row])
+        more = {what: steps[column].iloc[row] - medians[column] for what, column in _OUTLIER_PARTS.items()}
+        more["kernels"] = (by_name[at] - steady_time)[in_steady].sum()
+        more["other_kernels"] = by_name[at][~in_steady].sum()
+        for what, value in more.items():
+            if value:
+                yield {"step": step, "metric": f"step_outlier_{what}", "value": float(value), "unit": "ns", "n": 1}
+
+
+# --- of a job --------------------------------------------------------------------------------------------------------
+
+
+def with_metrics(tables: schema.Tables) -> schema.Tables:
+    """Return the tables of a job, all its files together, with the ranks of its steps and the metrics of them.
+
+    Each process and device is a rank. A figure of the case is the mean over its ranks. Its interval is the mean of
+    theirs, since ranks that wait for each other have no independent steps.
+    """
+    if tables.steps.empty:
+        return tables
+    steps = _with_ranks(tables.steps)
+    rows = [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
+    places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
+    placed = tables.step_figures.merge(places, on=[*_CASE, *_PLACE])
+    ranks = places.groupby(_CASE, sort=False).size()
+    for key, group in placed.groupby(_CASE, sort=False):
+        rows += _means(_named(key), group, int(ranks[key]))
+    run = {"run": tables.steps["run"].iloc[0]}
+    found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
+    metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
+    return replace(tables, steps=steps, metrics=metrics)
+
+
+def _named(key: Any) -> dict[str, str]:
+    return dict(zip(_CASE, key, strict=True))
+
+
+def _with_ranks(steps: pd.DataFrame) -> pd.DataFrame:
+    """Number the processes and devices of each case: by the ranks that the files state, else by device and process."""
+    places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
+    known = places.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
+    ordered = places.sort_values(["device", "process", "source"], kind="stable")
+    places = places.assign(number=(ordered.groupby(_CASE).cumcount()).astype("Int64"))
+    places["number"] = places["number"].where(~known, places["rank"])
+    joined = steps.merge(places.drop(columns="rank"), on=[*_CASE, *_PLACE], how="left", validate="many_to_one")
+    return schema.frame(schema.STEPS, joined.assign(rank=joined["number"]).drop(columns="number"))
+
+
+def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the step time of a case, and of each rank where there are several."""
+    steady = steps[steps["state"] == StepState.STEADY.value]
+    times = [_median(rank, group["wall_ns"]) for rank, group in steady.groupby("rank", sort=True)]
+    if len(times) > 1:
+        yield from ({**of, "metric": "step_time", "unit": "ns", **time} for time in times)
+    if times:
+        mean = {key: _mean([time.get(key) for time in times]) for key in ("value", "ci_low", "ci_high")}
+        n = min(time["n"] for time in times)
+        yield {**of, "metric": "step_time", "unit": "ns", "subject": "", "n": n, **mean}
+
+
+def _median(rank: Any, wall_ns: pd.Series[Any]) -> dict[str, Any]:
+    ordered = sorted(wall_ns)
+    interval = statistics.median_interval(ordered) or (None, None)
+    middle = {"value": float(np.median(ordered)), "ci_low": interval[0], "ci_high": interval[1]}
+    return {"subject": f"{schema.RANK_PREFIX}{int(rank)}", "n": len(ordered), **middle}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _means(of: Mapping[str, str], figures: pd.DataFrame, ranks: int) -> Iterator[dict[str, Any]]:
+    """Yield the mean over the ranks of each figure, and the figures of single steps with their rank.
+
+    A kernel that a rank never launches counts as none there.
+    """
+    of_steps = figures[figures["step"].notna()]
+    for row in of_steps.to_dict("records"):
+        subject = f"{schema.RANK_PREFIX}{row['rank']} step {row['step']}"
+        yield {**of, **{key: row[key] for key in ("metric", "value", "unit", "n")}, "subject": subject}
+    of_ranks = figures[figures["step"].isna()]
+    for (metric, subject, unit), group in of_ranks.groupby(["metric", "subject", "unit"], sort=False):
+        count = len(group) if metric == COUNT_BY_PATTERN else ranks
+        n = group["n"].min()
+        yield {**of, "metric": metric, "subject": subject, "unit": unit, "value": group["value"].sum() / count, "n": n}

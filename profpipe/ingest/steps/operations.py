@@ -1,0 +1,118 @@
+"""The operations of GPUs and the waits of the host, as every parser gives them to the search for steps."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.results import schema
+
+#: When the host launched an operation whose call is not in the file.
+UNKNOWN: Final = np.iinfo(np.int64).min
+
+#: Calls of CUDA and HIP in which the host waits for the GPU. `hipMemcpyWithStream` waits too.
+_WAITING: Final = re.compile(r"^(cuda|cu|hip)(\w*Synchronize|Memcpy(?!\w*Async)\w*)")
+_PEER: Final = re.compile(r"Peer-to-Peer|Memcpy PtoP|DeviceToDevicePeer", re.IGNORECASE)
+_COMMUNICATION: Final = "communication"
+
+
+def is_waiting_call(name: str) -> bool:
+    """Return True for a call that returns only when the GPU has finished something."""
+    return _WAITING.match(name) is not None
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Calls in which the host waited for the GPU, times in ns."""
+
+    start: Int64s
+    end: Int64s
+    process: Int64s
+
+    @classmethod
+    def none(cls) -> Waits:
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of GPUs, one row each, times in ns on the clock of the host.
+
+    ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names.
+    ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
+    identify a process and its devices. ``read_grids`` returns a number for the grid of each row, ``read_sizes`` the
+    bytes that each row copies or sets; they are called only if they are needed.
+    """
+
+    kind: Ints
+    start: Int64s
+    end: Int64s
+    launched: Int64s
+    process: Int64s
+    device: Ints
+    name: Ints
+    names: Sequence[str]
+    classes: Sequence[str]
+    in_case: Bools
+    read_grids: Callable[[], Ints] | None = None
+    read_sizes: Callable[[], Ints] | None = None
+
+    def reading_once(self) -> Operations:
+        """Return the operations with readers that read once, whatever the number of devices."""
+        grids, sizes = self.read_grids, self.read_sizes
+        return replace(self, read_grids=grids and functools.cache(grids), read_sizes=sizes and functools.cache(sizes))
+
+    def devices(self) -> Iterator[tuple[int, int, Ints]]:
+        """Yield (process, device, rows) of each device that ran something outside every case."""
+        outside = np.flatnonzero(~self.in_case) if self.in_case.any() else np.arange(len(self.in_case))
+        for process, of_process in groups(self.process[outside]):
+            rows = outside[of_process]
+            for device, of_device in groups(self.device[rows]):
+                yield process, device, rows[of_device]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The operations of one device of one process, ordered by their launch; columns as in ``Operations``.
+
+    ``launched`` is the start on the GPU where the call is unknown (``is_launched`` is False).
+    """
+
+    start: Int64s
+    end: Int64s
+    launched: Int64s
+    is_launched: Bools
+    name: Ints
+    rows: Ints
+    communicates: Bools
+    copies: Bools
+
+    @property
+    def is_kernel(self) -> Bools:
+        return ~self.copies
+
+
+def timeline(operations: Operations, rows: Ints) -> Timeline:
+    """Return the operations ``rows`` in the order of their launches."""
+    launched = operations.launched[rows]
+    is_launched = launched != UNKNOWN
+    if not is_launched.all():
+        launched = np.where(is_launched, launched, operations.start[rows])
+    if (launched[1:] < launched[:-1]).any():
+        order = np.argsort(launched, kind="stable")
+        rows, launched, is_launched = rows[order], launched[order], is_launched[order]
+    kind, name = operations.kind[rows], operations.name[rows]
+    is_copy = np.array([kind in ("memcpy", "memset") for kind in schema.KINDS])
+    copies = is_copy[kind]
+    peer = np.array([_PEER.search(text) is not None for text in operations.names], dtype=bool)
+    collective = np.array([each == _COMMUNICATION for each in operations.classes], dtype=bool)
+    communicates = np.where(copies, peer[name], collective[name])
+    start, end = operations.start[rows], operations.end[rows]
+    return Timeline(start, end, launched, is_launched, name, rows, communicates, copies)

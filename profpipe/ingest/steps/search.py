@@ -1,0 +1,120 @@
+"""Find the steps of a recording and account for them, by process and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest import attribution
+from profpipe.ingest.groupby import Int64s, groups
+from profpipe.ingest.steps import pattern, windows
+from profpipe.ingest.steps.accounting import Accounts, account
+from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device
+from profpipe.ingest.steps.operations import Operations, Timeline, Waits, timeline
+from profpipe.ingest.steps.partition import Union
+from profpipe.ingest.steps.segments import Segments
+from profpipe.ingest.steps.states import states
+from profpipe.ingest.steps.windows import Windows
+from profpipe.results import schema
+from profpipe.results.schema import StepState
+
+_OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of `steps` and of ``schema.STEP_FIGURES``, by the numbers of processes that the parser gave."""
+
+    steps: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
+    figures: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEP_FIGURES))
+
+    def of_processes(self, pids: Callable[[Int64s], Any]) -> Found:
+        """Return the rows with the process ids, and without the devices, that are negative where unknown."""
+        return Found(*(_known(frame, pids) for frame in (self.steps, self.figures)))
+
+
+def _known(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
+    process = pd.Series(pd.array(pids(frame["process"].to_numpy(dtype=np.int64)), dtype="Int64"), index=frame.index)
+    device = frame["device"]
+    return frame.assign(process=process.where(process >= 0), device=device.where(device >= 0))
+
+
+def find(
+    operations: Operations,
+    ranges: attribution.Ranges,
+    waits: Waits,
+    unclosed: int | None = None,
+    own: str = "",
+) -> Found:
+    """Find the steps of each process and device, among the operations outside all cases.
+
+    A process with cases has no steps by pattern: what it runs between its cases only prepares them. ``unclosed`` and
+    ``own`` are those of ``windows.find``.
+    """
+    operations = operations.reading_once()
+    by_process = windows.find(ranges, unclosed, own)
+    waits_of = {process: Union(waits.start[rows], waits.end[rows]) for process, rows in groups(waits.process)}
+    with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
+    origin = int(operations.start.min()) if len(operations.start) else 0
+    no_wait = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    steps, figures = [], []
+    for process, device, rows in operations.devices():
+        own_line = timeline(operations, rows)
+        by_ranges = _by_windows(own_line, by_process.get(process, ()))
+        by_pattern = None if process in with_cases else _by_pattern(operations, own_line)
+        chosen = by_ranges or by_pattern
+        accounts = account(own_line, chosen, waits_of.get(process, no_wait), origin) if chosen else None
+        if chosen is None or accounts is None:
+            continue
+        place = {"process": process, "device": device}
+        frame = _with_states(accounts).assign(**place)
+        steps.append(frame)
+        found = of_device(operations, own_line, accounts, frame)
+        if by_ranges and by_pattern and by_pattern.steps != by_ranges.steps:
+            found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
+        figures.append(pd.DataFrame(found).assign(**place))
+    if not steps:
+        return Found()
+    return Found(
+        schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True)),
+        schema.frame(schema.STEP_FIGURES, pd.concat(figures, ignore_index=True)),
+    )
+
+
+def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
+    """Return the steps by the first sort of ranges that hold launches."""
+    holding = (each for each in sorts if windows.place(each, own.launched).any())
+    return next((windows.segments_of(each, own.launched) for each in holding), None)
+
+
+def _by_pattern(operations: Operations, own: Timeline) -> Segments | None:
+    is_optimizer = np.array([each == _OPTIMIZER for each in operations.classes], dtype=bool)
+    read = operations.read_grids
+    return pattern.find(own, is_optimizer, None if read is None else lambda: read()[own.rows])
+
+
+def _with_states(accounts: Accounts) -> pd.DataFrame:
+    frame = accounts.frame
+    is_step = frame.pop("is_step").to_numpy()
+    state = np.full(len(frame), StepState.OTHER.value, dtype=object)
+    state[is_step] = states(frame["wall_ns"].to_numpy(dtype=np.float64)[is_step])
+    return frame.assign(state=state)
+
+
+def find_on_host(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> Found:
+    """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
+    found = list(_host_steps(windows.find(ranges, unclosed, own)))
+    return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()
+
+
+def _host_steps(by_process: dict[int, list[Windows]]) -> Iterator[pd.DataFrame]:
+    origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
+    for process, (first, *_) in by_process.items():
+        wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
+        columns: dict[str, Any] = {"step": first.number, "start_ns": first.begin - origin, "wall_ns": wall}
+        found = states(wall.astype(np.float64))
+        yield pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": found})

@@ -1,0 +1,736 @@
+"""Steps from recordings: loops whose true steps are known, recordings of many tools, and small ones written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nsys_exports import Export
+
+from profpipe import plugins
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import reader, registry
+from profpipe.ingest.steps.partition import Union
+from profpipe.ingest.steps.states import states
+from profpipe.results.schema import STEP_PREFIX, STEPS, Tables, empty
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
+IDLE = ["idle_launch_ns", "idle_blocked_ns", "idle_other_ns"]
+KINDS = ("train", "evals", "ddp", "graphs", "accumulate")
+ADAM = "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor<float, 4>>(float)"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
+
+
+def parsed(path: Path, parser: str = "nsys_sqlite", **more: Any) -> Tables:
+    tables: Tables = plugins.load_module(ROOT / "parsers" / f"{parser}.py").parse(path, **more)
+    return reader.combine([tables])
+
+
+def only_steps(tables: Tables) -> pd.DataFrame:
+    return tables.steps[tables.steps["state"] != "other"]
+
+
+def metrics(tables: Tables) -> dict[tuple[str, str], float]:
+    """(metric, subject) -> value."""
+    return {(row.metric, row.subject): row.value for row in tables.metrics.itertuples()}
+
+
+# --- loops whose steps are known -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loops(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tables]:
+    folder = tmp_path_factory.mktemp("loops")
+    return {kind: parsed(unzipped(shared_data / "steps" / f"{kind}.sqlite.gz", folder)) for kind in KINDS}
+
+
+def unzipped(path: Path, folder: Path) -> Path:
+    out = folder / path.name.removesuffix(".gz")
+    with gzip.open(path) as source, out.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    return out
+
+
+@pytest.fixture(scope="module")
+def truth(shared_data: Path) -> dict[str, list[dict[str, Any]]]:
+    known: dict[str, list[dict[str, Any]]] = json.loads((shared_data / "steps" / "truth.json").read_text())
+    return known
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_steps_of_a_known_loop_are_found_with_their_launches_and_times(
+    loops: dict[str, Tables], truth: dict[str, list[dict[str, Any]]], kind: str
+) -> None:
+    found = only_steps(loops[kind])
+    assert (found["rule"] == "pattern").all()
+    assert found.groupby("rank").ngroups == len(truth[kind])
+    for rank, known in enumerate(truth[kind]):
+        own = found[found["rank"] == rank]
+        assert own["kernels"].tolist() == known["launches"]
+        assert own["kernel_ns"].tolist() == known["kernel_ns"]
+        assert own["step"].tolist() == list(range(known["steps"]))
+        # The period of the last step ends with its own last kernel.
+        assert own["wall_ns"].iloc[3:-1].median() == pytest.approx(known["median_period_ns"], rel=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parts_of_a_known_loop_equal_its_periods(loops: dict[str, Tables], kind: str) -> None:
+    assert_exact(loops[kind].steps)
+
+
+def assert_exact(steps: pd.DataFrame) -> None:
+    on_gpu = steps[steps["compute_ns"].notna()]
+    assert (on_gpu[PARTS].sum(axis=1) == on_gpu["wall_ns"]).all()
+    assert (on_gpu[IDLE].sum(axis=1) == on_gpu["idle_ns"]).all()
+    assert (on_gpu[PARTS + IDLE] >= 0).all(axis=None)
+    assert (on_gpu["communication_total_ns"] >= on_gpu["communication_ns"]).all()
+
+
+def test_periods_follow_each_other_without_gaps(loops: dict[str, Tables]) -> None:
+    for tables in loops.values():
+        for _, own in tables.steps.groupby("rank"):
+            ends = own["start_ns"] + own["wall_ns"]
+            assert (ends.iloc[:-1].to_numpy() == own["start_ns"].iloc[1:].to_numpy()).all()
+
+
+def test_an_evaluation_is_other_work_and_a_pause_is_an_outlier(tmp_path: Path) -> None:
+    recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "loops" / "evals.sqlite.gz"
+    tables = parsed(unzipped(recorded, tmp_path))
+    other = tables.steps[tables.steps["state"] == "other"]
+    # The fifth evaluation comes after the last step.
+    assert other["step"].tolist() == [4, 9, 14, 19]
+    assert set(other["kernels"]) == {273}
+    assert set(only_steps(tables)["kernels"].iloc[1:]) == {285}
+    pause = only_steps(tables).set_index("step").loc[12]
+    assert pause["state"] == "outlier" and pause["idle_ns"] > 0.2e9
+    by_cause = {part: metrics(tables).get((f"step_outlier_idle_{part}", "rank 0 step 12"), 0) for part in IDLE_CAUSES}
+    assert max(by_cause, key=lambda part: by_cause[part]) == "launch" and by_cause["launch"] > 0.19e9
+
+
+IDLE_CAUSES = ("launch", "blocked", "other")
+
+
+def test_replays_of_a_graph_are_steps_and_the_eager_passes_before_are_not(tmp_path: Path) -> None:
+    recorded = ROOT / "tests" / "data" / "nsys-2025.3.1" / "loops" / "graphs.sqlite.gz"
+    tables = parsed(unzipped(recorded, tmp_path))
+    assert only_steps(tables)["kernels"].tolist() == [44] * 30
+    assert metrics(tables)["step_coverage", ""] == pytest.approx(89.4, abs=0.1)
+
+
+def test_the_figures_of_two_ranks_are_means_and_not_sums(loops: dict[str, Tables]) -> None:
+    tables = loops["ddp"]
+    numbers, steady = metrics(tables), tables.steps[tables.steps["state"] == "steady"]
+    medians = steady.groupby("rank")["wall_ns"].median()
+    assert numbers["step_time", ""] == medians.mean()
+    assert [numbers["step_time", f"rank {rank}"] for rank in (0, 1)] == medians.tolist()
+    launches = sum(value for (metric, _), value in numbers.items() if metric == "step_launches")
+    copies = sum(value for (metric, name), value in numbers.items() if metric == "step_launches" and "[CUDA" in name)
+    assert launches - copies == pytest.approx(steady.groupby("rank")["kernels"].mean().mean())
+    kernel_ns = {name: value for (metric, name), value in numbers.items() if metric == "step_kernel_time"}
+    of_kernels = sum(value for name, value in kernel_ns.items() if "[CUDA" not in name)
+    assert of_kernels == pytest.approx(steady.groupby("rank")["kernel_ns"].mean().mean())
+
+
+# --- recordings of many tools ----------------------------------------------------------------------------------------
+
+
+def recordings(folder: Path) -> Iterator[Path]:
+    known = registry.parsers()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".md", ".py")):
+        try:
+            registry.choose(path, known)
+        except UnreadableFile:
+            continue
+        yield path
+
+
+@pytest.mark.parametrize("folder", ["tests", "shared"])
+def test_in_every_recording_the_four_parts_equal_the_period(folder: str, request: pytest.FixtureRequest) -> None:
+    data = ROOT / "tests" / "data" if folder == "tests" else request.getfixturevalue("shared_data")
+    with_steps = 0
+    for result in reader.ingest(reader.sources_of_paths(recordings(data))):
+        if isinstance(result, reader.Read) and len(result.tables.steps):
+            assert_exact(result.tables.steps)
+            with_steps += 1
+    assert with_steps >= (1 if folder == "tests" else 8)
+
+
+def test_recordings_without_recurring_work_have_no_steps(shared_data: Path) -> None:
+    # Several implementations of attention, one after the other, each called twenty times.
+    assert parsed(shared_data / "h200" / "attn_h200.sqlite").steps.empty
+    assert parsed(shared_data / "h200" / "attn_trace.json.gz", "torch_trace").steps.empty
+
+
+def test_steps_of_the_profiler_keep_their_numbers(shared_data: Path) -> None:
+    folder = shared_data / "torch_trace" / "facebookresearch__HolisticTraceAnalysis"
+    (path,) = folder.glob("rank-0*")
+    steps = parsed(path, "torch_trace").steps
+    assert steps["step"].tolist() == [101, 102, 103, 104, 105]
+    assert steps["kernels"].tolist() == [870] * 5
+    assert set(steps["rule"]) == {"framework"}
+
+
+# --- the partition ---------------------------------------------------------------------------------------------------
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 25)).map(lambda pair: (pair[0], sum(pair))))
+
+
+@given(intervals=INTERVALS, times=st.lists(st.integers(-5, 100), min_size=1))
+def test_a_union_covers_what_a_count_of_each_ns_covers(intervals: list[tuple[int, int]], times: list[int]) -> None:
+    start, end = (np.array([pair[at] for pair in intervals], dtype=np.int64) for at in (0, 1))
+    union = Union(start, end)
+    covered = {ns for first, last in intervals for ns in range(first, last)}
+    asked = np.array(times, dtype=np.int64)
+    assert union.covered_before(asked).tolist() == [sum(ns < time for ns in covered) for time in times]
+    bounds = np.array(sorted(times), dtype=np.int64)
+    expected = [sum(low <= ns < high for ns in covered) for low, high in itertools.pairwise(bounds)]
+    assert union.covered(bounds).tolist() == expected
+    touched = covered | {ns + 1 for ns in covered}
+    assert union.contains(asked).tolist() == [time in touched for time in times]
+
+
+#: (start, length, what) of an operation.
+WORK = st.lists(
+    st.tuples(st.integers(0, 80), st.integers(1, 20), st.sampled_from(["compute", "communication", "copy", "peer"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(work=WORK)
+def test_the_parts_of_a_step_equal_a_count_of_each_ns(
+    work: list[tuple[int, int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    export = Export()
+    # A second step behind all others gives the first one its end.
+    for correlation, (start, length, what) in enumerate([*work, (200, 5, "compute")], start=1):
+        begin = 1000 if start == 200 else correlation
+        export.call(begin, begin + 1, correlation)
+        if what in ("copy", "peer"):
+            kind = 10 if what == "peer" else 1
+            export.add(
+                "CUPTI_ACTIVITY_KIND_MEMCPY", start=1000 + start, end=1000 + start + length, deviceId=0, contextId=1,
+                streamId=correlation, correlationId=correlation, globalPid=1 << 48 | 1 << 24, bytes=8, copyKind=kind,
+            )  # fmt: skip
+        else:
+            name = NCCL if what == "communication" else "k"
+            export.kernel(1000 + start, 1000 + start + length, correlation, name, streamId=correlation)
+    export.range(0, 500, f"{STEP_PREFIX}marker:0")
+    export.range(900, 1100, f"{STEP_PREFIX}marker:1")
+    step = parsed(export.write_sqlite(tmp_path_factory.mktemp("parts") / "x.sqlite")).steps.iloc[0]
+    first = min(start for start, _, _ in work)
+    counted = dict.fromkeys(PARTS, 0)
+    for ns in range(first, 200):
+        running = {what for start, length, what in work if start <= ns < start + length}
+        if "compute" in running:
+            counted["compute_ns"] += 1
+        elif running & {"communication", "peer"}:
+            counted["communication_ns"] += 1
+        else:
+            counted["copy_ns" if running else "idle_ns"] += 1
+    assert {part: step[part] for part in PARTS} == counted
+    assert step["kernel_ns"] == sum(length for _, length, what in work if what in ("compute", "communication"))
+
+
+# --- idle time by cause ----------------------------------------------------------------------------------------------
+
+
+def test_idle_time_has_the_cause_that_the_host_shows(tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 10_000, f"{STEP_PREFIX}marker:0")
+    export.call(100, 110, 1)
+    export.kernel(200, 300, 1)
+    # The launch of the next kernel begins after 300, and the host was in no call: it was late.
+    export.call(340, 350, 2)
+    export.kernel(400, 500, 2)
+    # The host waits for the second kernel, and launches the third one when the wait is over.
+    export.call(360, 510, 90, name="cudaStreamSynchronize_v3020")
+    export.call(520, 530, 3)
+    export.kernel(600, 700, 3)
+    # Launched in time; it waits for another stream.
+    export.call(540, 550, 4)
+    export.kernel(750, 800, 4)
+    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
+    assert [step[part] for part in IDLE] == [100, 100, 50]
+    assert (step["wall_ns"], step["idle_ns"]) == (600, 250)
+
+
+def test_idle_time_before_a_launch_that_is_not_recorded_has_no_cause(tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 10_000, f"{STEP_PREFIX}marker:0")
+    export.call(100, 110, 1)
+    export.kernel(200, 300, 1)
+    export.kernel(400, 500, 2)
+    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
+    assert [step[part] for part in IDLE] == [0, 0, 100]
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [
+        ("cudaDeviceSynchronize_v3020", True),
+        ("cuEventSynchronize", True),
+        ("hipStreamSynchronize", True),
+        ("cudaMemcpy_v3020", True),
+        ("cuMemcpyDtoH_v2", True),
+        ("hipMemcpyWithStream", True),
+        ("cudaMemcpyAsync_v3020", False),
+        ("cuMemcpyDtoHAsync_v2", False),
+        ("cudaLaunchKernel_v7000", False),
+        ("cudaEventQuery_v3020", False),
+    ],
+)
+def test_a_call_that_waits_is_known_by_its_name(tmp_path: Path, name: str, waits: bool) -> None:
+    export = Export()
+    export.range(0, 10_000, f"{STEP_PREFIX}marker:0")
+    export.call(100, 110, 1)
+    export.kernel(200, 300, 1)
+    export.call(250, 310, 90, name=name)
+    export.call(320, 330, 2)
+    export.kernel(400, 500, 2)
+    step = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.iloc[0]
+    assert (step["idle_blocked_ns"], step["idle_launch_ns"]) == ((100, 0) if waits else (0, 100))
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def ranged(names: list[str], tmp_path: Path, **more: Any) -> Tables:
+    """A range of 100 ns for each name, with a launch in it."""
+    export = Export()
+    for number, name in enumerate(names):
+        export.range(100 * number, 100 * number + 100, name)
+        export.launch(100 * number + 20, number + 1)
+    return parsed(export.write_sqlite(tmp_path / "x.sqlite"), **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "numbers"),
+    [
+        (f"{STEP_PREFIX}marker:%d", "marker", [5, 6, 7]),
+        (f"{STEP_PREFIX}optimizer:%d", "optimizer", [5, 6, 7]),
+        (f"{STEP_PREFIX}forward:%d", "forward", [5, 6, 7]),
+        ("ProfilerStep#%d", "framework", [5, 6, 7]),
+        ("step_%d", "framework", [5, 6, 7]),
+        ("Step %d", "framework", [5, 6, 7]),
+        ("iteration %d", "framework", [5, 6, 7]),
+        ("training_step_%d", "framework", [5, 6, 7]),
+        ("megatron:iteration %d", "framework", [5, 6, 7]),
+        ("[pl][profile]run_training_batch", "framework", [0, 1, 2]),
+        ("execute_context_%d(64)_generation_3(3)", "framework", [0, 1, 2]),
+        ("execute_new_%d_cached_4", "framework", [0, 1, 2]),
+        ("gpu_model_runner: forward", "framework", [0, 1, 2]),
+        ("v2_gpu_model_runner: forward", "framework", [0, 1, 2]),
+        ("step[DECODE bs=%d]", "framework", [0, 1, 2]),
+        ("step[EXTEND bs=1 toks=%d]", "framework", [0, 1, 2]),
+    ],
+)
+def test_ranges_with_a_known_name_are_steps(tmp_path: Path, name: str, rule: str, numbers: list[int]) -> None:
+    steps = ranged([name % n if "%d" in name else name for n in (5, 6, 7)], tmp_path).steps
+    assert steps["rule"].tolist() == [rule] * 3
+    assert steps["step"].tolist() == numbers
+    assert steps["kernels"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["stepwise_%d", "my step_%d", "layer_%d", "ProfilerStep*", "forward %d", "step"])
+def test_other_ranges_are_no_steps(tmp_path: Path, name: str) -> None:
+    assert ranged([name % n if "%d" in name else name for n in range(3)], tmp_path).steps.empty
+
+
+def test_a_range_that_the_user_names_is_a_step(tmp_path: Path) -> None:
+    steps = ranged(["batch 8", "batch 9", "other"], tmp_path, step_range=r"batch (?P<n>\d+)").steps
+    assert steps["rule"].tolist() == ["marker", "marker"]
+    assert steps["step"].tolist() == [8, 9]
+
+
+def test_the_ranges_of_single_steps_are_one_phase(tmp_path: Path) -> None:
+    tables = ranged([f"{STEP_PREFIX}optimizer:{n}" for n in range(3)], tmp_path)
+    assert tables.kernels["phase"].tolist() == [f"{STEP_PREFIX}optimizer:*"]
+    assert tables.ranges["instances"].tolist() == [3]
+
+
+def test_the_first_sort_of_ranges_that_holds_launches_applies(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(4):
+        export.range(200 * n, 200 * n + 200, f"iteration {n}")
+        export.launch(200 * n + 20, 2 * n + 1)
+        export.launch(200 * n + 120, 2 * n + 2)
+    for n in range(2):
+        export.range(400 * n, 400 * n + 400, f"{STEP_PREFIX}marker:{n}", tid=2)
+        # Without a launch in them.
+        export.range(-500 + n, -499 + n, f"ProfilerStep#{n}")
+    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
+    assert steps["rule"].tolist() == ["marker", "marker"]
+    assert steps["kernels"].tolist() == [4, 4]
+
+
+def test_a_range_without_an_end_is_no_whole_step(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(3):
+        export.range(100 * n, None if n == 2 else 100 * n + 100, f"step_{n}")
+        export.launch(100 * n + 20, n + 1)
+    assert parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps["step"].tolist() == [0, 1]
+
+
+def test_work_between_most_ranges_belongs_to_the_steps(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(4):
+        export.range(100 * n, 100 * n + 50, "[pl][profile]run_training_batch")
+        export.launch(100 * n + 20, 2 * n + 1)
+        export.launch(100 * n + 70, 2 * n + 2, "load")
+    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
+    assert steps["state"].tolist() != ["other"]
+    assert steps["kernels"].tolist() == [2, 2, 2, 1]
+
+
+def test_work_between_a_few_ranges_is_other_work(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(5):
+        export.range(100 * n, 100 * n + 50, f"step_{n}")
+        export.launch(100 * n + 20, 2 * n + 1)
+    export.launch(270, 90, "evaluate")
+    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
+    assert steps["kernels"].tolist() == [1] * 6
+    assert steps.loc[steps["state"] == "other", "step"].tolist() == [2]
+
+
+def test_a_launch_belongs_to_the_step_of_its_call_on_any_thread_and_not_to_when_it_runs(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(3):
+        export.range(100 * n, 100 * n + 100, f"step_{n}")
+        export.call(100 * n + 20, 100 * n + 22, 2 * n + 1)
+        export.kernel(1000 + 100 * n, 1050 + 100 * n, 2 * n + 1)
+        export.call(100 * n + 30, 100 * n + 32, 2 * n + 2, tid=9)
+        export.kernel(1050 + 100 * n, 1075 + 100 * n, 2 * n + 2)
+    steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps
+    assert steps["kernel_ns"].tolist() == [75, 75, 75]
+    assert steps["wall_ns"].tolist() == [100, 100, 75]
+
+
+def test_cases_have_no_steps(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(20):
+        export.range(100 * n, 100 * n + 50, "profpipe:impl=a")
+        export.range(100 * n + 1, 100 * n + 49, f"step_{n}")
+        export.launch(100 * n + 20, 2 * n + 1)
+        # Between the cases, as a harness warms up.
+        export.launch(100 * n + 70, 2 * n + 2)
+    assert parsed(export.write_sqlite(tmp_path / "x.sqlite")).steps.empty
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+class Loop(Export):
+    """Launches at every 100 ns, each with a kernel of 50 ns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+
+    def run(self, *names: str, **more: Any) -> None:
+        for name in names:
+            self.launches += 1
+            self.call(100 * self.launches, 100 * self.launches + 2, self.launches)
+            self.kernel(100 * self.launches + 5, 100 * self.launches + 55, self.launches, name, **more)
+
+    def steps(self, folder: Path, grids: bool = False) -> pd.DataFrame:
+        also = {"CUPTI_ACTIVITY_KIND_KERNEL": "gridX gridY gridZ"} if grids else None
+        return parsed(self.write_sqlite(folder / "x.sqlite", also=also)).steps
+
+
+STEP = [f"k{n}" for n in range(20)]
+
+
+def counts(steps: pd.DataFrame) -> list[int]:
+    found: list[int] = steps.loc[steps["state"] != "other", "kernels"].tolist()
+    return found
+
+
+def test_a_sequence_of_launches_that_recurs_is_a_step(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.run("init", "init", "fill")
+    for _ in range(8):
+        loop.run(*STEP)
+    loop.run("end")
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [20] * 8
+    assert set(steps["rule"]) == {"pattern"}
+
+
+def test_launches_without_an_order_have_no_steps(tmp_path: Path) -> None:
+    loop, random = Loop(), np.random.default_rng(1)
+    loop.run(*(f"k{n}" for n in random.integers(0, 12, 600)))
+    assert loop.steps(tmp_path).empty
+
+
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_one_or_two_repetitions_are_no_loop(tmp_path: Path, repetitions: int) -> None:
+    loop = Loop()
+    for _ in range(repetitions):
+        loop.run(*STEP)
+    assert loop.steps(tmp_path).empty
+
+
+def test_a_loop_of_a_small_part_of_the_time_makes_no_steps(tmp_path: Path) -> None:
+    loop, random = Loop(), np.random.default_rng(2)
+    loop.run(*(f"r{n}" for n in random.integers(0, 200, 400)))
+    for _ in range(10):
+        loop.run(*STEP)
+    assert loop.steps(tmp_path).empty
+
+
+def test_a_step_may_differ_in_a_few_launches(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(12):
+        loop.run(*STEP[:7], f"length_{n % 3}", *STEP[8:])
+    assert counts(loop.steps(tmp_path)) == [20] * 12
+
+
+def test_repeated_layers_are_no_steps_if_the_grid_tells_them_apart(tmp_path: Path) -> None:
+    loop = Loop()
+    for _ in range(6):
+        for layer in range(4):
+            loop.run("a", "b", "c", "d", gridX=layer + 1, gridY=1, gridZ=1)
+    assert counts(loop.steps(tmp_path, grids=True)) == [16] * 6
+
+
+def test_work_between_repetitions_is_other_work(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(40):
+        loop.run(*STEP)
+        if n in (17, 30):
+            loop.run(*(f"e{k}" for k in range(9)))
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [20] * 40
+    assert steps.loc[steps["state"] == "other", ["step", "kernels"]].to_numpy().tolist() == [[17, 9], [30, 9]]
+
+
+def test_the_branches_of_a_graph_may_run_in_any_order(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(10):
+        loop.launches += 1
+        t = 1000 * loop.launches
+        loop.call(t, t + 2, loop.launches)
+        for place, name in enumerate(STEP if n % 2 else reversed(STEP)):
+            loop.kernel(t + 10 + 20 * place, t + 25 + 20 * place, loop.launches, name)
+    assert counts(loop.steps(tmp_path)) == [20] * 10
+
+
+def test_a_step_ends_with_the_optimizer(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.run(*["init"] * 8)
+    for n in range(9):
+        loop.run(*STEP, *STEP, ADAM, ADAM)
+        if n % 3 == 2:
+            loop.run(*STEP[:15])
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [42] * 9
+    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [15, 15]
+
+
+def test_two_optimizers_that_take_turns_are_one_step(tmp_path: Path) -> None:
+    loop = Loop()
+    for _ in range(8):
+        loop.run(*STEP, ADAM, ADAM, *(f"g{n}" for n in range(14)), ADAM)
+    assert counts(loop.steps(tmp_path)) == [37] * 8
+
+
+def test_steps_at_the_ends_of_a_recording_count_only_if_they_are_whole(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.run(*STEP[9:], *[ADAM] * 10)
+    for _ in range(6):
+        loop.run(*STEP, *[ADAM] * 10)
+    loop.run(*STEP, *[ADAM] * 5)
+    assert counts(loop.steps(tmp_path)) == [30] * 6
+
+
+def test_a_long_evaluation_does_not_hide_the_optimizers(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(12):
+        loop.run(*STEP, ADAM, ADAM)
+        if n == 6:
+            loop.run(*(STEP[:17] * 14))
+    steps = loop.steps(tmp_path)
+    assert counts(steps) == [22] * 12
+    assert steps.loc[steps["state"] == "other", "kernels"].tolist() == [238]
+
+
+def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_path: Path) -> None:
+    loop = Loop()
+    for n in range(8):
+        begin = 100 * loop.launches + 50
+        loop.run(*STEP)
+        if n % 2:
+            loop.range(begin - 2000, begin + 2000, f"step_{n // 2}")
+    tables = parsed(loop.write_sqlite(tmp_path / "x.sqlite"))
+    assert counts(tables.steps) == [40] * 4
+    assert metrics(tables)["step_count_by_pattern", ""] == 8
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([100.0], "s"),
+        ([500, 100.0], "ws"),
+        ([100] * 8, "wsssssss"),
+        ([900, 500, 300, 101, 100, 99, 100, 101, 100, 99, 100], "wwwssssssss"),
+        ([900, 100, 101, 99, 100, 300, 100, 101, 99, 100], "wssssossss"),
+        ([100, 101, 99, 100, 101, 99, 100, 60, 101], "wssssssos"),
+        # One time among slow ones that is right by chance ends no warm-up.
+        ([900, 500, 100, 500, 500, 100, 100, 100, 100, 100, 100, 100, 100], "wwwwwssssssss"),
+        # No deviation at all: a hundredth of the median takes its place.
+        ([100, 100, 100, 102, 100, 104, 100, 100], "wssssoss"),
+    ],
+)
+def test_the_state_of_a_step_follows_from_its_time(times: list[float], expected: str) -> None:
+    assert "".join(state[0] for state in states(np.array(times, dtype=float))) == expected
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_outlier_tells_what_it_has_over_the_others(tmp_path: Path) -> None:
+    export = Export()
+    at, correlation = 0, 0
+    for n in range(12):
+        begin = at
+        names = ["a", "b", *(["rare"] * (n == 7))]
+        for name in names:
+            correlation += 1
+            export.call(at + 10, at + 12, correlation)
+            length = 500 if (name, n) == ("b", 7) else 100
+            export.kernel(at + 20, at + 20 + length, correlation, name)
+            at += 20 + length
+        at += 1000 if n == 9 else 0
+        export.range(begin, at, f"step_{n}")
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    assert tables.steps.set_index("step").loc[[7, 9], "state"].tolist() == ["outlier", "outlier"]
+    numbers = metrics(tables)
+    own = {name: value for (name, subject), value in numbers.items() if subject == "rank 0 step 7"}
+    assert own == {"step_outlier_kernels": 400, "step_outlier_other_kernels": 100, "step_outlier_idle_launch": 20}
+    assert numbers["step_outlier_idle_launch", "rank 0 step 9"] == 1000
+    assert numbers["step_kernel_time", "a"] == 100 and numbers["step_launches", "b"] == 1
+    assert ("step_kernel_time", "rare") not in numbers
+
+
+def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(6):
+        export.range(1000 * n, 1000 * n + 1000, f"step_{n}")
+        export.launch(1000 * n + 20, 2 * n + 1)
+        export.call(1000 * n + 500, 1000 * n + 502, 2 * n + 2, name="cudaMemcpyAsync_v3020")
+        export.add(
+            "CUPTI_ACTIVITY_KIND_MEMCPY", start=1000 * n + 510, end=1000 * n + 610, deviceId=0, contextId=1, streamId=7,
+            correlationId=2 * n + 2, globalPid=1 << 48 | 1 << 24, bytes=4096, copyKind=1,
+        )  # fmt: skip
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    numbers = metrics(tables)
+    name = "[CUDA memcpy Host-to-Device]"
+    values = [numbers[f"step_{what}", name] for what in ("copy_bytes", "kernel_time", "launches")]
+    assert values == [4096, 100, 1]
+    assert set(tables.steps["copy_ns"]) == {100}
+
+
+def one_rank(export: Export, pid: int, device: int, period: int) -> None:
+    for n in range(10):
+        export.range(period * n, period * n + period, f"step_{n}", pid)
+        export.call(period * n + 10, period * n + 12, n + 1, pid)
+        export.kernel(period * n + 20, period * n + 70, n + 1, "k", pid, deviceId=device)
+
+
+def test_ranks_are_numbered_by_device_and_a_case_has_their_mean(tmp_path: Path) -> None:
+    export = Export()
+    one_rank(export, 30, 1, 400)
+    one_rank(export, 20, 0, 200)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    ranks = tables.steps[["rank", "process", "device"]].drop_duplicates().to_numpy().tolist()
+    assert sorted(ranks) == [[0, 20, 0], [1, 30, 1]]
+    numbers = metrics(tables)
+    assert [numbers["step_time", subject] for subject in ("rank 0", "rank 1", "")] == [200, 400, 300]
+    assert (numbers["step_kernel_time", "k"], numbers["step_launches", "k"]) == (50, 1)
+
+
+def trace(folder: Path, rank: int, kernel: str, period: int) -> Path:
+    """A trace of torch.profiler of one rank of two, with six steps."""
+    events: list[dict[str, Any]] = []
+    for n in range(6):
+        t = period * n
+        base = {"ph": "X", "pid": 100 + rank, "tid": 1}
+        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": t, "dur": period})
+        args = {"correlation": n + 1}
+        call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": t + 1, "dur": 2, "args": args}
+        events.append({**base, **call})
+        gpu = {"device": 0, "stream": 7, **args}
+        events.append(
+            {"ph": "X", "cat": "kernel", "name": kernel, "ts": t + 5, "dur": 10, "pid": 0, "tid": 7, "args": gpu}
+        )
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}))
+    return path
+
+
+def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path: Path) -> None:
+    files = [trace(tmp_path, 1, "common", 200), trace(tmp_path, 0, "alone", 100)]
+    sources = [reader.Source(path, path.name, "run", "w", "torch", "c") for path in files]
+    results = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
+    tables = reader.combine(result.tables for result in results)
+    assert set(tables.steps["case"]) == {"c"} and set(tables.steps["run"]) == {"run"}
+    assert tables.steps.groupby("source")["rank"].first().to_dict() == {"rank0.json": 0, "rank1.json": 1}
+    numbers = metrics(tables)
+    assert [numbers["step_time", subject] for subject in ("rank 0", "rank 1", "")] == [1e5, 2e5, 1.5e5]
+    # Each kernel runs on one of the two ranks.
+    assert (numbers["step_launches", "common"], numbers["step_kernel_time", "alone"]) == (0.5, 5e3)
+    own = tables.metrics[tables.metrics["metric"].str.startswith("step")]
+    assert set(own["workload"]) == {"w"} and set(own["profiler"]) == {"torch"} and set(own["case"]) == {"c"}
+
+
+def test_files_of_different_workloads_keep_their_own_ranks(tmp_path: Path) -> None:
+    sources = reader.sources_of_paths([trace(tmp_path, 1, "k", 200), trace(tmp_path, 0, "k", 100)])
+    tables = reader.combine(result.tables for result in reader.ingest(sources) if isinstance(result, reader.Read))
+    times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("workload")["value"].to_dict()
+    assert times == {"rank1.json": 2e5, "rank0.json": 1e5}
+
+
+def test_a_trace_without_a_gpu_has_the_periods_of_its_steps() -> None:
+    tables = parsed(ROOT / "tests" / "data" / "torch-2.13" / "training_cpu.json.gz", "torch_trace")
+    assert tables.steps.empty or tables.steps["compute_ns"].isna().all()
+
+
+def test_steps_on_a_cpu_last_from_one_range_to_the_next(tmp_path: Path) -> None:
+    events = []
+    for n in range(4):
+        base = {"ph": "X", "pid": 100, "tid": 1}
+        name = f"{STEP_PREFIX}optimizer:{n}"
+        events.append({**base, "cat": "user_annotation", "name": name, "ts": 100 * n, "dur": 90})
+        events.append({**base, "cat": "cpu_op", "name": "aten::mm", "ts": 100 * n + 10, "dur": 50})
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    tables = parsed(path, "torch_trace")
+    assert tables.steps["wall_ns"].tolist() == [1e5, 1e5, 1e5, 9e4]
+    assert tables.steps["rule"].tolist() == ["optimizer"] * 4
+    assert tables.steps[[*PARTS, "kernels"]].isna().all(axis=None)
+    assert metrics(tables)["step_time", ""] == 1e5
+
+
+def test_a_file_without_steps_has_an_empty_table(tmp_path: Path) -> None:
+    export = Export()
+    export.launch(10, 1)
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    pd.testing.assert_frame_equal(tables.steps, empty(STEPS))
+    assert not tables.metrics["metric"].str.startswith("step").any()
