@@ -23,7 +23,7 @@ from report_study import (
 )  # fmt: skip
 
 from profpipe.analysis.cases import order, parse_id
-from profpipe.analysis.findings.workloads import Basis, Findings, Shape, Unreliability, UnreliableCase, WorkloadFindings
+from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, Findings, Shape, WorkloadFindings
 from profpipe.report.document import plain
 from profpipe.report.sections import switch_cost
 from profpipe.report.sections.warnings import warnings
@@ -480,7 +480,7 @@ def test_what_a_profiler_saw_nothing_of_is_not_called_the_fastest() -> None:
     times = [metric_row("impl=a", "time", 900.0), metric_row("impl=b", "time", 1.0)]
     win = only(analyze(tables(cases, [kernel_row("impl=a", ATTENTION, 1, 60.0)], (), times), {})).shapes[0].win
     assert win is not None and (win.best.variant, win.verdict) == ("b", "inconclusive")
-    assert win.doubts == (UnreliableCase("b", Unreliability.NO_KERNELS),)
+    assert win.doubts == (Doubt(DoubtCause.NO_KERNELS, ("b",)),)
 
 
 def test_coverage_names_what_no_rule_knows_and_fails_below_the_minimum() -> None:

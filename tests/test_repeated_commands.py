@@ -18,7 +18,7 @@ from program import ROOT, profpipe, rows
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.findings.workloads import Basis, SingleSample, WinVerdict, WorkloadFindings
+from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, WinVerdict, WorkloadFindings
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import process_repeats
@@ -285,7 +285,7 @@ def test_one_process_of_each_case_shows_the_wall_time_and_no_winner() -> None:
     assert found.basis == Basis("plain", "wall")
     (shape,) = found.shapes
     assert shape.win and shape.win.verdict is WinVerdict.INCONCLUSIVE
-    assert shape.win.doubts == (SingleSample("k=2"), SingleSample("k=1"))
+    assert shape.win.doubts == (Doubt(DoubtCause.ONE_SAMPLE, ("k=2",)), Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)))
     assert all(case.speedup is None and not case.marks for case in found.cases)
     text = answer(found)
     assert "process wall time" in text and "names no winner" in text and "fastest" not in text
@@ -294,7 +294,7 @@ def test_one_process_of_each_case_shows_the_wall_time_and_no_winner() -> None:
 def test_a_single_sample_of_the_second_case_is_enough_for_a_doubt() -> None:
     found = workload([wall("k=1", 3e9), wall("k=2", 1e9, 5, ci_low=0.9e9, ci_high=1.1e9)], repeats=5)
     (shape,) = found.shapes
-    assert shape.win and SingleSample("k=1") in shape.win.doubts
+    assert shape.win and Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)) in shape.win.doubts
     assert "`k=1` has a single sample of unknown spread" in answer(found)
 
 
@@ -328,4 +328,8 @@ def test_no_time_of_a_command_is_compared_with_its_kernels_as_if_it_were_cuda_ev
 def test_the_kernel_sum_of_one_process_wins_nothing() -> None:
     kernels = [kernel_row(f"k={k}", "ampere_sgemm", 9, k * 1e6) for k in (1, 2)]
     (shape,) = workload([], kernels).shapes
-    assert shape.win and shape.win.verdict is WinVerdict.INCONCLUSIVE and SingleSample("k=1") in shape.win.doubts
+    assert (
+        shape.win
+        and shape.win.verdict is WinVerdict.INCONCLUSIVE
+        and Doubt(DoubtCause.ONE_SAMPLE, ("k=1",)) in shape.win.doubts
+    )

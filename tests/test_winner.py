@@ -9,9 +9,8 @@ import pytest
 from report_study import analyze, case_row, kernel_row, metric_row, tables
 
 from profpipe.analysis.findings.workloads import (
-    ClockDifference,
-    FlaggedTime,
-    PossiblyFaster,
+    Doubt,
+    DoubtCause,
     Win,
     WorkloadFindings,
 )
@@ -47,12 +46,12 @@ def test_a_flag_without_effect_on_the_lead_leaves_the_win(mark: str) -> None:
 @pytest.mark.parametrize("mark", ["other_process", "waited", "above_peak", "throttled", "clock_spread"])
 def test_a_flag_that_may_explain_the_lead_makes_the_win_inconclusive(mark: str) -> None:
     found = win([mark], [])
-    assert found.verdict == "inconclusive" and found.doubts == (FlaggedTime("a", (mark,)),)
+    assert found.verdict == "inconclusive" and found.doubts == (Doubt(DoubtCause.FLAGGED, ("a",), (mark,)),)
 
 
 @pytest.mark.parametrize("mark", ["other_process", "waited"])
 def test_another_process_during_the_second_case_makes_the_win_inconclusive(mark: str) -> None:
-    assert win([], [mark]).doubts == (FlaggedTime("b", (mark,)),)
+    assert win([], [mark]).doubts == (Doubt(DoubtCause.FLAGGED, ("b",), (mark,)),)
     assert win([], ["above_peak"]).verdict == "clear"
 
 
@@ -60,7 +59,7 @@ def test_a_lead_larger_than_the_difference_of_the_clocks_is_a_win() -> None:
     near = [*clocks("impl=a", sm_clock=1.9e9), *clocks("impl=b", sm_clock=1.7e9)]
     assert win(["throttled"], ["throttled"], *near).verdict == "clear"
     far = [*clocks("impl=a", sm_clock=1.9e9), *clocks("impl=b", sm_clock=1.2e9)]
-    assert win([], ["throttled"], *far).doubts == (FlaggedTime("b", ("throttled",)),)
+    assert win([], ["throttled"], *far).doubts == (Doubt(DoubtCause.FLAGGED, ("b",), ("throttled",)),)
 
 
 def tie(**marks: list[str]) -> Win:
@@ -90,7 +89,7 @@ def test_a_case_that_waited_may_be_the_fastest_if_its_loop_is_not_far_longer(loo
             metric_row("impl=c", "time_own", 100.0, subject="rank 1")]  # fmt: skip
     found = win([], [], *rows)
     assert found.verdict == verdict
-    assert found.doubts == ((PossiblyFaster(("c",)),) if verdict == "inconclusive" else ())
+    assert found.doubts == ((Doubt(DoubtCause.MAY_BE_FASTER, ("c",)),) if verdict == "inconclusive" else ())
 
 
 def test_a_case_with_the_wrong_kernels_takes_no_part_in_a_tie() -> None:
@@ -105,7 +104,7 @@ def test_a_case_with_the_wrong_kernels_takes_no_part_in_a_tie() -> None:
 def test_different_clocks_without_a_flag_make_the_win_inconclusive_too() -> None:
     """A case of some milliseconds may be over before NVML is read: sage2 at 1939 MHz and cuDNN at 1711 on an H200."""
     apart = [*clocks("impl=a", sm_clock=1.939e9), *clocks("impl=b", sm_clock=0.9e9)]
-    assert win([], [], *apart).doubts == (ClockDifference("a", "b", 1.939e9, 0.9e9),)
+    assert win([], [], *apart).doubts == (Doubt(DoubtCause.CLOCKS, ("a", "b"), clocks_hz=(1.939e9, 0.9e9)),)
     near = [*clocks("impl=a", sm_clock=1.939e9), *clocks("impl=b", sm_clock=1.711e9)]
     assert win([], [], *near).verdict == "clear", "its lead is larger"
     assert win([], [], *clocks("impl=a", sm_clock=0.9e9), *clocks("impl=b", sm_clock=1.939e9)).verdict == "clear"
@@ -134,8 +133,10 @@ def test_a_case_behind_the_second_may_tie_with_the_best() -> None:
 
 
 def test_a_case_behind_the_second_may_be_the_fastest_at_the_same_clock() -> None:
-    assert third(160.0, 1.0, ["throttled"], sm_clock=1.1e9).doubts == (FlaggedTime("c", ("throttled",)),)
-    assert third(160.0, 1.0, sm_clock=1.1e9).doubts == (ClockDifference("a", "c", 1.9e9, 1.1e9),)
+    assert third(160.0, 1.0, ["throttled"], sm_clock=1.1e9).doubts == (
+        Doubt(DoubtCause.FLAGGED, ("c",), ("throttled",)),
+    )
+    assert third(160.0, 1.0, sm_clock=1.1e9).doubts == (Doubt(DoubtCause.CLOCKS, ("a", "c"), clocks_hz=(1.9e9, 1.1e9)),)
     assert third(190.0, 1.0, ["throttled"], sm_clock=1.1e9).verdict == "clear", "its lead is larger"
     assert third(190.0, 1.0, ["throttled"]).verdict == "clear", "its clock is not known"
 
@@ -143,7 +144,7 @@ def test_a_case_behind_the_second_may_be_the_fastest_at_the_same_clock() -> None
 def test_a_noisy_time_without_an_interval_makes_the_win_inconclusive() -> None:
     rows = [metric_row("impl=a", "time", 1.0), metric_row("impl=b", "time", 9.0)]
     (shape,) = only(tables([case_row("impl=a", flags=["noisy"])], metrics=rows)).shapes
-    assert shape.win is not None and shape.win.doubts == (FlaggedTime("a", ("noisy",), lacks_interval=True),)
+    assert shape.win is not None and shape.win.doubts == (Doubt(DoubtCause.NO_INTERVAL, ("a",), ("noisy",)),)
 
 
 @pytest.mark.parametrize("is_winner", [True, False])
@@ -151,7 +152,7 @@ def test_a_noisy_time_of_too_few_samples_makes_no_winner_although_it_has_an_inte
     both = ["noisy", "too_few_samples"]
     found = win(both, []) if is_winner else win([], both)
     assert found.verdict == "inconclusive"
-    assert found.doubts == (FlaggedTime("a" if is_winner else "b", tuple(both)),)
+    assert found.doubts == (Doubt(DoubtCause.FLAGGED, ("a" if is_winner else "b",), tuple(both)),)
 
 
 def test_a_winner_that_is_noisy_and_has_fewer_samples_than_requested_is_not_called_the_fastest() -> None:

@@ -38,12 +38,12 @@ from profpipe.analysis.findings.phases import PhaseWork
 from profpipe.analysis.findings.workloads import (
     Axes,
     CaseResult,
+    DoubtCause,
     Findings,
     Iteration,
     Limit,
     Shape,
     SwitchCost,
-    Unreliability,
     WorkloadFindings,
 )
 from profpipe.analysis.kernel_breakdown import PREFERENCE
@@ -67,10 +67,10 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         study_tables.fill_studies(run.pipeline.get(part) or (), workloads, results_on) for part in ("tables", "plots")
     )
     duplicates = duplicate_cases.find_duplicates(workloads)
-    unreliable = {(u.workload, case): Unreliability.NO_KERNELS for u in unseen for case in u.cases}
-    unreliable |= {(e.workload, e.case): Unreliability.WRONG_KERNELS for e in expectations if not e.is_met}
+    unreliable = {(u.workload, case): DoubtCause.NO_KERNELS for u in unseen for case in u.cases}
+    unreliable |= {(e.workload, e.case): DoubtCause.WRONG_KERNELS for e in expectations if not e.is_met}
     contradicted = [timed for pair in duplicates for timed in (pair.longer, pair.shorter)]
-    unreliable |= {(timed.workload, timed.case): Unreliability.CONTRADICTED for timed in contradicted}
+    unreliable |= {(timed.workload, timed.case): DoubtCause.CONTRADICTED for timed in contradicted}
     return Findings(
         workloads=tuple(
             _workload(data, run, {case: why for (name, case), why in unreliable.items() if name == data.name})
@@ -105,7 +105,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
 
 
-def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, Unreliability]) -> WorkloadFindings:
+def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause]) -> WorkloadFindings:
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
     targets = (declared.get("ncu") or {}).get("targets") or {}
@@ -209,7 +209,7 @@ def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[
 
 
 def _shapes(
-    cases: Mapping[str, CaseResult], data: WorkloadData, unreliable: Mapping[str, Unreliability]
+    cases: Mapping[str, CaseResult], data: WorkloadData, unreliable: Mapping[str, DoubtCause]
 ) -> Iterator[Shape]:
     by_shape: dict[Axes, list[CaseResult]] = {}
     for case in cases.values():

@@ -17,19 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from profpipe.analysis.findings.workloads import (
-    CaseResult,
-    ClockDifference,
-    Doubt,
-    FlaggedTime,
-    NoAccurateResult,
-    PossiblyFaster,
-    SingleSample,
-    Unreliability,
-    UnreliableCase,
-    Win,
-    WinVerdict,
-)
+from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, Win, WinVerdict
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PROCESS_WALL
 
@@ -42,15 +30,16 @@ _SCATTERED = (Flag.NOISY, Flag.TOO_FEW_SAMPLES)
 _DIFFERENT_CLOCKS = 1.02
 
 
-def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, Unreliability]) -> Win | None:
+def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, DoubtCause]) -> Win | None:
     """Return the win among ``cases`` of one shape; ``unreliable`` gives cases that did not run as expected."""
-    timed = sorted((c for c in cases if c.time), key=lambda c: c.time.ns if c.time else 0.0)
+    timed = sorted((case for case in cases if case.time), key=lambda case: case.ns or 0.0)
     if not timed:
         return None
     eligible = [case for case in timed if not case.is_disqualified]
     if not eligible:
         flags = tuple(dict.fromkeys(case.accuracy.mark for case in timed if case.accuracy))
-        doubt = NoAccurateResult(flags[0], has_others=len(timed) > 1, is_same=len(flags) == 1)
+        cause = DoubtCause.NOT_COMPARED if flags == (Flag.UNCHECKED,) else DoubtCause.INACCURATE
+        doubt = Doubt(cause, tuple(case.variant for case in timed), flags[:1])
         return Win(timed[0], next(iter(timed[1:]), None), WinVerdict.INCONCLUSIVE, (doubt,))
     best, *others = eligible
     disqualified = tuple(timed[: timed.index(best)])
@@ -74,22 +63,23 @@ def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, Unreliability]) 
     return Win(best, second, WinVerdict.INCONCLUSIVE if doubts else WinVerdict.CLEAR, doubts, disqualified)
 
 
-def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[str, Unreliability]) -> Iterator[Doubt]:
+def _unusable_times(best: CaseResult, second: CaseResult, unreliable: Mapping[str, DoubtCause]) -> Iterator[Doubt]:
     """Yield why the two times cannot be compared at all."""
     for case in (best, second):
         if case.id in unreliable:
-            yield UnreliableCase(case.variant, unreliable[case.id])
-    yield from (SingleSample(c.variant) for c in (best, second) if c.time and c.time.n == 1 and not c.time.interval)
+            yield Doubt(unreliable[case.id], (case.variant,))
+    single = [c for c in (best, second) if c.time and c.time.n == 1 and not c.time.interval]
+    yield from (Doubt(DoubtCause.ONE_SAMPLE, (case.variant,)) for case in single)
     for case, fatal in ((best, (*_SHARED_GPU, Flag.ABOVE_PEAK)), (second, _SHARED_GPU)):
         yield from _flagged(case, fatal)
 
 
-def _flagged(case: CaseResult, flags: Iterable[Flag], lacks_interval: bool = False) -> Iterator[FlaggedTime]:
+def _flagged(case: CaseResult, flags: Iterable[Flag], cause: DoubtCause = DoubtCause.FLAGGED) -> Iterator[Doubt]:
     if found := tuple(flag for flag in flags if flag in case.marks):
-        yield FlaggedTime(case.variant, found, lacks_interval)
+        yield Doubt(cause, (case.variant,), found)
 
 
-def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator[PossiblyFaster]:
+def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator[Doubt]:
     """Yield the cases that waited for another process and whose own time may be lower than the best one.
 
     The loop around such a call gives an upper bound of its time. Above twice the best time, the flush of the cache
@@ -98,7 +88,7 @@ def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator
     upper = 2 * best.time.ns if best.time else 0.0
     waited = [c.variant for c in others if Flag.WAITED in c.marks and c.values.get("loop_wall", 0.0) < upper]
     if waited:
-        yield PossiblyFaster(tuple(waited))
+        yield Doubt(DoubtCause.MAY_BE_FASTER, tuple(waited))
 
 
 def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
@@ -107,7 +97,7 @@ def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
         is_timed = "time" in case.values or PROCESS_WALL in case.values
         lacks_interval = is_timed and (case.time is None or case.time.interval is None)
         if lacks_interval or set(_SCATTERED) <= set(case.marks):
-            yield from _flagged(case, _SCATTERED, lacks_interval)
+            yield from _flagged(case, _SCATTERED, DoubtCause.NO_INTERVAL if lacks_interval else DoubtCause.FLAGGED)
 
 
 def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
@@ -119,7 +109,7 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
     flagged = [doubt for case in (best, other) for doubt in _flagged(case, _CLOCKS)]
     yield from flagged
     if not flagged and clocks and clocks[0] > _DIFFERENT_CLOCKS * clocks[1]:
-        yield ClockDifference(best.variant, other.variant, *clocks)
+        yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks)
 
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:

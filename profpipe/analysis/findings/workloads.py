@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 from profpipe.analysis.findings.agreement import Agreement
 from profpipe.analysis.findings.kernels import Counters, KernelRow, Phase
@@ -240,64 +240,29 @@ class WinVerdict(str, Enum):
     UNOPPOSED = "unopposed"  # no other case has a time
 
 
-class Unreliability(str, Enum):
-    """Why a case's time is not the time of what the pipeline file asks for."""
+class DoubtCause(str, Enum):
+    """Why the lowest time is not called the fastest. The first three are about what a case ran."""
 
     NO_KERNELS = "no_kernels"  # a profiler saw no kernel of the case
     WRONG_KERNELS = "wrong_kernels"  # kernels of another family ran
     CONTRADICTED = "contradicted"  # the same case took a different time in another workload
+    NOT_COMPARED = "not_compared"  # no result was compared with the reference
+    INACCURATE = "inaccurate"  # no case is accurate; the flag is that of the lowest time
+    FLAGGED = "flagged"  # flags of the case could have made the lead
+    NO_INTERVAL = "no_interval"  # the same, and its time has no 95 % interval
+    ONE_SAMPLE = "one_sample"  # how far the time varies is unknown
+    MAY_BE_FASTER = "may_be_faster"  # the cases waited for another process: their own times may be lower than the best
+    CLOCKS = "clocks"  # the SM clocks of two cases, in Hz, could explain the lead of the first
 
 
 @dataclass(frozen=True)
-class UnreliableCase:
-    variant: str
-    cause: Unreliability
+class Doubt:
+    """A reason why the lowest time is not called the fastest, and the cases, flags and clocks that it is about."""
 
-
-@dataclass(frozen=True)
-class NoAccurateResult:
-    """No case is accurate. ``flag`` is that of the lowest time; ``is_same`` if all cases have it."""
-
-    flag: str
-    has_others: bool
-    is_same: bool
-
-
-@dataclass(frozen=True)
-class FlaggedTime:
-    """Flags of one case could have made the lead."""
-
-    variant: str
-    flags: tuple[str, ...]
-    lacks_interval: bool = False
-
-
-@dataclass(frozen=True)
-class PossiblyFaster:
-    """Cases that waited for another process: their own times may be lower than the best."""
-
+    cause: DoubtCause
     variants: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ClockDifference:
-    """SM clocks in Hz that could explain the lead of the best case over ``other``."""
-
-    best: str
-    other: str
-    best_hz: float
-    other_hz: float
-
-
-@dataclass(frozen=True)
-class SingleSample:
-    """The time of a case is one sample, so how far it varies is unknown."""
-
-    variant: str
-
-
-#: A reason why the lowest time is not called the fastest.
-Doubt: TypeAlias = "UnreliableCase | NoAccurateResult | FlaggedTime | PossiblyFaster | ClockDifference | SingleSample"
+    flags: tuple[str, ...] = ()
+    clocks_hz: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

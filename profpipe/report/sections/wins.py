@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from profpipe.analysis.findings.workloads import (
-    ClockDifference,
-    Doubt,
-    FlaggedTime,
-    NoAccurateResult,
-    PossiblyFaster,
-    SingleSample,
-    Unreliability,
-    Win,
-)
-from profpipe.measure.flags import Flag
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Win
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names
 from profpipe.report.units import Unit
@@ -20,10 +10,13 @@ from profpipe.report.units import Unit
 #: Names of tied cases in a sentence; more are counted.
 MOST_NAMES = 2
 
-_UNRELIABLE = {
-    Unreliability.NO_KERNELS: "the profiler recorded no kernel of {}",
-    Unreliability.WRONG_KERNELS: "{} did not run the kernels it should",
-    Unreliability.CONTRADICTED: "{} took a different time in another workload",
+#: By cause a sentence about the cases.
+_DOUBTS = {
+    DoubtCause.NO_KERNELS: "the profiler recorded no kernel of {}",
+    DoubtCause.WRONG_KERNELS: "{} did not run the kernels it should",
+    DoubtCause.CONTRADICTED: "{} took a different time in another workload",
+    DoubtCause.ONE_SAMPLE: "{} has a single sample of unknown spread",
+    DoubtCause.MAY_BE_FASTER: "{} waited for another process and may be faster",
 }
 
 _MHZ = Unit("MHz", 1e6)
@@ -37,23 +30,19 @@ def tied_names(win: Win) -> doc.Text:
 
 def doubt_text(doubt: Doubt) -> doc.Text:
     """Return why the lowest time is not called the fastest."""
-    if isinstance(doubt, NoAccurateResult):
-        if doubt.is_same and doubt.flag == Flag.UNCHECKED:
+    cases, flags = [doc.Code(variant) for variant in doubt.variants], " and ".join(doubt.flags)
+    match doubt.cause:
+        case DoubtCause.NOT_COMPARED:
             return "no result was compared with the reference"
-        return f"its result is {doubt.flag}" + (", and no other is accurate" if doubt.has_others else "")
-    if isinstance(doubt, FlaggedTime):
-        end = " and has no 95 % interval" if doubt.lacks_interval else ""
-        return fill(f"{{}} is {' and '.join(doubt.flags)}{end}", doc.Code(doubt.variant))
-    if isinstance(doubt, PossiblyFaster):
-        return fill("{} waited for another process and may be faster", doc.join(list(map(doc.Code, doubt.variants))))
-    if isinstance(doubt, ClockDifference):
-        best, other = (doc.Number(hz, _MHZ) for hz in (doubt.best_hz, doubt.other_hz))
-        return fill(
-            "the GPU ran at {} for {} and at {} for {}", best, doc.Code(doubt.best), other, doc.Code(doubt.other)
-        )
-    if isinstance(doubt, SingleSample):
-        return fill("{} has a single sample of unknown spread", doc.Code(doubt.variant))
-    return fill(_UNRELIABLE[doubt.cause], doc.Code(doubt.variant))
+        case DoubtCause.INACCURATE:
+            return f"its result is {flags}" + (", and no other is accurate" if len(cases) > 1 else "")
+        case DoubtCause.FLAGGED | DoubtCause.NO_INTERVAL:
+            end = " and has no 95 % interval" if doubt.cause is DoubtCause.NO_INTERVAL else ""
+            return fill(f"{{}} is {flags}{end}", *cases)
+        case DoubtCause.CLOCKS:
+            best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
+            return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
+    return fill(_DOUBTS[doubt.cause], doc.join(cases))
 
 
 def doubt_of(win: Win) -> doc.Text:
