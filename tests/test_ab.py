@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report import render
 from profpipe.report.markdown import Markdown
-from profpipe.results import schema, store
-from profpipe.results.manifest import Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results import database, schema, store
+from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
+from profpipe.results.manifest import Machine as RunMachine
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
 from profpipe.runner import checkout, pair_session, sides
 from profpipe.runner.sides import Spec, SpecKind
@@ -178,6 +180,14 @@ def test_an_inconclusive_case_passes_a_gate_that_it_is_clearly_below():
     assert pairs.analyze(tables_of(noisy), run_of(8)).gate is Gate.PASSED
 
 
+def test_a_case_that_is_the_same_within_a_wide_floor_does_not_pass_a_narrow_gate():
+    wide = {"w": {"c": 0.05}}
+    data = tables_of({"c": around(1, spread=4)})
+    assert pairs.analyze(data, run_of(6, spreads=wide)).gate is Gate.PASSED
+    found = pairs.analyze(data, run_of(1, spreads=wide))
+    assert (found.cases[0].judgement.verdict, found.gate) == (Verdict.SAME, Gate.UNDECIDED)
+
+
 def test_only_what_fails_twice_fails_the_gate():
     once = tables_of({"a": around(3)})
     assert pairs.choose_again(once, run_of(2)) == {("w", "a")}
@@ -203,6 +213,31 @@ def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
     assert pairs.analyze(tables_of({"c": around(-5)}, inaccurate=[("c", "B")]), run_of(1)).gate is Gate.FAILED
     both = tables_of({"c": around(-5)}, inaccurate=[("c", "A"), ("c", "B")])
     assert pairs.analyze(both, run_of(1)).gate is Gate.PASSED
+
+
+def machine(driver="580.1"):
+    return RunMachine(gpus=(Gpu("NVIDIA H200", driver=driver),))
+
+
+def test_a_known_spread_between_processes_raises_the_floor_of_its_case():
+    wide = {"c": around(2), "d": around(2)}
+    found = pairs.analyze(tables_of(wide), run_of(spreads={"w": {"c": 0.03, "d": 0.004}}))
+    assert [case.judgement.verdict for case in found.cases] == [Verdict.SAME, Verdict.SLOWER]
+    assert [case.judgement.floor for case in found.cases] == [0.03, 0.01]
+
+
+def test_the_spread_of_a_a_pairs_is_kept_for_the_gpu_and_its_driver(tmp_path):
+    run = replace(run_of(is_aa=True), machine=machine())
+    assert database.read_spreads(tmp_path, run) == {}
+    for name, spread in (("one", 0.01), ("two", 0.03)):
+        database.store_spreads(tmp_path, name, run, [("w", "c", 8, spread), ("w", "d", 8, 0.02)])
+    database.store_spreads(tmp_path, "two", run, [("w", "c", 24, 0.03)])
+    known = database.read_spreads(tmp_path, run)
+    # The pooled standard deviation: 8 pairs of 1 % and 24 of 3 %.
+    assert known["w"]["c"] == pytest.approx(math.sqrt((8 * 0.01**2 + 24 * 0.03**2) / 32))
+    assert known["w"]["d"] == pytest.approx(0.02)
+    assert database.read_spreads(tmp_path, replace(run, machine=machine(driver="590.2"))) == {}
+    assert database.read_spreads(tmp_path, replace(run, name="other")) == {}
 
 
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):
@@ -375,6 +410,19 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     # The order is drawn: some pairs begin with A, others with B.
     firsts = [job.folder[-1] for job in run.jobs[::2]]
     assert {"A", "B"} == set(firsts)
+
+
+@pytest.mark.slow
+def test_an_a_a_run_is_the_floor_of_later_runs(project):
+    done = ab(project, "--aa", "--pairs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Both sides are the same, 2 cases: 0 slower" in done.stdout
+    first = pairs.analyze(*loaded(project))
+    (project / "out" / "latest").unlink()
+    assert ab(project, "--b", "env:EXTRA=1", "--pairs", "1").returncode == 0
+    _, run = loaded(project)
+    expected = {case: spread for _, case, _, spread in pairs.spreads(first)}
+    assert run.ab.spreads == {"sums": pytest.approx(expected)}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from profpipe.analysis import signed_rank, verdict
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import Status
 from profpipe.results import schema
-from profpipe.results.manifest import Manifest, Undecided
+from profpipe.results.manifest import Manifest, PairsEntry, Undecided
 from profpipe.results.schema import Tables, Verdict
 
 #: The times that can be compared, the better one first.
@@ -109,7 +109,7 @@ class PairFindings:
 def analyze(data: Tables, run: Manifest) -> PairFindings:
     """Return the verdicts of an `ab` run. Pairs of which one process is missing or failed do not count."""
     assert run.ab is not None
-    cases = tuple(_cases(data, run.ab.pairs))
+    cases = tuple(_cases(data, run.ab))
     percent = run.ab.gate
     judged = [each for case in cases for each in (case.judgement,) if each]
     return PairFindings(
@@ -128,8 +128,17 @@ def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
     if run.ab.gate is None:
         return set()
     first = data.metrics[_pair_numbers(data.metrics["subject"]) <= run.ab.pairs]
-    timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab.pairs) if not case.failure)
+    timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab) if not case.failure)
     return {(case.workload, case.case) for case in timed if _is_too_slow(case, run.ab.gate)}
+
+
+def spreads(findings: PairFindings) -> list[tuple[str, str, int, float]]:
+    """Return (workload, case, pairs, spread) of the cases of an A-A run."""
+    return [
+        (case.workload, case.case, len(case.log_ratios), verdict.spread(case.log_ratios))
+        for case in findings.cases
+        if case.judgement
+    ]
 
 
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
@@ -151,8 +160,9 @@ _FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_m
 # --- cases -----------------------------------------------------------------------------------------------------------
 
 
-def _cases(data: Tables, block: int) -> Iterator[CaseVerdict]:
-    """Yield the cases in the order of the table; pairs up to ``block`` are the first block."""
+def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
+    """Yield the cases in the order of the table. Pairs beyond the requested number are the second block."""
+    block = settings.pairs
     failures = _failures(data)
     times = _times(data)
     inaccurate = data.metrics[data.metrics["metric"] == "inaccurate"]
@@ -166,6 +176,7 @@ def _cases(data: Tables, block: int) -> Iterator[CaseVerdict]:
         fresh = {number: pair for number, pair in both.items() if number > block}
         counted = fresh or both
         first = _log_ratios({number: pair for number, pair in both.items() if number <= block})
+        floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
         failure = failures.get(key)
         # One process that crashed makes the times of the others doubtful.
         ratios = [] if failure and _is_own_failure(failure) else _log_ratios(counted)
@@ -175,8 +186,8 @@ def _cases(data: Tables, block: int) -> Iterator[CaseVerdict]:
             metric,
             a_ns=_median([pair["A"] for pair in counted.values()]),
             b_ns=_median([pair["B"] for pair in counted.values()]),
-            judgement=verdict.judge(ratios) if ratios else None,
-            first=verdict.judge(first) if fresh and first else None,
+            judgement=verdict.judge(ratios, floor) if ratios else None,
+            first=verdict.judge(first, floor) if fresh and first else None,
             log_ratios=tuple(ratios),
             failure=failure,
             is_newly_inaccurate=sides.get(key) == {"B"},
@@ -233,8 +244,9 @@ def _pair_numbers(subjects: pd.Series[str]) -> pd.Series[int]:
 def _gate(case: CaseVerdict, percent: float) -> Gate:
     """Return what a case means for a gate of ``percent``.
 
-    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where the
-    one-sided signed-rank test says at 5 % that B is slower by less than the gate.
+    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where B is
+    FASTER, SLOWER by less, or SAME with a floor below the gate, and where the one-sided signed-rank test says at 5 %
+    that B is slower by less than the gate.
     """
     if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone and _is_own_failure(case.failure)):
         return Gate.FAILED
@@ -242,7 +254,8 @@ def _gate(case: CaseVerdict, percent: float) -> Gate:
         return Gate.UNDECIDED
     if _is_too_slow(case, percent):
         return Gate.FAILED
-    if case.judgement.verdict is not Verdict.INCONCLUSIVE and case.judgement.percent <= percent:
+    kind, is_fine = case.judgement.verdict, 100 * case.judgement.floor <= percent
+    if kind in (Verdict.FASTER, Verdict.SLOWER) or (kind is Verdict.SAME and is_fine):
         return Gate.PASSED
     limit = math.log1p(percent / 100)
     less = signed_rank.p_values([value - limit for value in case.log_ratios])[0]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe import profilers
+from profpipe.analysis import pairs
 from profpipe.commands import rendering
 from profpipe.config import yaml
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError
@@ -83,6 +84,9 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
 def _remember(run: Session) -> None:
     try:
         database.store_run(run.request.out, run.folder, run.data, run.manifest)
+        if run.manifest.ab is not None and run.manifest.ab.is_aa and run.manifest.ended:
+            spreads = pairs.spreads(pairs.analyze(run.data, run.manifest))
+            database.store_spreads(run.request.out, run.folder.name, run.manifest, spreads)
     except ConfigError as error:
         # The run itself is complete.
         print(f"profpipe: {error} This run is not in the history; its folder is complete.", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,44 @@ group by m.rowid
 having coalesce(sum(c.status in ({failed})), 0) = 0
 order by m.workload, m."case", r.started, r.run
 """
+
+
+#: How far pairs of the same code lie apart in each A-A run: the noise that a difference must exceed.
+_SPREADS = "spreads"
+
+#: The variance of all pairs of a case, each run with the weight of its pairs.
+_READ_SPREADS = """
+select workload, "case", sum(pairs * spread * spread) / sum(pairs) as variance
+from spreads where name = ? and device = ? and driver = ?
+group by workload, "case"
+"""
+
+
+def store_spreads(out: Path, run: str, manifest: Manifest, spreads: Iterable[tuple[str, str, int, float]]) -> None:
+    """Store the spreads of an A-A run, in place of earlier ones of the run.
+
+    ``spreads`` are (workload, case, pairs, spread as a ratio minus 1). They hold for this pipeline, GPU and driver.
+    """
+    device, driver = manifest.device
+    key = {"run": run, "name": manifest.name, "device": device, "driver": driver}
+    names = ("workload", "case", "pairs", "spread")
+    with _open(out / FILE) as database, database.conn:
+        database[_SPREADS].upsert_all(
+            ({**key, **dict(zip(names, row, strict=True))} for row in spreads), pk=("run", "workload", "case")
+        )
+
+
+def read_spreads(out: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
+    """Return by workload and case how far pairs of the same code lie apart, by A-A runs on this GPU and driver."""
+    path = out / FILE
+    found: dict[str, dict[str, float]] = {}
+    if not path.is_file():
+        return found
+    with _open(path) as database:
+        if database[_SPREADS].exists():
+            for row in database.query(_READ_SPREADS, [manifest.name, *manifest.device]):
+                found.setdefault(row["workload"], {})[row["case"]] = math.sqrt(row["variance"])
+    return found
 
 
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:

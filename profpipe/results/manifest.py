@@ -194,7 +194,8 @@ class PairsEntry:
     """The settings of an `ab` run. ``pairs`` is the number of pairs of the first block.
 
     ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
-    are the same.
+    are the same. ``spreads`` has by workload and case how far pairs of the same code lie apart on this machine, as a
+    ratio minus 1, where earlier A-A runs measured it.
     """
 
     a: SideEntry = SideEntry()
@@ -204,6 +205,7 @@ class PairsEntry:
     gate: float | None = None
     undecided: Undecided = Undecided.REPORT
     is_aa: bool = False
+    spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,13 @@ class Manifest:
     is_run: bool = True
     #: Set for an `ab` run only.
     ab: PairsEntry | None = None
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """The names of the GPUs and their driver; without a GPU, the CPU."""
+        gpus = self.machine.gpus or ()
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+        return names or self.machine.cpu, next((gpu.driver for gpu in gpus if gpu.driver), "")
 
     def jobs_of(self, workload: str) -> list[JobEntry]:
         return [job for job in self.jobs if job.workload == workload]

@@ -26,7 +26,7 @@ from profpipe.ingest import registry
 from profpipe.job import Case, Job, ProgressListener, Status
 from profpipe.measure import machine as machine_info
 from profpipe.measure.flags import Flag
-from profpipe.results import atomic, folders, manifest, schema, store
+from profpipe.results import atomic, database, folders, manifest, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, executor, fingerprint, plan, session, sides
@@ -110,7 +110,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
         planned=planned,
         secrets=request.secrets,
     )
-    begun = replace(begun, ab=settings)
+    begun = replace(begun, ab=replace(settings, spreads=database.read_spreads(request.out, begun)))
 
     def fill(folder: Path) -> None:
         request.save(folder)

@@ -130,7 +130,7 @@ def verdicts(findings: PairFindings) -> doc.Section:
             "A, B: median over processes of their median times"
             f"{', of whole processes' if any(c.metric == PROCESS_WALL for c in cases) else ''}. B - A: Hodges-Lehmann"
             " estimate over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest"
-            " difference that counts."
+            f" difference that counts, {100 * verdict.LEAST_FLOOR:g} % or the known spread of A-A pairs."
         )
         if cases
         else None,
