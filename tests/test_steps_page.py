@@ -184,6 +184,12 @@ def test_cases_of_which_only_some_have_steps_are_not_compared_by_kernels() -> No
     assert fast.time is not None and fast.breakdown is not None and fast.speedup is None
 
 
+def test_a_process_without_a_rank_is_rank_0() -> None:
+    rows = [step_row("", n, 10e6, "plain", rank=None) for n in range(6)]
+    workload = only((step_tables([case_row("")], metrics=step_metrics("", 10e6, "plain"), steps=rows), COMPILED))
+    assert [rank.rank for rank in steps_of(workload).ranks] == [0]
+
+
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 

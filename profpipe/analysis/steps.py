@@ -107,7 +107,8 @@ class _Case:
         if profiler is None:
             return None
         own = self.steps[self.steps["profiler"] == profiler]
-        own = own.sort_values(["rank", "start_ns", "step"], kind="stable")
+        # A single process may not know its rank.
+        own = own.assign(rank=own["rank"].fillna(0)).sort_values(["rank", "start_ns", "step"], kind="stable")
         steady = own[own["state"] == StepState.STEADY.value]
         numbers = self.index.step_numbers.get((self.id, profiler), {})
         by_rank = own.groupby("rank")["state"].value_counts().unstack(fill_value=0)
