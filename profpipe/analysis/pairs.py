@@ -244,8 +244,8 @@ def _pair_numbers(subjects: pd.Series[str]) -> pd.Series[int]:
 def _gate(case: CaseVerdict, percent: float) -> Gate:
     """Return what a case means for a gate of ``percent``.
 
-    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where B is
-    FASTER, SLOWER by less, or SAME with a floor below the gate, and where the one-sided signed-rank test says at 5 %
+    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where B
+    is FASTER, SLOWER by less, or SAME with a floor below the gate, and where the one-sided signed-rank test says at 5 %
     that B is slower by less than the gate.
     """
     if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone and _is_own_failure(case.failure)):
