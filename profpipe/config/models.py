@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from profpipe.config.yaml import as_list
-from profpipe.job import Scalar
+from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
 
 ProfilerName = Literal["plain", "torch", "nsys", "ncu", "rocprof"]
@@ -61,6 +61,20 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 _TIMEOUT = "seconds without a next case or the end of the job after which the process and its children are killed"
 _CASE_TIMEOUT = "seconds after which a case, or one round of it, is killed; the others continue in a new process"
+
+
+def _read_flag(flag: object) -> object:
+    """Return the words by value: ``--compile`` alone is the word for true."""
+    if isinstance(flag, str):
+        return {"true": [flag], "false": []}
+    if not isinstance(flag, Mapping):
+        return flag
+    words = {as_text(value) if not isinstance(value, str) else value: word for value, word in flag.items()}
+    return {value: [] if word is None else word for value, word in words.items()}
+
+
+#: By value of a parameter, the words of a command that stand for it.
+Flag = Annotated[Mapping[str, Annotated[tuple[str, ...], BeforeValidator(as_list)]], BeforeValidator(_read_flag)]
 
 
 class _Model(BaseModel):
@@ -201,6 +215,11 @@ class Workload(Settings):
     command: tuple[str, ...] | None = Field(
         None, description="argument list; {name} becomes the parameter of that name"
     )
+    flag: Mapping[str, Flag] = Field(
+        {},
+        description="words of the command for the values of a parameter: {compile: {true: --compile, false: null}}, or "
+        "short {compile: --compile}; {compile} in the command becomes these words",
+    )
     cwd: str | None = Field(
         None, description="working folder of the command, relative to this file; without it the folder of this file"
     )
@@ -239,6 +258,8 @@ class Workload(Settings):
         changed = [name for name in OF_COMMANDS if getattr(self, name) != type(self).model_fields[name].default]
         if self.command is None and changed:
             raise ValueError(f"'{changed[0]}' is for a 'command'. A 'script' has iterations instead of steps")
+        if self.flag and self.command is None:
+            raise ValueError("'flag' is for a 'command'. A script gets the parameter itself in build(params)")
         if self.processes > 1 and self.command is not None:
             raise ValueError("'processes' is for a 'script'. Let the command start its own: [torchrun, ..., train.py]")
         if self.processes > 1 and self.timing.mode != "eager":

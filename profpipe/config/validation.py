@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 from profpipe import plugins
 from profpipe.config import study_validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Workload
-from profpipe.config.workload_files import declared_params, script_path
-from profpipe.config.yaml import shown
+from profpipe.config.workload_files import declared_params, find_build_problem, script_path
+from profpipe.config.yaml import line_of, shown
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.job import Scalar, as_text
 
@@ -36,13 +36,16 @@ _PLAIN_WORDS: Final = {
 }
 
 
-#: (path in the file, what is wrong, remedy).
-Mistake = tuple[str, str, str]
+#: (path in the file, what is wrong, remedy[, line in the file]).
+Mistake = tuple[str, str, str] | tuple[str, str, str, int | None]
 
 
 def as_error(where: str, mistakes: Sequence[Mistake]) -> ConfigError:
     """Return one error with a line for each mistake in the file ``where``."""
-    first, *rest = [ConfigError(f"{where}: {at}" if at else where, what, remedy) for at, what, remedy in mistakes]
+    first, *rest = [
+        ConfigError(": ".join(filter(None, [f"{where}:{line[0]}" if any(line) else where, at])), what, remedy)
+        for at, what, remedy, *line in mistakes
+    ]
     if rest:
         first.args = ("\n".join(str(error) for error in (first, *rest)),)
     return first
@@ -54,7 +57,7 @@ def form_mistakes(error: ValidationError) -> list[Mistake]:
     A mistake that a workload has only from `defaults` is returned once.
     """
     mistakes = list(dict.fromkeys(map(_explain, error.errors(include_url=False))))
-    shared = {(at.removeprefix("defaults."), what) for at, what, _ in mistakes if at.startswith("defaults.")}
+    shared = {(at.removeprefix("defaults."), what) for at, what, *_ in mistakes if at.startswith("defaults.")}
     return [m for m in mistakes if (re.sub(r"^workloads\.[^.]+\.", "", m[0]), m[1]) not in shared]
 
 
@@ -133,7 +136,9 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
     if workload.cwd is not None and not (path.resolve().parent / workload.cwd).resolve().is_dir():
         yield f"{at}.cwd", f"there is no folder '{workload.cwd}'.", f"It is relative to {path.resolve().parent}."
     yield from _of_one_name(at, workload)
-    yield from _in_command(f"{at}.command", workload)
+    if workload.command is not None:
+        yield from _in_command(name, workload, path)
+        yield from _in_flags(f"{at}.flag", workload)
     axes = set(workload.matrix)
     baseline = (workload.baseline or {},)
     for part, points in (("exclude", workload.exclude), ("include", workload.include), ("baseline", baseline)):
@@ -161,24 +166,53 @@ def _values(workload: Workload, axis: str) -> list[Scalar]:
     return [*workload.matrix.get(axis, ()), *(point[axis] for point in workload.include if axis in point)]
 
 
-def _in_command(at: str, workload: Workload) -> Iterator[Mistake]:
-    """Yield the placeholders in a command that are not parameters.
+def _in_command(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
+    """Yield the placeholders in a command and its ``env`` that are not parameters, and the axes without a placeholder.
 
     Other braces belong to the command (JSON, awk's ``{print}``). If an axis is not used at all, so that its cases would
     all be the same, braces as the value of an option count as a placeholder.
     """
-    command, known = " ".join(workload.command or ()), {*workload.matrix, *workload.params}
+    at, command = f"workloads.{name}.command", " ".join(workload.command or ())
+    known = {*workload.matrix, *workload.params}
     texts = " ".join((command, *workload.env.values()))
-    unused = next((axis for axis in workload.matrix if f"{{{axis}}}" not in texts), None)
+    unused = [axis for axis in _varying(workload) if f"{{{axis}}}" not in texts]
     of_options = {word for pair in itertools.pairwise(workload.command or ()) for word in _option_values(*pair)}
-    for word in dict.fromkeys(re.findall(r"\{([A-Za-z_]\w*)\}", command)):
+    has_unknown = False
+    for word in dict.fromkeys(re.findall(r"\{([A-Za-z_]\w*)\}", texts)):
         if word in known:
             continue
         if (remedy := did_you_mean(word, known)).startswith("Did you mean"):
-            yield at, f"there is no parameter '{word}'.", remedy
-        elif unused is not None and word in of_options:
-            what = f"there is no parameter '{word}', and the axis '{unused}' is used nowhere."
-            yield at, what, f"Write {{{unused}}} where its value belongs, or take it out of the matrix."
+            place = at if f"{{{word}}}" in command else f"workloads.{name}.env"
+            yield place, f"there is no parameter '{word}'.", remedy
+            has_unknown = True
+        elif unused and word in of_options:
+            what = f"there is no parameter '{word}', and the axis '{unused[0]}' is used nowhere."
+            yield at, what, f"Write {{{unused[0]}}} where its value belongs, or take it out of the matrix."
+            has_unknown = True
+    for axis in () if has_unknown else unused:
+        part = "matrix" if axis in workload.matrix else "include"
+        what = f"the command never uses '{axis}', so its values would be the same case."
+        remedy = f"Write {{{axis}}} where its value belongs. To repeat a case, set `repeats: 5`."
+        line = line_of(path, "workloads", name, part, axis) or line_of(path, "workloads", name, part)
+        yield f"workloads.{name}.{part}.{axis}", what, remedy, line
+
+
+def _varying(workload: Workload) -> list[str]:
+    """Return the names whose values make the cases."""
+    return list(dict.fromkeys([*workload.matrix, *(axis for point in workload.include for axis in point)]))
+
+
+def _in_flags(at: str, workload: Workload) -> Iterator[Mistake]:
+    """Yield the flags that no parameter has, and the values that have no words."""
+    known = {*_varying(workload), *workload.params}
+    for name, words in workload.flag.items():
+        if name not in known:
+            yield f"{at}.{name}", "is no parameter of this workload.", did_you_mean(name, known)
+            continue
+        values = [*_values(workload, name), *([workload.params[name]] if name in workload.params else [])]
+        for value in dict.fromkeys(as_text(value) for value in values if as_text(value) not in words):
+            what = f"has no words for {name}={value}."
+            yield f"{at}.{name}", what, f"Write {{{value}: --option, ...}}, or {{{value}: null}} for no word."
 
 
 def _in_env_of_script(at: str, workload: Workload) -> Iterator[Mistake]:
@@ -205,8 +239,15 @@ def _in_script(at: str, workload: Workload, script: str, path: Path) -> Iterator
         return
     try:
         declared = declared_params(found)
+        problem = find_build_problem(found)
     except (SyntaxError, ValueError) as error:
         yield f"{at}.script", f"{shown(found)}: {error}.", "PARAMS must be a literal dict of names and defaults."
+        return
+    if problem is not None:
+        place = f"{shown(found)}:{problem.line}" if problem.line else shown(found)
+        remedy = f"Define build(params), or run the file as a program: command: [python, {script}]"
+        line = line_of(path, "workloads", at.removeprefix("workloads."), "script")
+        yield f"{at}.script", f"{place} {problem.what}.", remedy, line
         return
     if declared is None:
         return

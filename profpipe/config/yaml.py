@@ -93,6 +93,22 @@ def _check_ends(node: Any, where: str, path: tuple[str, ...] = (), around: tuple
         _check_ends(child, where, (*path, str(key)), (*around, id(node)))
 
 
+def line_of(path: Path, *keys: str) -> int | None:
+    """Return the line of a key in the file ``path``, from 1; None where it is not written there."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, yaml.YAMLError):
+        return None
+    line = None
+    for key in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next(((name, value) for name, value in pairs if name.value == key), None)
+        if found is None:
+            return None
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line
+
+
 def shown(path: Path) -> str:
     """Return a path as the user would type it: relative to the current folder if it is below it."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -93,11 +93,12 @@ def _in_rounds(jobs: Sequence[Job], workload: Workload) -> list[Job]:
 
 def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
     params, own_env = job.cases[0].params, workload.env
+    words = {name: flag[as_text(params[name])] for name, flag in workload.flag.items()}
     if workload.command is not None:
-        own_env = dict(zip(own_env, _fill(list(own_env.values()), params), strict=True))
+        own_env = {name: _fill(value, params, words) for name, value in own_env.items()}
     return replace(
         job,
-        command=_fill(workload.command or (), params),
+        command=tuple(_fill_command(workload.command or (), params, words)),
         warmup=workload.warmup,
         # A profiler records one process of a command.
         repeats=1 if workload.command is not None else workload.repeats,
@@ -141,14 +142,23 @@ def _encoded(text: str) -> str:
     return "".join(encoded)
 
 
-def _fill(words: Sequence[str], params: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Replace each ``{name}`` by the parameter. Other braces stay, for an argument may be JSON."""
-    filled = []
-    for word in words:
-        for name, value in params.items():
-            word = word.replace(f"{{{name}}}", as_text(value))
-        filled.append(word)
-    return tuple(filled)
+def _fill_command(
+    command: Sequence[str], params: Mapping[str, Scalar], words: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield the words of a command for a case. A word that its parameters leave empty is left out."""
+    whole = {f"{{{name}}}": own for name, own in words.items()}
+    for word in command:
+        if word in whole:
+            yield from whole[word]
+        elif (filled := _fill(word, params, words)) or not word:
+            yield filled
+
+
+def _fill(text: str, params: Mapping[str, Scalar], words: Mapping[str, Sequence[str]]) -> str:
+    """Replace each ``{name}`` by the parameter, or by its words. Other braces stay, for an argument may be JSON."""
+    for name, value in params.items():
+        text = text.replace(f"{{{name}}}", " ".join(words[name]) if name in words else as_text(value))
+    return text
 
 
 def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
