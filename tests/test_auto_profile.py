@@ -39,7 +39,7 @@ name: study
 defaults: {profilers: [plain, torch], warmup: 1, repeats: 2}
 workloads:
   sleeper:
-    command: [sleep, "{pause}"]
+    command: [sh, -c, "sleep {pause}", "{label}"]
     matrix: {pause: "${BATCH:-0}", label: "${SEQLEN:-a,b}"}
   failing:
     command: ["false"]

@@ -73,7 +73,7 @@ def test_the_page_says_how_to_repeat_it(project: Path) -> None:
 def test_a_profiler_that_is_missing_is_a_row_and_no_failure(project: Path) -> None:
     profpipe(project, "run", "--out", "o", "--", "python", "train.py", PATH=str(Path(sys.executable).parent))
     statuses = {row["profiler"]: row["status"] for row in rows(project / "o" / "latest" / "cases.csv")}
-    assert set(statuses) == {"plain", "torch", "nsys"} and statuses["nsys"] == "skipped"
+    assert statuses == {"plain": "ok", "torch": "skipped", "nsys": "skipped"}
 
 
 def test_set_changes_the_file_and_a_key_in_braces_makes_an_axis(project: Path) -> None:
@@ -189,12 +189,21 @@ def test_mistakes_say_what_to_do(project: Path) -> None:
     assert "DATA_DIRS is not set" in refusal(project, "--env", "DATA_DIRS", "--", "python", "train.py")
     assert "X_TOKEN looks secret" in refusal(project, "--env", "X_TOKEN=1", "--", "python", "train.py")
     assert "--env: is for a program" in refusal(project, "--env", "A=1")
+    assert "--measure-steps: is for a program" in refusal(project, "--measure-steps", "3")
+    assert "'0' is not a number of at least 1" in refusal(project, "--measure-steps", "0", "--", "python", "train.py")
 
 
 def test_a_dry_run_writes_nothing_and_shows_the_command(project: Path) -> None:
     printed = profpipe(project, "run", "-p", "plain", "--dry-run", "--", "python", "train.py", "--token", "hunter2")
     assert "in " + str(project) in printed and "python train.py --token '${TOKEN}'" in printed
     assert not (project / "out").exists() and "hunter2" not in printed
+
+
+def test_the_options_for_steps_are_in_the_pipeline_file(project: Path) -> None:
+    options = ["-p", "plain", "--warmup-steps", "0", "--measure-steps", "7", "--stop"]
+    profpipe(project, "run", *options, "--", "python", "train.py")
+    written = yaml.safe_load((project / "out" / "latest" / "pipeline.yaml").read_text())
+    assert written["workloads"]["train"]["steps"] == {"warmup": 0, "measure": 7, "stop": True}
 
 
 def test_a_working_folder_must_exist_and_belongs_to_a_command(tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ def percentage(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a percentage of at least 0. For example: 5")
 
 
+def count(text: str) -> int:
+    with suppress(ValueError):
+        if (value := int(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0. For example: 5")
+
+
 def positive_count(text: str) -> int:
     with suppress(ValueError):
         if (value := int(text)) >= 1:

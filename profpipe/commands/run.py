@@ -24,6 +24,7 @@ EXAMPLES = """\
 a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
   profpipe run -- python train.py --batch 8
   profpipe run -p plain,nsys --set repeats=5 -- ./simulate input.dat   # five processes under plain
+  profpipe run --measure-steps 20 --stop -- python train.py            # a long training takes a minute
   profpipe run --set batch=8,16 -- python train.py --batch {batch}     # two cases
   profpipe run --env DATA_DIR=/data --env HF_TOKEN -- torchrun --nproc-per-node 2 train.py"""
 
@@ -44,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="environment variable that the program after -- gets; without it, it gets those of known tools only",
     )
+    steps = parser.add_argument_group("steps of a program after --")
+    steps.add_argument(
+        "--warmup-steps", type=arguments.count, metavar="N", help="first steps, which are not recorded (default: 5)"
+    )
+    steps.add_argument(
+        "--measure-steps", type=arguments.positive_count, metavar="N", help="steps that profilers record (default: 20)"
+    )
+    steps.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     arguments.add_output_format(parser)
@@ -55,6 +64,9 @@ def main(args: argparse.Namespace) -> int:
         return _run_program(args)
     if args.env:
         raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
+    if steps := _steps(args):
+        what = f"--{'stop' if 'stop' in steps else f'{next(iter(steps))}-steps'}"
+        raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
     path = Path(args.pipeline or "pipeline.yaml")
     pipeline = loader.load_pipeline(path, args.set)
     # After the pipeline is checked: to import pandas takes longer than everything before.
@@ -69,6 +81,12 @@ def main(args: argparse.Namespace) -> int:
     variables = [f"{name}={os.environ[name]}" for name in used]
     command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
     return execution.start(request, command, args)
+
+
+def _steps(args: argparse.Namespace) -> dict[str, int | bool]:
+    """Return the key ``steps`` of a pipeline file, with what the options give."""
+    given = {"warmup": args.warmup_steps, "measure": args.measure_steps, "stop": args.stop or None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _run_program(args: argparse.Namespace) -> int:
@@ -86,6 +104,7 @@ def _run_program(args: argparse.Namespace) -> int:
         profilers=args.profiler,
         overrides=args.set,
         variables=args.env,
+        settings={"steps": steps} if (steps := _steps(args)) else None,
         is_secret=environment.is_secret,
     )
     from profpipe.commands import execution

@@ -73,7 +73,7 @@ def ignored_settings(workloads: Mapping[str, Any]) -> list[Mistake]:
 
 
 _OWN_LOOP: Final = {
-    "warmup": "Remove it: the program warms up in its own loop.",
+    "warmup": "Remove it. `steps: {warmup: 5}` leaves out the first steps of the program.",
     "timing": "Remove it. `repeats: 5` starts five processes of each case, interleaved.",
 }
 
