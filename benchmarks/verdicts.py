@@ -1,13 +1,18 @@
-"""How often verdicts on pairs of processes are wrong, and how often they find a true change, by simulation.
+"""How often verdicts on pairs of processes are wrong, and how often they find a true change.
 
     python benchmarks/verdicts.py [--repetitions 4000] [--seed 1]
+    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8]
+    python benchmarks/verdicts.py --runs OUT/*-ab
 
-Needs no GPU. The median time of a process is drawn as: the time of the code, times the effect of the process, times
-drift, times what is left of sampling inside the process. Effects of processes are normal, bimodal (memory placed in one
-of two ways) or heavy-tailed (Student's t with 3 degrees of freedom). Drift adds 1 % from the first to the last process.
+The first form simulates and needs no GPU. The median time of a process is drawn as: the time of the code, times the
+effect of the process, times drift, times what is left of sampling inside the process. Effects of processes are normal,
+bimodal (memory placed in one of two ways) or heavy-tailed (Student's t with 3 degrees of freedom). Drift adds 1 % from
+the first to the last process. First table: how often rules call two sides different that run the same code. Second
+table: the verdicts on 8 pairs where the code of B takes longer. docs/verdicts.md shows both.
 
-First table: how often rules call two sides different that run the same code. Second table: the verdicts on 8 pairs
-where the code of B takes longer. docs/verdicts.md shows both.
+The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
+same on both sides; for a change of 3 % B does 103 operations. The third form reads such runs again. From the processes
+of all A-A runs it also draws 10,000 new blocks of pairs for each case, without regard to which process was a pair.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ import argparse
 import math
 import random
 import statistics
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profpipe.analysis import verdict  # noqa: E402
+from profpipe.analysis import pairs, verdict  # noqa: E402
+from profpipe.results import store  # noqa: E402
 from profpipe.results.schema import Verdict  # noqa: E402
 
 #: The standard deviation of the median of one process, by its samples alone.
@@ -134,6 +142,104 @@ def verdict_shares(machine: Machine, change: float, repetitions: int, seed: int)
     return {each: found.count(each) / repetitions for each in Verdict}
 
 
+# --- measured runs ---------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch
+
+PARAMS = {"operation": "mm", "size": 1024, "count": 100, "extra": 0}
+
+
+def build(params):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = params["size"] * (1 if params["operation"] == "mm" else 4)
+    dtype = torch.float16 if params["operation"] == "mm" and device == "cuda" else torch.float32
+    a, b, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
+    run = {
+        "mm": lambda: torch.mm(a, b, out=out),
+        "add": lambda: torch.add(a, b, out=out),
+        "copy": lambda: out.copy_(a),
+        "softmax": lambda: torch.softmax(a, -1, out=out),
+    }[params["operation"]]
+    count = params["count"] + params["extra"]
+
+    def call():
+        for _ in range(count):
+            run()
+
+    return call
+"""
+
+PIPELINE = """
+version: 1
+name: seeded
+workloads:
+  operations:
+    script: operations.py
+    profilers: [plain]
+    matrix: {{operation: [mm, add, copy, softmax], size: [{sizes}]}}
+"""
+
+BLOCKS = 10_000
+
+
+def measure(out: Path, aa: int, changes: Sequence[int], times: int, count: int, sizes: str) -> list[Path]:
+    """Run the A-A runs and the seeded changes; return the folders of all runs in ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "operations.py").write_text(SCRIPT, encoding="utf-8")
+    (out / "pipeline.yaml").write_text(PIPELINE.format(sizes=sizes), encoding="utf-8")
+    settings = [["--aa"]] * aa + [
+        ["--a", "set:extra=0", "--b", f"set:extra={c}"] for c in changes for _ in range(times)
+    ]
+    for words in settings:
+        argv = [sys.executable, "-m", "profpipe", "ab", str(out / "pipeline.yaml"), *words]
+        # Every run has a results folder of its own, so that the spread of A-A runs does not raise later floors.
+        folder = out / f"run-{len(list(out.glob('run-*'))) + 1:02d}"
+        argv += ["--pairs", str(count), "--gate", "1", "--quiet", "--out", str(folder)]
+        done = subprocess.run(argv, cwd=ROOT, check=False)
+        if done.returncode not in (0, 4, 5):
+            sys.exit(f"{' '.join(argv)} ended with {done.returncode}")
+    return sorted(path.parent for path in out.glob("run-*/[!.]*-ab/run.json") if not path.parent.is_symlink())
+
+
+def print_runs(folders: Sequence[Path], seed: int) -> None:
+    """Print the verdicts of measured runs by what B changed, and false verdicts among pairs that are drawn anew."""
+    verdicts: dict[str, Counter[str]] = {}
+    gates: dict[str, Counter[str]] = {}
+    times: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for folder in folders:
+        data, run = store.load(folder)
+        found = pairs.analyze(data, run)
+        assert run.ab is not None
+        side = "A-A" if run.ab.is_aa else " ".join(run.ab.b.specs)
+        verdicts.setdefault(side, Counter()).update(str(c.judgement.verdict) for c in found.cases if c.judgement)
+        gates.setdefault(side, Counter()).update([found.gate.value if found.gate else "none"])
+        if run.ab.is_aa:
+            rows = data.metrics[(data.metrics["metric"] == "time") & (data.metrics["subject"] != "")]
+            for case, subject, value in zip(rows["case"], rows["subject"], rows["value"], strict=True):
+                times.setdefault((str(folder.parent), case), ([], []))[subject[-1] == "B"].append(math.log(value))
+    print(
+        f"| B | runs | {' | '.join(Verdict)} | gates of 1 % failed |\n| --- | ---: |{' ---: |' * len(Verdict)} ---: |"
+    )
+    for side, counted in verdicts.items():
+        cells = " | ".join(str(counted[each]) for each in Verdict)
+        print(f"| {side} | {sum(gates[side].values())} | {cells} | {gates[side]['failed']} |")
+    if times:
+        rate = redrawn_false_rate([(a + b) for a, b in times.values()], random.Random(seed))
+        print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, drawn anew in each case: {100 * rate:.2f} %")
+
+
+def redrawn_false_rate(processes: Sequence[Sequence[float]], rng: random.Random) -> float:
+    """Return the share of false verdicts in ``BLOCKS`` blocks, each of pairs of processes of one case and run."""
+    usable = [logs for logs in processes if len(logs) >= 2 * PAIRS]
+    false = 0
+    for _ in range(BLOCKS if usable else 0):
+        drawn = rng.sample(rng.choice(usable), 2 * PAIRS)
+        judged = verdict.judge([b - a for a, b in zip(drawn[::2], drawn[1::2], strict=True)])
+        false += judged.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    return false / BLOCKS
+
+
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +253,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--measure", type=Path, metavar="OUT", help="run profpipe ab here; the results go to OUT")
+    parser.add_argument("--aa", type=int, default=6, help="A-A runs of --measure")
+    parser.add_argument("--changes", default="1,2,3,5", help="changes in %% of --measure; empty: none")
+    parser.add_argument("--times", type=int, default=2, help="runs of each change")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each run")
+    parser.add_argument("--sizes", default="1024, 1536, 2048, 3072", help="four sizes of the operations")
+    parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of ab runs to read")
     args = parser.parse_args()
+    if args.measure:
+        changes = [int(change) for change in args.changes.split(",") if change]
+        print_runs(measure(args.measure, args.aa, changes, args.times, args.pairs, args.sizes), args.seed)
+    elif args.runs:
+        print_runs(args.runs, args.seed)
+    else:
+        simulate(args)
+
+
+def simulate(args: argparse.Namespace) -> None:
     print(f"{args.repetitions} repetitions, seed {args.seed}\n\nFalse differences in %, the same code on both sides\n")
     print(f"| processes vary | {' | '.join(RULES)} |\n| --- |{' ---: |' * len(RULES)}")
     for name, machine in machines():
