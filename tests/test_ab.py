@@ -520,4 +520,4 @@ def test_a_resumed_run_refuses_other_code(project):
         [sys.executable, "-m", "profpipe", "resume"], cwd=project, env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "was begun with other code or settings" in done.stderr
+    assert "was started with other code or settings" in done.stderr

@@ -20,6 +20,7 @@ from profpipe.commands import execution, rendering
 from profpipe.config import loader
 from profpipe.results import database, folders, schema, store
 from profpipe.results.manifest import Manifest
+from profpipe.results.schema import PROCESS_WALL
 from profpipe.runner import fingerprint, plan
 from profpipe.runner.request import RunRequest
 
@@ -199,7 +200,7 @@ def test_a_command_runs_once_for_each_case_and_has_its_wall_time(project):
     )
     assert profpipe(project, "run").returncode == 0
     data, record = latest(project)
-    times = data.metrics[data.metrics["metric"] == "time"]
+    times = data.metrics[data.metrics["metric"] == PROCESS_WALL]
     assert list(times["case"]) == ["n=1", "n=2"] and (times["value"] > 0.1e9).all()
     assert [job.argv[0][-1] for job in record.jobs] == ["echo 1; sleep 0.1", "echo 2; sleep 0.1"]
 
