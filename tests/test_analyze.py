@@ -23,7 +23,7 @@ from report_study import (
 )  # fmt: skip
 
 from profpipe.analysis.cases import order, parse_id
-from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, Findings, Shape, WorkloadFindings
+from profpipe.analysis.findings.workloads import Basis, Doubt, DoubtCause, Findings, Iteration, Shape, WorkloadFindings
 from profpipe.report.document import plain
 from profpipe.report.sections import switch_cost
 from profpipe.report.sections.warnings import warnings
@@ -446,6 +446,14 @@ def test_the_cache_flush_of_the_harness_is_outside_every_case_and_explained() ->
     (outside,) = analyze(data, {}).unattributed
     assert (outside.ns, outside.share, outside.flush_ns) == (40.0, 0.4, 30.0)
     assert outside.unexplained == pytest.approx(0.1)
+
+
+def test_kernels_outside_every_case_leave_the_times_of_a_run_those_of_calls() -> None:
+    kernels = [kernel_row("impl=a", ATTENTION, 10, 60.0), kernel_row("impl=a", "[CUDA memset]", 10, 6.0, kind="memset")]
+    data = tables(kernels=[*kernels, kernel_row("", ADD, 1, 40.0)], ranges=[range_row("impl=a", 10)])
+    (workload,) = analyze(data, {}).workloads
+    assert workload.iteration is Iteration.CALL
+    assert (workload.steps.without_steps, workload.steps.copies) == ((), {})
 
 
 def test_set_up_in_the_capture_of_a_run_gives_no_warning() -> None:

@@ -160,6 +160,17 @@ def test_every_recorded_number_is_on_the_pages_of_today(example: str, tmp_path: 
     assert not lost, "\n".join(f"{key}: {count} numbers, first {first[key]}" for key, count in lost.most_common())
 
 
+@pytest.mark.slow
+def test_the_pages_that_the_readme_shows_are_those_that_report_writes(tmp_path: Path, regenerate: bool) -> None:
+    committed, run = ROOT / "examples" / "h200-attention", tmp_path / "h200-attention"
+    shutil.copytree(committed, run, ignore=shutil.ignore_patterns("*.txt", "*.md", "plots"))
+    assert cli.main(["report", str(run)]) == 0
+    for page in sorted((*run.glob("*.md"), *run.glob("*.txt"))):
+        if regenerate:
+            shutil.copy(page, committed)
+        assert page.read_text(encoding="utf-8") == (committed / page.name).read_text(encoding="utf-8"), page.name
+
+
 def search(cell: Any, pages: Pages, values: frozenset[str]) -> Iterator[bool]:
     """Yield for each number of the recorded cell whether today's pages have it."""
     section, labels = section_of(cell.page, cell.heading), cell.labels.split("\t")

@@ -116,7 +116,7 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtC
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
-    own_steps = steps.find_steps(index, cases, declared)
+    own_steps = steps.find_steps(index, _cases_that_may_have_steps(data, cases), declared)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {
@@ -176,8 +176,17 @@ def _iteration(data: WorkloadData) -> Iteration:
         return Iteration.STEP
     if data.declared.get("command"):
         return Iteration.PROCESS
-    own = (found[profiler] for found in data.breakdowns.values() if profiler in found)
-    return Iteration.CALL if all(each.iterations is not None for each in own) else Iteration.CAPTURE
+    # Kernels outside every case have no iterations, also in a run of calls.
+    own = [found[profiler] for case, found in data.breakdowns.items() if case and profiler in found]
+    return Iteration.CALL if own and all(each.iterations is not None for each in own) else Iteration.CAPTURE
+
+
+def _cases_that_may_have_steps(data: WorkloadData, cases: Mapping[str, CaseResult]) -> list[str]:
+    """Return the cases without those that the harness measured: their times are of calls, and they have no steps."""
+    with_steps = set(data.recorded.tables.steps["case"])
+    is_command = bool(data.declared.get("command"))
+    calls = {id for id, case in cases.items() if case.breakdown and case.breakdown.iterations and not is_command}
+    return [id for id in cases if id in with_steps or id not in calls]
 
 
 def _count_launches(kernels: pd.DataFrame, by: str | list[str]) -> dict[Any, int]:
