@@ -51,20 +51,14 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ParamDifference:
-    """A parameter that is not part of the case's name; a value is None where the run has no such parameter."""
-
-    param: str
-    a: str | None
-    b: str | None
-
-
-@dataclass(frozen=True)
 class ChangedCase:
-    """A case that has one name in both runs, and different parameters."""
+    """A case that has one name in both runs, and different parameters: name to the values of A and B.
+
+    These parameters are not part of the case's name. A value is None where the run has no such parameter.
+    """
 
     name: str
-    differences: tuple[ParamDifference, ...]
+    differences: Mapping[str, tuple[str | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -183,7 +177,7 @@ def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
     keys = dict.fromkeys(key for own in params for key in own)
     differing = [key for key in keys if any(key not in own for own in params) or params[0][key] != params[1][key]]
-    return ChangedCase(name, tuple(ParamDifference(key, *(text.get(key) for text in texts)) for key in differing))
+    return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
 
 
 def _gpu_names(manifest: Manifest) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import pandas as pd
 
-from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Pending, Unattributed, Unseen
+from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
@@ -72,7 +72,7 @@ def _key(job: JobEntry) -> tuple[str, str]:
     return job.workload, job.profiler
 
 
-def pending(run: Manifest) -> tuple[Pending, ...]:
+def pending(run: Manifest) -> tuple[NotRun, ...]:
     """Return the planned cases that no job has, of a run that has not ended."""
     if run.ended:
         return ()
@@ -85,7 +85,10 @@ def pending(run: Manifest) -> tuple[Pending, ...]:
         absent = () if known is None else tuple(case for case in planned.cases if case not in known)
         if known is None or absent:
             found.setdefault((planned.workload, absent, planned.cut_off), []).append(planned.profiler)
-    return tuple(Pending(workload, tuple(profilers), cases, cut) for (workload, cases, cut), profilers in found.items())
+    return tuple(
+        NotRun(workload, Status.INTERRUPTED, "", tuple(profilers), cases, is_whole_workload=not cases, is_cut_off=cut)
+        for (workload, cases, cut), profilers in found.items()
+    )
 
 
 def preferred(kernels: pd.DataFrame) -> str | None:

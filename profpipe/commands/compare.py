@@ -11,7 +11,6 @@ from profpipe.analysis.compare_runs import (
     Comparison,
     GateCause,
     Intervals,
-    ParamDifference,
     compare_runs,
     find_gate_failure,
 )
@@ -55,7 +54,9 @@ def text(found: Comparison) -> str:
         lines.append(
             f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
         )
-        lines += [f"{case.name}: {', '.join(map(_difference, case.differences))}" for case in found.changed_params]
+        for case in found.changed_params:
+            texts = {name: ["none" if v is None else v for v in values] for name, values in case.differences.items()}
+            lines.append(f"{case.name}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}")
     if found.gpus:
         lines.append(f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}.")
     if found.is_b_unfinished:
@@ -79,11 +80,6 @@ def _table(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def _difference(difference: ParamDifference) -> str:
-    a, b = ("none" if value is None else value for value in (difference.a, difference.b))
-    return f"{difference.param} {a} and {b}"
-
-
 def gate_text(found: Comparison, percent: float) -> str:
     """Return why B does not pass the gate; empty if it passes."""
     failure = find_gate_failure(found, percent)
@@ -100,7 +96,7 @@ def gate_text(found: Comparison, percent: float) -> str:
         case GateCause.LOST:
             return f"{count} had a time in A and did not end well in B: {names}"
         case GateCause.CHANGED_PARAMS:
-            params = dict.fromkeys(each.param for case in found.changed_params for each in case.differences)
+            params = dict.fromkeys(name for case in found.changed_params for name in case.differences)
             return (
                 f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
             )

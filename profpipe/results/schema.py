@@ -82,84 +82,80 @@ _KEY: Final = (
     Column("case", "str", "name of the case; empty for kernels and ranges outside every case"),
     Column("profiler", "str", "plain, torch, nsys, ncu or rocprof"),
 )
+#: The file and the process of a row, and the device that it is about.
+_ORIGIN: Final = (
+    Column("source", "str", "file that the row comes from, relative to the run's folder"),
+    Column("process", "Int64", "process id; NA if the tool does not record it"),
+)
+_DEVICE: Final = Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it")
 
 
-CASES: Final = Table(
+def _table(name: str, row: str, *columns: Column, is_new: bool = False) -> Table:
+    return Table(name, row, (*_KEY, *columns), is_new)
+
+
+CASES: Final = _table(
     "cases",
     "one workload's case under one profiler",
-    (
-        *_KEY,
-        Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted"),
-        Column("reason", "str", "why the status is not ok, and what to do"),
-        Column("params", "str", "all parameters of the case, as a JSON object"),
-        Column("seconds", "Float64", "wall time of the case in its process, with set-up and warm-up"),
-        Column("flags", "str", "validity flags, as a JSON list"),
-    ),
+    Column("status", "str", "ok, oom, failed, crashed, timeout, skipped or interrupted"),
+    Column("reason", "str", "why the status is not ok, and what to do"),
+    Column("params", "str", "all parameters of the case, as a JSON object"),
+    Column("seconds", "Float64", "wall time of the case in its process, with set-up and warm-up"),
+    Column("flags", "str", "validity flags, as a JSON list"),
 )
 
-KERNELS: Final = Table(
+KERNELS: Final = _table(
     "kernels",
     "one kernel name, launch context and case",
-    (
-        *_KEY,
-        Column("source", "str", "file that the row comes from, relative to the run's folder"),
-        Column("process", "Int64", "process id; NA if the tool does not record it"),
-        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
-        Column("stream", "Int64", "stream; NA if the tool does not record it"),
-        Column("phase", "str", "path of the user's ranges inside the case, outermost first, joined by ` > `"),
-        Column("kind", "str", "kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it"),
-        Column("kernel", "str", "kernel name, demangled, with the same spelling for all tools"),
-        Column("kernel_class", "str", "what the kernel does: attention, gemm, copy, add, ..."),
-        Column("kernel_family", "str", "implementation: fa2, cudnn, sage1, ...; may be empty"),
-        Column("calls", "Int64", "number of launches"),
-        Column("total_ns", "Float64", "sum of the launches' times"),
-        Column("mean_ns", "Float64", "mean of single launches"),
-        Column("median_ns", "Float64", "median of single launches; NA if the file has only sums"),
-        Column("min_ns", "Float64", "shortest launch"),
-        Column("max_ns", "Float64", "longest launch"),
-        Column("stddev_ns", "Float64", "standard deviation (n - 1) of single launches; NA for fewer than two"),
-    ),
+    *_ORIGIN,
+    _DEVICE,
+    Column("stream", "Int64", "stream; NA if the tool does not record it"),
+    Column("phase", "str", "path of the user's ranges inside the case, outermost first, joined by ` > `"),
+    Column("kind", "str", "kernel, memcpy, memset, graph (a whole CUDA graph) or cpu_op, as the tool recorded it"),
+    Column("kernel", "str", "kernel name, demangled, with the same spelling for all tools"),
+    Column("kernel_class", "str", "what the kernel does: attention, gemm, copy, add, ..."),
+    Column("kernel_family", "str", "implementation: fa2, cudnn, sage1, ...; may be empty"),
+    Column("calls", "Int64", "number of launches"),
+    Column("total_ns", "Float64", "sum of the launches' times"),
+    Column("mean_ns", "Float64", "mean of single launches"),
+    Column("median_ns", "Float64", "median of single launches; NA if the file has only sums"),
+    Column("min_ns", "Float64", "shortest launch"),
+    Column("max_ns", "Float64", "longest launch"),
+    Column("stddev_ns", "Float64", "standard deviation (n - 1) of single launches; NA for fewer than two"),
 )
 
-RANGES: Final = Table(
+RANGES: Final = _table(
     "ranges",
     "one range path and case",
-    (
-        *_KEY,
-        Column("source", "str", "file that the row comes from, relative to the run's folder"),
-        Column("process", "Int64", "process id; NA if the tool does not record it"),
-        Column("range", "str", "path of ranges inside the case; empty: the case's own range"),
-        Column("instances", "Int64", "number of times that the range was entered"),
-        Column("wall_ns", "Float64", "sum of the instances' durations on the CPU"),
-        Column("kernel_ns", "Float64", "time of the kernels launched in it and its nested ranges, on any thread"),
-        Column("kernels", "Int64", "number of those launches"),
-        Column("busy_ns", "Float64", "time in which at least one of those kernels runs"),
-        Column(
-            "span_ns",
-            "Float64",
-            "of a case's own range: from the first kernel's start to the last one's end, by instance",
-        ),
+    *_ORIGIN,
+    Column("range", "str", "path of ranges inside the case; empty: the case's own range"),
+    Column("instances", "Int64", "number of times that the range was entered"),
+    Column("wall_ns", "Float64", "sum of the instances' durations on the CPU"),
+    Column("kernel_ns", "Float64", "time of the kernels launched in it and its nested ranges, on any thread"),
+    Column("kernels", "Int64", "number of those launches"),
+    Column("busy_ns", "Float64", "time in which at least one of those kernels runs"),
+    Column(
+        "span_ns",
+        "Float64",
+        "of a case's own range: from the first kernel's start to the last one's end, by instance",
     ),
 )
 
-METRICS: Final = Table(
+METRICS: Final = _table(
     "metrics",
     "one number",
-    (
-        *_KEY,
-        Column(
-            "subject",
-            "str",
-            "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
-            "`device 0`",
-        ),
-        Column("metric", "str", "name of the quantity"),
-        Column("value", "Float64", "value, in `unit`"),
-        Column("unit", "str", "ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool"),
-        Column("n", "Int64", "number of samples behind the value"),
-        Column("ci_low", "Float64", "lower end of the 95 % confidence interval"),
-        Column("ci_high", "Float64", "upper end of the 95 % confidence interval"),
+    Column(
+        "subject",
+        "str",
+        "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
+        "`device 0`",
     ),
+    Column("metric", "str", "name of the quantity"),
+    Column("value", "Float64", "value, in `unit`"),
+    Column("unit", "str", "ns, byte, byte/s, flop, flop/s, %, 1, or a unit of the tool"),
+    Column("n", "Int64", "number of samples behind the value"),
+    Column("ci_low", "Float64", "lower end of the 95 % confidence interval"),
+    Column("ci_high", "Float64", "upper end of the 95 % confidence interval"),
 )
 
 
@@ -190,31 +186,27 @@ class StepState(str, Enum):
     OTHER = "other"
 
 
-STEPS: Final = Table(
+STEPS: Final = _table(
     "steps",
     "one step of a program, by process and device",
-    (
-        *_KEY,
-        Column("source", "str", "file that the row comes from, relative to the run's folder"),
-        Column("process", "Int64", "process id; NA if the tool does not record it"),
-        Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
-        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
-        Column("step", "Int64", "number of the step, from 0; of other work, of the step before it"),
-        Column("state", "str", "warmup, steady, outlier or other (work between two steps)"),
-        Column("rule", "str", "what says where the step begins: marker, optimizer, forward, framework or pattern"),
-        Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),
-        Column("wall_ns", "Float64", "from there to the first GPU operation of what follows"),
-        Column("compute_ns", "Float64", "part of `wall_ns` in which a kernel runs that is no communication"),
-        Column("communication_ns", "Float64", "part in which communication runs and nothing computes: exposed"),
-        Column("copy_ns", "Float64", "part in which only copies and sets run: exposed"),
-        Column("idle_ns", "Float64", "part in which nothing runs; the four parts add up to `wall_ns`"),
-        Column("idle_launch_ns", "Float64", "part of `idle_ns` before launches that the host made too late"),
-        Column("idle_blocked_ns", "Float64", "part of `idle_ns` that began while the host waited for the GPU"),
-        Column("idle_other_ns", "Float64", "rest of `idle_ns`: dependencies, waits of streams, or not recorded"),
-        Column("communication_total_ns", "Float64", "time in which communication runs, computation beside it or not"),
-        Column("kernel_ns", "Float64", "sum of the times of its kernels"),
-        Column("kernels", "Int64", "number of its kernel launches"),
-    ),
+    *_ORIGIN,
+    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    _DEVICE,
+    Column("step", "Int64", "number of the step, from 0; of other work, of the step before it"),
+    Column("state", "str", "warmup, steady, outlier or other (work between two steps)"),
+    Column("rule", "str", "what says where the step begins: marker, optimizer, forward, framework or pattern"),
+    Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),
+    Column("wall_ns", "Float64", "from there to the first GPU operation of what follows"),
+    Column("compute_ns", "Float64", "part of `wall_ns` in which a kernel runs that is no communication"),
+    Column("communication_ns", "Float64", "part in which communication runs and nothing computes: exposed"),
+    Column("copy_ns", "Float64", "part in which only copies and sets run: exposed"),
+    Column("idle_ns", "Float64", "part in which nothing runs; the four parts add up to `wall_ns`"),
+    Column("idle_launch_ns", "Float64", "part of `idle_ns` before launches that the host made too late"),
+    Column("idle_blocked_ns", "Float64", "part of `idle_ns` that began while the host waited for the GPU"),
+    Column("idle_other_ns", "Float64", "rest of `idle_ns`: dependencies, waits of streams, or not recorded"),
+    Column("communication_total_ns", "Float64", "time in which communication runs, computation beside it or not"),
+    Column("kernel_ns", "Float64", "sum of the times of its kernels"),
+    Column("kernels", "Int64", "number of its kernel launches"),
     is_new=True,
 )
 
@@ -231,44 +223,37 @@ class Verdict(str, Enum):
     __str__ = str.__str__
 
 
-VERDICTS: Final = Table(
+VERDICTS: Final = _table(
     "verdicts",
     "one case of `profpipe ab`, on the sides A and B",
-    (
-        *_KEY,
-        Column("kernel", "str", "empty: the case; else a kernel's name"),
-        Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A"),
-        Column("a_ns", "Float64", "median over the processes of A of their median times"),
-        Column("b_ns", "Float64", "the same of B"),
-        Column("ratio", "Float64", "time of B over time of A: the Hodges-Lehmann estimate over the pairs"),
-        Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
-        Column("ci_high", "Float64", "upper end of that interval"),
-        Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
-        Column("pairs", "Int64", "number of pairs of processes behind the verdict"),
-        Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
-        Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
-    ),
+    Column("kernel", "str", "empty: the case; else a kernel's name"),
+    Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A"),
+    Column("a_ns", "Float64", "median over the processes of A of their median times"),
+    Column("b_ns", "Float64", "the same of B"),
+    Column("ratio", "Float64", "time of B over time of A: the Hodges-Lehmann estimate over the pairs"),
+    Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
+    Column("ci_high", "Float64", "upper end of that interval"),
+    Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
+    Column("pairs", "Int64", "number of pairs of processes behind the verdict"),
+    Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
+    Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
     is_new=True,
 )
 
 ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS)
 
 #: Figures of single processes and devices, of which the reader makes metrics. No file holds them.
-STEP_FIGURES: Final = Table(
+STEP_FIGURES: Final = _table(
     "step_figures",
     "one number of a process and device",
-    (
-        *_KEY,
-        Column("source", "str", "file that the row comes from"),
-        Column("process", "Int64", "process id; NA if the tool does not record it"),
-        Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it"),
-        Column("step", "Int64", "number of the step; NA: of all steady steps"),
-        Column("subject", "str", "name of a kernel, or empty"),
-        Column("metric", "str", "name of the quantity"),
-        Column("value", "Float64", "value, in `unit`"),
-        Column("unit", "str", "ns, byte, % or 1"),
-        Column("n", "Int64", "number of steps behind the value"),
-    ),
+    *_ORIGIN,
+    _DEVICE,
+    Column("step", "Int64", "number of the step; NA: of all steady steps"),
+    Column("subject", "str", "name of a kernel, or empty"),
+    Column("metric", "str", "name of the quantity"),
+    Column("value", "Float64", "value, in `unit`"),
+    Column("unit", "str", "ns, byte, % or 1"),
+    Column("n", "Int64", "number of steps behind the value"),
 )
 
 #: What a parser returns.

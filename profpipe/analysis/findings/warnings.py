@@ -16,7 +16,8 @@ class NotRun:
     """Cases without a result that ended alike. ``logs`` are relative to the run.
 
     ``is_whole_workload``: these are all cases of the workload. ``is_after_cases``: a job failed after its last case,
-    and there are no ``cases``.
+    and there are no ``cases``. ``is_cut_off``: the run was killed while the job ran, so some of the cases may have been
+    measured and not read yet.
     """
 
     workload: str
@@ -27,18 +28,6 @@ class NotRun:
     is_whole_workload: bool = False
     logs: tuple[str, ...] = ()
     is_after_cases: bool = False
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Cases that a run which has not ended has no row of; no ``cases`` are all cases of the workload.
-
-    ``is_cut_off``: the run was killed while the job ran, so some of them may have been measured and not read yet.
-    """
-
-    workload: str
-    profilers: tuple[str, ...]
-    cases: tuple[str, ...]
     is_cut_off: bool = False
 
 

@@ -23,7 +23,6 @@ from profpipe.analysis.findings.warnings import (
     Expectation,
     LaunchCounts,
     NotRun,
-    Pending,
     Unattributed,
     Unseen,
 )
@@ -446,7 +445,8 @@ class Findings:
 
     workloads: tuple[WorkloadFindings, ...] = ()
     not_run: tuple[NotRun, ...] = ()
-    pending: tuple[Pending, ...] = ()
+    #: Cases that a run which has not ended has no row of.
+    pending: tuple[NotRun, ...] = ()
     has_ended: bool = True
     expectations: tuple[Expectation, ...] = ()
     coverage: tuple[Coverage, ...] = ()

@@ -41,9 +41,7 @@ def unfinished(findings: Findings) -> doc.Section:
             # Cases that take turns have the samples of earlier rounds.
             has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
             groups.append(("not finished" if has_times else OUTCOMES[group.status], group))
-    for each in findings.pending:
-        group = NotRun(each.workload, Status.INTERRUPTED, "", each.profilers, each.cases, not each.cases)
-        groups.append(("cut off" if each.is_cut_off else "not started", group))
+    groups += [("cut off" if group.is_cut_off else "not started", group) for group in findings.pending]
     return doc.make_section("unfinished", "Not finished", [_table("unfinished", groups, findings).without("reason")])
 
 
