@@ -188,9 +188,8 @@ def measure(out: Path, aa: int, changes: Sequence[int], times: int, count: int, 
     out.mkdir(parents=True, exist_ok=True)
     (out / "operations.py").write_text(SCRIPT, encoding="utf-8")
     (out / "pipeline.yaml").write_text(PIPELINE.format(sizes=sizes), encoding="utf-8")
-    settings = [["--aa"]] * aa + [
-        ["--a", "set:extra=0", "--b", f"set:extra={c}"] for c in changes for _ in range(times)
-    ]
+    changed = [["--a", "set:extra=0", "--b", f"set:extra={change}"] for change in changes]
+    settings = [["--aa"]] * aa + [words for words in changed for _ in range(times)]
     for words in settings:
         argv = [sys.executable, "-m", "profpipe", "ab", str(out / "pipeline.yaml"), *words]
         # Every run has a results folder of its own, so that the spread of A-A runs does not raise later floors.
@@ -203,34 +202,34 @@ def measure(out: Path, aa: int, changes: Sequence[int], times: int, count: int, 
 
 
 def print_runs(folders: Sequence[Path], seed: int) -> None:
-    """Print the verdicts of measured runs by what B changed, and false verdicts among pairs that are drawn anew."""
+    """Print the first verdicts of measured runs by what B changed, and false ones among pairs that are drawn anew."""
     verdicts: dict[str, Counter[str]] = {}
     gates: dict[str, Counter[str]] = {}
-    times: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    times: dict[str, list[float]] = {}
     for folder in folders:
         data, run = store.load(folder)
         found = pairs.analyze(data, run)
         assert run.ab is not None
         side = "A-A" if run.ab.is_aa else " ".join(run.ab.b.specs)
-        verdicts.setdefault(side, Counter()).update(str(c.judgement.verdict) for c in found.cases if c.judgement)
+        # The second block is measured only after a first one that fails the gate, and would hide its false verdicts.
+        first = [case.first or case.judgement for case in found.cases]
+        verdicts.setdefault(side, Counter()).update(str(judged.verdict) for judged in first if judged)
         gates.setdefault(side, Counter()).update([found.gate.value if found.gate else "none"])
         if run.ab.is_aa:
             rows = data.metrics[(data.metrics["metric"] == "time") & (data.metrics["subject"] != "")]
-            for case, subject, value in zip(rows["case"], rows["subject"], rows["value"], strict=True):
-                times.setdefault((str(folder.parent), case), ([], []))[subject[-1] == "B"].append(math.log(value))
-    print(
-        f"| B | runs | {' | '.join(Verdict)} | gates of 1 % failed |\n| --- | ---: |{' ---: |' * len(Verdict)} ---: |"
-    )
+            for case, value in zip(rows["case"], rows["value"], strict=True):
+                times.setdefault(case, []).append(math.log(value))
+    print(f"| B | runs | {' | '.join(Verdict)} | gates failed |\n| --- | ---: |{' ---: |' * len(Verdict)} ---: |")
     for side, counted in verdicts.items():
         cells = " | ".join(str(counted[each]) for each in Verdict)
         print(f"| {side} | {sum(gates[side].values())} | {cells} | {gates[side]['failed']} |")
     if times:
-        rate = redrawn_false_rate([(a + b) for a, b in times.values()], random.Random(seed))
+        rate = redrawn_false_rate(list(times.values()), random.Random(seed))
         print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, drawn anew in each case: {100 * rate:.2f} %")
 
 
 def redrawn_false_rate(processes: Sequence[Sequence[float]], rng: random.Random) -> float:
-    """Return the share of false verdicts in ``BLOCKS`` blocks, each of pairs of processes of one case and run."""
+    """Return the share of false verdicts in ``BLOCKS`` blocks of pairs, each of the processes of one case."""
     usable = [logs for logs in processes if len(logs) >= 2 * PAIRS]
     false = 0
     for _ in range(BLOCKS if usable else 0):
