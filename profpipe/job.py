@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -134,6 +135,11 @@ class Job:
         return bool(self.interleaved)
 
     @property
+    def is_hooked(self) -> bool:
+        """Return True if the Python processes of the job's command get the start-up hook, which finds its steps."""
+        return self.script is None and bool(self.options.get("hook")) and not self.options.get("capture")
+
+    @property
     def stem(self) -> str:
         """The stem of this attempt's files: ``capture``, then ``capture-2``."""
         return "capture" if self.part == 1 else f"capture-{self.part}"
@@ -150,7 +156,7 @@ class Job:
         For a command: the files that its start-up hook wrote, one for each process that made steps.
         """
         if self.script is None:
-            return sorted(self.folder.glob(f"{self.stem}.hook.*.jsonl"))
+            return sorted(self.folder.glob(f"hook.{self.stem}.*.jsonl"))
         others = (f"events.rank{rank}.jsonl" for rank in range(1, self.processes))
         return [self.folder / name for name in ("events.jsonl", *others)]
 
@@ -178,7 +184,9 @@ class Command:
     ``makes`` are the files without which the command failed, whatever its exit code. Where the tool chooses their
     names, ``makes_like`` is a glob that must find one below the job's folder. ``runs_workload`` is false for an export
     after the process of the workload. ``false_starts`` are texts that a tool prints when it fails by chance before the
-    workload runs: the command is then started again.
+    workload runs: the command is then started again. ``otherwise`` is started instead of a command whose workload ended
+    well and that made no file, for its tool waited for a step that never began. ``ends_workload`` says that the tool
+    ends the workload by a signal, when it has recorded enough.
     """
 
     argv: tuple[str, ...]
@@ -187,6 +195,17 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
     false_starts: tuple[str, ...] = ()
+    otherwise: Command | None = None
+    ends_workload: bool = False
+
+    def has_failed(self, returncode: int | None) -> bool:
+        """Return True if the exit code says that the workload did not end well."""
+        by_signal = (-signal.SIGTERM, 128 + signal.SIGTERM)
+        return bool(returncode) and not (self.ends_workload and returncode in by_signal)
+
+
+#: Environment of a command that records the whole process: the start-up hook then starts and ends no capture.
+WHOLE: Mapping[str, str] = {"PROFPIPE_RECORD": "whole"}
 
 
 class Cause(str, Enum):

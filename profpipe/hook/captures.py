@@ -174,11 +174,11 @@ class TorchTrace(Capture):
         if library is not None:
             library.synchronize()
         profile.stop_trace()
-        name = f"{_process_name()}.pt.trace.json.gz"
+        name = f"{self.settings.stem}.{_process_name()}.pt.trace.json.gz"
         # Renamed when complete, so that the trace of a killed process is not read.
-        partial = os.path.join(self.settings.folder, f"partial-{self.settings.stem}.{name}")
+        partial = os.path.join(self.settings.folder, f"partial-{name}")
         profile.export_chrome_trace(partial)
-        os.replace(partial, self.settings.path(name))
+        os.replace(partial, os.path.join(self.settings.folder, name))
 
     def _watch_others(self) -> None:
         """Make room when the program starts torch.profiler itself: a process has one profiler."""
@@ -221,6 +221,9 @@ class Ranges(Capture):
         super().__init__(given, record)
         self._close: Optional[Callable[[], object]] = None
         self._is_started = False
+        # With PROFPIPE_RECORD=whole the profiler records the whole process, and cudaProfilerStop would end that.
+        is_whole = os.environ.get("PROFPIPE_RECORD") == "whole"
+        self._is_windowed = given.profiler in ("nsys", "ncu") and not is_whole
         self._open = ranges.free_ranges(given.profiler) if given.profiler != "ncu" else None
         if self._open is None and given.profiler == "nsys":
             record.note(
@@ -229,7 +232,7 @@ class Ranges(Capture):
             )
 
     def begin(self, rule: str, number: int) -> None:
-        if number == self.settings.warmup and self.settings.profiler in ("nsys", "ncu"):
+        if number == self.settings.warmup and self._is_windowed:
             self._is_started = _cuda_profiler("cudaProfilerStart")
         if self._open is not None and self.is_chosen(number):
             self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
@@ -255,9 +258,9 @@ class Ranges(Capture):
         size = settings.local_size()
         if size == 1:
             return True
-        mark = self.settings.path(f"hook.done-{os.getpid()}")
+        mark = self.settings.path(f"done-{os.getpid()}")
         os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
-        prefix = os.path.basename(self.settings.path("hook.done-"))
+        prefix = os.path.basename(self.settings.path("done-"))
         return sum(name.startswith(prefix) for name in os.listdir(self.settings.folder)) >= size
 
 

@@ -19,7 +19,7 @@ def after_import(name: str) -> None:
         return
     try:
         if name == "torch":
-            _note_import(given.path("hook.torch"))
+            _note_import(given.path("torch"))
             _watch_torch(sys.modules["torch"], found, given)
         elif name == "nvtx" and given.range is not None:
             _watch_nvtx(sys.modules["nvtx"], found, given)

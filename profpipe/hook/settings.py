@@ -31,10 +31,6 @@ class Settings:
         self.record_shapes = bool(torch.get("record_shapes"))
         #: Whether the program writes a trace itself, which the runner collects.
         self.is_collected = bool(given.get("collect"))
-        capture = given.get("capture") or {}
-        #: Seconds; None where steps choose what is recorded.
-        self.after_s: Optional[float] = capture.get("after_s")
-        self.for_s: Optional[float] = capture.get("for_s")
 
     @property
     def last(self) -> int:
@@ -42,7 +38,8 @@ class Settings:
         return self.warmup + self.measure - 1
 
     def path(self, name: str) -> str:
-        return os.path.join(self.folder, f"{self.stem}.{name}")
+        """Return the path of one of the hook's own files."""
+        return os.path.join(self.folder, f"hook.{self.stem}.{name}")
 
 
 def read() -> Optional[Settings]:

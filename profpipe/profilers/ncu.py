@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "ncu"
 KEEPS_ENDED_CASES = False
@@ -42,7 +43,18 @@ def report(job: Job) -> Path:
 def commands(job: Job) -> list[Command]:
     assert isinstance(job.tool, Tool)
     options = job.options.get("ncu", {})
-    argv = [
+    by_hook = job.is_hooked and (options.get("kernels") != "guided" or options.get("by_step", False))
+    whole = Command(_argv(job, options, []), makes=(report(job),), env=WHOLE)
+    if not job.script and not by_hook:
+        return [whole]
+    # The harness calls cudaProfilerStart around the measured iteration, the start-up hook around one step.
+    chosen = Command(_argv(job, options, ["--profile-from-start", "off"]), makes=(report(job),))
+    return [replace(chosen, otherwise=whole) if by_hook else chosen]
+
+
+def _argv(job: Job, options: Mapping[str, Any], start: Sequence[str]) -> tuple[str, ...]:
+    assert isinstance(job.tool, Tool)
+    return (
         job.tool.path,
         "--nvtx",
         "--set", options.get("set", "basic"),
@@ -50,12 +62,10 @@ def commands(job: Job) -> list[Command]:
         "--clock-control", "none",
         *(["--import-source", "yes"] if options.get("source") else []),
         *_kernels(options),
-        # The harness calls cudaProfilerStart around the measured iteration; a command need not.
-        *(["--profile-from-start", "off"] if job.script else []),
+        *start,
         "-f", "-o", str(report(job)),
         *workload_argv(job),
-    ]  # fmt: skip
-    return [Command(tuple(argv), makes=(report(job),))]
+    )  # fmt: skip
 
 
 def _kernels(options: Mapping[str, Any]) -> list[str]:

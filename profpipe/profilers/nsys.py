@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, workload_argv
 
 NAME = "nsys"
 KEEPS_ENDED_CASES = False
@@ -44,30 +46,47 @@ def commands(job: Job) -> list[Command]:
     """Return the commands that profile and export. nsys 2022 and 2023 accept no ``--`` before the application."""
     assert isinstance(job.tool, Tool)
     nsys = job.tool.path
-    profile = [
+    capture = _capture(job)
+    profile = Command(
+        _profile(nsys, job, capture),
+        makes=(report(job),),
+        false_starts=_AGENT_TOO_LATE,
+        ends_workload=bool(job.options.get("capture")),
+    )
+    if capture and job.is_hooked:
+        # Where no step begins, nsys writes no file at all.
+        whole = replace(profile, argv=_profile(nsys, job, []), env=WHOLE)
+        profile = replace(profile, otherwise=whole)
+    export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
+    return [
+        profile,
+        Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
+    ]
+
+
+def _profile(nsys: str, job: Job, capture: Sequence[str]) -> tuple[str, ...]:
+    return (
         nsys, "profile",
         "-t", "cuda,nvtx" if job.on_gpu else "nvtx",
         "-s", "none", "--cpuctxsw=none",
-        *_capture(job),
+        *capture,
         "--cuda-graph-trace=node",
         "-f", "true", "-o", str(report(job)),
         *workload_argv(job),
-    ]  # fmt: skip
-    export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
-    return [
-        Command(tuple(profile), makes=(report(job),), false_starts=_AGENT_TOO_LATE),
-        Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
-    ]
+    )  # fmt: skip
 
 
 def _capture(job: Job) -> list[str]:
     """Return the options that capture from cudaProfilerStart to Stop; `stop` keeps the application's exit code.
 
-    Jobs without a GPU and commands may not call cudaProfilerStart, and NVIDIA does not document which of several
-    processes starts and ends the capture of their common report. All of these are recorded from beginning to end; work
-    before and after the measured iterations is then outside the range of every case.
+    In a command the start-up hook calls them at the first and the last chosen step, and of several processes the last
+    one ends the common capture. Jobs without a GPU do not call cudaProfilerStart, and NVIDIA does not document which of
+    several ranks of a harness starts and ends the capture. These are recorded from beginning to end; work before and
+    after the measured iterations is then outside the range of every case.
     """
-    if job.script is None or not job.on_gpu or job.processes > 1:
+    if times := job.options.get("capture"):
+        return [f"--delay={times['after_s']:g}", f"--duration={times['for_s']:g}"]
+    if not (job.script or job.is_hooked) or not job.on_gpu or job.processes > 1:
         return []
     return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
 

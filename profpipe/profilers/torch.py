@@ -48,5 +48,5 @@ def diagnose(log: str) -> tuple[str, str] | None:
         return "failed", "another profiler holds CUPTI in this process. Do not run profpipe under nsys or ncu."
     if found := re.search(r"^profpipe: (no step was recorded: (the program made )?.+)$", log, re.MULTILINE):
         # A program without steps of torch is nothing for this profiler; one with too few steps needs other settings.
-        return "failed" if found[2] else "skipped", found[1]
+        return "failed" if found[2] else "skipped", found[1].removesuffix(".")
     return None

@@ -18,7 +18,7 @@ _LOG_TAIL_BYTES = 1 << 20
 def stamp_files(command: Command, job: Job) -> dict[Path, Stamp | None]:
     """Return the files that ``command`` is to make, with their present state."""
     found = job.folder.rglob(command.makes_like) if command.makes_like else ()
-    return {path: _stamp(path) for path in (*command.makes, *found)}
+    return {path: stamp_of(path) for path in (*command.makes, *found)}
 
 
 def find_missing(
@@ -32,7 +32,7 @@ def find_missing(
     return tuple(names)
 
 
-def _stamp(path: Path) -> Stamp | None:
+def stamp_of(path: Path) -> Stamp | None:
     """Return None for an empty or absent file or folder.
 
     No clock is compared with a file's time: file systems round their times, and a file server has another clock.

@@ -38,6 +38,7 @@ from profpipe.measure import oom_pruning
 from profpipe.results import atomic
 from profpipe.runner import (
     artifacts,
+    collected_traces,
     environment,
     event_log,
     failure_reasons,
@@ -344,6 +345,11 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
         lost_s += end.seconds
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
         time.sleep(start * _RESTART_PAUSE_S)
+    if command.otherwise and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
+        why = hook_files.explain_missing_steps(job) or "no step was recorded"
+        context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
+        lost_s += end.seconds
+        end = _start_and_wait(command.otherwise, job, events, context)
     return replace(end, seconds=end.seconds + lost_s)
 
 
@@ -353,6 +359,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
     env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
     if command.runs_workload:
         env |= hook_files.variables(job, env)
+    earlier_traces = collected_traces.stamp(job)
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
     stopped: CaseOutcome | None
     with (job.folder / "log.txt").open("ab") as log:
@@ -375,6 +382,8 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
                 # The death of an export says nothing about the case in which the workload's process died.
                 if command.runs_workload and (events.inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
+        if command.runs_workload:
+            collected_traces.collect(job, earlier_traces)
         if command.runs_workload and (missing_steps := hook_files.explain_missing_steps(job)):
             log.seek(0, os.SEEK_END)
             log.write(f"\nprofpipe: {missing_steps}\n".encode())

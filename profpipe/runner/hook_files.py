@@ -18,11 +18,6 @@ _STARTUP = _PACKAGE / "hook" / "startup"
 NO_STEPS = "no step was recorded: "
 
 
-def is_hooked(job: Job) -> bool:
-    """Return True if the Python processes of ``job`` get the start-up hook."""
-    return job.script is None and bool(job.options.get("hook"))
-
-
 def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for the processes of a job, which have ``environment`` otherwise.
 
@@ -30,7 +25,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     another Python. The hook finds profpipe without it.
     """
     found = {ranges.PROFILER_VARIABLE: job.profiler}
-    if not is_hooked(job):
+    if not job.is_hooked:
         return found
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     others = paths[1:] if paths[0] == str(_PACKAGE.parent) else paths
@@ -38,7 +33,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         "folder": str(job.folder),
         "stem": job.stem,
         "profiler": job.profiler,
-        **{name: job.options.get(name) for name in ("steps", "capture", "torch", "collect")},
+        **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
     return {
         **found,
@@ -49,7 +44,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _loaded(job: Job) -> Path:
-    return job.folder / f"{job.stem}.hook.loaded"
+    return job.folder / f"hook.{job.stem}.loaded"
 
 
 def explain_missing_steps(job: Job) -> str:
@@ -57,7 +52,7 @@ def explain_missing_steps(job: Job) -> str:
 
     The reason is also written where the parser of the hook's files finds it.
     """
-    if not is_hooked(job) or job.options.get("capture"):
+    if not job.is_hooked:
         return ""
     why = _explain(job)
     if not why:
@@ -65,7 +60,7 @@ def explain_missing_steps(job: Job) -> str:
     text = f"{NO_STEPS}{why}"
     lines = [{"hook": "started", "profiler": job.profiler, "rank": None}, {"hook": "note", "text": text}]
     content = "".join(json.dumps(line) + "\n" for line in lines)
-    atomic.write_text(job.folder / f"{job.stem}.hook.none.jsonl", content)
+    atomic.write_text(job.folder / f"hook.{job.stem}.none.jsonl", content)
     return text
 
 
@@ -77,7 +72,7 @@ def _explain(job: Job) -> str:
             "replaces PYTHONPATH."
         )
     counts = [count for path in job.records if (count := _count_steps(path)) is not None]
-    if not counts and not (job.folder / f"{job.stem}.hook.torch").exists():
+    if not counts and not (job.folder / f"hook.{job.stem}.torch").exists():
         return f"no process imported torch. {by_hand}"
     if not counts and job.options["steps"]["forward"]:
         return f"no module of torch was called. {by_hand}"

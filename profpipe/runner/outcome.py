@@ -72,7 +72,7 @@ def judge(
     if job.script is not None:
         undone = {case.id for case in job.cases if case.id not in recorded}
     else:
-        undone = {case.id for case in job.cases if any(each.end.stopped or each.end.returncode for each in ends)}
+        undone = {case.id for case in job.cases if any(map(_has_failed, ends))}
         inside = job.cases[0].id
     problem = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside)
     outcomes = {inside: problem or OK} if inside else {}
@@ -103,6 +103,10 @@ def judge(
         retried=lost,
         has_files=not lost,
     )
+
+
+def _has_failed(ended: CommandEnd) -> bool:
+    return bool(ended.end.stopped) or ended.command.has_failed(ended.end.returncode)
 
 
 def _find_problem(

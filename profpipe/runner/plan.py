@@ -163,6 +163,9 @@ def _fill(text: str, params: Mapping[str, Scalar], words: Mapping[str, Sequence[
 
 def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
     """Return ``tool``, or why it cannot profile ``workload``."""
+    if workload.capture is not None and tool.name != "nsys":
+        what = f"{tool.name} records steps, and `capture` asks for a span of time"
+        return Missing(tool.name, what, "Use nsys, or remove `capture`.")
     if tool.name == "torch" and workload.command is not None:
         if not workload.hook and not workload.collect:
             return Missing(
