@@ -50,7 +50,7 @@ class Hooked:
 
     @cached_property
     def files(self) -> list[Path]:
-        return sorted(self.folder.glob("capture.hook.*.jsonl"))
+        return sorted(self.folder.glob("hook.capture.*.jsonl"))
 
     def lines(self, file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

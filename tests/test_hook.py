@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 import hooked
 import pytest
 from hooked import LOOP, run, run_python
+
+from profpipe.ingest import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -120,6 +124,8 @@ def test_forked_workers_of_a_data_loader_write_nothing(tmp_path: Path) -> None:
 
 
 FORKED = """
+import gzip
+import json
 import os
 import torch
 
@@ -246,3 +252,153 @@ def test_start_up_loads_no_module_for_the_hook(tmp_path: Path) -> None:
     bare = {**os.environ, "PYTHONPATH": str(hooked.ROOT)}
     without = subprocess.run([sys.executable, "-c", show], env=bare, capture_output=True, text=True, check=True)
     assert set(with_hook) - set(without.stdout.split()) <= {"sitecustomize"}
+
+
+# --- torch.profiler --------------------------------------------------------------------------------------------------
+
+
+def step_numbers(trace: Path) -> list[int]:
+    """The numbers of the steps whose ranges are in a trace, in their order."""
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    found = [event for event in events if event.get("name", "").startswith("profpipe.step:")]
+    return [int(event["name"].rpartition(":")[2]) for event in sorted(found, key=lambda event: event["ts"])]
+
+
+def test_torch_records_the_steps_after_the_warmup(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "10", profiler="torch")
+    (trace,) = done.traces
+    assert step_numbers(trace) == [2, 3, 4, 5]
+    parsers = registry.parsers()
+    kernels = registry.parse(registry.choose(trace, parsers), trace).kernels
+    # One of the four steps may share its operators with the start of the recording.
+    assert kernels.loc[kernels["kernel"] == "aten::mm", "calls"].sum() in (4, 8)
+
+
+def test_stack_and_shapes_are_recorded_on_demand(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
+    with gzip.open(done.traces[0], "rt", encoding="utf-8") as file:
+        content = json.load(file)
+    assert content["with_stack"] and content["record_shapes"]
+    assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
+
+
+def test_a_program_that_ends_inside_the_chosen_steps_leaves_what_was_recorded(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "6", profiler="torch")
+    assert step_numbers(done.traces[0])[:3] == [2, 3, 4]
+    assert "the program ended before step 5" in done.notes
+
+
+def test_a_program_that_ends_in_the_warmup_says_so(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "3", profiler="torch")
+    assert not done.traces and done.returncode == 0
+    assert "the program made 2 steps, and the first 2 are warm-up" in done.explanation
+
+
+PROFILES_ITSELF = LOOP.replace(
+    "for number in range(int(sys.argv[1])):",
+    "from torch.profiler import profile, schedule\n"
+    "def export(own): own.export_chrome_trace('own.json')\n"
+    "own = profile(schedule=schedule(wait=3, warmup=1, active=2), on_trace_ready=export)\n"
+    "own.start()\n"
+    "for number in range(int(sys.argv[1])):\n"
+    "    own.step()",
+)
+
+
+def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
+    done = run_python(tmp_path, PROFILES_ITSELF, "12", profiler="torch")
+    assert done.returncode == 0 and (tmp_path / "own.json").is_file(), done.output
+    assert "the program uses torch.profiler itself" in done.notes
+
+
+# --- the end of the program ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str) -> None:
+    program = LOOP + "\nprint('not reached')\n"
+    program = "import atexit\natexit.register(print, 'cleaned up')\n" + program
+    done = run_python(tmp_path, program, "100000", profiler=profiler, steps={"stop": True})
+    assert done.returncode == 0 and "not reached" not in done.output and "cleaned up" in done.output
+    assert done.output.count("iteration") == 6 + 0, (
+        "two of the warm-up, four measured, and the first return begins step 0"
+    )
+
+
+def test_a_program_that_catches_systemexit_is_ended_too(tmp_path: Path) -> None:
+    program = LOOP.replace("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException: pass")
+    done = run_python(tmp_path, program, "100000", steps={"stop": True})
+    assert done.returncode == 0 and "trained" not in done.output and done.output.count("iteration") < 20
+
+
+# --- other steps -----------------------------------------------------------------------------------------------------
+
+INFERENCE = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+    def forward(self, x):
+        return self.layers(x)
+
+model = Block()
+with torch.no_grad():
+    for _ in range(9):
+        model(torch.ones(2, 4))
+"""
+
+
+def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path: Path) -> None:
+    steps = run_python(tmp_path, INFERENCE, steps={"forward": True}).steps
+    assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"forward"}
+
+
+RANGED = """
+import torch
+from torch.profiler import record_function
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(6):
+    with record_function(f"batch {number}"):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.step()
+"""
+
+
+def test_a_range_of_the_program_begins_a_step_where_it_is_named(tmp_path: Path) -> None:
+    steps = run_python(tmp_path, RANGED, steps={"range": r"batch \d+"}).steps
+    assert len(steps) == 5 and set(steps["rule"]) == {"marker"}
+
+
+def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path: Path) -> None:
+    program = LOOP.replace(
+        "for number in range(int(sys.argv[1])):", "from profpipe import steps\nfor number in steps(range(8)):"
+    )
+    program = program.replace("    optimizer.step()", "    optimizer.step()\n    optimizer.step()")
+    steps = run_python(tmp_path, program).steps
+    assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"marker"}
+
+
+def test_an_iteration_that_is_left_by_break_is_no_step(tmp_path: Path) -> None:
+    program = "from profpipe import steps\nfor number in steps(range(8)):\n    if number == 5: break\n"
+    assert list(run_python(tmp_path, program).steps["step"]) == list(range(5))
+
+
+def test_step_marks_the_boundaries_in_a_loop_without_an_iterable(tmp_path: Path) -> None:
+    program = "from profpipe import step\ncount = 0\nwhile count < 7:\n    step()\n    count += 1\n"
+    assert len(run_python(tmp_path, program).steps) == 6
+
+
+def test_the_work_between_two_marked_loops_is_no_step(tmp_path: Path) -> None:
+    program = (
+        "import time\nfrom profpipe import steps\n"
+        "for epoch in range(2):\n    for number in steps(range(3)): pass\n    time.sleep(0.2)\n"
+    )
+    steps = run_python(tmp_path, program).steps
+    assert len(steps) == 6 and (steps["wall_ns"] < 1e8).all()

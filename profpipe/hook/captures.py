@@ -110,7 +110,7 @@ class TorchTrace(Capture):
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
         self._profile: Any = None
-        self._is_on = self._is_over = False
+        self._is_on = self._is_over = self._has_step = False
         self._range: Any = None
         if given.is_collected:
             self._is_over = True
@@ -132,6 +132,7 @@ class TorchTrace(Capture):
         if self._range is not None:
             opened, self._range = self._range, None
             opened.__exit__(None, None, None)
+        self._has_step = self._is_on
         if self._is_on and number >= self.settings.last:
             self._export()
 
@@ -141,7 +142,10 @@ class TorchTrace(Capture):
 
     def finish(self) -> None:
         """Export what was recorded, if the program ends inside the chosen steps."""
-        if self._is_on:
+        if self._is_on and not self._has_step:
+            self._is_on = False
+            self._profile.stop_trace()
+        elif self._is_on:
             self.record.note(f"the program ended before step {self.settings.last}, the last one to record")
             self._export()
         self._is_over = True
