@@ -6,7 +6,7 @@ import itertools
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profpipe.analysis.cases import in_words, running_axis, shown
 from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
@@ -113,39 +113,96 @@ def _peak(rates: Iterable[tuple[float | None, float | None]]) -> tuple[doc.Refer
 
 def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart | None:
     """Return a chart with a panel for each combination of the other axes, of at most eight."""
-    panels = tuple(_panels(workload, axis, quantity))
-    if not panels:
-        return None
-    chart = line_chart(
+    lines = _line_axis(workload, axis)
+    points = []
+    for case in workload.cases:
+        if value := quantity.value(case):
+            low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
+            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks)
+            # A speed-up is of accurate cases only.
+            is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
+            points.append(Point(selection.drop_axes(case.shape, (axis, lines)), _name(case, lines), mark, is_wrong))
+    # Where nothing is compared, lines are the values of an axis.
+    names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
+    baselines = {case.variant for case in workload.cases if case.is_baseline} if lines is None else set()
+    every = len({selection.drop_axes(shape.axes, (axis, lines)) for shape in workload.shapes})
+    shown_groups = selection.groups(workload, axis, lines)
+    drawn = len({point.panel for point in points} & set(shown_groups))
+    return line_chart(
         chart_id(workload.name, quantity.name),
         f"{quantity.title} over {axis}",
         axis,
         quantity.axis,
-        panels,
+        points,
+        tuple(dict.fromkeys(names)),
+        panels=shown_groups,
+        baseline=min(baselines) if len(baselines) == 1 else None,
         spans_decades=quantity.spans_decades,
         subtitle=fixed(workload),
-        keys=tuple(_names(workload, _line_axis(workload, axis))),
         references=quantity.references,
+        notes=(
+            f"{drawn} of {every} combinations of the other axes." if every > selection.GROUPS else "",
+            _without_speedup(workload, axis) if quantity.needs_accuracy else "",
+        ),
     )
-    every = len({selection.drop_axes(shape.axes, (axis, _line_axis(workload, axis))) for shape in workload.shapes})
-    left_out = f"{len(panels)} of {every} combinations of the other axes." if every > selection.GROUPS else ""
-    missing = _without_speedup(workload, axis) if quantity.needs_accuracy else ""
-    return with_caption(chart, left_out, missing)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of a line chart: the axes of its panel, its line, its mark, and whether its case is inaccurate."""
+
+    panel: Axes
+    line: str
+    mark: doc.Mark
+    is_inaccurate: bool = False
 
 
 def line_chart(
-    id: str, title: str, x: str, y: doc.Axis, panels: tuple[doc.Panel, ...], *, spans_decades: bool, subtitle: str,
-    keys: tuple[str, ...], references: tuple[doc.Reference, ...] = (),
-) -> doc.Chart:  # fmt: skip
-    """Return a chart of lines whose axes are logarithmic where a linear scale would hide small values."""
-    marks = [mark for panel in panels for series in panel.series for mark in series.marks]
-    ys = [mark.y for mark in marks]
+    id: str, title: str, x: str, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
+    panels: Iterable[Axes], baseline: str | None, spans_decades: bool, subtitle: str,
+    references: tuple[doc.Reference, ...], notes: Iterable[str],
+) -> doc.Chart | None:  # fmt: skip
+    """Return a chart whose axes are logarithmic where a linear scale would hide small values; None without a mark.
+
+    ``panels`` are drawn in this order. ``lines`` are all lines in the order of the palette. A line is rejected where
+    most of its numbers are of inaccurate cases, so that no wrong line leads. The caption explains the signs that occur.
+    """
+    by_line = {name: [point for point in points if point.line == name] for name in lines}
+    rejected = {name for name, own in by_line.items() if 2 * sum(point.is_inaccurate for point in own) > len(own)}
+    drawn = []
+    for others in panels:
+        of_panel = {
+            name: tuple(sorted((p.mark for p in own if p.panel == others), key=lambda mark: mark.x))
+            for name, own in by_line.items()
+        }
+        series = tuple(
+            doc.Series(f"{n} (inaccurate)" if n in rejected else n, n, marks, n == baseline, n in rejected)
+            for n, marks in of_panel.items()
+            if marks
+        )
+        drawn += [doc.Panel(in_words(others), series)] if series else []
+    marks = [mark for panel in drawn for series in panel.series for mark in series.marks]
+    if not marks:
+        return None
+    ys, peaks = [mark.y for mark in marks], [r.value for r in references if r.kind is doc.ReferenceKind.PEAK]
     is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= 20
+    signs = [
+        f"The machine's peak is {number(peaks[0])} {y.unit.name}." if peaks and y.unit else "",
+        "Hollow: the case has a flag." if any(mark.flags for mark in marks) else "",
+        "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in marks) else "",
+    ]
     return doc.Chart(
-        id, title, doc.ChartKind.LINES, doc.Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
-        doc.Axis(y.title, y.unit, is_log, y.labels, y.quantity), panels, subtitle=subtitle, keys=keys,
+        id,
+        title,
+        doc.ChartKind.LINES,
+        doc.Axis(x, is_log=has_factors(sorted({mark.x for mark in marks}))),
+        replace(y, is_log=is_log),
+        tuple(drawn),
+        " ".join(part for part in (*signs, *notes) if part),
+        subtitle=subtitle,
+        keys=lines,
         references=references,
-    )  # fmt: skip
+    )
 
 
 def has_factors(values: Sequence[float]) -> bool:
@@ -153,23 +210,9 @@ def has_factors(values: Sequence[float]) -> bool:
     if len(values) < 2 or values[0] <= 0 or values[-1] / values[0] < 4:
         return False
     steps = list(itertools.pairwise(values))
-    return len(values) == 2 or _unevenness([b / a - 1 for a, b in steps]) < _unevenness([b - a for a, b in steps])
-
-
-def _unevenness(steps: Sequence[float]) -> float:
-    return statistics.pstdev(steps) / statistics.fmean(steps)
-
-
-def with_caption(chart: doc.Chart, *notes: str) -> doc.Chart:
-    """Return ``chart`` with a caption that explains the signs that occur in it."""
-    peaks = [each.value for each in chart.references if each.kind is doc.ReferenceKind.PEAK]
-    signs = [
-        f"The machine's peak is {number(peaks[0])} {chart.y.unit.name}." if peaks and chart.y.unit else "",
-        "Hollow: the case has a flag." if any(mark.flags for mark in chart.marks) else "",
-        "Bars: 10th to 90th percentile." if any(mark.has_visible_range for mark in chart.marks) else "",
-    ]
-    caption = " ".join(part for part in (*signs, *notes) if part)
-    return doc.Chart(**{**chart.__dict__, "caption": caption})
+    kinds = [b / a - 1 for a, b in steps], [b - a for a, b in steps]
+    factors, differences = (statistics.pstdev(own) / statistics.fmean(own) for own in kinds)
+    return len(values) == 2 or factors < differences
 
 
 def not_shown(missing: Mapping[str, Sequence[str]]) -> str:
@@ -193,42 +236,6 @@ def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
     return not_shown({reason: names for reason, names in missing.items() if reason})
 
 
-def _panels(workload: WorkloadFindings, axis: str, quantity: Quantity) -> Iterator[doc.Panel]:
-    lines = _line_axis(workload, axis)
-    groups: dict[Axes, list[CaseResult]] = {others: [] for others in selection.groups(workload, axis, lines)}
-    for case in workload.cases:
-        if (others := selection.drop_axes(case.shape, (axis, lines))) in groups:
-            groups[others].append(case)
-    # A speed-up is of accurate cases only.
-    wrong = {} if quantity.needs_accuracy else _inaccurate(workload, lines)
-    baselines = {case.variant for case in workload.cases if case.is_baseline} if lines is None else set()
-    for others, cases in groups.items():
-        series = []
-        for name in _names(workload, lines):
-            marks = _marks([case for case in cases if _name(case, lines) == name], axis, quantity)
-            is_baseline = baselines == {name}
-            series.append(make_series(name, marks, wrong.get(name, ()), is_baseline))
-        if kept := tuple(each for each in series if each.marks):
-            yield doc.Panel(in_words(others), kept)
-
-
-def make_series(
-    name: str, marks: tuple[doc.Mark, ...], are_inaccurate: Sequence[bool], is_baseline: bool
-) -> doc.Series:
-    """Return a line; one is rejected where most of its cases are inaccurate, so that no wrong line leads."""
-    is_rejected = 2 * sum(are_inaccurate) > len(are_inaccurate)
-    return doc.Series(f"{name} (inaccurate)" if is_rejected else name, name, marks, is_baseline, is_rejected)
-
-
-def _inaccurate(workload: WorkloadFindings, lines: str | None) -> dict[str, list[bool]]:
-    """Return by line which of its timed cases are inaccurate."""
-    found: dict[str, list[bool]] = {}
-    for case in workload.cases:
-        if case.time:
-            found.setdefault(_name(case, lines), []).append(Flag.INACCURATE in case.marks)
-    return found
-
-
 def _line_axis(workload: WorkloadFindings, axis: str) -> str | None:
     """Return the axis whose values are the lines where nothing is compared: the one with the most of at most eight."""
     if workload.compare:
@@ -238,26 +245,11 @@ def _line_axis(workload: WorkloadFindings, axis: str) -> str | None:
     return max((name for name in counts if counts[name] <= _LINES), key=lambda name: counts[name], default=None)
 
 
-def _names(workload: WorkloadFindings, lines: str | None) -> list[str]:
-    """Return the names of all lines, in the order of the palette."""
-    own = (_name(case, lines) for case in workload.cases)
-    return list(dict.fromkeys([*workload.variants, *own] if lines is None else own))
-
-
 def _name(case: CaseResult, lines: str | None) -> str:
     if lines is None:
         return case.variant
     value = dict(case.shape)[lines]
     return shown(value) if isinstance(value, str) else in_words(((lines, value),))
-
-
-def _marks(cases: Sequence[CaseResult], axis: str, quantity: Quantity) -> tuple[doc.Mark, ...]:
-    marks = []
-    for case in cases:
-        if value := quantity.value(case):
-            low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            marks.append(doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks))
-    return tuple(sorted(marks, key=lambda mark: mark.x))
 
 
 # --- stacked bars ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, bound, limit_of
 from profpipe.report import document as doc
 from profpipe.report.sections import studies as tables
-from profpipe.report.sections.plots import line_chart, make_series, not_shown, with_caption
+from profpipe.report.sections.plots import Point, line_chart, not_shown
 from profpipe.report.selection import GROUPS
 
 #: Stored units whose values may span decades.
@@ -36,32 +36,42 @@ def study_plots(studies: Iterable[Study]) -> doc.Section:
 
 def study_plot(study: Study, value: StudyValue) -> doc.Chart | None:
     """Return the chart of a value over the rows of the study; None with fewer than two positions."""
-    panels = tuple(panel for grid in study.grids if (panel := _panel(study, grid, value)))
-    drawn = panels[:GROUPS]
-    if len({mark.x for panel in drawn for series in panel.series for mark in series.marks}) < 2:
-        return None
     stored, unit = study.units.get(value.name, ""), tables.choose_unit(study, value)
-    name = tables.value_name(study, value)
-    is_titled = len(study.values) > 1
-    chart = line_chart(
+    name, is_titled = tables.value_name(study, value), len(study.values) > 1
+    points = list(_points(study, value))
+    panels = list(dict.fromkeys(point.panel for point in points))
+    if len({point.mark.x for point in points if point.panel in panels[:GROUPS]}) < 2:
+        return None
+    return line_chart(
         f"study-{tables.slug(study.title)}-{tables.slug(value.name)}",
         f"{study.title}: {name}" if is_titled else study.title,
         study.row_axes[0],
         doc.Axis(name, None if stored in ("ns", "byte", "x") else unit, quantity=stored),
-        drawn,
+        points,
+        tuple(line_names(study)),
+        panels=panels[:GROUPS],
+        baseline=baseline_name(study),
         spans_decades=stored in _DECADES or value.name.startswith(_ERRORS),
         subtitle=", ".join(filter(None, ["" if is_titled else name, in_words(study.fixed)])),
-        keys=tuple(line_names(study)),
         references=tuple(_references(study, value)),
+        notes=(
+            *tables.basis_note(study, [value]),
+            *tables.kernels_note(study, [value]),
+            f"Every case: {', '.join(study.shared_flags)}." if study.shared_flags else "",
+            _without_value(study, value),
+            f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",
+        ),
     )
-    return with_caption(
-        chart,
-        *tables.basis_note(study, [value]),
-        *tables.kernels_note(study, [value]),
-        f"Every case: {', '.join(study.shared_flags)}." if study.shared_flags else "",
-        _without_value(study, value),
-        f"{GROUPS} of {len(panels)} combinations of the other axes." if len(panels) > GROUPS else "",
-    )
+
+
+def _points(study: Study, value: StudyValue) -> Iterator[Point]:
+    """Yield the numbers of ``value``; a chart of errors rejects no line."""
+    for grid, (x, *_rest), column, cell in _cells(study, value):
+        if cell and is_number(x) and isinstance(cell.value, (int, float)):
+            flags = tuple(flag for flag in cell.flags if flag not in study.shared_flags)
+            is_wrong = Flag.INACCURATE in cell.flags and not value.name.startswith(_ERRORS)
+            mark = doc.Mark(float(x), float(cell.value), flags=flags)
+            yield Point(grid.others, _line_name(study, column), mark, is_wrong)
 
 
 def _references(study: Study, value: StudyValue) -> Iterator[doc.Reference]:
@@ -119,28 +129,3 @@ def baseline_name(study: Study) -> str | None:
     place = study.column_axes.index(study.compare or "")
     found = {_line_name(study, column) for column in _columns(study) if column[place] in study.baselines}
     return found.pop() if len(found) == 1 else None
-
-
-def _inaccurate(study: Study, value: StudyValue) -> dict[str, list[bool]]:
-    """Return by line which of its numbers are of inaccurate cases; a chart of errors rejects no line."""
-    found: dict[str, list[bool]] = {}
-    if not value.name.startswith(_ERRORS):
-        for _, _, column, cell in _cells(study, value):
-            if cell and isinstance(cell.value, (int, float)):
-                found.setdefault(_line_name(study, column), []).append(Flag.INACCURATE in cell.flags)
-    return found
-
-
-def _panel(study: Study, grid: Grid, value: StudyValue) -> doc.Panel | None:
-    marks: dict[str, list[doc.Mark]] = {}
-    wrong, baseline = _inaccurate(study, value), baseline_name(study)
-    for own, (x, *_rest), column, cell in _cells(study, value):
-        if own is grid and cell and is_number(x) and isinstance(cell.value, (int, float)):
-            flags = tuple(mark for mark in cell.flags if mark not in study.shared_flags)
-            marks.setdefault(_line_name(study, column), []).append(doc.Mark(float(x), float(cell.value), flags=flags))
-    series = tuple(
-        make_series(name, tuple(marks[name]), wrong.get(name, ()), name == baseline)
-        for name in line_names(study)
-        if name in marks
-    )
-    return doc.Panel(in_words(grid.others), series) if series else None
