@@ -159,8 +159,8 @@ class Point:
 
 def line_chart(
     id: str, title: str, x: str, y: doc.Axis, points: Sequence[Point], lines: tuple[str, ...], *,
-    panels: Iterable[Axes], baseline: str | None, spans_decades: bool, subtitle: str,
-    references: tuple[doc.Reference, ...], notes: Iterable[str],
+    spans_decades: bool, panels: Iterable[Axes] = ((),), baseline: str | None = None, subtitle: str = "",
+    references: tuple[doc.Reference, ...] = (), notes: Iterable[str] = (),
 ) -> doc.Chart | None:  # fmt: skip
     """Return a chart whose axes are logarithmic where a linear scale would hide small values; None without a mark.
 
