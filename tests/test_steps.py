@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import reader, registry
 from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.states import states
-from profpipe.results.schema import STEP_PREFIX, STEPS, Tables, empty
+from profpipe.job import Case, CaseOutcome, Job, JobOutcome, Status, Tool
+from profpipe.results.schema import STEP_PREFIX, STEPS, Tables, empty, frame
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ["compute_ns", "communication_ns", "copy_ns", "idle_ns"]
@@ -698,6 +700,32 @@ def test_the_files_of_a_job_are_ranks_of_one_case(tmp_path: Path) -> None:
     assert (numbers["step_launches", "common"], numbers["step_kernel_time", "alone"]) == (0.5, 5e3)
     own = tables.metrics[tables.metrics["metric"].str.startswith("step")]
     assert set(own["workload"]) == {"w"} and set(own["profiler"]) == {"torch"} and set(own["case"]) == {"c"}
+
+
+def test_the_range_of_a_pipeline_file_is_read_from_the_job(tmp_path: Path) -> None:
+    export = Export()
+    for number in range(3):
+        export.range(100 * number, 100 * number + 100, f"batch {number}")
+        export.launch(100 * number + 20, number + 1)
+    path = export.write_sqlite(tmp_path / "capture.sqlite")
+    case = Case("default", {})
+    job = Job("w", "nsys", (case,), path.parent, Tool("nsys", "1"), "python", tmp_path, command=("x",))
+    job = replace(job, options={"steps": {"range": r"batch \d+", "warmup": 0}})
+    outcome = JobOutcome(job, CaseOutcome(Status.OK), files=(path,))
+    (result,) = reader.ingest(reader.sources_of_job(outcome, tmp_path))
+    assert isinstance(result, reader.Read)
+    assert result.tables.steps[["case", "rule"]].to_numpy().tolist() == [["default", "marker"]] * 3
+
+
+def test_a_step_is_the_time_of_a_program_under_plain() -> None:
+    place = {"workload": "w", "case": "c", "source": "s", "process": 1, "state": "steady"}
+    rows = [{**place, "step": n, "wall_ns": 100.0 + n} for n in range(9)]
+    for profiler in ("plain", "nsys"):
+        found = reader.combine([Tables(steps=frame(STEPS, [{**row, "profiler": profiler} for row in rows]))]).metrics
+        by_metric = found.set_index("metric")[["value", "n", "ci_low", "ci_high"]]
+        assert by_metric.loc["step_time"].tolist() == [104, 9, 101, 107]
+        assert ("time" in by_metric.index) == (profiler == "plain")
+        assert profiler == "nsys" or by_metric.loc["time"].equals(by_metric.loc["step_time"])
 
 
 def test_files_of_different_workloads_keep_their_own_ranks(tmp_path: Path) -> None:

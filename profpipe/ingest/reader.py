@@ -152,10 +152,11 @@ def sources_of_job(outcome: JobOutcome, run_folder: Path) -> list[Source]:
     job = outcome.job
     whole = job.cases[0].id if job.script is None else ""
     again = outcome.attempted_again
+    step_range = str((job.options.get("steps") or {}).get("range") or "")
     files = [path for path in outcome.files if path.exists() and not _is_false_start(path, outcome)]
     names = [str(path.relative_to(run_folder)) for path in files]
     return [
-        Source(path, name, run_folder.name, job.workload, job.profiler, whole, again.get(path, frozenset()))
+        Source(path, name, run_folder.name, job.workload, job.profiler, whole, again.get(path, frozenset()), step_range)
         for path, name in zip(files, names, strict=True)
     ]
 
