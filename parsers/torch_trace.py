@@ -18,13 +18,19 @@ import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import attribution, comm_overlap, groupby, json_stream, kernel_classes, launch_order, range_stats
-from profpipe.ingest.steps import operations, search
+from profpipe.ingest.steps import operations, partition, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
 
 FORMATS = ("torch.profiler Chrome trace (.json, .json.gz)",)
 
 _STEP = re.compile(r"^ProfilerStep#\d+$")
+_CONV = kernel_classes.CONVOLUTION
+#: Operators of PyTorch and its backends that compute a convolution: aten::convolution, aten::cudnn_convolution_relu,
+#: aten::miopen_convolution, aten::convolution_backward, aten::slow_conv2d_forward, aten::conv1d, ...
+_CONVOLUTION = re.compile(r"aten::\w*conv(olution|\d|_(transpose|depthwise|tbc))\w*")
+#: Those of them that launch kernels themselves.
+_BACKEND = re.compile(r"aten::(?!convolution$|_convolution$|conv\d|conv_)")
 _LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch")
 _RECORD_SOMETHING = "Check that the profiled region ran between start and stop, with no other profiler on the GPU."
 
@@ -108,7 +114,33 @@ def _launches(trace: events.Trace) -> pd.DataFrame:
     gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
     gpu["by_operator"] = ~called & gpu["thread"].notna()
     gpu["kind"] = np.array(events.KINDS, dtype=object)[gpu["kind"].astype(int)]
+    gpu["convolves"] = (gpu["kind"] == "kernel") & _are_in_convolutions(trace, gpu, by_call, by_operator)
     return gpu
+
+
+def _are_in_convolutions(
+    trace: events.Trace, gpu: pd.DataFrame, by_call: pd.DataFrame, by_operator: pd.DataFrame
+) -> np.ndarray:
+    """Return which GPU events an operator of a convolution launched: the innermost one around the launch.
+
+    It is the operator with the External id of the event or of its call. Without ids it is the one around the call.
+    """
+    convolutions = [code for code, name in enumerate(trace.texts) if _CONVOLUTION.fullmatch(name)]
+    if not convolutions:
+        return np.zeros(len(gpu), dtype=bool)
+    operators = trace.frame("op")
+    through_call = _by_id(trace, operators, "external").reindex(by_call["external"].to_numpy())
+    name = by_operator["name"].fillna(pd.Series(through_call["name"].to_numpy(), index=by_operator.index)).to_numpy()
+    found: np.ndarray = np.isin(name, convolutions)
+    unknown = np.flatnonzero(np.isnan(name) & gpu["thread"].notna().to_numpy())
+    backends = [code for code in convolutions if _BACKEND.match(trace.texts[code])]
+    around = operators[operators["name"].isin(backends)]
+    for thread, rows in groupby.groups(gpu["thread"].to_numpy()[unknown].astype(np.int64)):
+        own = around[around["thread"] == thread]
+        start = _ns(own["start"])
+        time = _ns(gpu["time"].iloc[unknown[rows]])
+        found[unknown[rows]] = partition.Union(start, start + _ns(own["dur"])).contains(time)
+    return found
 
 
 def _shared(trace: events.Trace, rows: pd.DataFrame, key: str) -> pd.Series[Any]:
@@ -130,7 +162,7 @@ def _operators(trace: events.Trace) -> pd.DataFrame:
     ops = trace.frame("op")
     ops["dur"], ops["time"] = _self_times(ops), ops["start"]
     of_no_gpu = {"device": events.MISSING, "stream": events.MISSING}
-    return ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False)
+    return ops.assign(kind="cpu_op", **of_no_gpu, by_operator=False, is_shared=False, convolves=False)
 
 
 def _self_times(ops: pd.DataFrame) -> np.ndarray:
@@ -199,6 +231,7 @@ def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attri
             "phase": groupby.labelled(placed.path, phases),
             "kind": launches["kind"],
             "kernel": groupby.labelled(launches["name"].astype(int).to_numpy(), trace.texts),
+            "kernel_class": groupby.labelled(launches["convolves"].to_numpy().astype(int), ["", _CONV]),
             "duration_ns": _ns(launches["dur"]),
         }
     )

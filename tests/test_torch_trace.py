@@ -16,6 +16,7 @@ from damage import mutated
 
 from profpipe import plugins, ranges
 from profpipe.errors import UnreadableFile
+from profpipe.ingest import kernel_classes
 from profpipe.results import schema
 from profpipe.results.schema import Placement
 from profpipe.runner import plan
@@ -439,3 +440,83 @@ def test_every_kernel_of_a_real_trace_is_a_single_launch_with_its_grid(parser: M
 def test_a_trace_whose_kernels_have_no_grids_has_no_single_launches(parser: ModuleType, trace: Write) -> None:
     assert parser.launches(trace(launch(1, 10), kernel("a", 1, 20, 5))).empty
     assert parser.launches(CPU).empty
+
+
+GEMM = "volta_sgemm_64x64_nn"
+
+
+def classes(parsed: schema.Tables) -> list[tuple[str, str, int]]:
+    frame = parsed.kernels.sort_values(["kernel", "kernel_class"])
+    return list(zip(frame["kernel"], frame["kernel_class"], frame["calls"], strict=True))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "aten::cudnn_convolution_add_relu",
+        "aten::miopen_convolution", "aten::convolution_backward", "aten::cudnn_convolution_transpose", "aten::conv2d",
+        "aten::slow_conv2d_forward", "aten::_conv_depthwise2d",
+    ],
+)  # fmt: skip
+def test_a_kernel_that_a_convolution_launched_is_one_whatever_its_name(
+    parser: ModuleType, trace: Write, operator: str
+) -> None:
+    path = trace(
+        event("cpu_op", operator, 10, 20, **{"External id": 5}),
+        event("cpu_op", "aten::mm", 40, 20, **{"External id": 6}),
+        # With the id at the kernel, with the id at the call, and at neither.
+        kernel(GEMM, None, 200, 10, **{"External id": 5}),
+        launch(8, 15, **{"External id": 5}),
+        kernel(GEMM, 8, 220, 10),
+        launch(9, 45, **{"External id": 6}),
+        kernel(GEMM, 9, 240, 10),
+    )
+    assert classes(parser.parse(path)) == [(GEMM, "conv", 2), (GEMM, "gemm", 1)]
+
+
+def test_without_ids_a_kernel_belongs_to_the_convolution_around_its_call(parser: ModuleType, trace: Write) -> None:
+    path = trace(
+        event("cpu_op", "aten::conv2d", 5, 60),
+        event("cpu_op", "aten::cudnn_convolution", 10, 20),
+        launch(8, 15),
+        kernel(GEMM, 8, 220, 10),
+        # Of the bias, in another operator, and of another thread.
+        event("cpu_op", "aten::add_", 40, 20),
+        launch(9, 45),
+        kernel("bias", 9, 240, 10),
+        launch(10, 15, tid=2),
+        kernel(GEMM, 10, 260, 10),
+    )
+    assert classes(parser.parse(path)) == [("bias", "other", 1), (GEMM, "conv", 1), (GEMM, "gemm", 1)]
+
+
+def test_other_work_inside_a_convolution_keeps_its_class(parser: ModuleType, trace: Write) -> None:
+    path = trace(
+        event("cpu_op", "aten::convolution_backward", 10, 50, **{"External id": 5}),
+        event("cpu_op", "aten::mm", 20, 10, **{"External id": 6}),
+        launch(9, 25, **{"External id": 6}),
+        kernel(GEMM, 9, 240, 10, **{"External id": 6}),
+        launch(10, 40, name="cudaMemsetAsync", **{"External id": 5}),
+        event("gpu_memset", "Memset (Device)", 260, 5, pid=0, tid=7, correlation=10, **{"External id": 5}),
+    )
+    assert classes(parser.parse(path)) == [("Memset (Device)", "memset", 1), (GEMM, "gemm", 1)]
+
+
+def test_a_rule_of_the_user_goes_before_the_operator(tmp_path: Path, parser: ModuleType, trace: Write) -> None:
+    path = trace(
+        event("cpu_op", "aten::cudnn_convolution", 10, 20, **{"External id": 5}),
+        kernel(GEMM, None, 200, 10, **{"External id": 5}),
+        kernel("winograd_like", None, 220, 10, **{"External id": 5}),
+    )
+    rules = kernel_classes.user_rules([{"class": "other", "pattern": "sgemm_64x64", "family": "mine"}])
+    found = kernel_classes.annotate(parser.parse(path).kernels, rules)
+    assert dict(zip(found["kernel"], found["kernel_class"], strict=True)) == {GEMM: "other", "winograd_like": "conv"}
+
+
+def test_convolutions_of_a_recorded_training_keep_the_sums(parser: ModuleType, shared_data: Path) -> None:
+    folder = shared_data / "torch_trace" / "facebookresearch__HolisticTraceAnalysis"
+    (path,) = folder.glob("rank-0*")
+    kernels = parser.parse(path).kernels
+    by_class = kernels.groupby("kernel_class")["calls"].sum()
+    # Of 430 kernels named sgemm 405 compute convolutions, and 35 copies and 30 scalings prepare them.
+    assert (by_class["conv"], by_class["gemm"], by_class["copy"], by_class["elementwise"]) == (1940, 25, 10, 1340)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OTHER: Final = ("other", "")
+CONVOLUTION: Final = "conv"
 
 #: Assertions about the text around a match. RE2 lacks them; without them a pattern finds no less.
 _LOOK_AROUND: Final = re.compile(
@@ -158,7 +159,8 @@ def classes(names: Sequence[str]) -> list[str]:
 def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.DataFrame:
     """Normalise ``kernel`` and fill ``kernel_class`` and ``kernel_family`` of each row.
 
-    ``rules``, the user's from ``user_rules``, go first. Rows of kind ``graph`` have the class ``graph``.
+    ``rules``, the user's from ``user_rules``, go first. Rows of kind ``graph`` have the class ``graph``. Rows that have
+    the class ``conv`` keep it, unless a rule of the user finds them: a file can say that a convolution launched them.
     """
     import numpy as np
     import pandas as pd
@@ -167,7 +169,7 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
     codes, distinct = pd.factorize(names)
     found = first_rules(distinct, rules or ())
 
-    def spread(values: Iterable[str]) -> pd.Series[Any]:
+    def spread(values: Iterable[Any]) -> pd.Series[Any]:
         # A map over a hundred thousand rows takes longer than all rules over the distinct names.
         return pd.Series(np.array([*values, ""], dtype=object)[codes], index=frame.index, dtype=object)
 
@@ -176,6 +178,10 @@ def annotate(frame: pd.DataFrame, rules: tuple[Rule, ...] | None = None) -> pd.D
         kernel_class=spread(rule.kernel_class if rule else "other" for rule in found.values()),
         kernel_family=spread(rule.family if rule else "" for rule in found.values()),
     )
+    if "kernel_class" in frame.columns and (launched := frame["kernel_class"] == CONVOLUTION).any():
+        is_own = spread(rule in (rules or ()) for rule in found.values()).astype(bool)
+        kept = launched & ~is_own & (result["kernel_class"] != CONVOLUTION)
+        result.loc[kept, ["kernel_class", "kernel_family"]] = [CONVOLUTION, ""]
     if "kind" in frame.columns:
         graphs = frame["kind"] == "graph"
         result.loc[graphs, ["kernel_class", "kernel_family"]] = ["graph", ""]

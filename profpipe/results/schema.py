@@ -400,8 +400,9 @@ def split_path(path: Sequence[str]) -> tuple[str, str]:
     return case, PATH_SEPARATOR.join(map(range_name, path[depth + 1 :]))
 
 
-#: The columns that identify a row of `kernels` within one file.
-LAUNCH_KEYS: Final = ("case", "process", "device", "stream", "phase", "kind", "kernel")
+#: The columns that identify a row of `kernels` within one file. A class follows from the name, if the file does not say
+#: more: a launch with a class is one row with others of its class only.
+LAUNCH_KEYS: Final = ("case", "process", "device", "stream", "phase", "kind", "kernel", "kernel_class")
 
 
 def summarise(launches: pd.DataFrame) -> pd.DataFrame:
