@@ -116,7 +116,7 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtC
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
-    own_steps = steps.find_steps(index, _cases_that_may_have_steps(data, cases), declared)
+    own_steps = steps.find_steps(index, _cases_that_may_have_steps(data, cases), layout.params, declared)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {

@@ -6,7 +6,7 @@ A figure of a case is the mean over its ranks. The parts of a step are means ove
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from profpipe.analysis.findings.steps import (
 )
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
+from profpipe.config.items import items_of
 from profpipe.results.schema import RANK_PREFIX, StepRule, StepState
 
 #: The class of the kernels that are the part ``communication``.
@@ -43,12 +44,17 @@ _OUTLIER = re.compile(rf"{RANK_PREFIX}(\d+) step (\d+)")
 _OUTLIER_METRIC = "step_outlier_"
 
 
-def find_steps(index: CaseIndex, cases: Iterable[str], declared: Mapping[str, Any]) -> StepFindings:
-    """Return the steps of those of ``cases`` that have any. ``declared`` is the workload's entry of the pipeline."""
+def find_steps(
+    index: CaseIndex, cases: Sequence[str], params: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]
+) -> StepFindings:
+    """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
+
+    ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline.
+    """
     by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
     profiler = _with_parts(index.tables.steps)
     found = {case: _Case(index, case, profiler, by_case[case]).read() for case in cases if case in by_case}
-    items = declared.get("items_per_step")
+    items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
     kept = tuple(own for own in found.values() if own)
     without = tuple(case for case in cases if not found.get(case))
     recordings = tuple(recording for case in without for recording in _recordings(index, case))
@@ -59,7 +65,7 @@ def find_steps(index: CaseIndex, cases: Iterable[str], declared: Mapping[str, An
         recordings=recordings,
         copies={case: tuple(_copies(own)) for case, own in totals.items() if own.by_copy},
         has_launches=bool(recordings),
-        items={case: float(items) for case in found} if items else {},
+        items={case: number for case, number in items.items() if number is not None},
         item_name=str(declared.get("item_name") or "items"),
     )
 

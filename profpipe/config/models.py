@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from profpipe.config.items import parameters
 from profpipe.config.yaml import as_list
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
@@ -75,6 +77,17 @@ def _read_flag(flag: object) -> object:
 
 #: By value of a parameter, the words of a command that stand for it.
 Flag = Annotated[Mapping[str, Annotated[tuple[str, ...], BeforeValidator(as_list)]], BeforeValidator(_read_flag)]
+
+
+def _validate_items(items: float | str) -> float | str:
+    if isinstance(items, str):
+        parameters(items)
+    elif not (math.isfinite(items) and items > 0):
+        raise ValueError("is no positive number")
+    return items
+
+
+ItemCount = Annotated[float | str, AfterValidator(_validate_items)]
 
 
 class _Model(BaseModel):
@@ -235,6 +248,12 @@ class Workload(Settings):
         description="glob of the traces that a `command` writes itself with torch.profiler, taken under torch: "
         "'log/*.json'",
     )
+    items_per_step: ItemCount | None = Field(
+        None,
+        description="items that one step, or one call of a script, processes over all ranks together: a number, or "
+        "arithmetic on parameters such as batch * 1024",
+    )
+    item_name: str = Field("items", min_length=1, description="what these items are: tokens, samples, images")
     params: Mapping[str, Scalar] = Field({}, description="parameters with the same value in every case")
     matrix: Mapping[str, Values] = Field(
         {}, description="parameters that vary: the cases are all combinations of the lists"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from profpipe import plugins
-from profpipe.config import study_validation
+from profpipe.config import items, study_validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Workload
 from profpipe.config.workload_files import declared_params, find_build_problem, script_path
 from profpipe.config.yaml import line_of, shown
@@ -135,6 +135,7 @@ def _in_workload(name: str, workload: Workload, path: Path) -> Iterator[Mistake]
             yield f"{at}.matrix.{axis}", "is also in params.", "Keep one of the two."
     if workload.cwd is not None and not (path.resolve().parent / workload.cwd).resolve().is_dir():
         yield f"{at}.cwd", f"there is no folder '{workload.cwd}'.", f"It is relative to {path.resolve().parent}."
+    yield from _in_items(f"{at}.items_per_step", workload)
     yield from _of_one_name(at, workload)
     if workload.command is not None:
         yield from _in_command(name, workload, path)
@@ -200,6 +201,24 @@ def _in_command(name: str, workload: Workload, path: Path) -> Iterator[Mistake]:
 def _varying(workload: Workload) -> list[str]:
     """Return the names whose values make the cases."""
     return list(dict.fromkeys([*workload.matrix, *(axis for point in workload.include for axis in point)]))
+
+
+def _in_items(at: str, workload: Workload) -> Iterator[Mistake]:
+    """Yield the names in ``items_per_step`` that are no parameters, and the first case that it has no number for."""
+    if not isinstance(expression := workload.items_per_step, str):
+        return
+    names, known = items.parameters(expression), {*_varying(workload), *workload.params}
+    if unknown := [name for name in names if name not in known]:
+        yield from ((at, f"there is no parameter '{name}'.", did_you_mean(name, known)) for name in unknown)
+        return
+    axes = [name for name in names if name in workload.matrix]
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*map(workload.matrix.get, axes))]  # type: ignore[arg-type]
+    for point in [*points, *workload.include]:
+        try:
+            items.items_of(expression, {**workload.params, **point})
+        except ValueError as error:
+            yield at, f"{error}.", "Each case needs a number above 0: write one, or arithmetic on its parameters."
+            return
 
 
 def _in_flags(at: str, workload: Workload) -> Iterator[Mistake]:

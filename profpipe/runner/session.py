@@ -24,10 +24,11 @@ from typing import Any
 import pandas as pd
 
 from profpipe import profilers
+from profpipe.config.items import items_of
 from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
-from profpipe.ingest import kernel_classes, launch_order, process_repeats, reader, registry
+from profpipe.ingest import item_rates, kernel_classes, launch_order, process_repeats, reader, registry
 from profpipe.ingest.ncu import guided as guide_file
 from profpipe.job import Case, Cause, Command, Job, JobOutcome, Missing, ProgressListener, Status
 from profpipe.measure import machine as machine_info
@@ -254,6 +255,7 @@ class Session:
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         if job.is_repeated:
             fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)
+        fresh = item_rates.add(fresh, self._items(job))
         self.data = self._merged(job, fresh)
         devices = reader.read_devices(job.records)
         entry = manifest.job_entry(
@@ -275,6 +277,12 @@ class Session:
         if guided_ncu.adds_kernels(job):
             return reader.add_kernels(self.data, fresh)
         return reader.replace_cases(reader.drop_job(self.data, job, self.folder), fresh)
+
+    def _items(self, job: Job) -> dict[str, float]:
+        """Return the items that a step of each case processes, where the pipeline file states them."""
+        expression = self.request.pipeline.workloads[job.workload].items_per_step
+        known = ((case.id, items_of(expression, case.params)) for case in job.cases)
+        return {case: count for case, count in known if count is not None}
 
     def _own_peaks(self, job: Job, devices: Sequence[Mapping[str, Any]]) -> PeakRates | None:
         """Return the peak rates of the job's devices if they differ from those of the machine."""

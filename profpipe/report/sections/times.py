@@ -80,8 +80,9 @@ def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.T
 
 
 def items_per_s(workload: WorkloadFindings, case: CaseResult) -> float | None:
-    """Return the items of a step, which the pipeline file states, by second."""
-    items = workload.steps.items.get(case.id)
+    """Return the items of a step or a call, which the pipeline file states, by second."""
+    is_of_steps = workload.basis is not None and workload.basis.quantity in ("time", "step")
+    items = workload.steps.items.get(case.id) if is_of_steps else None
     return items * 1e9 / case.time.ns if items and case.time and case.time.ns else None
 
 
