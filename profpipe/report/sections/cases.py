@@ -97,22 +97,19 @@ def _time_cell(case: CaseResult | None, shape: Shape, is_time: bool) -> doc.Cell
 def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.Text = "") -> doc.Table:
     """Return a row for each timed case: time, spread, rates, memory, error, clock, power, flags."""
     timed = [case for case in cases if case.time]
-    unit = time_unit(case.time.ns for case in timed if case.time)
+    unit = time_unit(case.ns for case in timed)
     memory = size_unit(case.values.get("peak_allocated") for case in timed)
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
     quantities: list[tuple[doc.Column, Callable[[CaseResult], _Value]]] = [
-        (doc.Column("time", "time", unit), lambda c: c.time.ns if c.time else None),
+        (doc.Column("time", "time", unit), lambda c: c.ns),
         (
             doc.Column("interval", "95 % interval"),
             lambda c: _range(unit, c.time.ci_low, c.time.ci_high) if c.time else None,
         ),
         (doc.Column("spread", "p10 to p90"), lambda c: _range(unit, c.time.p10, c.time.p90) if c.time else None),
-        (
-            doc.count("samples", counted),
-            lambda c: c.time.n if c.time and has_counts else None,
-        ),
+        (doc.count("samples", counted), lambda c: c.time.n if c.time and has_counts else None),
         (doc.ratio("speedup", "over baseline"), lambda c: c.speedup),
         (doc.Column("tflops", "TFLOP/s"), lambda c: c.tflops),
         (doc.Column("tflops_done", "effective TFLOP/s"), lambda c: c.tflops_done if c.is_sparse else None),

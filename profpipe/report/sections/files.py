@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -38,53 +38,40 @@ def files(findings: Findings, run: Manifest) -> doc.Section:
 
 def _table(run: Manifest) -> doc.Table:
     sizes = {file.path: file.bytes for job in run.jobs for file in job.files}
+
+    def size(group: Sequence[FileEntry]) -> doc.Cell:
+        total = sum(sizes.get(file.source, 0) for file in group)
+        return doc.Cell(text=doc.Number(total, size_unit([total]))) if total else doc.Cell()
+
+    def launches(group: Sequence[FileEntry]) -> int | None:
+        """Return None where the files hold something else instead of kernels."""
+        total = sum(file.launches for file in group)
+        return total if total or not any(file.without_kernels for file in group if not file.launches) else None
+
+    def time(group: Sequence[FileEntry], name: str) -> doc.Cell | None:
+        known = [ns for file in group if (ns := getattr(file, name)) is not None]
+        if launches(group) is None or not known:
+            return None
+        total = float(sum(known))
+        return doc.Cell(text=doc.Number(total, time_unit([total]))) if total else doc.Cell(0.0)
+
     columns = [
-        doc.label("file"),
-        doc.label("format"),
-        doc.label("tool"),
-        doc.Column("size", "size"),
-        doc.count("launches"),
-        doc.Column("total", "kernel time"),
-        doc.Column("attributed", "in cases"),
-        doc.Column("unattributed", "outside every case"),
-        doc.words("attribution", "placed in ranges"),
-    ]
-    rows = [_row(place, group, sizes) for place, group in _grouped(run)]
-    table = doc.make_table("files", columns, rows, placement=doc.Placement.DETAILS)
+        (doc.label("file"), lambda place, group: place),
+        (doc.label("format"), lambda place, group: group[0].format),
+        (doc.label("tool"), lambda place, group: f"{group[0].tool} {group[0].tool_version}".strip()),
+        (doc.Column("size", "size"), lambda place, group: size(group)),
+        (doc.count("launches"), lambda place, group: launches(group)),
+        (doc.Column("total", "kernel time"), lambda place, group: time(group, "total_ns")),
+        (doc.Column("attributed", "in cases"), lambda place, group: time(group, "attributed_ns")),
+        (doc.Column("unattributed", "outside every case"), lambda place, group: time(group, "unattributed_ns")),
+        (doc.words("attribution", "placed in ranges"),
+         lambda place, group: _attribution(group, "CPU operators " if launches(group) is None else "")),
+    ]  # fmt: skip
+    rows = [[content(place, group) for _, content in columns] for place, group in _grouped(run)]
+    table = doc.make_table("files", [column for column, _ in columns], rows, placement=doc.Placement.DETAILS)
     # Files from elsewhere may know no cases: then no kernel is outside of one.
     has_cases = run.jobs or any(file.attributed_ns for file in run.files)
     return table if has_cases else table.without("attributed", "unattributed")
-
-
-def _row(
-    place: doc.Text, group: Sequence[FileEntry], sizes: Mapping[str, int]
-) -> list[doc.Cell | doc.Text | float | None]:
-    first, size = group[0], sum(sizes.get(file.source, 0) for file in group)
-    launches: float | None = sum(file.launches for file in group)
-    sums: list[doc.Cell | doc.Text | float | None] = [
-        _time([file.total_ns for file in group]),
-        _time([file.attributed_ns for file in group]),
-        _time([file.unattributed_ns for file in group]),
-    ]
-    if not launches and any(_has_no_kernels(file) for file in group):
-        launches, sums = None, [None] * len(sums)
-    return [
-        place,
-        first.format,
-        " ".join(filter(None, [first.tool, first.tool_version])),
-        doc.Cell(text=doc.Number(size, size_unit([size]))) if size else doc.Cell(),
-        launches,
-        *sums,
-        _attribution(group, "CPU operators " if launches is None else ""),
-    ]
-
-
-def _time(times: Sequence[float | None]) -> doc.Cell | None:
-    known = [time for time in times if time is not None]
-    total = float(sum(known))
-    if not total:
-        return doc.Cell(0.0) if known else None
-    return doc.Cell(text=doc.Number(total, time_unit([total])))
 
 
 def _grouped(run: Manifest) -> Iterator[tuple[doc.Text, list[FileEntry]]]:
@@ -97,10 +84,6 @@ def _grouped(run: Manifest) -> Iterator[tuple[doc.Text, list[FileEntry]]]:
     for (folder, *_), group in groups.items():
         one = doc.Code(group[0].source)
         yield (one if len(group) == 1 else doc.concat(doc.Code(f"{folder}/"), f", {len(group)} files")), group
-
-
-def _has_no_kernels(file: FileEntry) -> bool:
-    return not file.launches and bool(file.without_kernels)
 
 
 _PLACEMENTS: Final = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
@@ -22,8 +21,6 @@ _LIMITERS = {Limiter.HOST: "the host", Limiter.COMPUTE: "arithmetic", Limiter.ME
 #: Metrics that a limit needs: what is missing, the other limit, the rate that is known.
 _UNDECLARED = (("bytes", "memory", "FLOP/s"), ("FLOPs", "arithmetic", "bytes/s"))
 
-_Value: TypeAlias = "doc.Cell | doc.Text | float | None"
-
 
 def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     """Return the limits of ``part``, the shapes that are shown in full: the largest shape's on the short page."""
@@ -34,17 +31,15 @@ def limits(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
     others = [case for case in part.cases if case.id not in largest_ids]
     is_one_shape = len({case.shape for case in largest}) == 1
     title = in_words(largest[0].shape) if is_one_shape and workload.compare else ""
-    tables = [table(part, largest, is_one_shape, title)]
-    tables.append(table(part, others, False, "other cases" if tables[0].rows else "", doc.Placement.DETAILS))
-    tables = [each for each in tables if each.rows]
-    if not tables:
+    first = table(part, largest, is_one_shape, title)
+    second = table(part, others, False, "other cases" if first.rows else "", doc.Placement.DETAILS)
+    if not (first.rows or second.rows):
         return doc.Section("limits", "", workload=workload.name)
-    notes = tuple(explanations(part))
-    blocks: list[doc.Block] = [doc.Paragraph(_definition(workload)), *tables]
-    blocks += [doc.Bullets(notes, doc.Placement.DETAILS)] if notes else []
-    if workload.rates_from:
-        blocks.append(doc.Paragraph(f"Rates of the machine: {workload.rates_from}.", doc.Placement.DETAILS))
-    return doc.Section("limits", "What limits it", tuple(blocks), workload=workload.name)
+    notes = doc.Bullets(tuple(explanations(part)), doc.Placement.DETAILS)
+    rates = f"Rates of the machine: {workload.rates_from}." if workload.rates_from else ""
+    remark = doc.Paragraph(rates, doc.Placement.DETAILS)
+    blocks: list[doc.Block] = [doc.Paragraph(_definition(workload)), first, second, notes, remark]
+    return doc.make_section("limits", "What limits it", blocks, workload=workload.name)
 
 
 def table(
@@ -65,7 +60,11 @@ def table(
     sizes = size_unit(case.limit.dram_bytes for case in known)
     slowed = {o.case for o in workload.overheads if o.is_large and o.profiler == workload.kernel_profiler}
     tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
-    quantities: list[tuple[doc.Column, Callable[[CaseResult], _Value]]] = [
+    columns = [
+        (
+            doc.label("case", workload.compare or "case"),
+            lambda c: doc.Code(c.variant) if is_one_shape and c.variant else case_text(c),
+        ),
         (
             doc.Column("gpu", "GPU", times),
             lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else ""),
@@ -82,20 +81,10 @@ def table(
             lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None,
         ),
         (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
+        (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
     ]
-    columns = [
-        doc.label("case", workload.compare or "case"),
-        *(column for column, _ in quantities),
-        doc.label("limiter", "limited by"),
-    ]
-    rows = []
-    for case in known:
-        name = doc.Code(case.variant) if is_one_shape and case.variant else case_text(case)
-        limiter = _LIMITERS[case.limit.limited_by] if case.limit.limited_by else MISSING
-        rows.append((name, *(value(case) for _, value in quantities), limiter))
-    return doc.make_table(
-        "limits" if placement is doc.Placement.SUMMARY else "other_limits", columns, rows, title, placement
-    )
+    id = "limits" if placement is doc.Placement.SUMMARY else "other_limits"
+    return doc.table_of(id, known, columns, title, placement)
 
 
 def _idle(case: CaseResult, is_slowed: bool) -> doc.Cell | None:
