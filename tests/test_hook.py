@@ -32,6 +32,7 @@ def test_the_parts_of_a_step_are_missing_without_a_profiler(tmp_path: Path) -> N
     assert steps[["compute_ns", "idle_ns", "kernels"]].isna().all().all()
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_is_one_step_for_each_call_of_the_optimizer(tmp_path: Path) -> None:
     program = LOOP.replace("    optimizer.step()", "    if number % 4 == 3:\n        optimizer.step()")
     assert len(run_python(tmp_path, program, "24").steps) == 24 // 4 - 1
@@ -56,6 +57,7 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path: Path, calls: int) ->
     assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_appears_late_ends_the_steps_from_there(tmp_path: Path) -> None:
     done = run_python(tmp_path, TWO.format(6))
     # Six calls of the first optimizer look like five steps, three of them beyond the warm-up.
@@ -89,6 +91,7 @@ def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> Non
     assert list(done.steps["step"]) == list(range(6))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_keeps_the_steps_of_the_seconds_before(tmp_path: Path) -> None:
     program = LOOP.replace(
         "    optimizer.zero_grad()",
@@ -143,6 +146,7 @@ for process in processes: process.join()
 """
 
 
+@pytest.mark.slow
 def test_forked_processes_that_train_have_a_file_each(tmp_path: Path) -> None:
     done = run_python(tmp_path, FORKED)
     assert [len(tables.steps) for tables in done.tables] == [5, 5]
@@ -157,6 +161,7 @@ def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) ->
     assert len(done.steps) == 3
 
 
+@pytest.mark.slow
 def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_hook(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n", encoding="utf-8")
     done = run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)})
@@ -164,23 +169,27 @@ def test_an_error_in_the_sitecustomize_of_the_user_is_reported_as_without_the_ho
     assert done.returncode == 0 and len(done.steps) == 3
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_that_imports_torch_is_watched_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\n", encoding="utf-8")
     assert len(run_python(tmp_path, LOOP, "4", env={"PYTHONPATH": str(tmp_path)}).steps) == 3
 
 
+@pytest.mark.slow
 def test_a_shell_starts_the_hook_as_well(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
     done = run(tmp_path, "sh", "-c", f"{sys.executable} train.py 5 > log.txt; tail -n 1 log.txt")
     assert done.output == "trained\n" and len(done.steps) == 4
 
 
+@pytest.mark.slow
 def test_a_module_of_a_package_is_started_with_the_hook(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__main__.py").write_text(LOOP, encoding="utf-8")
     assert len(run(tmp_path, sys.executable, "-m", "mine", "5").steps) == 4
 
 
+@pytest.mark.slow
 def test_torch_that_is_imported_late_is_watched(tmp_path: Path) -> None:
     program = "def main():\n" + "\n".join(f"    {line}" for line in LOOP.splitlines()) + "\nmain()\n"
     done = run_python(tmp_path, program, "5")
@@ -195,6 +204,7 @@ def test_a_python_without_the_hook_is_named_as_the_reason(tmp_path: Path, flag: 
     assert "the start-up hook was not loaded" in done.explanation and "-I, -E or -S" in done.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -218,6 +228,7 @@ def _python(minor: int) -> str | None:
         return None
 
 
+@pytest.mark.slow
 def test_an_error_of_the_hook_leaves_the_program_alone(tmp_path: Path) -> None:
     # The program deletes what the hook uses.
     program = LOOP.replace("torch.manual_seed(0)", "import time; del time.perf_counter_ns")

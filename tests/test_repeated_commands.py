@@ -147,6 +147,7 @@ def test_a_case_that_fails_in_one_process_has_failed_and_starts_no_other(tmp_pat
     assert "is fastest" not in page and "process 2 of 4" in page
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path: Path) -> None:
     write(tmp_path, PIPELINE % "sleep 0.2")
     argv = [sys.executable, "-m", "profpipe", "run", "--out", "o"]
@@ -168,6 +169,7 @@ def test_a_killed_run_continues_with_the_processes_that_it_lacks(tmp_path: Path)
     assert len({job["folder"] for job in jobs}) == len(jobs) == 8
 
 
+@pytest.mark.slow
 def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(tmp_path: Path) -> None:
     path = write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")

@@ -141,6 +141,7 @@ def test_no_secret_of_the_arguments_is_written_and_the_program_gets_them_all(pro
     assert seen(project)[1]["argv"] == words
 
 
+@pytest.mark.slow
 def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project: Path) -> None:
     profpipe(project, "run", "-p", "plain", "--", "python", "train.py", "${HOME}", "${X:-y}")
     profpipe(project, "run", (project / "out" / "latest").resolve() / "pipeline.yaml")
@@ -177,6 +178,7 @@ def test_a_run_is_named_after_its_program(command: str, name: str) -> None:
     assert program.name_of(command.split()) == name
 
 
+@pytest.mark.slow
 def test_mistakes_say_what_to_do(project: Path) -> None:
     assert "no program after '--'. For example: profpipe run -- python train.py" in refusal(project, "--")
     assert "there is no program 'pyhton'" in refusal(project, "--", "pyhton", "train.py")
