@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nsys_exports import Export
 from report_study import (
+    DATA,
     analyze,
     case_row,
     check_golden,
@@ -35,6 +42,7 @@ from step_study import (
 from profpipe import plugins
 from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
+from profpipe.cli import main
 from profpipe.report import document as doc
 from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import headline, kernel_share, recording, step_list, step_times, steps, warnings
@@ -327,3 +335,76 @@ def test_measured_calls_of_a_script_have_no_such_section() -> None:
     assert not recording.recording(only((data, run)))
     kernels = [kernel_row("impl=a", GEMM, 30, 3e6)]
     assert not recording.recording(only((step_tables(kernels=kernels, ranges=[range_row("impl=a", 30)]), {})))
+
+
+# --- recordings ------------------------------------------------------------------------------------------------------
+
+
+def ingested(recording_: Path, folder: Path) -> tuple[list[str], str]:
+    """Run `profpipe ingest` on a recording; return the lines of SUMMARY.md, and both pages."""
+    plain_file = folder / recording_.name.removesuffix(".gz")
+    with gzip.open(recording_) as packed, plain_file.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    assert main(["ingest", str(plain_file), "--out", str(folder / "out")]) == 0
+    return (folder / "out" / "SUMMARY.md").read_text().splitlines(), read_pages(folder / "out")
+
+
+def cell(lines: list[str], label: str, column: int = 1) -> float:
+    """Return the number in the first row that begins with ``label``."""
+    row = next(line for line in lines if line.startswith(f"| {label} |"))
+    return float(row.split("|")[1 + column].replace("*", "").split()[0])
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("kind", ["train", "evals", "ddp", "graphs", "accumulate"])
+def test_the_page_of_a_loop_has_its_true_step_time_and_kernels(kind: str, tmp_path: Path, shared_data: Path) -> None:
+    """Of two ranks, the figures are means: nothing on the page is their sum."""
+    truth = json.loads((shared_data / "steps" / "truth.json").read_text())[kind]
+    lines, page = ingested(shared_data / "steps" / f"{kind}.sqlite.gz", tmp_path)
+    found = re.match(r"\*\*A step takes ([\d.]+) (us|ms) ", lines[2])
+    assert found and len(lines) <= 150
+    step_ns = float(found[1]) * {"us": 1e3, "ms": 1e6}[found[2]]
+    assert step_ns == pytest.approx(statistics.mean(own["median_period_ns"] for own in truth), rel=0.03)
+    assert cell(lines, "launches") == pytest.approx(statistics.mean(own["median_launches"] for own in truth), abs=0.5)
+    total, unit = next(
+        (float(m[2]), {"us": 1e3, "ms": 1e6}[m[1]])
+        for line in lines
+        if (m := re.match(r"\| \*\*Total (us|ms)/step\*\* \| \*\*([\d.]+)", line))
+    )
+    if kind == "ddp":
+        # Its kernels wait for each other, so that their means over steps are far from their medians.
+        kernels = [statistics.mean(own["kernel_ns"][3:]) for own in truth]
+        assert total * unit == pytest.approx(statistics.mean(kernels), rel=0.1)
+        assert "Kernel times are means over 2 ranks" in page
+    else:
+        assert total * unit == pytest.approx(truth[0]["median_kernel_ns"], rel=0.01)
+    parts = [cell(lines, f"**{name}**") for name in ("compute", "exposed copies", "idle")]
+    parts += [cell(lines, "**exposed communication**")] if kind == "ddp" else []
+    assert sum(parts) == pytest.approx(cell(lines, "**step (mean)**"), rel=0.01)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_of_a_loop_counts_evaluations_and_names_the_pause(tmp_path: Path) -> None:
+    lines, page = ingested(DATA / "nsys-2025.3.1" / "loops" / "evals.sqlite.gz", tmp_path)
+    assert any(
+        line.startswith("- Step 12 took 209.0 ms, the median 8.85 ms: 200.2 ms more idle time") for line in lines
+    )
+    assert page.count("| between steps |") == 4
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_recording_in_which_nothing_recurs_shows_where_its_time_goes(tmp_path: Path) -> None:
+    """Two processes, one with a GPU that the host keeps waiting, one with a copy."""
+    export = Export()
+    for n, start in enumerate((0, 1000, 3000)):
+        export.launch(start, n, name=f"kernel {n}", lasts=100)
+    export.launch(500, 9, name="kernel 9", pid=2, lasts=300)
+    path = export.write_sqlite(tmp_path / "x.sqlite")
+    assert main(["ingest", str(path), "--out", str(tmp_path / "out")]) == 0
+    lines = (tmp_path / "out" / "SUMMARY.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith(("| rank", "| 0 |", "| 1 |"))]
+    assert rows == [
+        "| rank | recorded us | compute us | idle: the host launched late us |",
+        "| 0 | 3.10 | 0.3 (9.7 %) | 2.80 (90.3 %) |",
+        "| 1 | 0.3 | 0.3 (100 %) | 0 (0 %) |",
+    ]

@@ -12,7 +12,7 @@ from profpipe.analysis.findings.kernels import KernelRow, Phase
 from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, SwitchCost
 from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
 from profpipe.config.kernel_categories import CATEGORIES, category
-from profpipe.results.schema import PATH_SEPARATOR
+from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
 #: Profilers by preference: nsys records every launch at the lowest cost, ncu runs each kernel alone.
 PREFERENCE = ("nsys", "rocprof", "torch", "ncu")
@@ -123,6 +123,8 @@ def phases(own: KernelTotals, case: str, count: int | None, joins_steps: bool = 
     sums: dict[str, ClassTotal] = {}
     for path, (calls, ns) in own.phases.items():
         steps = path.split(PATH_SEPARATOR) if path else []
+        # The ranges of profpipe's own steps hold all that a program does.
+        steps = steps[1:] if path.startswith(STEP_PREFIX) else steps
         if joins_steps and steps:
             steps[0] = _STEP_NUMBER.sub("N", steps[0])
         for name in itertools.accumulate(steps, lambda outer, inner: f"{outer}{PATH_SEPARATOR}{inner}"):

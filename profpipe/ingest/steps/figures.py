@@ -20,6 +20,10 @@ from profpipe.results.schema import StepState
 #: The steps that the launches recur in, where ranges say that there are more or fewer.
 COUNT_BY_PATTERN: Final = "step_count_by_pattern"
 
+#: The prefix of the metrics of a recording without steps, and its parts, which add up to its duration.
+_RECORDING: Final = "capture_"
+_PARTS: Final = ("compute", "communication", "copy", "idle_launch", "idle_blocked", "idle_other")
+
 _CASE: Final = ["workload", "profiler", "case"]
 _PLACE: Final = ["source", "process", "device"]
 
@@ -65,6 +69,16 @@ def of_device(operations: Operations, own: Timeline, accounts: Accounts, steps: 
     return found
 
 
+def of_recording(whole: Accounts | None) -> list[dict[str, Any]]:
+    """Return the parts of a whole recording in which no step was found: ``capture_compute`` and the others, in ns."""
+    if whole is None:
+        return []
+    row = whole.frame.iloc[0]
+    return [
+        {"metric": f"{_RECORDING}{part}", "value": float(row[f"{part}_ns"]), "unit": "ns", "n": 1} for part in _PARTS
+    ]
+
+
 def _copied(operations: Operations, own: Timeline, name: Any, steady: Bools, names: int) -> Any:
     """Return the bytes that the steady steps copied or set, by name."""
     if operations.read_sizes is None or not (copies := steady & own.copies).any():
@@ -102,19 +116,38 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     Each process and device is a rank. A figure of the case is the mean over its ranks. Its interval is the mean of
     theirs, since ranks that wait for each other have no independent steps.
     """
-    if tables.steps.empty:
+    if tables.steps.empty and tables.step_figures.empty:
         return tables
     steps = _with_ranks(tables.steps)
-    rows = [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
+    rows = list(_recordings(tables))
+    rows += [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
     places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
     placed = tables.step_figures.merge(places, on=[*_CASE, *_PLACE])
     ranks = places.groupby(_CASE, sort=False).size()
     for key, group in placed.groupby(_CASE, sort=False):
         rows += _means(_named(key), group, int(ranks[key]))
-    run = {"run": tables.steps["run"].iloc[0]}
+    run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
     found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
     metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
     return replace(tables, steps=steps, metrics=metrics)
+
+
+def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
+    """Yield the parts of the recordings of cases without any step, by rank."""
+    figures = tables.step_figures
+    figures = figures[figures["metric"].str.startswith(_RECORDING)]
+    with_steps = set(tables.steps[_CASE].itertuples(index=False, name=None))
+    for key, group in figures.groupby(_CASE, sort=False):
+        if key not in with_steps:
+            places = group[_PLACE].drop_duplicates().sort_values(["device", "process", "source"], kind="stable")
+            ranked = group.merge(places.assign(rank=range(len(places))), on=_PLACE)
+            for row in ranked.to_dict("records"):
+                subject = f"{schema.RANK_PREFIX}{row['rank']}"
+                yield {
+                    **_named(key),
+                    **{name: row[name] for name in ("metric", "value", "unit", "n")},
+                    "subject": subject,
+                }
 
 
 def _named(key: Any) -> dict[str, str]:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Int64s, groups
-from profpipe.ingest.steps import pattern, windows
+from profpipe.ingest.steps import pattern, segments, windows
 from profpipe.ingest.steps.accounting import Accounts, account
-from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device
+from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
 from profpipe.ingest.steps.operations import Operations, Timeline, Waits, timeline
 from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.segments import Segments
@@ -52,8 +52,9 @@ def find(
 ) -> Found:
     """Find the steps of each process and device, among the operations outside all cases.
 
-    A process with cases has no steps by pattern: what it runs between its cases only prepares them. ``unclosed`` and
-    ``own`` are those of ``windows.find``.
+    A process with cases has no steps by pattern: what it runs between its cases only prepares them. Of another device
+    without steps the figures are the parts of the whole recording. ``unclosed`` and ``own`` are those of
+    ``windows.find``.
     """
     operations = operations.reading_once()
     by_process = windows.find(ranges, unclosed, own)
@@ -68,20 +69,23 @@ def find(
         by_pattern = None if process in with_cases else _by_pattern(operations, own_line)
         chosen = by_ranges or by_pattern
         accounts = account(own_line, chosen, waits_of.get(process, no_wait), origin) if chosen else None
-        if chosen is None or accounts is None:
-            continue
         place = {"process": process, "device": device}
+        if chosen is None or accounts is None:
+            if process not in with_cases:
+                whole = account(
+                    own_line, segments.everything(own_line.launched), waits_of.get(process, no_wait), origin
+                )
+                figures.append(pd.DataFrame(of_recording(whole)).assign(**place))
+            continue
         frame = _with_states(accounts).assign(**place)
         steps.append(frame)
         found = of_device(operations, own_line, accounts, frame)
         if by_ranges and by_pattern and by_pattern.steps != by_ranges.steps:
             found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
         figures.append(pd.DataFrame(found).assign(**place))
-    if not steps:
-        return Found()
     return Found(
-        schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True)),
-        schema.frame(schema.STEP_FIGURES, pd.concat(figures, ignore_index=True)),
+        schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True) if steps else {}),
+        schema.frame(schema.STEP_FIGURES, pd.concat(figures, ignore_index=True) if figures else {}),
     )
 
 

@@ -33,6 +33,12 @@ class Segments:
         return int(self.is_step.sum())
 
 
+def everything(launched: Int64s) -> Segments:
+    """Return one part that holds all launches of a device."""
+    ends = np.array([launched.min()]), np.array([launched.max() + 1])
+    return Segments(StepRule.PATTERN, *ends, np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
+
+
 def with_gaps(rule: StepRule, begin: Int64s, end: Int64s, step: Int64s) -> Segments:
     """Return the steps, and the time between two steps as other work."""
     gaps = np.flatnonzero(end[:-1] < begin[1:])

@@ -24,7 +24,7 @@ from profpipe.report.inlines import duration, fill, margin, names, percent, plur
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, recording, roofline, steps, times
 from profpipe.report.sections.wins import MOST_NAMES, doubt_of, tied_names
-from profpipe.report.units import count, number, size_unit, step_unit, time_unit
+from profpipe.report.units import Unit, count, number, size_unit, step_unit, time_unit
 
 #: Winners, and groups of tied cases, that the headline names; of more, it counts the others.
 _MOST_WINNERS = 2
@@ -149,7 +149,7 @@ def _without_times(workload: WorkloadFindings) -> doc.Text:
 def _plain_times(workload: WorkloadFindings) -> doc.Text:
     """Return the times of a workload that compares nothing."""
     cases = [case for shape in workload.shapes for case in shape.timed]
-    first, unit, per = cases[0], time_unit(case.ns for case in cases), of_what(workload.basis)
+    first, unit, per = cases[0], _unit(workload, [case.ns for case in cases]), of_what(workload.basis)
     is_one, is_timed = len(cases) == 1, workload.basis is None or workload.basis.is_timed
     if is_one and not is_timed and first.breakdown and first.breakdown.iterations is None:
         return _sum_of_capture(workload, first, first.breakdown)
@@ -166,6 +166,15 @@ def _plain_times(workload: WorkloadFindings) -> doc.Text:
     return fill(f"{len(cases)} cases, from {{}} ({{}}) to {{}} ({{}}) {per}.", low, low_name, high, high_name)
 
 
+def _unit(workload: WorkloadFindings, times_ns: Sequence[float | None]) -> Unit:
+    is_step = workload.basis is not None and workload.basis.quantity == "step"
+    return step_unit(times_ns) if is_step else time_unit(times_ns)
+
+
+def _duration(workload: WorkloadFindings, ns: float | None) -> doc.Number:
+    return duration(ns, _unit(workload, [ns]))
+
+
 def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return the time of a steady step of the only case, its interval and the number of steps."""
     assert case.time is not None and workload.basis is not None
@@ -174,7 +183,7 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     parts += [plural(case.time.n, "steady step")] if case.time.n else []
     parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
-    return fill("A step takes {} ({}).", duration(case.time.ns, step_unit([case.time.ns])), doc.join(parts, last=", "))
+    return fill("A step takes {} ({}).", _duration(workload, case.time.ns), doc.join(parts, last=", "))
 
 
 def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: KernelBreakdown) -> doc.Text:
@@ -196,7 +205,7 @@ def _sum_of_capture(workload: WorkloadFindings, case: CaseResult, breakdown: Ker
 def _one_shape(workload: WorkloadFindings, shape: Shape, win: Win) -> doc.Text:
     name = doc.Code(win.best.variant)
     place = f"At {in_words(shape.axes)}{',' if len(shape.axes) > 1 else ''} " if shape.axes else ""
-    time = fill(f"{{}} {of_what(workload.basis)}", duration(win.best.ns))
+    time = fill(f"{{}} {of_what(workload.basis)}", _duration(workload, win.best.ns))
     match win.verdict:
         case WinVerdict.UNOPPOSED:
             only = "only" if place else "Only"
@@ -277,7 +286,9 @@ def _everywhere(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Text
     who = fill("The baseline, {},", doc.Code(best.variant)) if best.is_baseline else doc.Code(best.variant)
     per = of_what(workload.basis)
     sentence = f"{{}} is {_fastest(shapes)} in {every(len(shapes))}: {{}}; {{}} {per} at {{}} ({{}})."
-    return fill(sentence, who, _leads(shapes), duration(best.ns), in_words(at.axes), ratio(_over(at, shapes)))
+    return fill(
+        sentence, who, _leads(shapes), _duration(workload, best.ns), in_words(at.axes), ratio(_over(at, shapes))
+    )
 
 
 def _leads(shapes: Sequence[Shape]) -> doc.Text:

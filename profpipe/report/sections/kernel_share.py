@@ -54,7 +54,8 @@ def _placement(is_first: bool) -> doc.Placement:
 def _context(workload: WorkloadFindings) -> doc.Text:
     profiler = workload.kernel_profiler
     if workload.is_on_cpu:
-        return f"Self time of CPU operators per call ({profiler}); copy: the class of copying operators."
+        of = _OF.get(workload.iteration, "of the whole recording")
+        return f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
     if workload.iteration is Iteration.CAPTURE:
         return f"Sums over the whole recording ({profiler}): the file does not say how many iterations it has."
     text = f"Kernel time {_OF[workload.iteration]} ({profiler}). direct_copy: PyTorch's {{}}, which changes layout or"
