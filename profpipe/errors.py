@@ -69,6 +69,12 @@ class GateFailed(ProfpipeError):
     exit_code = GATE_FAILED
 
 
+class GateUndecided(ProfpipeError):
+    """The data of a gate do not decide it."""
+
+    exit_code = GATE_UNDECIDED
+
+
 class Interrupted(ProfpipeError):
     """The user stopped the run. The finished jobs are stored, and the report is still written."""
 

@@ -606,7 +606,11 @@ def test_a_wrong_number_on_the_command_line_is_explained(arguments, message, cap
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
+def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
+    spreads = [("w", "n=0", 8, 0.01), ("w", "n=1", 8, 0.01)]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    database.store_spreads(tmp_path / "out", "aa", Manifest(), spreads)
     for name, times in (("a", (1.0, 1.0)), ("b", (2.0, 1.0)), ("c", (2.0, 2.0))):
         rows = [
             {"workload": "w", "case": f"n={n}", "profiler": "plain", "metric": "time", "value": value, "unit": "ns"}
@@ -620,6 +624,8 @@ def test_a_gate_counts_its_cases_in_words(tmp_path, capsys):
     assert "1 case is more than 5 % slower: w/n=0" in capsys.readouterr().err
     assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5"]) == 4
     assert "2 cases are more than 5 % slower: w/n=0, w/n=1" in capsys.readouterr().err
+    assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5", "--out", "other"]) == 5
+    assert "the gate is undecided: 2 cases are more than 5 % slower by one process each" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -34,8 +34,12 @@ AFTER = run_with(same=(101.0, 100.0, 102.0), slow=(110.0, 109.0, 111.0), new=(1.
 ENDED = Manifest(ended="2026-11-20T06:00:00+00:00", machine=Machine(gpus=(Gpu(name="NVIDIA H200"),)))
 
 
-def compared(a, b):
-    return compare_runs(a, b, ENDED, ENDED)
+#: Pairs of processes of the same code lie 2 % apart: in 99 % of them less than 5.2 %.
+SPREADS = {"w": {"same": 0.02, "slow": 0.02, "bare": 0.02}}
+
+
+def compared(a, b, spreads=SPREADS):
+    return compare_runs(a, b, ENDED, ENDED, spreads)
 
 
 def changes(a=BEFORE, b=AFTER):
@@ -55,19 +59,48 @@ def test_a_gate_fails_for_slower_cases_but_not_for_noise():
     found = compared(BEFORE, AFTER)
     assert find_gate_failure(found, 0.5) == GateFailure(GateCause.SLOWER, ("w/slow", "w/bare"))
     assert find_gate_failure(found, 25) is None
+    wide = {"w": dict.fromkeys(SPREADS["w"], 0.08)}
+    assert find_gate_failure(compared(BEFORE, AFTER, wide), 0.5) is None
+
+
+def test_one_process_a_side_gives_no_verdict_where_the_spread_between_processes_is_unknown():
+    found = compared(BEFORE, AFTER, {})
+    assert {change.name: change.is_beyond_noise for change in found.changes} == {
+        "w/same": False, "w/slow": None, "w/bare": None,
+    }  # fmt: skip
+    assert find_gate_failure(found, 0.5) == GateFailure(GateCause.UNDECIDED, ("w/slow", "w/bare"))
+    assert find_gate_failure(found, 15) == GateFailure(GateCause.UNDECIDED, ("w/bare",))
+    assert find_gate_failure(found, 25) is None
+    assert "+10.0%  no verdict\n" in compare.text(found)
+    assert "2 cases are more than 0.5 % slower by one process each" in compare.gate_text(found, 0.5)
+
+
+def test_a_difference_below_the_floor_of_a_verdict_is_noise_however_calm_the_processes():
+    calm = {"w": {"same": 0.0001}}
+    after = run_with(same=(100.8, 100.7, 100.9))
+    before = run_with(same=(100.0, 99.9, 100.1))
+    assert [change.is_beyond_noise for change in compared(before, after, calm).changes] == [False]
+
+
+def test_the_interval_of_repeated_processes_holds_their_spread():
+    runs = [
+        Tables(metrics=run_with(prog=times).metrics.assign(metric="process_wall"))
+        for times in ((100.0, 98.0, 103.0), (110.0, 107.0, 112.0))
+    ]
+    assert [change.is_beyond_noise for change in compared(*runs, {}).changes] == [True]
 
 
 def test_the_text_names_each_case_with_its_change():
     text = compare.text(compared(BEFORE, AFTER))
-    assert "+10.0%" in text and "within the noise" in text and "no interval kept" in text
+    assert "+10.0%  beyond the noise" in text and "within the noise" in text and "no verdict" not in text
     assert compare.text(Comparison(())) == "No case has a time in both runs."
 
 
 def test_times_are_printed_in_one_readable_unit():
-    change = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, Intervals.APART)
+    change = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, Intervals.APART, noise=0.01)
     assert compare.text(Comparison((change,))).splitlines() == [
         "case        A ms       B ms    B vs A",
-        "w/n=1       8863       9000     +1.6%",
+        "w/n=1       8863       9000     +1.6%  beyond the noise",
     ]
 
 
@@ -106,7 +139,8 @@ def test_a_newly_inaccurate_result_is_shown_with_its_time_and_fails_a_gate():
     assert inaccurate == {"w/same": (), "w/slow": ("B",), "w/bare": ("A", "B")}
     assert find_gate_failure(found, 25) == GateFailure(GateCause.NEWLY_INACCURATE, ("w/slow",))
     text = compare.text(found)
-    assert "+10.0%  inaccurate in B\n" in text and "no interval kept  inaccurate in A and B" in text
+    assert "+10.0%  beyond the noise  inaccurate in B\n" in text
+    assert "+20.0%  beyond the noise  inaccurate in A and B" in text
 
 
 def with_params(data, **params):

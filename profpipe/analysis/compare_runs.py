@@ -1,16 +1,23 @@
-"""Compare the times of two runs, case by case, and judge them against a gate."""
+"""Compare the times of two runs, case by case, and judge them against a gate.
+
+Each run measured a case in one process. Processes of the same code differ by more than the intervals of their samples,
+so a difference counts only where the spread between processes is known for that case, GPU and driver.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import pandas as pd
 
+from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -39,15 +46,24 @@ class Change:
     intervals: Intervals
     #: The runs in which the result was outside the tolerance: ``A``, ``B`` or both.
     inaccurate_in: tuple[str, ...] = ()
+    #: The log of the ratio that processes of the same code stay below in 99 %; None where that is not known.
+    noise: float | None = None
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether the difference is more than chance; None where the spread between processes is not known."""
+        if self.intervals is Intervals.OVERLAP:
+            return False
+        return None if self.noise is None else abs(math.log(self.after_ns / self.before_ns)) > self.noise
 
     @property
     def percent(self) -> float:
         """Positive: B takes longer than A."""
         return (self.after_ns / self.before_ns - 1) * 100
 
-    def is_slower_by(self, percent: float) -> bool:
-        """Return True if the case is slower by more than ``percent``, and by more than its uncertainty."""
-        return self.percent > percent and self.intervals is not Intervals.OVERLAP
+    def is_slower_by(self, percent: float) -> bool | None:
+        """Whether the case is slower by more than ``percent`` and by more than chance; None where that is not known."""
+        return self.is_beyond_noise if self.percent > percent else False
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,8 @@ class GateCause(Enum):
     LOST = "lost"
     CHANGED_PARAMS = "changed_params"
     NOTHING_TO_JUDGE = "nothing_to_judge"
+    #: Cases are slower, and whether that is chance is not known.
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -94,10 +112,17 @@ class GateFailure:
     cases: tuple[str, ...] = ()
 
 
-def compare_runs(a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifest) -> Comparison:
+def compare_runs(
+    a: Tables,
+    b: Tables,
+    manifest_a: Manifest,
+    manifest_b: Manifest,
+    spreads: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> Comparison:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
-    A case without stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
+    ``spreads`` has by workload and case how far pairs of processes of the same code lie apart, as a ratio minus 1. A
+    case without stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
     """
     changes: list[Change] = []
     changed_params: list[ChangedCase] = []
@@ -113,22 +138,42 @@ def compare_runs(a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifes
             changed_params.append(_changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where))
+            noise = _noise(before, after, spreads.get(key[0], {}).get(key[1]))
+            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where, noise))
     gpus = _gpu_names(manifest_a), _gpu_names(manifest_b)
     differ = gpus if all(gpus) and gpus[0] != gpus[1] else None
     unfinished = manifest_b.is_run and not manifest_b.ended
     return Comparison(tuple(changes), tuple(lost), tuple(absent), tuple(changed_params), differ, unfinished)
 
 
+def _noise(before: _TimedCase, after: _TimedCase, spread: float | None) -> float | None:
+    """Return the log ratio that one process each of the same code exceeds in 1 % of comparisons.
+
+    ``spread`` is the standard deviation between pairs of processes; the floor of a verdict is the least. The interval
+    of repeated processes holds their spread already.
+    """
+    if before.is_of_processes and after.is_of_processes and before.intervals_with(after) is not Intervals.UNKNOWN:
+        return 0.0
+    return None if spread is None else max(math.log1p(LEAST_FLOOR), _QUANTILE * math.log1p(spread))
+
+
+#: 99 % of a normal distribution lie within so many standard deviations.
+_QUANTILE: Final = statistics.NormalDist().inv_cdf(0.995)
+
+
 @dataclass(frozen=True)
 class _TimedCase:
-    """The median time in ns without a profiler and its confidence interval, which may be missing."""
+    """The median time in ns without a profiler and its confidence interval, which may be missing.
+
+    ``is_of_processes``: the interval is one of several processes and not of the samples of one.
+    """
 
     median_ns: float
     ci_low: float
     ci_high: float
     params: Mapping[str, Any]
     is_inaccurate: bool
+    is_of_processes: bool = False
 
     def intervals_with(self, after: _TimedCase) -> Intervals:
         if any(map(math.isnan, (self.ci_low, self.ci_high, after.ci_low, after.ci_high))):
@@ -157,9 +202,10 @@ def _timed_cases(data: Tables) -> dict[_Key, _TimedCase]:
     inaccurate = _keys(cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)])
     failed = _failed_cases(data)
     numbers = times[["value", "ci_low", "ci_high"]].astype(float).to_numpy().tolist()
+    repeated = times["metric"] == PROCESS_WALL
     return {
-        key: _TimedCase(median, low, high, params.get(key, {}), key in inaccurate)
-        for key, (median, low, high) in zip(_keys(times), numbers, strict=True)
+        key: _TimedCase(median, low, high, params.get(key, {}), key in inaccurate, is_repeated)
+        for key, (median, low, high), is_repeated in zip(_keys(times), numbers, repeated, strict=True)
         if key not in failed and not math.isnan(median)
     }
 
@@ -199,4 +245,6 @@ def find_gate_failure(found: Comparison, percent: float) -> GateFailure | None:
     for cause, cases in causes.items():
         if cases:
             return GateFailure(cause, tuple(cases))
+    if unknown := [change.name for change in found.changes if change.is_slower_by(percent) is None]:
+        return GateFailure(GateCause.UNDECIDED, tuple(unknown))
     return None if found.changes else GateFailure(GateCause.NOTHING_TO_JUDGE)

@@ -10,36 +10,41 @@ from profpipe.analysis.compare_runs import (
     Change,
     Comparison,
     GateCause,
-    Intervals,
     compare_runs,
     find_gate_failure,
 )
 from profpipe.commands import arguments
 from profpipe.job import count_cases
 from profpipe.report.units import time_unit
-from profpipe.results import folders, store
+from profpipe.results import database, folders, store
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
-  profpipe compare out/before out/after --gate 5    # exit code 4 if a case became more than 5 % slower"""
+  profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the run to compare with: its folder, its name below --out, or latest")
     parser.add_argument("b", metavar="B", help="the run to judge")
     parser.add_argument(
-        "--gate", type=arguments.percentage, metavar="PERCENT", help="exit with 4 if a case of B is slower by more"
+        "--gate",
+        type=arguments.percentage,
+        metavar="PERCENT",
+        help="exit with 4 if a case of B is slower by more, with 5 if that is undecided",
     )
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in (args.a, args.b))
-    found = compare_runs(a, b, manifest_a, manifest_b)
+    is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
+    spreads = database.read_spreads(args.out, manifest_b) if is_alike else {}
+    found = compare_runs(a, b, manifest_a, manifest_b, spreads)
     print(text(found))
     if args.gate is not None:
-        if failure := gate_text(found, args.gate):
-            raise errors.GateFailed(failure)
+        if failure := find_gate_failure(found, args.gate):
+            kind = errors.GateUndecided if failure.cause is GateCause.UNDECIDED else errors.GateFailed
+            raise kind(gate_text(found, args.gate))
         print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
     return errors.OK
 
@@ -50,6 +55,10 @@ def text(found: Comparison) -> str:
     lines = _table(found.changes) or [f"No case {same} in both runs."]
     lines += [f"{name}: has a time in A and failed in B" for name in found.lost]
     lines += [f"{name}: has a time in A and none in B" for name in found.absent]
+    if any(change.is_beyond_noise is None for change in found.changes):
+        lines.append(
+            "no verdict: the spread between processes is not known for the case. `profpipe ab --aa` measures it."
+        )
     if found.changed_params:
         lines.append(
             f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
@@ -71,13 +80,19 @@ def _table(changes: Sequence[Change]) -> list[str]:
     unit = time_unit([time for change in changes for time in (change.before_ns, change.after_ns)])
     lines = [f"{'case':{width}}  {f'A {unit.name}':>9}  {f'B {unit.name}':>9}  {'B vs A':>8}"]
     for change in changes:
-        notes = {Intervals.APART: "", Intervals.OVERLAP: "  within the noise", Intervals.UNKNOWN: "  no interval kept"}
-        note = notes[change.intervals]
+        note = _note(change)
         if change.inaccurate_in:
             note += f"  inaccurate in {' and '.join(change.inaccurate_in)}"
         times = f"{unit.of(change.before_ns):>9}  {unit.of(change.after_ns):>9}"
         lines.append(f"{change.name:{width}}  {times}  {change.percent:+7.1f}%{note}")
     return lines
+
+
+def _note(change: Change) -> str:
+    """Return what a difference is worth. One process a side tells nothing of the spread between processes."""
+    if change.is_beyond_noise is not None:
+        return "  beyond the noise" if change.is_beyond_noise else "  within the noise"
+    return "  no verdict"
 
 
 def gate_text(found: Comparison, percent: float) -> str:
@@ -99,6 +114,12 @@ def gate_text(found: Comparison, percent: float) -> str:
             params = dict.fromkeys(name for case in found.changed_params for name in case.differences)
             return (
                 f"{count} {'has' if is_one else 'have'} other parameters in B, so nothing is known: {', '.join(params)}"
+            )
+        case GateCause.UNDECIDED:
+            return (
+                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower by one"
+                f" process each, and processes of the same code differ too: {names}. `profpipe ab` decides;"
+                " `profpipe ab --aa` measures how far processes differ here."
             )
         case GateCause.NOTHING_TO_JUDGE:
             return "there is nothing to judge. Name two runs of the same cases, both under plain."
