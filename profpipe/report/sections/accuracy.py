@@ -47,20 +47,13 @@ def accuracy(workload: WorkloadFindings) -> doc.Section:
     largest, others = main_cases(workload)
     placement = doc.Placement.SUMMARY if _is_notable(workload, largest) else doc.Placement.DETAILS
     if worst := worst_tensors(workload, [*largest, *others]):
-        every = errors(workload, [*largest, *others], "Every tensor")
-        tables = [replace(worst, placement=placement), replace(every, placement=doc.Placement.DETAILS)]
+        first, second = worst, errors(workload, [*largest, *others], "Every tensor")
     else:
-        rest = errors(workload, others, "The other cases")
-        tables = [
-            replace(errors(workload, largest), placement=placement),
-            replace(rest, placement=doc.Placement.DETAILS),
-        ]
-    blocks = tuple(doc.fold_if_long(table) for table in tables if table.rows)
+        first, second = errors(workload, largest), errors(workload, others, "The other cases")
+    tables = [replace(first, placement=placement), replace(second, placement=doc.Placement.DETAILS)]
     notes = [note for note in (_verdicts(workload), _reference_note(workload)) if note]
     summary = doc.join(["Differences from the workload's reference.", *notes], " ", " ")
-    return (
-        doc.Section("accuracy", "Accuracy", blocks, summary, workload.name) if blocks else doc.Section("accuracy", "")
-    )
+    return doc.make_section("accuracy", "Accuracy", tables, summary, workload.name, folds_long_tables=True)
 
 
 def _is_notable(workload: WorkloadFindings, among: Sequence[CaseResult]) -> bool:

@@ -126,13 +126,12 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     ]
     axes = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     labels = [doc.label(axis) for axis in axes]
-    columns = [*labels, *(column for column, _ in quantities), doc.label("flags")]
+    columns = [*labels, *(column for column, _ in quantities), doc.words("flags")]
     rows = [
         (*_labels(case, workload), *(value(case) for _, value in quantities), ", ".join(case.unshared_marks))
         for case in timed
     ]
-    table = doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
-    return table if any(row[-1].text for row in table.rows) else table.without("flags")
+    return doc.make_table("cases", columns, rows, title, doc.Placement.DETAILS)
 
 
 def _range(unit: Unit, low: float | None, high: float | None) -> str | None:

@@ -30,7 +30,7 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     ]
     if not tables:
         return doc.Section("switch_cost", "", workload=workload.name)
-    noun, of = "operator" if _is_cpu(workload.shapes[0]) else "kernel", iteration(workload)
+    noun, of = "operator" if any(case.is_on_cpu for case in workload.shapes[0].cases) else "kernel", iteration(workload)
     measured = f" measured {of}: without a profiler." if workload.basis and workload.basis.is_timed else ""
     context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
     changes = [cost for shape in workload.shapes for cost in shape.switch_costs if cost.changes]
@@ -42,48 +42,35 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     return doc.make_section("switch_cost", TITLE, blocks, workload=workload.name)
 
 
-def _is_cpu(shape: Shape) -> bool:
-    return any(case.breakdown and case.breakdown.kind == "cpu_op" for case in shape.cases)
-
-
 def table(shape: Shape, placement: doc.Placement = doc.Placement.SUMMARY, of: str = "call") -> doc.Table:
     """Return a row for each implementation, the fastest first. ``of`` is what the times are of, such as a step."""
-    base, is_cpu = shape.baseline, _is_cpu(shape)
+    base, is_cpu = shape.baseline, any(case.is_on_cpu for case in shape.cases)
     noun = "operator" if is_cpu else "kernel"
     breakdowns = {case.variant: case.breakdown for case in shape.cases if case.breakdown}
-    columns = (
-        doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
-        doc.ratio("attention", f"attention {noun}"),
-        doc.ratio("with_helpers", "with its helpers"),
-        doc.ratio("kernels", f"all {noun}s of a {of}"),
-        doc.ratio("call", f"measured {of}"),
-        doc.ratio("amdahl", "if attention took no time"),
-        doc.label("changes", f"other changes per {of}"),
-    )
-    rows: list[tuple[doc.Cell | doc.Text | float | None, ...]] = []
-    for cost in sorted(shape.switch_costs, key=lambda cost: -cost.call):
-        own = breakdowns[cost.variant]
-        is_unfused = not own.is_fused and own.category("softmax").ns > 0
-        name = doc.Cell(text=doc.Code(cost.variant), flags=(cost.mark,) if cost.mark else ())
-        changes = _changes(cost, base.breakdown if base else None, own, breakdowns)
-        rows.append((
-            name,
-            doc.Cell(text="unfused") if is_unfused else cost.attention,
-            doc.Cell() if is_unfused else cost.with_helpers,
-            cost.call,
-            cost.measured_call,
-            cost.amdahl_limit if cost.attention is not None else None,
-            _changes_text(changes, is_cpu),
-        ))  # fmt: skip
-    found = doc.make_table(f"switch {in_words(shape.axes)}".strip(), columns, rows, in_words(shape.axes), placement)
-    return found if any(row[-1].text for row in found.rows) else found.without("changes")
+    unfused = {name for name, own in breakdowns.items() if not own.is_fused and own.category("softmax").ns > 0}
+
+    def changes(cost: SwitchCost) -> doc.Text:
+        return _changes_text(_changes(cost, base.breakdown if base else None, breakdowns), is_cpu)
+
+    columns = [
+        (doc.label("variant", fill("instead of {}", doc.Code(base.variant) if base else "its baseline")),
+         lambda c: doc.Cell(text=doc.Code(c.variant), flags=tuple(filter(None, [c.mark])))),
+        (doc.ratio("attention", f"attention {noun}"),
+         lambda c: doc.Cell(text="unfused") if c.variant in unfused else c.attention),
+        (doc.ratio("with_helpers", "with its helpers"),
+         lambda c: doc.Cell() if c.variant in unfused else c.with_helpers),
+        (doc.ratio("kernels", f"all {noun}s of a {of}"), lambda c: c.call),
+        (doc.ratio("call", f"measured {of}"), lambda c: c.measured_call),
+        (doc.ratio("amdahl", "if attention took no time"), lambda c: None if c.attention is None else c.amdahl_limit),
+        (doc.words("changes", f"other changes per {of}"), changes),
+    ]  # fmt: skip
+    costs, title = sorted(shape.switch_costs, key=lambda cost: -cost.call), in_words(shape.axes)
+    return doc.table_of(f"switch {title}".strip(), costs, columns, title, placement)
 
 
-def _changes(
-    cost: SwitchCost, before: KernelBreakdown | None, own: KernelBreakdown, shown: Mapping[str, KernelBreakdown]
-) -> list[_Change]:
+def _changes(cost: SwitchCost, before: KernelBreakdown | None, shown: Mapping[str, KernelBreakdown]) -> list[_Change]:
     """Return what costs more or less than in the baseline, largest first; classes as the table of shares has them."""
-    names = other_classes.classes(list(shown.values()))
+    own, names = shown[cost.variant], other_classes.classes(list(shown.values()))
     changes = [(PART_NAMES[name], ns, calls) for name, ns, calls in cost.changes]
     if before is None or not names:
         return changes

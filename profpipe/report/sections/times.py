@@ -60,23 +60,22 @@ def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
 
 def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.Table:
     """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
-    unit = time_unit(case.time.ns for case in cases if case.time)
+    unit = time_unit(case.ns for case in cases)
     memory = size_unit(peak_memory(workload, case) for case in cases)
-    columns = (
-        doc.label("case", workload.compare or "case"),
-        doc.Column("time", "time", unit),
-        doc.plus_minus("interval", "95 % interval"),
-        doc.Column("rate", f"{workload.steps.item_name}/s"),
-        doc.ratio("speedup", "over baseline"),
-        doc.Column("memory", "peak memory", memory),
-        doc.label("flags"),
-    )
-    table = doc.make_table("times", columns, (
-        (_label(case), case.time.ns, case.time.margin, items_per_s(workload, case), case.speedup,
-         peak_memory(workload, case), _flags_of_case(workload, case))
-        for case in cases if case.time
-    ))  # fmt: skip
-    return _without_empty_flags(table)
+
+    def label(case: CaseResult) -> doc.Text:
+        return fill("{} (baseline)", case_text(case)) if case.is_baseline else case_text(case)
+
+    columns = [
+        (doc.label("case", workload.compare or "case"), label),
+        (doc.Column("time", "time", unit), lambda case: case.ns),
+        (doc.plus_minus("interval", "95 % interval"), lambda case: case.time.margin),
+        (doc.Column("rate", f"{workload.steps.item_name}/s"), lambda case: items_per_s(workload, case)),
+        (doc.ratio("speedup", "over baseline"), lambda case: case.speedup),
+        (doc.Column("memory", "peak memory", memory), lambda case: peak_memory(workload, case)),
+        (doc.words("flags"), lambda case: _flags_of_case(workload, case)),
+    ]
+    return doc.table_of("times", [case for case in cases if case.time], columns)
 
 
 def items_per_s(workload: WorkloadFindings, case: CaseResult) -> float | None:
@@ -101,33 +100,23 @@ def _flags_of_case(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     return doc.join([part for part in (own, fill("in doubt: {}", doubt_of(wins[0]))) if part], last="; ")
 
 
-def _label(case: CaseResult) -> doc.Text:
-    name = case_text(case)
-    return fill("{} (baseline)", name) if case.is_baseline else name
-
-
 def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
     """Return a row for each shape: its fastest case, the time, the lead and the flags of the cases compared."""
-    unit = time_unit(shape.win.best.time.ns for shape in workload.shapes if shape.win and shape.win.best.time)
+    wins = [(shape, shape.win, shape.win.best.time) for shape in workload.shapes if shape.win and shape.win.best.time]
     columns = (
-        *(doc.label(axis) for axis in workload.varying_shape),
+        *map(doc.label, workload.varying_shape),
         doc.label("fastest"),
-        doc.Column("time", "time", unit),
+        doc.Column("time", "time", time_unit(time.ns for _, _, time in wins)),
         doc.plus_minus("interval", "95 % interval"),
         doc.ratio("speedup", "over baseline"),
-        doc.label("flags"),
+        doc.words("flags"),
     )
-    rows = []
-    for shape in workload.shapes:
-        if shape.win is not None and (time := shape.win.best.time):
-            axes = [shown(value) for _, value in shape.axes]
-            row = (_fastest(shape.win), time.ns, time.margin, shape.win.best.speedup, _flags_of(workload, shape))
-            rows.append((*axes, *row))
-    return _without_empty_flags(doc.make_table("fastest", columns, rows, placement=placement))
-
-
-def _without_empty_flags(table: doc.Table) -> doc.Table:
-    return table if any(row[-1].text for row in table.rows) else table.without("flags")
+    rows = [
+        (*(shown(value) for _, value in shape.axes), _fastest(win), time.ns, time.margin, win.best.speedup,
+         _flags_of(workload, shape))
+        for shape, win, time in wins
+    ]  # fmt: skip
+    return doc.make_table("fastest", columns, rows, placement=placement)
 
 
 def _fastest(win: Win) -> doc.Text:
