@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,14 +16,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from profpipe.analysis import pairs
 from profpipe.analysis.pairs import Gate
+from profpipe.commands import ab as ab_command
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.report import render
+from profpipe.report import ci, render
 from profpipe.report.markdown import Markdown
 from profpipe.results import database, schema, store
 from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
@@ -85,11 +90,11 @@ def environment():
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PROFPIPE_TEST": "1"}
 
 
-def ab(folder, *arguments):
+def ab(folder, *arguments, **variables):
     """Run the command in ``folder``; return the finished process."""
     return subprocess.run(
         [sys.executable, "-m", "profpipe", "ab", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=300, env=environment(),
+        cwd=folder, capture_output=True, text=True, timeout=300, env={**environment(), **variables},
     )  # fmt: skip
 
 
@@ -265,6 +270,63 @@ def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path
     assert "False verdicts in 10000 blocks of 8 pairs, drawn anew in each case: 0.00 %" in done.stdout
 
 
+# --- CI --------------------------------------------------------------------------------------------------------------
+
+
+def many(count):
+    ratios = {
+        f"batch={n},impl=flash": around(3 if n % 3 == 0 else 0, spread=4 if n % 3 == 1 else 0.2) for n in range(count)
+    }
+    return pairs.analyze(tables_of(ratios), run_of(2)), tables_of(ratios)
+
+
+def test_junit_has_a_test_for_each_case_with_what_fails_and_what_is_undecided():
+    data = tables_of({"a": around(3), "c": around(0), "d": around(2, spread=4)})
+    suite = ElementTree.fromstring(ci.junit(pairs.analyze(data, run_of(2)), "small")).find("testsuite")
+    assert suite.attrib == {"name": "w", "tests": "3", "failures": "1", "skipped": "1"}
+    assert suite.find("testcase[@name='a']/failure").get("message") == "w/a: slower, +3.0 %"
+    assert suite.find("testcase[@name='d']/skipped") is not None
+    assert suite.find("testcase[@name='c']").get("time") == "0.001000000"
+    strict = ElementTree.fromstring(ci.junit(pairs.analyze(data, run_of(2, Undecided.FAIL)), "small"))
+    assert strict.find("testsuite").get("failures") == "2"
+    without_gate = ElementTree.fromstring(ci.junit(pairs.analyze(data, run_of()), "small"))
+    assert without_gate.find("testsuite").get("failures") == "0"
+
+
+def test_github_gets_an_error_for_what_fails_and_a_warning_for_what_is_undecided():
+    found = pairs.analyze(tables_of({"a": around(3), "c": around(0), "d": around(2, spread=4)}), run_of(2))
+    assert list(ci.workflow_commands(found)) == [
+        "::error title=profpipe gate of 2 %25::w/a: slower, +3.0 %25",
+        "::warning title=profpipe gate of 2 %25::w/d: inconclusive, +2.0 %25",
+    ]
+    assert ci.outputs(found) == "gate=failed\nfaster=0\nslower=1\nsame=1\ninconclusive=1\n"
+
+
+def test_the_page_of_200_cases_is_a_job_summary_below_1_mib(tmp_path):
+    found, data = many(200)
+    document = render.build_pairs(found, data, run_of(2))
+    render.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
+    page = (tmp_path / "SUMMARY.md").read_text()
+    assert len(page.splitlines()) <= 150
+    assert "67 slower" in page and "more rows: [details.md]" in page
+    assert (tmp_path / "details.md").read_text().count("`batch=") > 50
+    summary = ci.job_summary(page, "out/run")
+    assert summary.startswith("# B against A") and summary.endswith("Tables and details: `out/run`\n")
+    long = ci.job_summary("é" * 80 + "\n" + page * 1000, "out/run")
+    assert len(long.encode()) < 1 << 20 and long.endswith("Tables and details: `out/run`\n")
+
+
+def test_the_example_for_github_uses_options_that_exist():
+    workflow = yaml.safe_load((ROOT / "examples" / "ci" / "profpipe.yml").read_text())
+    (command,) = [step["run"] for step in workflow["jobs"]["compare"]["steps"] if step.get("id") == "ab"]
+    program, name, *words = shlex.split(command.replace("${{ github.event.pull_request.base.sha }}", "abc"))
+    assert (program, name) == ("profpipe", "ab")
+    parser = argparse.ArgumentParser()
+    ab_command.add_arguments(parser)
+    args = parser.parse_args(words)
+    assert (args.a, args.gate, args.github, args.inconclusive) == (["git:abc"], 2, True, "pass")
+
+
 # --- the sides -------------------------------------------------------------------------------------------------------
 
 
@@ -413,8 +475,14 @@ def test_a_wrong_command_line_is_refused_before_anything_runs(project, arguments
 
 @pytest.mark.slow
 def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_block(project):
-    done = ab(project, "--b", "env:EXTRA=60", "--gate", "5", "--seed", "3")
+    # The outputs of the step can be written, the summary cannot: that is a warning.
+    github = {"GITHUB_OUTPUT": str(project / "outputs"), "GITHUB_STEP_SUMMARY": str(project / "no" / "summary")}
+    words = ("--gate", "5", "--seed", "3", "--junit", "junit.xml", "--github")
+    done = ab(project, "--b", "env:EXTRA=60", *words, **github)
     assert done.returncode == 4, done.stdout + done.stderr
+    assert (project / "outputs").read_text().startswith("gate=failed\n")
+    assert "profpipe: --github: GITHUB_STEP_SUMMARY: No such file or directory." in done.stderr
+    assert ElementTree.parse(project / "junit.xml").getroot().find("testsuite").get("failures") in ("1", "2")
     assert verdicts_of(project) == {"n=1": "slower", "n=2": "slower"}
     assert "the gate of 5 % failed: sums/n=" in done.stderr
     data, run = loaded(project)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from profpipe.commands import arguments
+from profpipe.config import yaml
 from profpipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from profpipe.analysis.pairs import PairFindings
+    from profpipe.runner.sides import Side, Spec
 
 EXAMPLES = """\
   profpipe ab --a set:impl=sdpa_flash --b set:impl=sdpa_cudnn
@@ -38,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inconclusive", choices=["fail", "pass"], help="what an undecided gate counts as (default: exit code 5)"
     )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write the verdicts as JUnit XML")
+    parser.add_argument(
+        "--github", action="store_true", help="in a step of GitHub Actions: job summary, annotations and outputs"
+    )
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
     choice: dict[str, Any] = {"action": "extend", "type": arguments.names, "default": [], "metavar": "NAME[,NAME]"}
     parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **choice)
@@ -62,20 +73,23 @@ def main(args: argparse.Namespace) -> int:
     return _start(args, path, both)
 
 
-def _check(args: argparse.Namespace, a: Any, b: Any) -> None:
+def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> None:
     if args.aa and b:
         raise ConfigError("--aa", "runs A on both sides, so --b has no meaning.", "Leave out --b.")
     if not args.aa and set(a) == set(b):
         which = "neither --a nor --b is given" if not a else "--a and --b are the same"
         raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
+    if args.junit and not args.junit.absolute().parent.is_dir():
+        raise ConfigError("--junit", f"{args.junit.parent} is no folder.", "Create it, or name another file.")
     if args.inconclusive and args.gate is None:
         raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")
 
 
-def _start(args: argparse.Namespace, path: Path, both: Any) -> int:
+def _start(args: argparse.Namespace, path: Path, both: Sequence[Side]) -> int:
     from profpipe.analysis import pairs
     from profpipe.commands import execution
-    from profpipe.results import folders
+    from profpipe.report import ci
+    from profpipe.results import atomic, folders
     from profpipe.results.manifest import PairsEntry, Undecided
     from profpipe.runner import pair_session
     from profpipe.runner.request import RunRequest
@@ -94,10 +108,36 @@ def _start(args: argparse.Namespace, path: Path, both: Any) -> int:
     run = pair_session.create(request, (side_a, side_b), settings, _published_command(both))
     run.choose_again = pairs.choose_again
     with folders.lock(run.folder):
-        return execution.carry_out(run, args)
+        code = execution.carry_out(run, args)
+    findings = pairs.analyze(run.data, run.manifest)
+    if args.junit:
+        atomic.write_text(args.junit, ci.junit(findings, run.manifest.name))
+    if args.github:
+        _write_for_github(findings, run.folder)
+    return code
 
 
-def _published_command(both: Any) -> list[str]:
+def _write_for_github(findings: PairFindings, folder: Path) -> None:
+    """Write what GitHub Actions shows. What cannot be written is a warning: the exit code is that of the gate."""
+    from profpipe.report import ci
+    from profpipe.report.markdown import SUMMARY
+
+    for line in ci.workflow_commands(findings):
+        print(line, file=sys.stderr)
+    page = (folder / SUMMARY).read_text(encoding="utf-8")
+    texts = {"GITHUB_STEP_SUMMARY": ci.job_summary(page, yaml.shown(folder)), "GITHUB_OUTPUT": ci.outputs(findings)}
+    for variable, text in texts.items():
+        path = os.environ.get(variable)
+        try:
+            if not path:
+                raise OSError("it is not set; GitHub Actions sets it")
+            with Path(path).open("a", encoding="utf-8") as stream:
+                stream.write(text)
+        except OSError as error:
+            print(f"profpipe: --github: {variable}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
+
+
+def _published_command(both: Sequence[Side]) -> list[str]:
     """Return the command line without the values of secret variables."""
     hidden = {f"{spec.kind}:{spec.value}": spec.published for side in both for spec in side.specs}
     hidden |= {f"--{side.label.lower()}={word}": f"--{side.label.lower()}={hidden[word]}"
