@@ -144,10 +144,14 @@ def test_a_skipped_job_gives_each_case_a_row_with_the_reason(tmp_path):
     assert set(fates.cases["reason"]) == {"no ncu. Install it."} and fates.cases["seconds"].isna().all()
 
 
-def test_a_command_without_profiler_has_its_wall_time(tmp_path):
-    fates = reader.case_rows(outcome(tmp_path, script=None, command=("true",)), "r", schema.empty(CASES))
-    assert statuses(fates) == {"n=1": "ok"}
-    assert dict(zip(fates.metrics["metric"], fates.metrics["value"], strict=True)) == {"process_wall": 2e9}
+def test_the_wall_time_of_a_command_stands_beside_the_numbers_of_its_steps(tmp_path):
+    ended = outcome(tmp_path, script=None, command=("true",))
+    assert statuses(reader.case_rows(ended, "r", schema.empty(CASES))) == {"n=1": "ok"}
+    key = {"run": "r", "workload": "w", "case": "n=1", "profiler": "plain"}
+    steps = Tables(metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": 1.0}]))
+    metrics = reader.add_process_wall(steps, ended, "r").metrics
+    assert dict(zip(metrics["metric"], metrics["value"], strict=True)) == {"time": 1.0, "process_wall": 2e9}
+    assert reader.add_process_wall(steps, outcome(tmp_path), "r") is steps
 
 
 def test_the_whole_file_of_a_command_belongs_to_its_case(tmp_path):

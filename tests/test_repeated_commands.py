@@ -192,6 +192,34 @@ def test_history_and_compare_have_the_wall_times_of_commands(tmp_path: Path) -> 
     assert "kind=slow" in profpipe(tmp_path, "history", "--out", "o")
 
 
+TRAIN = """
+import torch
+weight = torch.nn.Parameter(torch.ones(8))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(12):
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    settings = ["--set", "repeats=2", "--set", "items_per_step=100", "--warmup-steps", "3"]
+    profpipe(tmp_path, "run", "-p", "plain", *settings, "--", "python", "train.py")
+    run = tmp_path / "out" / "latest"
+    metrics = {(row["subject"], row["metric"]): row for row in rows(run / "metrics.csv")}
+    times = [float(metrics[subject, "time"]["value"]) for subject in ("process 1", "process 2")]
+    assert float(metrics["", "time"]["value"]) == pytest.approx(statistics.mean(times))
+    assert int(metrics["", "time"]["n"]) == sum(int(metrics[f"process {n}", "time"]["n"]) for n in (1, 2))
+    assert float(metrics["", "items_per_second"]["value"]) == pytest.approx(100e9 / statistics.mean(times))
+    assert metrics["", "process_wall"]["n"] == "2"
+    assert len({row["process"] for row in rows(run / "steps.csv")}) == 2
+    page = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "A step takes" in page and "process wall time" not in page
+
+
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 

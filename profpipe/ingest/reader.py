@@ -192,19 +192,17 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
         seconds = outcome.last_s if job.script is None and status != "skipped" else None
         row = {"case": case.id, "status": status, "reason": reason, "seconds": seconds, "flags": "[]"}
         rows.append({**row, "params": json.dumps(begun.get(case.id) or dict(case.params))})
-    return Tables(cases=schema.frame(CASES, rows), metrics=_wall_time(outcome)).with_columns(
-        run=run, workload=job.workload, profiler=job.profiler
-    )
+    return Tables(cases=schema.frame(CASES, rows)).with_columns(run=run, workload=job.workload, profiler=job.profiler)
 
 
-def _wall_time(outcome: JobOutcome) -> pd.DataFrame:
-    """Return the wall time of a command's process: a command has no harness that measures calls."""
+def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
+    """Add the wall time of a command's process under plain to the numbers that its steps have."""
     job = outcome.job
     if job.script is not None or outcome.status != "ok" or job.profiler != "plain":
-        return schema.empty(METRICS)
-    case = job.cases[0].id
-    row = {"case": case, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
-    return schema.frame(METRICS, [row])
+        return fresh
+    key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler}
+    row = {**key, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}
+    return replace(fresh, metrics=_append(fresh.metrics, schema.frame(METRICS, [row])))
 
 
 def expected_families(events: Path) -> dict[str, str]:

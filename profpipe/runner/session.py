@@ -253,6 +253,7 @@ class Session:
                 files.append(manifest.file_entry(result.source.name, result.parser, origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
+        fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
         if job.is_repeated:
             fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)
         fresh = item_rates.add(fresh, self._items(job))
