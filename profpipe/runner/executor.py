@@ -384,7 +384,9 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
             collected_traces.collect(job, earlier_traces)
-        if command.runs_workload and (missing_steps := hook_files.explain_missing_steps(job)):
+        # A program that failed has its own reason, which is the end of its output.
+        has_ended = command.runs_workload and returncode == 0
+        if has_ended and (missing_steps := hook_files.explain_missing_steps(job)):
             log.seek(0, os.SEEK_END)
             log.write(f"\nprofpipe: {missing_steps}\n".encode())
             log.flush()
