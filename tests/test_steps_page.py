@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -408,3 +409,39 @@ def test_a_recording_in_which_nothing_recurs_shows_where_its_time_goes(tmp_path:
         "| 0 | 3.10 | 0.3 (9.7 %) | 2.80 (90.3 %) |",
         "| 1 | 0.3 | 0.3 (100 %) | 0 (0 %) |",
     ]
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+LOOP = """
+import sys, time
+from profpipe import step
+for _ in range(20):
+    time.sleep(float(sys.argv[1]))
+    step()
+"""
+
+LOOPS = """
+version: 1
+workloads:
+  loop:
+    command: [PYTHON, loop.py, "{seconds}"]
+    profilers: [plain]
+    matrix: {seconds: [0.01, 0.02]}
+    baseline: {seconds: 0.02}
+    items_per_step: 10
+    item_name: words
+"""
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_names_the_program_with_the_shorter_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "pipeline.yaml").write_text(LOOPS.replace("PYTHON", sys.executable))
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "pipeline.yaml", "--out", "out", "--quiet"]) == 0
+    lines = (tmp_path / "out" / "latest" / "SUMMARY.md").read_text().splitlines()
+    answer = re.match(r"\*\*`seconds=0.01` is fastest: ([\d.]+) ms per step, ([\d.]+)x over `seconds=0.02`", lines[2])
+    assert answer and float(answer[1]) == pytest.approx(10, rel=0.3) and float(answer[2]) > 1.3
+    assert cell(lines, "`seconds=0.01`", 3) == pytest.approx(10 / (float(answer[1]) / 1e3), rel=0.01)
+    assert any("A step begins at the program's own marker." in line for line in lines)

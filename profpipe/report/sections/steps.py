@@ -91,19 +91,24 @@ def _context(cases: Sequence[CaseSteps]) -> doc.Text:
     steady = _numbers(n for own in cases for n in own.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
     text = f"{mean}{over} ({cases[0].profiler}); the parts add up to the step."
+    added = [(share, own) for own in cases if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
+    if added:
+        most = percent_text(max(share for share, _ in added))
+        text += f" Under {cases[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
+        text += " without a profiler; a part of its idle time may be the profiler's."
+    return doc.concat(f"{text} ", found_text(cases))
+
+
+def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
+    """Return which steps are in no figure, where a step begins, and which share of the kernel time lies in steps."""
     others = [
         f"{_numbers(counts)} {name}{'' if max(counts) == 1 else 's'}"
         for state, name in ((StepState.WARMUP, "warm-up step"), (StepState.OUTLIER, "outlier"))
         if any(counts := [n for own in cases for n in own.count(state)])
     ]
-    text += f" Left out: {' and '.join(others)}." if others else ""
-    added = [(share, own) for own in cases if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
-    if added:
-        most = percent_text(max(share for share, _ in added))
-        text += f" Under {cases[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
-        text += " without a profiler; idle time holds most of that."
+    text = f"Left out: {' and '.join(others)}. " if others else ""
     rules = list(dict.fromkeys(own.rule for own in cases))
-    text += f" A step begins {' or '.join(_RULES[rule] for rule in rules)}."
+    text += f"A step begins {' or '.join(_RULES[rule] for rule in rules)}."
     if known := [own.coverage for own in cases if own.coverage is not None]:
         return fill(f"{text} Steps hold {'at least ' if len(known) > 1 else ''}{{}} of the kernel time.",
                     percent(min(known)))  # fmt: skip

@@ -10,7 +10,7 @@ from profpipe.report import document as doc
 from profpipe.report import selection
 from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity
-from profpipe.report.sections import flags
+from profpipe.report.sections import flags, steps
 from profpipe.report.sections.wins import doubt_of, tied_names
 from profpipe.report.units import size_unit, time_unit
 
@@ -24,7 +24,8 @@ _MOST_NAMES = 2
 def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool = True) -> doc.Section:
     """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
     lines = doc.Bullets(tuple(flags.explanations([workload]) if explains_flags else ()))
-    blocks: list[doc.Block] = [doc.Paragraph(_context(workload, on_cpu)), *_tables(workload), lines]
+    context = doc.join(filter(None, (_context(workload, on_cpu), _found_steps(workload))), last=" ")
+    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
     return doc.make_section("times", "Times", blocks, workload=workload.name)
 
 
@@ -44,6 +45,12 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
+
+
+def _found_steps(workload: WorkloadFindings) -> doc.Text:
+    """Return how the steps were found, where no profiler divided them: there the table of their parts says it."""
+    own = workload.steps.cases
+    return steps.found_text(own) if own and all(each.parts is None for each in own) else ""
 
 
 def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
