@@ -172,7 +172,10 @@ def compare_profilers(
             clocks = {row.kernel: clock for row in counters if (clock := _counted_clock(row))}
             figures.append(_compare_ncu(case, comparable[name], tallies[point.id, name], clocks))
         elif name in comparable and name != reference:
-            figures.append(_compare_kernels(case, name, comparable[name].total.ns))
+            ns = comparable[name].total.ns
+            is_jitter = case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.breakdown.total.calls * _JITTER_NS
+            short = _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS) if is_jitter else ()
+            figures.append(_figure(case, name, ns, short or _different_clock(case, name, ns / case.ns)))
     found = tuple(figure for figure in figures if figure)
     return Agreement(point.id, reference, found) if len(found) > 1 else None
 
@@ -231,13 +234,6 @@ def _figure(case: _ReferenceCase, profiler: str, ns: float, reasons: _Reasons, p
     return Figure(profiler, ns, difference, reasons or part, is_unexplained=not reasons)
 
 
-def _compare_kernels(case: _ReferenceCase, profiler: str, ns: float) -> Figure:
-    ratio = ns / case.ns
-    if case.breakdown.kind == "kernel" and abs(ns - case.ns) <= case.breakdown.total.calls * _JITTER_NS:
-        return _figure(case, profiler, ns, _reason(Cause.SHORT_KERNELS, limit_ns=_JITTER_NS))
-    return _figure(case, profiler, ns, _different_clock(case, profiler, ratio))
-
-
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
@@ -257,13 +253,9 @@ def _recorded_clock(case: _ReferenceCase, profiler: str, ratio: float) -> _Reaso
     faster, cycles = base.median / clock.median, ratio * clock.median / base.median
     if abs(cycles - 1) > CLOSE or (faster - 1) / (ratio - 1) < 0.5:
         return ()
+    hz, reference_hz, reference = clock.median, base.median, case.profiler
     return _reason(
-        Cause.CLOCK,
-        profiler=profiler,
-        hz=clock.median,
-        reference=case.profiler,
-        reference_hz=base.median,
-        cycles=cycles - 1,
+        Cause.CLOCK, profiler=profiler, hz=hz, reference=reference, reference_hz=reference_hz, cycles=cycles - 1
     )
 
 

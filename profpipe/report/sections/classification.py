@@ -19,30 +19,14 @@ _NAMED = 3
 
 def classification(findings: Findings) -> doc.Section:
     """Return the classified share, the kernel families that ran as requested, and the unclassified names."""
-    sentences = [*_covered(findings), *_families(findings)]
-    several = len(findings.workloads) > 1
+    sentences = doc.join([*_covered(findings), *_families(findings)], " ", " ")
     rows = [(each.workload, doc.Code(name), share) for each in findings.coverage for name, share in each.largest]
-    columns = (
-        doc.label("workload"),
-        doc.label("name", "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator"),
-        doc.percent("share", "of the workload's time"),
-    )  # fmt: skip
+    noun = "kernel" if any(each.kind == "kernel" for each in findings.coverage) else "operator"
+    columns = (doc.label("workload"), doc.label("name", noun), doc.percent("share", "of the workload's time"))
     title = ("Without a class; a rule under ", doc.Code("kernel_classes"), " in the pipeline file gives one")
     table = doc.make_table("unclassified", columns, rows, title, doc.Placement.DETAILS)
-    return doc.Section(
-        "classification",
-        "Classification",
-        (
-            *((doc.Paragraph(doc.concat(*_spaced(sentences))),) if sentences else ()),
-            *((table if several else table.without("workload"),) if rows else ()),
-        ),
-    )
-
-
-def _spaced(sentences: Iterable[doc.Text]) -> Iterator[doc.Text]:
-    for i, sentence in enumerate(sentences):
-        yield " " if i else ""
-        yield sentence
+    table = table if len(findings.workloads) > 1 else table.without("workload")
+    return doc.make_section("classification", "Classification", [doc.Paragraph(sentences), table])
 
 
 def low_coverage(findings: Findings) -> Iterator[doc.Text]:

@@ -17,15 +17,10 @@ from profpipe.results.schema import Tables
 def environment(run: Manifest) -> doc.Section:
     """Return the machine, the packages, the state of the repository and the profilers."""
     facts = tuple(f"{name}: {value}" for name, value in _facts(run))
-    columns = (
-        doc.label("profiler"),
-        doc.label("version"),
-        doc.words("note"),
-    )
+    columns = (doc.label("profiler"), doc.label("version"), doc.words("note"))
     rows = [_tool(name, tool) for name, tool in run.tools.items()]
     tools = doc.make_table("tools", columns, rows, placement=doc.Placement.DETAILS)
-    blocks = (*((doc.Bullets(facts, doc.Placement.DETAILS),) if facts else ()), *((tools,) if rows else ()))
-    return doc.Section("environment", "Environment", blocks)
+    return doc.make_section("environment", "Environment", [doc.Bullets(facts, doc.Placement.DETAILS), tools])
 
 
 def _facts(run: Manifest) -> Iterator[tuple[str, str]]:

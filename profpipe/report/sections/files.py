@@ -27,12 +27,8 @@ _NAMED = 3
 
 def files(findings: Findings, run: Manifest) -> doc.Section:
     """Return what the run's files hold, and remarks on them."""
-    remarks = (
-        *_private_files(run),
-        *_reused(run),
-        *_outside_cases(findings),
-        *notes(findings, run, are_warnings=False),
-    )
+    further = notes(findings, run, are_warnings=False)
+    remarks = (*_private_files(run), *_reused(run), *_outside_cases(findings), *further)
     return doc.make_section("files", "Files", [_table(run), doc.Bullets(remarks, doc.Placement.DETAILS)])
 
 

@@ -436,7 +436,7 @@ def _uncertainty(case: CaseResult) -> float:
 
 def _slower_call(cost: SwitchCost, shape: Shape) -> doc.Text:
     """Say which other kernels cost more than a faster attention kernel saves."""
-    noun = "operator" if any(c.breakdown and c.breakdown.kind == "cpu_op" for c in shape.cases) else "kernel"
+    noun = "operator" if any(case.is_on_cpu for case in shape.cases) else "kernel"
     call = cost.measured_call if cost.measured_call is not None else cost.call
     costs = {part: fill(f"{PARTS_SAID[part]} {{}}", duration(ns)) for part, ns, _ in cost.changes if ns > 0}
     if cost.call > 1:

@@ -33,19 +33,14 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         doc.Column("compute_busy", "computes", busy),
         doc.Column("communication_overlap", "hidden %"),
     ]
-    table = doc.make_table(
-        "processes",
-        [doc.label("case"), doc.label("rank"), *metrics],
-        [
-            [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in metrics)]
-            for case, rank, is_first in rows
-        ],
-        "Each process",
-        doc.Placement.DETAILS,
-    )
-    if not rows:
-        return doc.Section("ranks", "", workload=workload.name)
-    return doc.Section("ranks", "Processes and GPUs", (doc.fold_if_long(table),), _summary(workload), workload.name)
+    columns = [doc.label("case"), doc.label("rank"), *metrics]
+    cells = [
+        [case_text(case) if is_first else "", rank.name, *(rank.numbers.get(column.id) for column in metrics)]
+        for case, rank, is_first in rows
+    ]
+    table = doc.make_table("processes", columns, cells, "Each process", doc.Placement.DETAILS)
+    title, summary = "Processes and GPUs", _summary(workload)
+    return doc.make_section("ranks", title, [table], summary, workload.name, folds_long_tables=True)
 
 
 def means_note(workload: WorkloadFindings) -> str:

@@ -40,7 +40,7 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
         parts.append(f"Time: {quantity(workload.basis)}, over {over} {one if over == '1' else several}.")
-    if any(case.breakdown and case.breakdown.kind == "cpu_op" for case in workload.cases):
+    if workload.is_on_cpu:
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
