@@ -1,0 +1,153 @@
+"""The start-up hook in programs that torchrun, accelerate, Hugging Face Trainer and Lightning train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hooked import Hooked, run
+
+from profpipe.ingest import reader, registry
+from profpipe.results import schema
+
+pytestmark = pytest.mark.slow
+
+DDP = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for number in range({iterations}):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "is done")
+dist.destroy_process_group()
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
+
+
+def run_ddp(folder: Path, iterations: int, **options: object) -> Hooked:
+    (folder / "train.py").write_text(DDP.format(iterations=iterations), encoding="utf-8")
+    return run(folder, *TORCHRUN, "--nproc-per-node", "2", "train.py", **options)  # type: ignore[arg-type]
+
+
+def test_each_process_of_torchrun_has_its_rank_and_its_steps(tmp_path: Path) -> None:
+    done = run_ddp(tmp_path, 9)
+    assert done.returncode == 0, done.output
+    steps = [tables.steps for tables in done.tables]
+    assert sorted(int(frame["rank"].iloc[0]) for frame in steps) == [0, 1]
+    assert [len(frame) for frame in steps] == [8, 8]
+    tables = reader.combine(frame.with_columns(workload="w", case="c", profiler="plain") for frame in done.tables)
+    times = tables.metrics[tables.metrics["metric"] == "step_time"].set_index("subject")["value"]
+    assert times[""] == pytest.approx((times["rank 0"] + times["rank 1"]) / 2)
+
+
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+def test_all_ranks_end_after_the_same_step_and_torchrun_succeeds(tmp_path: Path, profiler: str) -> None:
+    done = run_ddp(tmp_path, 100_000, profiler=profiler, steps={"stop": True})
+    assert done.returncode == 0 and "is done" not in done.output, done.output
+    ends = [line for file in done.files for line in done.lines(file) if line["hook"] == "finished"]
+    assert [(line["steps"], line["stopped"]) for line in ends] == [(6, True), (6, True)]
+    assert len(done.traces) == (2 if profiler == "torch" else 0)
+
+
+def test_each_rank_leaves_a_trace(tmp_path: Path) -> None:
+    done = run_ddp(tmp_path, 9, profiler="torch")
+    assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    parsers = registry.parsers()
+    ranges = [registry.parse(registry.choose(trace, parsers), trace).ranges for trace in done.traces]
+    assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
+
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.DataLoader(torch.ones(48, 8), batch_size=4)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for batch in data:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+print("trained")
+"""
+
+
+def test_a_program_under_accelerate_launch(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(ACCELERATE, encoding="utf-8")
+    launch = (
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "1",
+        "--num_machines",
+        "1",
+    )
+    done = run(tmp_path, *launch, "--mixed_precision", "no", "--dynamo_backend", "no", "train.py")
+    assert done.returncode == 0 and "trained" in done.output, done.output
+    assert len(done.steps) == 5, "twelve batches make six updates, and the first one begins step 0"
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(64)]
+arguments = TrainingArguments(
+    "out", max_steps=10, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
+    save_strategy="no", disable_tqdm=True,
+)
+Trainer(model, arguments, train_dataset=data).train()
+print("trained")
+"""
+
+LIGHTNING = """
+import lightning
+import torch
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def training_step(self, batch, number):
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+trainer = lightning.Trainer(
+    max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(40, 8), batch_size=4))
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "program"), [("transformers", TRAINER), ("lightning", LIGHTNING)], ids=["transformers", "lightning"]
+)
+@pytest.mark.parametrize(("profiler", "stop"), [("plain", False), ("torch", True)], ids=["plain", "torch, stopped"])
+def test_the_loop_of_a_framework(tmp_path: Path, package: str, program: str, profiler: str, stop: bool) -> None:
+    pytest.importorskip(package)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    done = run(tmp_path, sys.executable, "train.py", profiler=profiler, steps={"stop": stop})
+    assert done.returncode == 0 and ("trained" in done.output) != stop, done.output
+    (end,) = (line for file in done.files for line in done.lines(file) if line["hook"] == "finished")
+    assert end == {"hook": "finished", "steps": 6 if stop else 9, "stopped": stop}
+    assert len(done.traces) == (profiler == "torch")
+    if profiler == "plain":
+        assert set(done.steps["rule"]) == {schema.StepRule.OPTIMIZER.value}
