@@ -10,8 +10,14 @@ import pandas as pd
 
 from profpipe.ingest.attribution import NO_THREAD, Attribution, Launches, Ranges
 from profpipe.ingest.groupby import Int64s, Ints, groups
+from profpipe.ingest.steps import windows
+from profpipe.results.schema import StepRule
 
-#: ``iteration`` counts from 0 within case and process, ``grid`` and ``block`` are ``32x2x16``.
+#: The rules of steps that profpipe marks in the program itself.
+_MARKED: Final = (StepRule.MARKER, StepRule.OPTIMIZER, StepRule.FORWARD)
+
+#: ``iteration`` counts from 0 within case and process; outside every case it is the step, -1 between steps. ``grid``
+#: and ``block`` are ``32x2x16``.
 COLUMNS: Final = ("case", "process", "iteration", "kernel", "grid", "block", "start_ns", "duration_ns")
 
 
@@ -61,4 +67,23 @@ def _iterations(ranges: Ranges, placed: Attribution, case: Ints, process: Int64s
         for pid, of in groups(process[mine]):
             if pid in opened:
                 found[mine[of]] = np.searchsorted(opened[pid], when[mine[of]], side="right") - 1
-    return found.clip(min=0)
+    found = found.clip(min=0)
+    outside = np.flatnonzero(case == "")
+    found[outside] = _steps(ranges, process[outside], when[outside])
+    return found
+
+
+def _steps(ranges: Ranges, process: Int64s, when: Int64s) -> Int64s:
+    """Return the step of a command in which each launch lies, -1 between steps; 0 for a process without steps.
+
+    Only the steps count around which the start-up hook or a mark of the program opened a range: ncu records these.
+    """
+    found = np.zeros(len(when), dtype=np.int64)
+    for pid, by_sort in windows.find(ranges).items():
+        own = next((sort for sort in by_sort if sort.rule in _MARKED), None)
+        mine = np.flatnonzero(process == pid)
+        if own is not None and len(mine) and len(own.begin):
+            at = np.searchsorted(own.begin, when[mine], side="right") - 1
+            inside = (at >= 0) & (when[mine] < own.end[at])
+            found[mine] = np.where(inside, own.number[at], -1)
+    return found

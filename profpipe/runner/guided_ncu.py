@@ -75,6 +75,9 @@ def jobs(
             continue
         captured = {case.id: _capture(data, job, case) for case in job.cases}
         chosen = {case.id: _choices(job, case, captured[case.id], read) for case in job.cases if len(captured[case.id])}
+        if job.is_hooked:
+            by_step = any(_is_by_step(rows, read) for rows in captured.values())
+            job = replace(job, options={**job.options, "ncu": {**job.options["ncu"], "by_step": by_step}})
         kept = _unchanged_groups(chosen, earlier.get(job.folder, ()))
         others = {case: choices for case, choices in chosen.items() if not any(case in group for group in kept)}
         groups = kept + _groups(others, {case: set(rows["kernel"]) for case, rows in captured.items()})
@@ -165,11 +168,16 @@ def _find_largest(rows: pd.DataFrame, top: int) -> tuple[str, ...]:
     return tuple(totals.index[:top])
 
 
+def _is_by_step(rows: pd.DataFrame, launches: Launches) -> bool:
+    """Return True if the capture has steps. ncu then records one step, and counts the launches from its begin."""
+    return len(rows) > 0 and bool((launches(str(rows["source"].iloc[-1]))["iteration"] != 0).any())
+
+
 def _choices(job: Job, case: Case, rows: pd.DataFrame, launches: Launches) -> tuple[Choice, ...]:
     """Choose the launches in ``case``, whose capture has ``rows``."""
     found = launches(str(rows["source"].iloc[-1]))
     if job.script is not None:
-        # A command opens no range of a case: the whole capture is one iteration.
+        # A command opens no range of a case: its iterations are its steps, or the whole capture is one.
         found = found[found["case"] == case.id]
     steady = found[found["process"] == found["process"].iloc[0]] if len(found) else found
     return tuple(_choice(case.id, name, steady) for name in _find_largest(rows, job.options["ncu"]["top"]))
