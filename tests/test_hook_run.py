@@ -1,0 +1,176 @@
+"""Commands under the start-up hook in whole runs: what the profilers are told, and the tables of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hooked import LOOP
+from program import profpipe, rows
+
+from profpipe.config.loader import load_pipeline
+from profpipe.errors import ConfigError
+from profpipe.ingest import attribution, launch_order
+from profpipe.job import Case, Job, Tool
+from profpipe.profilers import ncu, nsys
+
+HOOKED = {"hook": True, "steps": {"warmup": 5, "measure": 20, "stop": False, "range": None, "forward": False}}
+
+
+def job_of(profiler: str, **options: object) -> Job:
+    tool = Tool(profiler, "2025.3", f"/opt/{profiler}")
+    given = {**HOOKED, "ncu": {"kernels": "all"}, **options}
+    job = Job("w", profiler, (Case("default", {}),), Path("/job"), tool, "python", Path("/"), on_gpu=True)
+    return replace(job, command=("python", "t.py"), options=given)
+
+
+def test_nsys_waits_for_the_first_step_and_records_all_where_none_begins() -> None:
+    profile = nsys.commands(job_of("nsys"))[0]
+    assert "--capture-range=cudaProfilerApi" in profile.argv and not profile.env
+    assert profile.otherwise is not None
+    assert not any("capture" in word for word in profile.otherwise.argv[:-4])
+    assert profile.otherwise.env == {"PROFPIPE_RECORD": "whole"}
+
+
+def test_nsys_records_the_whole_process_without_the_hook() -> None:
+    profile = nsys.commands(job_of("nsys", hook=False))[0]
+    assert profile.otherwise is None and not any(word.startswith("--capture") for word in profile.argv)
+
+
+def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
+    profile = nsys.commands(job_of("nsys", capture={"after_s": 60.0, "for_s": 5.0}))[0]
+    assert "--delay=60" in profile.argv and "--duration=5" in profile.argv
+    assert not profile.has_failed(143) and profile.has_failed(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "off"),
+    [
+        ({}, True),
+        ({"hook": False}, False),
+        ({"ncu": {"kernels": "guided", "pattern": "x", "invocations": ["1"]}}, False),
+    ],
+    ids=["hooked", "without hook", "guided by a whole capture"],
+)
+def test_ncu_waits_for_the_step_that_the_hook_chooses(options: dict[str, object], off: bool) -> None:
+    (command,) = ncu.commands(job_of("ncu", **options))
+    assert ("off" in command.argv) == off and (command.otherwise is not None) == off
+
+
+def test_launches_of_a_command_are_counted_by_step() -> None:
+    ranges = attribution.Ranges(
+        start=np.array([100, 200]),
+        end=np.array([200, 300]),
+        thread=np.array([1, 1]),
+        process=np.array([1, 1]),
+        name=np.array([0, 1], dtype=np.int32),
+        names=["profpipe.step:optimizer:5", "profpipe.step:optimizer:6"],
+    )
+    begin = np.array([50, 110, 150, 250, 350])
+    same = np.ones(5, dtype=np.int64)
+    calls = attribution.Launches(begin, begin + 5, same, same, same.astype(bool))
+    placed = attribution.attribute(ranges, calls)
+    seen = {"kernel": list("abcde"), "grid": ["1x1x1"] * 5, "block": ["1x1x1"] * 5, "duration_ns": [1] * 5}
+    found = launch_order.table(ranges, calls, placed, np.arange(5), pd.DataFrame(seen), begin)
+    assert list(found["iteration"]) == [-1, 5, 5, 6, -1]
+
+
+def pipeline(folder: Path, program: str, **workload: object) -> Path:
+    (folder / "train.py").write_text(program, encoding="utf-8")
+    given = {"command": [sys.executable, "train.py", "12"], "steps": {"warmup": 2, "measure": 4}, **workload}
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps({"version": 1, "workloads": {"loop": given}}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"script": "x.py", "command": None, "hook": False}, "'hook' is for a 'command'"),
+        ({"steps": {"warm_up": 1}}, "unknown key 'warm_up'"),
+        ({"steps": {"range": "("}}, "is no regular expression"),
+        ({"capture": {"after_s": 3}}, "capture.for_s: is missing"),
+    ],
+)
+def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str, object], said: str) -> None:
+    given = {name: value for name, value in keys.items() if value is not None}
+    path = pipeline(tmp_path, "", **given)
+    if "script" in keys:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        del document["workloads"]["loop"]["command"], document["workloads"]["loop"]["steps"]
+        path.write_text(json.dumps(document), encoding="utf-8")
+        (tmp_path / "x.py").write_text("def build(params): return lambda: None\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        load_pipeline(path)
+
+
+def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(tmp_path: Path) -> None:
+    pipeline(tmp_path, LOOP, profilers=["plain", "torch"])
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+    latest = tmp_path / "out" / "latest"
+    steps = [row for row in rows(latest / "steps.csv") if row["profiler"] == "plain"]
+    assert [row["step"] for row in steps] == [str(number) for number in range(11)]
+    metrics = {(row["profiler"], row["metric"]) for row in rows(latest / "metrics.csv")}
+    assert ("plain", "step_time") in metrics and ("plain", "time") in metrics
+    kernels = [row for row in rows(latest / "kernels.csv") if row["profiler"] == "torch"]
+    assert sum(int(row["calls"]) for row in kernels if row["kernel"] == "aten::mm") in (4, 8)
+
+
+def test_traces_that_the_program_writes_are_collected(tmp_path: Path) -> None:
+    program = """
+import torch
+from torch.profiler import profile
+with profile() as own:
+    torch.ones(3).cumsum(0)
+own.export_chrome_trace("log/mine.json")
+"""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "old.json").write_text("{}", encoding="utf-8")
+    pipeline(tmp_path, program, profilers=["torch"], collect="log/*.json")
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+    files = [path.name for path in (tmp_path / "out/latest/raw/loop/torch").glob("*collected*")]
+    assert files == ["capture.collected.1.mine.json"]
+    assert any(row["kernel"] == "aten::cumsum" for row in rows(tmp_path / "out/latest/kernels.csv"))
+
+
+def test_a_run_without_steps_says_why(tmp_path: Path) -> None:
+    pipeline(tmp_path, "print('no torch')", profilers=["plain"])
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+    log = (tmp_path / "out/latest/raw/loop/plain/log.txt").read_text(encoding="utf-8")
+    assert "profpipe: no step was recorded: no process imported torch." in log
+
+
+@pytest.mark.slow
+def test_nsys_records_the_ranges_of_the_chosen_steps(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+    pipeline(tmp_path, LOOP, profilers=["nsys"], steps={"warmup": 2, "measure": 4, "stop": True})
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
+    found = {row["range"] for row in rows(tmp_path / "out/latest/ranges.csv")}
+    assert found and all(name.startswith("profpipe.step:optimizer") for name in found)
+
+
+@pytest.mark.slow
+def test_nsys_records_a_span_of_a_program_that_does_not_end(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+    program = """
+import time
+import nvtx
+for number in range(600):
+    with nvtx.annotate("request"):
+        time.sleep(0.1)
+"""
+    pipeline(tmp_path, program, profilers=["nsys", "torch"], capture={"after_s": 1, "for_s": 2})
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
+    statuses = {row["profiler"]: row for row in rows(tmp_path / "out/latest/cases.csv")}
+    assert statuses["nsys"]["status"] == "ok" and "span of time" in statuses["torch"]["reason"]
+    (request,) = (row for row in rows(tmp_path / "out/latest/ranges.csv") if row["range"].endswith("request"))
+    assert 10 <= int(request["instances"]) <= 40
+
+
+@pytest.fixture
+def nsys_on_path(nsys: Path) -> dict[str, str]:
+    return {"PATH": os.pathsep.join([str(nsys.parent), os.environ["PATH"]])}
