@@ -121,8 +121,10 @@ class Job:
     interleaved: tuple[str, ...] = ()
     #: Secret words of commands, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
-    #: What distinguishes the job from others of its workload and profiler: ``pair 3 of 8, B``.
+    #: What distinguishes the job from others of its workload and profiler: ``pair 3 B``.
     label: str = ""
+    #: The folder that paths in a report are relative to, where it is not ``cwd``.
+    shown_from: Path | None = None
 
     @property
     def title(self) -> str:
@@ -171,10 +173,10 @@ class Job:
         return text
 
     def portable(self, argument: str) -> str:
-        """Return ``argument`` for a report: paths relative to ``cwd``, and no folder of a program that is on PATH."""
+        """Return ``argument`` for a report: paths relative to ``shown_from``, and a program on PATH by its name."""
         if Path(argument).is_absolute() and shutil.which(Path(argument).name) == argument:
             return Path(argument).name
-        return argument.replace(f"{self.cwd}/", "")
+        return argument.replace(f"{self.shown_from or self.cwd}/", "")
 
 
 @dataclass(frozen=True)

@@ -538,6 +538,7 @@ def test_a_commit_a_folder_and_an_interpreter_are_sides(project, tmp_path):
         data, run = loaded(project)
         assert list(data.verdicts["ratio"]) == pytest.approx([expected] * 2, rel=0.35)
         assert not (project / "out" / "latest" / checkout.FOLDER).exists()
+        assert str(project) not in (project / "out" / "latest" / "run.json").read_text()
     assert run.ab.b.specs == (f"python:{link}",)
     assert [job.argv[0][0] for job in run.jobs if job.folder.endswith("B")] == [str(link)]
 
@@ -552,6 +553,36 @@ def test_a_command_is_compared_by_the_time_of_its_process(project):
     (row,) = json.loads(done.stdout)["verdicts"]
     assert row["case"] == "default" and row["pairs"] == 2
     assert row["b_ns"] > row["a_ns"] > 1e6
+
+
+TRAINING = """
+import sys
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+x = torch.randn(int(sys.argv[1]), 64)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_with_steps_is_compared_by_its_step_time(project):
+    pytest.importorskip("torch")
+    (project / "train.py").write_text(TRAINING)
+    pipeline = (
+        'version: 1\nname: t\nworkloads: {train: {command: [python, train.py, "{batch}"], matrix: {batch: [64]}}}\n'
+    )
+    (project / "pipeline.yaml").write_text(pipeline)
+    done = ab(project, "--b", "env:OMP_NUM_THREADS=1", "--pairs", "1", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, _ = loaded(project)
+    walls = data.metrics[data.metrics["metric"] == "process_wall"]["value"]
+    # Importing torch takes most of the process, and a step far less than a thousandth of that.
+    assert len(walls) == 2 and data.verdicts["a_ns"].iloc[0] < walls.min() / 20
 
 
 @pytest.mark.slow

@@ -179,7 +179,9 @@ class PairSession(Session):
     def _adapted(self, job: Job, side: Side) -> Job:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
         below = job.folder.relative_to(self.folder / "raw" / job.workload / job.profiler)
-        job = replace(job, folder=self.folder / "raw" / job.workload / side.label / below, label=side.label)
+        folder = self.folder / "raw" / job.workload / side.label / below
+        # A side may run in another folder, whose path is of no use to a reader of the page.
+        job = replace(job, folder=folder, label=side.label, shown_from=self.request.pipeline_dir)
         if side.python == job.python:
             return job
         words = (side.python, *job.command[1:]) if job.command and sides.is_python(job.command[0]) else job.command
