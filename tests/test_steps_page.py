@@ -45,6 +45,7 @@ from profpipe.analysis.findings.steps import CaseSteps, OutlierCause, StepPart, 
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.cli import main
 from profpipe.report import document as doc
+from profpipe.report.markdown import Markdown
 from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import headline, kernel_share, recording, step_list, step_times, steps, warnings
 from profpipe.results.manifest import Manifest
@@ -190,6 +191,9 @@ def test_cases_of_which_only_some_have_steps_are_not_compared_by_kernels() -> No
                      run))  # fmt: skip
     eager, fast = sorted(workload.cases, key=lambda case: case.id)
     assert (eager.time, eager.breakdown) == (None, None)
+    assert [Markdown().text(line) for line in steps.warnings(workload)] == [
+        "No steps were found in 1 of 2 cases, which the tables of steps and kernels leave out: `compile=false`."
+    ]
     assert fast.time is not None and fast.breakdown is not None and fast.speedup is None
 
 
@@ -225,6 +229,18 @@ def test_a_rank_with_longer_steps_is_named_with_its_distance_from_the_mean() -> 
     workload = only((step_tables(steps=rows, metrics=step_metrics("", 10e6, ranks=(9e6, 11e6))), {}))
     (sentence,) = texts(step_times.ranks(workload))
     assert sentence == "Rank 1 is the slowest: 11.0 ms a step, 10.0 % above the mean of 10.0 ms."
+
+
+def test_ranks_whose_intervals_overlap_are_not_told_apart() -> None:
+    rows = [step_row("", n, (ns, 0, 0, 0, 0, 0), rank=rank) for n in range(6) for rank, ns in enumerate((9e6, 11e6))]
+    metrics = [
+        metric_row("", "step_time", ns, subject=subject, profiler="nsys", ci_low=8e6, ci_high=12e6, n=6)
+        for subject, ns in (("", 10e6), ("rank 0", 9e6), ("rank 1", 11e6))
+    ]
+    (sentence,) = texts(step_times.ranks(only((step_tables(steps=rows, metrics=metrics), {}))))
+    assert sentence == (
+        "Rank 1 takes the longest, 11.0 ms a step. That is 10.0 % above the mean, no more than its steps vary."
+    )
 
 
 def test_kernels_of_a_command_without_steps_are_means_over_its_processes() -> None:

@@ -106,21 +106,21 @@ def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
     mean = sum(rank.time.ns for rank in ranks) / len(ranks)
     unit = step_unit([mean])
     last, first = (pick(ranks, key=lambda rank: rank.time.ns) for pick in (max, min))
+    above = percent(last.time.ns / mean - 1)
     if last.time.ns > (1 + _EQUAL) * first.time.ns and not _overlap(first.time, last.time):
-        added = percent(last.time.ns / mean - 1)
-        return fill(f"{{}}Rank {last.rank} is the slowest: {{}} a step, {added} % above the mean of {{}}.", begin,
+        return fill(f"{{}}Rank {last.rank} is the slowest: {{}} a step, {above} % above the mean of {{}}.", begin,
                     duration(last.time.ns, unit), duration(mean, unit))  # fmt: skip
-    apart = percent(last.time.ns / first.time.ns - 1)
-    equal = "All ranks take as long" + ("" if apart == "0" else f", within {apart} %")
     own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
-    if len(own) < len(ranks):
-        return fill(f"{{}}{equal}.", begin)
-    (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
-    if high - low < _EQUAL * mean:
-        return fill(f"{{}}{equal}, with and without exposed communication.", begin)
-    sentence = f"{{}}{equal}. Rank {late.rank} is the slowest: without exposed communication its step takes {{}} longer"
-    return fill(f"{sentence} than that of rank {early.rank}, and the others wait for it.", begin,
-                duration(high - low, unit))  # fmt: skip
+    if len(own) == len(ranks):
+        (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
+        if high - low > max(_EQUAL * mean, *(_half_interval(rank.time) for rank in ranks)):
+            sentence = f"{{}}All ranks take as long. Rank {late.rank} is the slowest: without exposed communication its"
+            sentence += f" step takes {{}} longer than that of rank {early.rank}, and the others wait for it."
+            return fill(sentence, begin, duration(high - low, unit))
+    if above == "0":
+        return fill("{}All ranks take as long.", begin)
+    return fill(f"{{}}Rank {last.rank} takes the longest, {{}} a step. That is {above} % above the mean, no more than"
+                " its steps vary.", begin, duration(last.time.ns, unit))  # fmt: skip
 
 
 def _overlap(one: StepTime, other: StepTime) -> bool:
@@ -128,3 +128,8 @@ def _overlap(one: StepTime, other: StepTime) -> bool:
     if one.ci_high is None or other.ci_low is None:
         return False
     return one.ci_high >= other.ci_low
+
+
+def _half_interval(time: StepTime) -> float:
+    """Return half the 95 % interval in ns; 0 without one."""
+    return 0.0 if time.ci_low is None or time.ci_high is None else (time.ci_high - time.ci_low) / 2

@@ -13,6 +13,7 @@ from profpipe.analysis.findings.steps import (
     StepParts,
 )
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent, ratio
 from profpipe.report.labels import case_text
@@ -33,6 +34,9 @@ LEAST_SHOWN = 0.0005
 #: From this share of a step on, the overhead of the profiler is named beside the parts.
 _LEAST_OVERHEAD = 0.02
 
+#: Cases that a warning names; more are counted.
+_NAMED = 3
+
 #: Parts in a sentence on what could be gained.
 _MOST_GAINS = 4
 
@@ -49,6 +53,11 @@ _WHY_IDLE: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "because the host launched late",
     StepPart.IDLE_BLOCKED: "because the host waited for the GPU",
     StepPart.IDLE_OTHER: "with a dependency as its cause, or none recorded",
+}
+
+_EXPOSED_MEANS: Mapping[StepPart, str] = {
+    StepPart.COMMUNICATION: "Communication is exposed while nothing computes.",
+    StepPart.COPY: "Copies are exposed while no kernel runs.",
 }
 
 _RULES: Mapping[StepRule, str] = {
@@ -68,7 +77,7 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     cases = list(_with_parts(workload))
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
-    blocks: list[doc.Block] = [doc.Paragraph(_context([own for _, own, _ in cases]))]
+    blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
     for i in range(0, len(cases), _CASES_A_TABLE):
         placement = doc.Placement.DETAILS if i else doc.Placement.SUMMARY
         blocks.append(where_table(cases[i : i + _CASES_A_TABLE], placement))
@@ -84,19 +93,22 @@ def _with_parts(workload: WorkloadFindings) -> Iterator[_Case]:
             yield case, own, own.parts
 
 
-def _context(cases: Sequence[CaseSteps]) -> doc.Text:
+def _context(cases: Sequence[_Case]) -> doc.Text:
     """Return of how many steps the parts are means, and where a step begins."""
-    ranks = max(len(own.ranks) for own in cases)
+    every = [own for _, own, _ in cases]
+    ranks = max(len(own.ranks) for own in every)
     over = f" of each of {ranks} ranks" if ranks > 1 else ""
-    steady = _numbers(n for own in cases for n in own.count(StepState.STEADY))
+    steady = _numbers(n for own in every for n in own.count(StepState.STEADY))
     mean = "One steady step" if steady == "1" else f"Mean of the {steady} steady steps"
-    text = f"{mean}{over} ({cases[0].profiler}); the parts add up to the step."
-    added = [(share, own) for own in cases if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
+    text = f"{mean}{over} ({every[0].profiler}); the parts add up to the step."
+    exposed = [sentence for part, sentence in _EXPOSED_MEANS.items() if any(parts.ns[part] for *_, parts in cases)]
+    text += f" {' '.join(exposed)}" if exposed else ""
+    added = [(share, own) for own in every if (share := dict(own.overheads).get(own.profiler, 0.0)) >= _LEAST_OVERHEAD]
     if added:
         most = percent_text(max(share for share, _ in added))
-        text += f" Under {cases[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
+        text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
         text += " without a profiler; a part of its idle time may be the profiler's."
-    return doc.concat(f"{text} ", found_text(cases))
+    return doc.concat(f"{text} ", found_text(every))
 
 
 def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
@@ -110,7 +122,7 @@ def found_text(cases: Sequence[CaseSteps]) -> doc.Text:
     rules = list(dict.fromkeys(own.rule for own in cases))
     text += f"A step begins {' or '.join(_RULES[rule] for rule in rules)}."
     if known := [own.coverage for own in cases if own.coverage is not None]:
-        return fill(f"{text} Steps hold {'at least ' if len(known) > 1 else ''}{{}} of the kernel time.",
+        return fill(f"{text} Steps hold {'at least ' if len(set(known)) > 1 else ''}{{}} of the kernel time.",
                     percent(min(known)))  # fmt: skip
     return text
 
@@ -357,7 +369,12 @@ def found_steps(cases: Sequence[_Case]) -> doc.Table:
 
 
 def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield the cases in which markers and recurring launches give different numbers of steps."""
+    """Yield the cases without steps beside others, and those in which ranges and launches give different numbers."""
+    if workload.steps and (without := workload.steps.without_steps):
+        labels = {case.id: case_text(case) for case in workload.cases}
+        named = doc.join([labels.get(case, case) for case in without], most=_NAMED)
+        number = f"{len(without)} of {count_cases(len(workload.cases))}"
+        yield fill(f"No steps were found in {number}, which the tables of steps and kernels leave out: {{}}.", named)
     for case in workload.cases:
         own = workload.steps.of(case.id)
         if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
