@@ -103,6 +103,16 @@ def test_the_four_parts_of_the_table_and_of_the_bars_add_up_to_the_step() -> Non
     assert [sum(series.marks[i].y for series in panel.series) for i in (0, 1)] == [33.2e6, 26.9e6]
 
 
+def test_more_cases_than_fit_side_by_side_have_further_tables_on_the_second_page() -> None:
+    names = [f"batch={n}" for n in range(1, 10)]
+    rows = [step_row(name, n, (6e6, 0, 0, 2e6, 0, 0)) for name in names for n in range(6)]
+    metrics = [row for name in names for row in step_metrics(name, 8e6)]
+    tables = tables_of(steps.steps(only((step_tables(metrics=metrics, steps=rows), {}))))
+    assert {id: (len(tables[id].columns), tables[id].placement.value) for id in tables if id != "found"} == {
+        "parts": (7, "summary"), "parts 2": (4, "details"), "gains": (7, "summary"), "gains 2": (4, "details"),
+    }  # fmt: skip
+
+
 def test_kernels_that_overlap_share_the_time_in_which_the_gpu_computes() -> None:
     """30 ms of kernels ran in 20 ms."""
     kernels, metrics = step_kernels("", {GEMM: (10, 20e6), ELEMENTWISE: (10, 10e6), NCCL: (1, 5e6)})

@@ -78,10 +78,10 @@ def steps(workload: WorkloadFindings) -> doc.Section:
     if not cases:
         return doc.Section("steps", "", workload=workload.name)
     blocks: list[doc.Block] = [doc.Paragraph(_context(cases))]
-    for i in range(0, len(cases), _CASES_A_TABLE):
-        placement = doc.Placement.DETAILS if i else doc.Placement.SUMMARY
-        blocks.append(where_table(cases[i : i + _CASES_A_TABLE], placement))
-    blocks += [bars(workload, cases), gains(cases), copies(cases), found_steps(cases)]
+    groups = [cases[i : i + _CASES_A_TABLE] for i in range(0, len(cases), _CASES_A_TABLE)]
+    blocks += [where_table(own, number) for number, own in enumerate(groups)]
+    blocks += [bars(workload, cases), *(gains(own, number) for number, own in enumerate(groups))]
+    blocks += [copies(cases), found_steps(cases)]
     return doc.make_section("steps", "Where a step goes", blocks, workload=workload.name)
 
 
@@ -136,8 +136,11 @@ def _numbers(counts: Iterable[int]) -> str:
 # --- where a step goes -----------------------------------------------------------------------------------------------
 
 
-def where_table(cases: Sequence[_Case], placement: doc.Placement = doc.Placement.SUMMARY) -> doc.Table:
-    """Return the parts of a step as rows: of one case with what could be gained, of several side by side."""
+def where_table(cases: Sequence[_Case], number: int = 0) -> doc.Table:
+    """Return the parts of a step as rows: of one case with what could be gained, of several side by side.
+
+    ``number`` counts the tables of a workload; the first one stands on the short page.
+    """
     unit = step_unit(parts.wall_ns for *_, parts in cases)
     columns = [doc.label("part", "")]
     if is_lone := len(cases) == 1:
@@ -162,8 +165,23 @@ def where_table(cases: Sequence[_Case], placement: doc.Placement = doc.Placement
             else:
                 cells.append(doc.Cell(ns, unit=unit, is_strong=is_part, note=fill("({})", percent(share))))
         rows.append(cells)
-    title = doc.join([case_text(case) for case, *_ in cases], most=2) if placement is doc.Placement.DETAILS else ""
-    return doc.Table("parts", tuple(columns), tuple(map(tuple, rows)), title, placement, is_divisible=False)
+    cells_of_rows = tuple(map(tuple, rows))
+    return doc.Table(
+        _id("parts", number), tuple(columns), cells_of_rows, _cases_of(cases, number), _page(number), is_divisible=False
+    )
+
+
+def _id(name: str, number: int) -> str:
+    return f"{name} {number + 1}" if number else name
+
+
+def _page(number: int) -> doc.Placement:
+    return doc.Placement.DETAILS if number else doc.Placement.SUMMARY
+
+
+def _cases_of(cases: Sequence[_Case], number: int) -> doc.Text:
+    """Return the cases of a table that is not the first one."""
+    return doc.join([case_text(case) for case, *_ in cases], most=2) if number else ""
 
 
 def _head(case: CaseResult, unit: Unit) -> doc.Text:
@@ -246,19 +264,22 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
 # --- gains -----------------------------------------------------------------------------------------------------------
 
 
-def gains(cases: Sequence[_Case]) -> doc.Table:
-    """Return by how much a step of each case would be faster without a part, at most; empty for one case."""
+def gains(cases: Sequence[_Case], number: int = 0) -> doc.Table:
+    """Return by how much a step of each case would be faster without a part, at most; empty for one case.
+
+    ``number`` is that of ``where_table``.
+    """
     columns = [doc.label("part", "")]
     columns += [doc.ratio(case.id, _name(case)) for case, *_ in cases]
     every = [parts for *_, parts in cases]
     rows: list[list[doc.Text | float]] = []
-    if 1 < len(cases) <= _CASES_A_TABLE:
+    if len(cases) > 1:
         for name, values in _removable(every):
             speedups = [parts.speedup_without(ns) for parts, ns in zip(every, values, strict=True)]
             if max(speedups) >= _LEAST_SPEEDUP:
                 rows.append([name, *speedups])
     title = "Speed-up of a step without a part, at most"
-    return doc.make_table("gains", columns, rows, title)
+    return doc.make_table(_id("gains", number), columns, rows, title, _page(number))
 
 
 def _name(case: CaseResult) -> doc.Text:
