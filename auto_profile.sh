@@ -57,7 +57,8 @@ Installation, on first use:
   TORCH      what pip installs if torch cannot  torch==2.13.0
              be imported; empty: nothing
 
-Options: --help shows this, --setup only installs. All other arguments go to \`profpipe run\`, for instance --dry-run.
+Options: --help shows this, --setup only installs. All other arguments go to \`profpipe run\`, for instance --dry-run
+or a program as it is: -- python train.py --batch 8.
 Exit codes: 0 success, 1 a case failed or an expectation of the pipeline file was not met (SUMMARY.md names it),
 2 wrong pipeline file or arguments, 3 a required tool is missing, 130 interrupted.
 
@@ -125,11 +126,12 @@ set_up() {
   say "ready; the next start is immediate"
 }
 
-# The pipeline file may be given as an argument too, as for `profpipe run`.
+# The pipeline file may be given as an argument too, as for `profpipe run`. A program after -- needs none.
 names_pipeline() {
   local argument
   for argument in "$@"; do
     case $argument in
+      --) return 0 ;;
       *.yaml | *.yml) if [ -f "$argument" ]; then return 0; fi ;;
     esac
   done
@@ -149,6 +151,7 @@ export_placeholders() {
 
 for argument in "$@"; do
   case $argument in
+    --) break ;;
     --help | -h)
       show_help
       exit

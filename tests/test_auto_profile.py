@@ -122,6 +122,11 @@ def test_profilers_and_workloads_choose_the_jobs(script: Path) -> None:
     assert "torch" not in call(script, "--dry-run", PIPELINE="study.yaml", PROFILERS="plain").stdout
 
 
+def test_a_program_after_two_dashes_needs_no_pipeline_file_and_keeps_its_options(script: Path) -> None:
+    done = call(script, "--dry-run", "--", "python", "train.py", "--help", "x.yaml", PROFILERS="plain")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("python train.py --help x.yaml\n")
+
+
 def test_a_variable_that_the_pipeline_file_does_not_use_is_named(script: Path) -> None:
     done = call(script, "--dry-run", PIPELINE="study.yaml", NHEADS="16")
     assert "NHEADS=16 has no effect" in done.stderr
