@@ -444,6 +444,20 @@ def test_variables_below_env_are_not_listed(tmp_path):
     assert loader.variables(path) == ["SEQLEN"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "kernels"),
+    [
+        ("profilers: [nsys, ncu]", "guided"),
+        ("profilers: 'torch,ncu'", "guided"),
+        ("profilers: [plain, ncu]", "all"),
+        ("ncu: {kernels: gemm}", "gemm"),
+    ],
+)
+def test_ncu_replays_the_largest_kernels_of_a_command_where_a_capture_names_them(tmp_path, keys, kernels):
+    text = f"version: 1\nworkloads:\n  training:\n    command: [python, train.py]\n    {keys}\n"
+    assert load(tmp_path, text).workloads["training"].ncu.kernels == kernels
+
+
 def test_commands_and_environment_variables_stay_text(tmp_path):
     text = """
 version: 1

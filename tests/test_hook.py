@@ -368,6 +368,22 @@ def test_each_call_of_the_outermost_module_is_a_step_for_inference(tmp_path: Pat
     assert list(steps["step"]) == list(range(8)) and set(steps["rule"]) == {"forward"}
 
 
+COMPILED = INFERENCE.replace(
+    "model = Block()",
+    """
+from torch._dynamo.testing import CompileCounter
+
+compiled = CompileCounter()
+model = torch.compile(Block(), backend=compiled)
+""",
+)
+
+
+def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path: Path) -> None:
+    done = run_python(tmp_path, f"{COMPILED}\nprint('compiled', compiled.frame_count)", steps={"forward": True})
+    assert list(done.steps["step"]) == list(range(8)) and "compiled 1" in done.output, done.output
+
+
 RANGED = """
 import torch
 from torch.profiler import record_function

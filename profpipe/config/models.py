@@ -112,7 +112,9 @@ class Ncu(_Model):
         "ncu_compute_metrics.txt, the third gives the reasons for stalls",
     )
     kernels: Regex = Field(
-        "all", description="'all', 'guided' (the kernels with the largest share), or a regular expression"
+        "all",
+        description="'all', 'guided' (the kernels with the largest share), or a regular expression; for a `command` "
+        "with nsys or torch among its profilers the default is 'guided'",
     )
     top: int = Field(3, ge=1, description="number of kernels of a case that 'guided' profiles")
     source: bool = Field(False, description="embed the source code of kernels in the ncu report")
@@ -264,9 +266,16 @@ class Workload(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _run_commands_once(cls, document: Any) -> Any:
-        is_command = isinstance(document, Mapping) and document.get("command") is not None
-        return {"repeats": 1, **document} if is_command else document
+    def _set_defaults_of_commands(cls, document: Any) -> Any:
+        """Start one process, and have ncu replay the largest kernels: a step of a training launches hundreds."""
+        if not isinstance(document, Mapping) or document.get("command") is None:
+            return document
+        document, ncu = {"repeats": 1, **document}, document.get("ncu", {})
+        names = as_list(document.get("profilers", cls.model_fields["profilers"].default))
+        is_guidable = isinstance(names, list) and not {"nsys", "torch"}.isdisjoint(map(str, names))
+        if is_guidable and isinstance(ncu, Mapping):
+            document["ncu"] = {"kernels": "guided", **ncu}
+        return document
 
     @model_validator(mode="after")
     def _validate_command(self) -> Workload:

@@ -36,7 +36,7 @@ def _watch_torch(torch: Any, found: Steps, given: settings.Settings) -> None:
     if given.range is not None:
         _watch_ranges_of_torch(torch, found, given)
     elif given.forward:
-        _watch_modules(torch, found, given)
+        _watch_modules(torch, found)
     else:
         _watch_optimizers(torch, found)
 
@@ -93,11 +93,12 @@ def _compiling(torch: Any) -> Callable[[], bool]:
 # --- modules ---------------------------------------------------------------------------------------------------------
 
 
-def _watch_modules(torch: Any, found: Steps, given: settings.Settings) -> None:
+def _watch_modules(torch: Any, found: Steps) -> None:
     """Begin a step at each call of a module that no other module contains.
 
     A hook of all modules costs about a microsecond for each of them, which a small model notices. So it only lasts
-    through the warm-up, and hooks of the modules that began steps follow it.
+    until a module is called for the second time, and hooks of the modules that began steps follow it. torch.compile
+    compiles a model again when the hooks of all modules change: the hook goes before the first call of a compiled model.
     """
     is_compiling = _compiling(torch)
     inner: Any = weakref.WeakSet()
@@ -111,10 +112,11 @@ def _watch_modules(torch: Any, found: Steps, given: settings.Settings) -> None:
     def before_any(module: Any, args: Any) -> None:
         if is_compiling() or module in inner:
             return
-        if module not in outer:
+        is_known = module in outer
+        if not is_known:
             outer.add(module)
             inner.update(child for child in module.modules() if child is not module)
-        if found.number >= given.warmup:
+        if is_known or _is_compiled(module):
             handles.pop().remove()
             for each in outer:
                 if each not in inner:
@@ -122,6 +124,12 @@ def _watch_modules(torch: Any, found: Steps, given: settings.Settings) -> None:
         found.boundary("forward")
 
     handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_any))
+
+
+def _is_compiled(module: Any) -> bool:
+    """Return True for what ``torch.compile(model)`` returns."""
+    library = sys.modules.get("torch._dynamo.eval_frame")
+    return library is not None and isinstance(module, library.OptimizedModule)
 
 
 # --- ranges of the program -------------------------------------------------------------------------------------------
