@@ -98,7 +98,7 @@ def _watch_modules(torch: Any, found: Steps) -> None:
 
     A hook of all modules costs about a microsecond for each of them, which a small model notices. So it only lasts
     until a module is called for the second time, and hooks of the modules that began steps follow it. torch.compile
-    compiles a model again when the hooks of all modules change: the hook goes before the first call of a compiled model.
+    compiles a model again when the hooks of all modules change: the hook goes before the first call of such a model.
     """
     is_compiling = _compiling(torch)
     inner: Any = weakref.WeakSet()
