@@ -110,8 +110,8 @@ def verdicts_of(folder):
 # --- tables as a run leaves them -------------------------------------------------------------------------------------
 
 
-def tables_of(ratios, failures=(), inaccurate=()):
-    """Return tables of cases: B over A in each pair by case; A takes 1 ms."""
+def tables_of(ratios, failures=(), marks=()):
+    """Return tables of cases: B over A in each pair by case; A takes 1 ms. ``marks``: (case, side, metric)."""
     key = {"run": "r", "workload": "w", "profiler": "plain"}
     cases, metrics = [], []
     failed = dict(failures)
@@ -122,8 +122,8 @@ def tables_of(ratios, failures=(), inaccurate=()):
             for side, value in (("A", 1e6), ("B", 1e6 * ratio)):
                 times = {"subject": f"pair {number} {side}", "metric": "time", "value": value, "unit": "ns", "n": 9}
                 metrics.append({**key, "case": case, **times})
-    for case, side in inaccurate:
-        mark = {"subject": f"pair 1 {side}", "metric": "inaccurate", "value": 1.0, "unit": "1", "n": 1}
+    for case, side, metric in marks:
+        mark = {"subject": f"pair 1 {side}", "metric": metric, "value": 1.0, "unit": "1", "n": 1}
         metrics.append({**key, "case": case, **mark})
     return Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, metrics))
 
@@ -208,15 +208,20 @@ def test_only_what_fails_twice_fails_the_gate():
 
 
 def test_a_case_that_fails_on_b_alone_fails_the_gate():
-    of_b = {"c": ("crashed", "pair 2 B: signal 11")}
-    of_a = {"c": ("crashed", "pair 1 A: signal 11")}
-    assert pairs.analyze(tables_of({"c": around(0)}, of_b.items()), run_of(1)).gate is Gate.FAILED
-    assert pairs.analyze(tables_of({"c": around(0)}, of_a.items()), run_of(1)).gate is Gate.UNDECIDED
+    crashed = {"c": ("crashed", "pair 1 B: signal 11")}.items()
+
+    def gate(*sides):
+        marks = [("c", side, "failed") for side in sides]
+        return pairs.analyze(tables_of({"c": around(0)}, crashed, marks), run_of(1)).gate
+
+    assert gate("B") is Gate.FAILED
+    assert gate("A") is Gate.UNDECIDED
+    assert gate("B", "A") is Gate.UNDECIDED
 
 
 def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
-    assert pairs.analyze(tables_of({"c": around(-5)}, inaccurate=[("c", "B")]), run_of(1)).gate is Gate.FAILED
-    both = tables_of({"c": around(-5)}, inaccurate=[("c", "A"), ("c", "B")])
+    assert pairs.analyze(tables_of({"c": around(-5)}, marks=[("c", "B", "inaccurate")]), run_of(1)).gate is Gate.FAILED
+    both = tables_of({"c": around(-5)}, marks=[("c", "A", "inaccurate"), ("c", "B", "inaccurate")])
     assert pairs.analyze(both, run_of(1)).gate is Gate.PASSED
 
 
@@ -246,7 +251,7 @@ def test_the_spread_of_a_a_pairs_is_kept_for_the_gpu_and_its_driver(tmp_path):
 
 
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):
-    data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items())
+    data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items(), [("e", "B", "failed")])
     run = run_of(2, seed=7)
     document = render.build_pairs(pairs.analyze(data, run), data, run)
     text = "\n\n".join(filter(None, (Markdown().section(section) for section in document.sections))) + "\n"
@@ -515,6 +520,8 @@ def test_a_case_that_fails_is_not_tried_in_later_pairs_and_the_others_go_on(proj
     assert dict(zip(data.cases["case"], data.cases["status"], strict=True)) == {"n=1": "ok", "n=2": "failed"}
     assert data.cases["reason"].iloc[1].startswith("pair 1 B: ")
     tried = [job.folder for job in run.jobs if "n=2" in job.cases]
+    found = pairs.analyze(data, run)
+    assert [case.failure and case.failure.is_of_b_alone for case in found.cases] == [None, True]
     assert sorted(tried) == ["raw/sums/pair-01/A", "raw/sums/pair-01/B"]
 
 

@@ -29,7 +29,7 @@ _ALPHA_GATE: Final = verdict.ALPHA_SAME
 
 @dataclass(frozen=True)
 class Failure:
-    """A case that did not run well. ``is_of_b_alone``: no process of A failed before."""
+    """A case that did not run well. ``is_of_b_alone``: a process of B failed, and none of A."""
 
     status: str
     reason: str
@@ -165,10 +165,7 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
     block = settings.pairs
     failures = _failures(data)
     times = _times(data)
-    inaccurate = data.metrics[data.metrics["metric"] == "inaccurate"]
-    sides: dict[tuple[str, str], set[str]] = {}
-    for workload, case, subject in zip(inaccurate["workload"], inaccurate["case"], inaccurate["subject"], strict=True):
-        sides.setdefault((workload, case), set()).add(subject[-1:])
+    inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
     for workload, case, flags in zip(data.cases["workload"], data.cases["case"], data.cases["flags"], strict=True):
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
@@ -190,7 +187,7 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
             first=verdict.judge(first, floor) if fresh and first else None,
             log_ratios=tuple(ratios),
             failure=failure,
-            is_newly_inaccurate=sides.get(key) == {"B"},
+            is_newly_inaccurate=inaccurate.get(key) == {"B"},
             flags=flags,
         )
 
@@ -225,12 +222,22 @@ def _median(values: Sequence[float]) -> float:
 
 def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
     rows = data.cases[data.cases["status"] != Status.OK.value]
+    columns = (rows[name] for name in ("workload", "case", "status", "reason"))
+    sides = _marked_sides(data, schema.PAIR_FAILED)
     return {
-        (workload, case): Failure(status, reason, bool(re.match(rf"{schema.PAIR_PREFIX}\d+ B: ", reason)))
-        for workload, case, status, reason in zip(
-            rows["workload"], rows["case"], rows["status"], rows["reason"], strict=True
-        )
+        (workload, case): Failure(status, reason, sides.get((workload, case)) == {"B"})
+        for workload, case, status, reason in zip(*columns, strict=True)
     }
+
+
+def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
+    """Return by case the sides of which a process has the mark ``metric``."""
+    rows = data.metrics[data.metrics["metric"] == metric]
+    found: dict[tuple[str, str], set[str]] = {}
+    for workload, case, subject in zip(rows["workload"], rows["case"], rows["subject"], strict=True):
+        if match := _SUBJECT.fullmatch(subject):
+            found.setdefault((workload, case), set()).add(match[2])
+    return found
 
 
 def _pair_numbers(subjects: pd.Series[str]) -> pd.Series[int]:
@@ -248,7 +255,7 @@ def _gate(case: CaseVerdict, percent: float) -> Gate:
     is FASTER, SLOWER by less, or SAME with a floor below the gate, and where the one-sided signed-rank test says at 5 %
     that B is slower by less than the gate.
     """
-    if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone and _is_own_failure(case.failure)):
+    if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone):
         return Gate.FAILED
     if case.judgement is None or case.failure:
         return Gate.UNDECIDED

@@ -40,6 +40,9 @@ PROCESS_WALL: Final = "process_wall"
 
 #: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
 PAIR_PREFIX: Final = "pair "
+#: Metrics that mark a process of an `ab` run in which the case failed, or its result was outside the tolerance.
+PAIR_FAILED: Final = "failed"
+PAIR_INACCURATE: Final = "inaccurate"
 
 #: Between the ranges of a path, outermost first.
 PATH_SEPARATOR: Final = " > "

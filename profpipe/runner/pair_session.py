@@ -40,9 +40,6 @@ Key = tuple[str, str]
 #: The times that pairs compare: of a step or a call, else of the whole process of a command.
 TIMES: Final = ("time", schema.PROCESS_WALL)
 
-#: Marks a process whose result was outside the tolerance.
-INACCURATE: Final = "inaccurate"
-
 #: The folder of another interpreter's PYTHONPATH: it holds profpipe and no other package of this interpreter.
 _LIBRARY: Final = Path("raw") / "library"
 
@@ -261,12 +258,20 @@ class PairSession(Session):
         mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)
         mine &= self.data.metrics["case"].isin([names[case.id] for case in job.cases])
         cases = fresh.cases.assign(case=fresh.cases["case"].map(names))
-        inaccurate = cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)]
-        marks = inaccurate[["run", "workload", "case", "profiler"]]
-        marks = marks.assign(subject=job.label, metric=INACCURATE, value=1.0, unit="1", n=1)
+        marks = {
+            schema.PAIR_FAILED: cases["status"].isin(schema.FAILED),
+            schema.PAIR_INACCURATE: cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False),
+        }
+        keys = ["run", "workload", "case", "profiler"]
+        marked = [
+            cases.loc[chosen, keys].assign(subject=job.label, metric=metric, value=1.0, unit="1", n=1)
+            for metric, chosen in marks.items()
+        ]
         return replace(
             self.data,
-            metrics=_concat(schema.METRICS, [self.data.metrics[~mine], times, schema.frame(schema.METRICS, marks)]),
+            metrics=_concat(
+                schema.METRICS, [self.data.metrics[~mine], times, *(schema.frame(schema.METRICS, m) for m in marked)]
+            ),
             cases=schema.frame(schema.CASES, _merge_cases(self.data.cases, cases, f"{job.label}: ")),
         )
 
