@@ -26,7 +26,7 @@ _CASES_A_TABLE = 6
 #: What follows the unit of a time of a step.
 _STEP = "/step"
 
-_OF = {Iteration.CALL: "per call", Iteration.STEP: "of a steady step", Iteration.PROCESS: "of the whole process"}
+_OF = {Iteration.CALL: "per call", Iteration.STEP: "of a steady step", Iteration.PROCESS: "of the whole recording"}
 
 #: Rows of a table: label and cells.
 _Row: TypeAlias = "tuple[doc.Text, list[doc.Cell]]"

@@ -31,7 +31,8 @@ def switch_cost(workload: WorkloadFindings) -> doc.Section:
     if not tables:
         return doc.Section("switch_cost", "", workload=workload.name)
     noun, of = "operator" if any(case.is_on_cpu for case in workload.shapes[0].cases) else "kernel", iteration(workload)
-    measured = f" measured {of}: without a profiler." if workload.basis and workload.basis.is_timed else ""
+    is_measured = any(cost.measured_call is not None for shape in workload.shapes for cost in shape.switch_costs)
+    measured = f" measured {of}: without a profiler." if is_measured else ""
     context = f"Speed-ups per {of} from {noun} times ({workload.kernel_profiler}).{measured}"
     changes = [cost for shape in workload.shapes for cost in shape.switch_costs if cost.changes]
     if changes:
