@@ -451,7 +451,7 @@ def test_a_revision_that_does_not_exist_is_refused(project, tmp_path):
         checkout.find(project, "nowhere", "--a")
     with pytest.raises(ConfigError, match="--a: git:--all names no commit of"):
         checkout.find(project, "--all", "--a")
-    with pytest.raises(ConfigError, match="lies in none"):
+    with pytest.raises(ConfigError, match=f"git:HEAD needs a git repository that holds {tmp_path}: .*dir:PATH"):
         checkout.find(tmp_path, "HEAD", "--a")
 
 

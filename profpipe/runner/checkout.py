@@ -38,8 +38,10 @@ def find(folder: Path, revision: str, option: str) -> Commit:
     """Return the commit that ``revision`` names in the repository that holds ``folder``."""
     top = (_git(folder, "rev-parse", "--show-toplevel") or "").strip()
     if not top.startswith("/"):
-        what = f"git:{revision} needs a git repository, and {folder} lies in none."
-        raise ConfigError(option, what, "Use dir:PATH with a second folder.")
+        # git also refuses a repository of another user, and says what to do.
+        why = " ".join(top.split())[:300] or "git cannot be started"
+        what = f"git:{revision} needs a git repository that holds {folder}: {why}."
+        raise ConfigError(option, what, "Or use dir:PATH with a second folder.")
     # A revision never begins with a hyphen, which git would read as an option.
     found = "" if revision.startswith("-") else (_git(folder, "rev-parse", "--verify", f"{revision}^{{commit}}") or "")
     if not _HASH.fullmatch(commit := found.strip()):
