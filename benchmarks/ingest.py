@@ -2,10 +2,11 @@
 
     python benchmarks/ingest.py [--kernels 10000 100000 1000000 10000000] [--nsys PATH] [--repeats 3] [--folder DIR]
 
-Each row measures three processes, start-up included: the parser alone, `profpipe ingest FILE --out DIR` as a user
-types it (CSV and Parquet tables, analysis and SUMMARY.md), and `nsys stats` with its report of kernels by range
-(nvtx_kern_sum), which is the closest to ours. A cell has the wall time, the CPU time and the peak memory of the fastest
-repeat. The sums of the tables are checked against SQL.
+Each row measures four processes, start-up included: the parser alone, without and with the search for steps,
+`profpipe ingest FILE --out DIR` as a user types it (CSV and Parquet tables, analysis and SUMMARY.md), and `nsys stats`
+with its report of kernels by range (nvtx_kern_sum), which is the closest to ours. Both runs of the parser take
+turns. A cell has the wall time, the CPU time and the peak memory of the fastest repeat. The sums of the tables are
+checked against SQL.
 
 The exports are grown from the recorded one in tests/data: four processes that use the same correlation ids, 360 kernel
 names, ranges `profpipe:impl=N` > step > layer_N > attention | mlp | norm of 40 kernels each. `--cases` adds the ranges
@@ -49,8 +50,16 @@ import sys
 from pathlib import Path
 from profpipe import plugins
 parsed = plugins.load_module(plugins.builtin_folder("parsers") / "nsys_sqlite.py").parse(Path(sys.argv[1]))
-print(parsed.origin.launches, int(parsed.origin.total_ns), int(parsed.origin.attributed_ns), len(parsed.kernels))
+print(parsed.origin.launches, int(parsed.origin.total_ns), int(parsed.origin.attributed_ns), len(parsed.steps))
 """
+#: Leaves out the search for steps, and the reading of what only this search needs.
+WITHOUT_STEPS = """
+from profpipe.ingest.nsys import activities
+from profpipe.ingest.steps import search
+activities.read_grids = lambda *given: None
+search.find = lambda *given: search.Found()
+"""
+CODES = (WITHOUT_STEPS + READ, READ)
 
 
 @dataclass(frozen=True)
@@ -180,13 +189,16 @@ def nsys_report(nsys: str) -> str:
 def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
     export, nsys, repeats = folder / f"{kernels}.sqlite", options.nsys, options.repeats
     ranges = grow(export, kernels, options.cases)
-    parser = measure([sys.executable, "-c", READ, str(export)], repeats)
+    pairs = [[measure([sys.executable, "-c", code, str(export)], 1) for code in CODES] for _ in range(repeats)]
+    plain, parser = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
     if not parser.output.startswith(expected := truth(export, options.cases)):
         raise SystemExit(f"{export}: read {parser.output.strip()}, but SQL counts {expected}")
     out = folder / f"{kernels}-tables"
     command = measure([sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(out)], repeats, out)
     size = f"{export.stat().st_size / 1e6:,.0f} MB"
-    cells = [f"{kernels:,}", f"{ranges:,}", size, _cost(parser), _cost(command)]
+    ratio = f"{parser.seconds / plain.seconds:.2f} ({parser.cpu_seconds / plain.cpu_seconds:.2f} by CPU time)"
+    found = f"{int(parser.output.split()[-1]):,}"
+    cells = [f"{kernels:,}", f"{ranges:,}", size, _cost(plain), _cost(parser), found, ratio, _cost(command)]
     if nsys and kernels <= NSYS_UP_TO:
         theirs = measure([nsys, "stats", "-q", "-r", nsys_report(nsys), "-f", "csv", "-o", "-", str(export)], 1)
         wall, cpu = theirs.seconds / command.seconds, theirs.cpu_seconds / command.cpu_seconds
@@ -208,7 +220,8 @@ def main() -> None:
     parser.add_argument("--cases", action="store_true", help="put the kernels into ranges of cases")
     parser.add_argument("--folder", type=Path, help="where the exports are made (default: a temporary folder)")
     options = parser.parse_args()
-    head = ["kernels", "ranges", "export", "parser", "profpipe ingest --out"]
+    head = ["kernels", "ranges", "export", "parser without steps", "parser", "rows of steps", "ratio"]
+    head.append("profpipe ingest --out")
     head += ["nsys stats", "the command is"] if options.nsys else []
     print("| " + " | ".join(head) + " |\n|" + " --- |" * len(head))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

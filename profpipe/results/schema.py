@@ -195,7 +195,11 @@ STEPS: Final = _table(
     *_ORIGIN,
     Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
     _DEVICE,
-    Column("step", "Int64", "number of the step, from 0; of other work, of the step before it"),
+    Column(
+        "step",
+        "Int64",
+        "number of the step, as in the name of its range, else from 0; of other work, of the step before it",
+    ),
     Column("state", "str", "warmup, steady, outlier or other (work between two steps)"),
     Column("rule", "str", "what says where the step begins: marker, optimizer, forward, framework or pattern"),
     Column("start_ns", "Float64", "start of its first GPU operation, since the first one in the file"),

@@ -156,8 +156,10 @@ def _read_again(
     export: Source, table: str, work: Work, wanted: dict[str, type[np.integer[Any]]]
 ) -> dict[str, npt.NDArray[Any]]:
     """Return more columns of the rows of ``table`` that are in ``work``, in their order."""
-    # Read with the start: SQLite may give a column that has an index in the order of that index.
-    times = dict.fromkeys(("start", "end") if work.dropped else ("start",), np.int64)
+    # No index holds these columns, so SQLite gives them in the order of the table. The start counts the rows of a table
+    # without them.
+    has_all = set(wanted) <= set(export.columns(table))
+    times = dict.fromkeys(() if has_all and not work.dropped else ("start", "end"), np.int64)
     columns = read_numbers(export, table, {**times, **wanted})
     if work.dropped:
         sane = _sane(columns["start"], columns["end"])

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import kernel_classes
 from profpipe.ingest.groupby import Bools
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.operations import Operations, Timeline
@@ -42,9 +41,8 @@ _OUTLIER_PARTS: Final = {
 def of_device(operations: Operations, own: Timeline, accounts: Accounts, steps: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the figures of one device. ``steps`` are its rows of the table `steps`, with states."""
     duration = own.end - own.start
-    normal: dict[str, int] = {}
-    number = np.array([normal.setdefault(kernel_classes.normalise(name), len(normal)) for name in operations.names])
-    name, names = number[own.name], list(normal)
+    names, number = operations.table_names
+    name = number[own.name]
     is_steady = (steps["state"] == StepState.STEADY.value).to_numpy()
     steady = np.append(is_steady, False)[accounts.row]
     n = int(is_steady.sum())

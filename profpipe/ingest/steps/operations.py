@@ -6,10 +6,12 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from profpipe.ingest import kernel_classes
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
 from profpipe.results import schema
 
@@ -20,6 +22,8 @@ UNKNOWN: Final = np.iinfo(np.int64).min
 _WAITING: Final = re.compile(r"^(cuda|cu|hip)(\w*Synchronize|Memcpy(?!\w*Async)\w*)")
 _PEER: Final = re.compile(r"Peer-to-Peer|Memcpy PtoP|DeviceToDevicePeer", re.IGNORECASE)
 _COMMUNICATION: Final = "communication"
+_OPTIMIZER: Final = "optimizer"
+_IS_COPY: Final = np.array([kind in ("memcpy", "memset") for kind in schema.KINDS])
 
 
 def is_waiting_call(name: str) -> bool:
@@ -69,6 +73,28 @@ class Operations:
         grids, sizes = self.read_grids, self.read_sizes
         return replace(self, read_grids=grids and functools.cache(grids), read_sizes=sizes and functools.cache(sizes))
 
+    @cached_property
+    def are_collective(self) -> Bools:
+        """Return for each name whether it is a communication kernel's."""
+        return np.array([each == _COMMUNICATION for each in self.classes], dtype=bool)
+
+    @cached_property
+    def are_optimizers(self) -> Bools:
+        """Return for each name whether it is an optimizer's kernel's."""
+        return np.array([each == _OPTIMIZER for each in self.classes], dtype=bool)
+
+    @cached_property
+    def are_peer_copies(self) -> Bools:
+        """Return for each name whether it is a copy's between two GPUs."""
+        return np.array([_PEER.search(text) is not None for text in self.names], dtype=bool)
+
+    @cached_property
+    def table_names(self) -> tuple[list[str], Ints]:
+        """Return the names as in the tables, and the number of each of ``names`` among them."""
+        number: dict[str, int] = {}
+        codes = [number.setdefault(kernel_classes.normalise(name), len(number)) for name in self.names]
+        return list(number), np.array(codes, dtype=np.int64)
+
     def devices(self) -> Iterator[tuple[int, int, Ints]]:
         """Yield (process, device, rows) of each device that ran something outside every case."""
         outside = np.flatnonzero(~self.in_case) if self.in_case.any() else np.arange(len(self.in_case))
@@ -108,11 +134,10 @@ def timeline(operations: Operations, rows: Ints) -> Timeline:
     if (launched[1:] < launched[:-1]).any():
         order = np.argsort(launched, kind="stable")
         rows, launched, is_launched = rows[order], launched[order], is_launched[order]
-    kind, name = operations.kind[rows], operations.name[rows]
-    is_copy = np.array([kind in ("memcpy", "memset") for kind in schema.KINDS])
-    copies = is_copy[kind]
-    peer = np.array([_PEER.search(text) is not None for text in operations.names], dtype=bool)
-    collective = np.array([each == _COMMUNICATION for each in operations.classes], dtype=bool)
-    communicates = np.where(copies, peer[name], collective[name])
+    copies = _IS_COPY[operations.kind[rows]]
+    name = operations.name[rows]
+    communicates = operations.are_collective[name] & ~copies
+    if operations.are_peer_copies.any():
+        communicates |= operations.are_peer_copies[name] & copies
     start, end = operations.start[rows], operations.end[rows]
     return Timeline(start, end, launched, is_launched, name, rows, communicates, copies)

@@ -22,8 +22,6 @@ from profpipe.ingest.steps.windows import Windows
 from profpipe.results import schema
 from profpipe.results.schema import StepState
 
-_OPTIMIZER = "optimizer"
-
 
 @dataclass(frozen=True)
 class Found:
@@ -96,9 +94,8 @@ def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
 
 
 def _by_pattern(operations: Operations, own: Timeline) -> Segments | None:
-    is_optimizer = np.array([each == _OPTIMIZER for each in operations.classes], dtype=bool)
     read = operations.read_grids
-    return pattern.find(own, is_optimizer, None if read is None else lambda: read()[own.rows])
+    return pattern.find(own, operations.are_optimizers, None if read is None else lambda: read()[own.rows])
 
 
 def _with_states(accounts: Accounts) -> pd.DataFrame:
