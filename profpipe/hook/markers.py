@@ -60,9 +60,13 @@ class _Ranges:
         self._close: Optional[Callable[[], object]] = None
 
     def boundary(self, rule: str) -> None:
-        self.close()
+        if self._close is not None:
+            self.close()
         self._number += 1
-        self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{self._number}") if self._open else None
+        if self._open is not None:
+            self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{self._number}")
+        elif ranges.is_profiled():
+            self._close = ranges.record(f"{ranges.STEP_PREFIX}{rule}:{self._number}")
 
     def close(self) -> None:
         if self._close is not None:

@@ -12,7 +12,7 @@ from profpipe.job import Job
 from profpipe.results import atomic
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_STARTUP = _PACKAGE / "hook" / "startup"
+STARTUP = _PACKAGE / "hook" / "startup"
 
 #: Begins the line of a job's log that says why no step was recorded.
 NO_STEPS = "no step was recorded: "
@@ -39,7 +39,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         **found,
         "PROFPIPE_HOOK": json.dumps(settings),
         "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_STARTUP), *others])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), *others])),
     }
 
 
