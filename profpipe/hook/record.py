@@ -1,6 +1,6 @@
 """The file that the hook writes: JSON lines, one file for each process that makes steps.
 
-The first line is ``started``. docs/tables.md has the format; parsers/hook.py reads it.
+The first line is ``started``. parsers/hook.py describes the lines and reads them.
 """
 
 from __future__ import annotations
