@@ -461,3 +461,50 @@ def test_damaged_files_are_refused_or_read_but_never_break_the_parser(
         else:
             assert len(found.kernels) or len(found.ranges)
             assert (found.kernels["total_ns"].dropna() >= 0).all()
+
+
+@pytest.mark.parametrize(("name", "step_range"), [("profpipe.step:marker:%d", ""), ("batch %d", r"batch (?P<n>\d+)")])
+def test_ranges_of_steps_make_steps_with_the_waits_of_the_host(
+    parser: ModuleType, write: Write, name: str, step_range: str
+) -> None:
+    api = "HIP_RUNTIME_API"
+    steps = [(number, 1000 * number) for number in range(4)]
+    write("a_marker_api_trace.csv", API_TRACE, *(marker(name % n, t, t + 1000) for n, t in steps))
+    launches = [
+        call(api, "hipLaunchKernel", t + at, t + at + 5, n * 2 + k) for n, t in steps for k, at in ((1, 10), (2, 300))
+    ]
+    write(
+        "a_hip_api_trace.csv",
+        API_TRACE,
+        *launches,
+        *(call(api, "hipStreamSynchronize", t + 20, t + 290) for _, t in steps),
+    )
+    kernels = [kernel("gemm", t + at, t + at + 100, n * 2 + k) for n, t in steps for k, at in ((1, 50), (2, 400))]
+    found = parser.parse(write("a_kernel_trace.csv", KERNEL_TRACE, *kernels), step_range=step_range).steps
+    assert found["rule"].tolist() == ["marker"] * 4 and found["step"].tolist() == [0, 1, 2, 3]
+    assert found["wall_ns"].tolist() == [1000, 1000, 1000, 450] and set(found["kernels"]) == {2}
+    # From 150 to 400 the host waited until 290; from 500 on it was late for the next step.
+    assert found["idle_blocked_ns"].tolist() == [250] * 4
+    assert found["idle_launch_ns"].tolist() == [550, 550, 550, 0]
+    assert set(found["process"]) == {70} and set(found["profiler"]) == {"rocprof"}
+
+
+def test_kernels_that_ran_one_by_one_for_counters_have_no_steps(parser: ModuleType, write: Write) -> None:
+    columns = ["Dispatch_ID", "GPU_ID", "Kernel_Name", "SQ_WAVES", "Start_Timestamp", "End_Timestamp"]
+    rows = [
+        {"Dispatch_ID": n, "GPU_ID": 2, "Kernel_Name": f"k{n % 4}", "SQ_WAVES": 1, "Start_Timestamp": 100 * n + 1,
+         "End_Timestamp": 100 * n + 50}
+        for n in range(40)
+    ]  # fmt: skip
+    assert parser.parse(write("results_a.csv", columns, *rows)).steps.empty
+    without = [{key: value for key, value in row.items() if key != "SQ_WAVES"} for row in rows]
+    uncounted = [name for name in columns if name != "SQ_WAVES"]
+    assert parser.parse(write("results_b.csv", uncounted, *without)).steps["kernels"].tolist() == [4] * 10
+
+
+def test_a_recorded_loop_of_kernels_has_steps(shared_data: Path) -> None:
+    parser = plugins.load_module(plugins.builtin_folder("parsers") / "rocpd.py")
+    steps = parser.parse(shared_data / "rocprof" / "HGLiu1998__batched_gemm" / "14_results.db").steps
+    assert set(steps["rule"]) == {"pattern"}
+    assert (steps[["compute_ns", "communication_ns", "copy_ns", "idle_ns"]].sum(axis=1) == steps["wall_ns"]).all()
+    assert steps["kernels"].sum() >= 298
