@@ -129,6 +129,15 @@ def test_what_could_be_gained_is_amdahls_bound() -> None:
     assert parts.speedup_without(70.0) == pytest.approx(1 / (1 - 0.7))
 
 
+def test_idle_time_that_the_profiler_adds_is_no_gain() -> None:
+    rows = [step_row("", step, (60.0, 0.0, 0.0, 30.0, 4.0, 6.0)) for step in range(8)]
+    metrics = [*step_metrics("", 100.0), *step_metrics("", 72.0, "plain")]
+    own = steps_of(only((step_tables(steps=rows, metrics=metrics), {})))
+    assert own.parts_without_profiler is not None and own.parts is not None
+    assert own.parts_without_profiler.ns == {**own.parts.ns, StepPart.IDLE_LAUNCH: 2.0}
+    assert own.parts_without_profiler.wall_ns == 72.0
+
+
 def test_an_idle_gap_without_a_recorded_cause_is_other_idle_time() -> None:
     rows = [step_row("", n, (6e6, 0, 0, 0, 0, 4e6), idle_launch_ns=None, idle_blocked_ns=None) for n in range(6)]
     parts = parts_of(only((step_tables(steps=rows, metrics=step_metrics("", 10e6)), {})))

@@ -7,7 +7,7 @@ A figure of a case is the mean over its ranks, never their sum. Times are nanose
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from profpipe.results.schema import StepRule, StepState
@@ -174,6 +174,22 @@ class CaseSteps:
     def count(self, state: StepState) -> tuple[int, int]:
         """Return the fewest and the most steps in ``state`` of a rank."""
         return self.counts.get(state, (0, 0))
+
+    @property
+    def parts_without_profiler(self) -> StepParts | None:
+        """Return ``parts`` without the idle time that the profiler adds, where the step without a profiler is known.
+
+        Kernels and copies take the same time under a profiler, while the host launches later. So idle time goes until
+        the parts add up to the step without a profiler: first that of late launches, then that of other causes.
+        """
+        plain = self.times.get("plain")
+        if self.parts is None or plain is None:
+            return self.parts
+        ns, added = dict(self.parts.ns), max(self.parts.wall_ns - plain.ns, 0.0)
+        for part in IDLE_PARTS:
+            taken = min(ns[part], added)
+            ns[part], added = ns[part] - taken, added - taken
+        return replace(self.parts, ns=ns)
 
     @property
     def overheads(self) -> Iterator[tuple[str, float]]:

@@ -107,7 +107,8 @@ def _context(cases: Sequence[_Case]) -> doc.Text:
     if added:
         most = percent_text(max(share for share, _ in added))
         text += f" Under {every[0].profiler} a step takes {'up to ' if len(cases) > 1 else ''}{most} % longer than"
-        text += " without a profiler; a part of its idle time may be the profiler's."
+        text += " without a profiler, because the host launches later. Speed-ups do not count the idle time that the"
+        text += " profiler adds."
     return doc.concat(f"{text} ", found_text(every))
 
 
@@ -152,18 +153,20 @@ def where_table(cases: Sequence[_Case], number: int = 0) -> doc.Table:
     else:
         columns += [doc.Column(case.id, _head(case, unit)) for case, *_ in cases]
     rows: list[list[doc.Cell]] = []
+    unprofiled = _without_profiler(cases[0])[2]
+    idle: dict[doc.Text, float] = {PART_NAMES[part]: unprofiled.ns[part] for part in IDLE_PARTS}
+    idle[doc.Strong("idle")] = unprofiled.idle_ns
     for name, values in _rows(cases):
         is_part = not isinstance(name, str)
         cells = [doc.Cell(text=name)]
         for ns, (*_, parts) in zip(values, cases, strict=True):
-            share = parts.share(ns)
             if is_lone:
                 # Nothing is left of a step without compute.
                 is_gain = name not in (doc.Strong("compute"), doc.Strong("step (mean)"))
-                gain = doc.Cell(parts.speedup_without(ns)) if is_gain else doc.Cell()
-                cells += [doc.Cell(ns, is_strong=is_part), doc.Cell(share), gain]
+                gain = doc.Cell(unprofiled.speedup_without(idle.get(name, ns))) if is_gain else doc.Cell()
+                cells += [doc.Cell(ns, is_strong=is_part), doc.Cell(parts.share(ns)), gain]
             else:
-                cells.append(doc.Cell(ns, unit=unit, is_strong=is_part, note=fill("({})", percent(share))))
+                cells.append(doc.Cell(ns, unit=unit, is_strong=is_part, note=fill("({})", percent(parts.share(ns)))))
         rows.append(cells)
     cells_of_rows = tuple(map(tuple, rows))
     return doc.Table(
@@ -271,7 +274,7 @@ def gains(cases: Sequence[_Case], number: int = 0) -> doc.Table:
     """
     columns = [doc.label("part", "")]
     columns += [doc.ratio(case.id, _name(case)) for case, *_ in cases]
-    every = [parts for *_, parts in cases]
+    every = [_without_profiler(case)[2] for case in cases]
     rows: list[list[doc.Text | float]] = []
     if len(cases) > 1:
         for name, values in _removable(every):
@@ -280,6 +283,11 @@ def gains(cases: Sequence[_Case], number: int = 0) -> doc.Table:
                 rows.append([name, *speedups])
     title = "Speed-up of a step without a part, at most"
     return doc.make_table(_id("gains", number), columns, rows, title, _page(number))
+
+
+def _without_profiler(case: _Case) -> _Case:
+    result, own, parts = case
+    return result, own, own.parts_without_profiler or parts
 
 
 def _name(case: CaseResult) -> doc.Text:
@@ -299,9 +307,8 @@ def _removable(every: Sequence[StepParts]) -> Iterator[tuple[str, list[float]]]:
 def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     """Return where a step of ``case`` goes and what could be gained at most; empty where that is unknown."""
     own = workload.steps.of(case.id)
-    if own is None or own.parts is None:
+    if own is None or (parts := own.parts_without_profiler) is None:
         return ""
-    parts = own.parts
     shares = [("compute", parts.ns[StepPart.COMPUTE]), *((PART_NAMES[p], parts.ns[p]) for p in _EXPOSED)]
     shares.append(("idle", parts.idle_ns))
     named = [fill(f"{{}} {name}", percent(parts.share(ns))) for name, ns in shares if parts.share(ns) >= LEAST_SHOWN]
@@ -310,9 +317,11 @@ def remark(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     found = [(name, parts.speedup_without(values[0])) for name, values in _removable([parts])]
     largest = sorted((pair for pair in found if pair[1] >= _LEAST_SPEEDUP), key=lambda pair: -pair[1])[:_MOST_GAINS]
     most = doc.join([fill(f"{name} {{}}", ratio(value)) for name, value in largest], last=", ")
-    who = fill("A step of {}", case_text(case)) if len(workload.cases) > 1 else "A step"
+    is_slowed = dict(own.overheads).get(own.profiler, 0.0) >= _LEAST_OVERHEAD
+    who = f"Without the overhead of {own.profiler} a step" if is_slowed else "A step"
+    whose = fill(f"{who} of {{}}", case_text(case)) if len(workload.cases) > 1 else who
     return fill(
-        f"{{}} is {{}}{idle}{'. Upper bounds of a speed-up: ' if largest else ''}{{}}.", who, doc.join(named), most
+        f"{{}} is {{}}{idle}{'. Upper bounds of a speed-up: ' if largest else ''}{{}}.", whose, doc.join(named), most
     )
 
 
