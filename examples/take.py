@@ -2,9 +2,10 @@
 
     python examples/take.py out/latest NAME [--below FOLDER]
 
-``NAME/pipeline.yaml`` must exist and stays: it is the pipeline with the values of this run as its defaults, so that
-``profpipe run`` in that folder is the same study. The script cuts the folders of the machine from the commands in
-``run.json`` and from the paths in reasons. It copies nothing if a folder of the machine is left in any text.
+``NAME/pipeline.yaml`` must exist. It stays, as do programs beside it. It is the pipeline with the values of this run as
+its defaults, so that ``profpipe run`` in that folder is the same study. The script cuts the folders of the machine from
+the commands in ``run.json`` and from the paths in reasons. It copies nothing if a folder of the machine is left in any
+text.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def clear(target: Path) -> None:
     for path in target.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "pipeline.yaml":
+        elif path.name != "pipeline.yaml" and path.suffix != ".py":
             path.unlink()
 
 

@@ -483,17 +483,18 @@ def test_a_change_is_found_in_its_direction_and_fails_the_gate_after_a_second_bl
     # The outputs of the step can be written, the summary cannot: that is a warning.
     github = {"GITHUB_OUTPUT": str(project / "outputs"), "GITHUB_STEP_SUMMARY": str(project / "no" / "summary")}
     words = ("--gate", "5", "--seed", "3", "--junit", "junit.xml", "--github")
-    done = ab(project, "--b", "env:EXTRA=60", *words, **github)
+    done = ab(project, "--b", "env:EXTRA=200", *words, **github)
     assert done.returncode == 4, done.stdout + done.stderr
     assert (project / "outputs").read_text().startswith("gate=failed\n")
     assert "profpipe: --github: GITHUB_STEP_SUMMARY: No such file or directory." in done.stderr
     assert ElementTree.parse(project / "junit.xml").getroot().find("testsuite").get("failures") in ("1", "2")
-    assert verdicts_of(project) == {"n=1": "slower", "n=2": "slower"}
+    # A busy machine may leave one of the two undecided.
+    assert "slower" in (found := set(verdicts_of(project).values())) and found <= {"slower", "inconclusive"}
     assert "the gate of 5 % failed: sums/n=" in done.stderr
     data, run = loaded(project)
     assert set(data.metrics["subject"]) == {f"pair {n} {side}" for n in range(1, 17) for side in "AB"}
     assert len(run.jobs) == 32 and run.ended
-    assert run.ab.b.specs == ("env:EXTRA=60",)
+    assert run.ab.b.specs == ("env:EXTRA=200",)
     # The order is drawn: some pairs begin with A, others with B.
     firsts = [job.folder[-1] for job in run.jobs[::2]]
     assert {"A", "B"} == set(firsts)
@@ -580,10 +581,8 @@ for _ in range(40):
 def test_a_command_with_steps_is_compared_by_its_step_time(project):
     pytest.importorskip("torch")
     (project / "train.py").write_text(TRAINING)
-    pipeline = (
-        'version: 1\nname: t\nworkloads: {train: {command: [python, train.py, "{batch}"], matrix: {batch: [64]}}}\n'
-    )
-    (project / "pipeline.yaml").write_text(pipeline)
+    train = {"command": [sys.executable, "train.py", "{batch}"], "matrix": {"batch": [64]}}
+    (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
     done = ab(project, "--b", "env:OMP_NUM_THREADS=1", "--pairs", "1", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     data, _ = loaded(project)
@@ -604,7 +603,7 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_
         has_run = any((project / "out").glob("[!.]*-ab"))
         child = subprocess.Popen([*argv, *(["resume"] if has_run else start)], start_new_session=True, **quiet)
         try:
-            child.wait(rng.uniform(0.5, 6.0) if kills < 10 else 200)
+            child.wait(rng.uniform(0.3, 2.5) if kills < 10 else 200)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

@@ -647,7 +647,8 @@ def test_too_little_classified_time_is_a_failure(project):
 
 
 def test_a_workload_that_cannot_be_imported_fails_its_cases_with_the_reason(project):
-    (project / "sums.py").write_text("import no_such_package\nPARAMS = {'n': 1, 'do': 'work'}\n")
+    text = "import no_such_package\nPARAMS = {'n': 1, 'do': 'work'}\ndef build(params):\n    return print\n"
+    (project / "sums.py").write_text(text)
     done = profpipe(project, "run")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     cases = latest(project)[0].cases

@@ -207,7 +207,7 @@ for _ in range(12):
 def test_a_program_with_steps_has_the_time_of_a_step_its_rate_and_its_wall_time(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     settings = ["--set", "repeats=2", "--set", "items_per_step=100", "--warmup-steps", "3"]
-    profpipe(tmp_path, "run", "-p", "plain", *settings, "--", "python", "train.py")
+    profpipe(tmp_path, "run", "-p", "plain", *settings, "--", sys.executable, "train.py")
     run = tmp_path / "out" / "latest"
     metrics = {(row["subject"], row["metric"]): row for row in rows(run / "metrics.csv")}
     times = [float(metrics[subject, "time"]["value"]) for subject in ("process 1", "process 2")]

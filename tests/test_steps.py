@@ -596,6 +596,8 @@ def test_the_steps_of_ranges_apply_and_another_count_of_the_pattern_is_told(tmp_
         ([100, 101, 99, 100, 101, 99, 100, 60, 101], "wssssssos"),
         # One time among slow ones that is right by chance ends no warm-up.
         ([900, 500, 100, 500, 500, 100, 100, 100, 100, 100, 100, 100, 100], "wwwwwssssssss"),
+        # Every fourth step waits for one of four workers.
+        ([100, 100, 101, 900, 100, 99, 100, 900, 100, 101, 100, 900, 100, 100, 99, 900], "wsssssssssssssss"),
         # No deviation at all: a hundredth of the median takes its place.
         ([100, 100, 100, 102, 100, 104, 100, 100], "wssssoss"),
     ],
@@ -629,6 +631,22 @@ def test_an_outlier_tells_what_it_has_over_the_others(tmp_path: Path) -> None:
     assert numbers["step_outlier_idle_launch", "rank 0 step 9"] == 1000
     assert numbers["step_kernel_time", "a"] == 100 and numbers["step_launches", "b"] == 1
     assert ("step_kernel_time", "rare") not in numbers
+
+
+def test_the_time_of_uneven_steps_is_their_mean(tmp_path: Path) -> None:
+    """Every other step waits for a data loader: the median would be one of two kinds of steps."""
+    export, at = Export(), 0
+    for n in range(21):
+        length = 9000 if n % 2 else 1000
+        export.range(at, at + length, f"step_{n}")
+        export.launch(at + 20, n + 1)
+        at += length
+    tables = parsed(export.write_sqlite(tmp_path / "x.sqlite"))
+    counted = tables.steps[tables.steps["state"] == "steady"]
+    assert len(counted) >= 19 and not (tables.steps["state"] == "outlier").any()
+    row = tables.metrics.set_index("metric").loc["step_time"]
+    assert row["value"] == pytest.approx(counted["wall_ns"].mean()) and 4000 < row["value"] < 6000
+    assert row["ci_low"] < row["value"] < row["ci_high"] and metrics(tables)["step_spread", ""] > 20
 
 
 def test_copies_have_their_bytes_by_step(tmp_path: Path) -> None:

@@ -144,6 +144,15 @@ def test_an_idle_gap_without_a_recorded_cause_is_other_idle_time() -> None:
     assert (parts.ns[StepPart.IDLE_OTHER], parts.wall_ns) == (4e6, 10e6)
 
 
+def test_uneven_steps_are_a_warning() -> None:
+    """Every other step waits for a data loader."""
+    rows = [step_row("", n, (5e6, 0, 0, 80e6 if n % 2 else 4e6, 0, 0)) for n in range(20)]
+    spread = metric_row("", "step_spread", 90.0, "%", profiler="nsys")
+    workload = only((step_tables(steps=rows, metrics=[*step_metrics("", 47e6), spread]), {}))
+    (warning,) = steps.warnings(workload)
+    assert doc.plain(warning).startswith("Steps are uneven, so their time is the mean and not the median.")
+
+
 def test_copies_have_their_direction_their_size_and_their_bandwidth() -> None:
     (copy,) = records(tables_of(steps.steps(only(two_ranks())))["copies"])
     assert copy == {

@@ -30,7 +30,7 @@ from profpipe.analysis.findings.steps import (
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
 from profpipe.config.items import items_of
-from profpipe.results.schema import RANK_PREFIX, StepRule, StepState
+from profpipe.results.schema import RANK_PREFIX, UNEVEN_STEPS, StepRule, StepState
 
 #: The class of the kernels that are the part ``communication``.
 _COMMUNICATION = "communication"
@@ -127,6 +127,7 @@ class _Case:
             steps=int(by_rank.drop(columns=StepState.OTHER.value, errors="ignore").sum(axis=1).max()),
             coverage=_share(_of_case(numbers, "step_coverage")),
             pattern_count=_count(_of_case(numbers, "step_count_by_pattern")),
+            uneven=dict(self._uneven()),
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
             ranks=tuple(self._ranks(steady, numbers.get("step_time", {}))),
@@ -141,6 +142,12 @@ class _Case:
             if (number := self.index.step_times.get((self.id, profiler))) is not None:
                 found[profiler] = _step_time(number)
         return found
+
+    def _uneven(self) -> Iterator[tuple[str, float]]:
+        for profiler in ("plain", *PREFERENCE):
+            spread = _of_case(self.index.step_numbers.get((self.id, profiler), {}), "step_spread")
+            if spread is not None and spread.value > UNEVEN_STEPS:
+                yield profiler, spread.value / 100
 
     def _mean_parts(self, steady: pd.DataFrame) -> StepParts | None:
         """Return the mean over ranks of the means over their steady steps."""

@@ -30,6 +30,20 @@ def median_interval(ordered: Sequence[float], confidence: float = 0.95) -> tuple
     return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else None
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Student's 95 % interval of the mean; None below three values.
+
+    From six values on t is an expansion in 1 / degrees of freedom (Abramowitz and Stegun, 26.7.5), within 1 %.
+    """
+    if len(values) < min(_STUDENT_T):
+        return None
+    z, df = statistics.NormalDist().inv_cdf(0.975), len(values) - 1
+    expansion = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+    mean = statistics.mean(values)
+    half = _STUDENT_T.get(len(values), expansion) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
 #: Student's t for 95 % and 2, 3 and 4 degrees of freedom (Student, Biometrika 6, 1908; scipy.stats.t.ppf(0.975, df)).
 _STUDENT_T: Final = {3: 4.303, 4: 3.182, 5: 2.776}
 
@@ -40,10 +54,7 @@ def interval_of_processes(values: Sequence[float]) -> tuple[float, float] | None
     From six values on it is that of the median by order statistics. Three to five are too few for these: there it is
     Student's interval of the mean, which assumes a normal distribution and for these numbers holds the median too.
     """
-    if (t := _STUDENT_T.get(len(values))) is None:
-        return median_interval(sorted(values))
-    mean, half = statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+    return mean_interval(values) if len(values) <= max(_STUDENT_T) else median_interval(sorted(values))
 
 
 def relative_half_width(values: Sequence[float]) -> float | None:

@@ -177,6 +177,10 @@ class StepRule(str, Enum):
     PATTERN = "pattern"
 
 
+#: Steps are uneven above this ``step_spread``, in %: their time is the mean, since the median says little.
+UNEVEN_STEPS: Final = 20.0
+
+
 class StepState(str, Enum):
     """Which steps count: the figures of a report are medians over ``STEADY`` steps."""
 

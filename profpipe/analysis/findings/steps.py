@@ -165,6 +165,8 @@ class CaseSteps:
     steps: int = 0
     coverage: float | None = None
     pattern_count: int | None = None
+    #: The scaled median absolute deviation of uneven steps, as a share of their median, by profiler.
+    uneven: Mapping[str, float] = field(default_factory=dict)
     parts: StepParts | None = None
     copies: tuple[CopyTraffic, ...] = ()
     ranks: tuple[RankSteps, ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest.groupby import Bools
+from profpipe.ingest.steps import states
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.operations import Operations, Timeline
 from profpipe.measure import statistics
@@ -166,23 +167,36 @@ def _with_ranks(steps: pd.DataFrame) -> pd.DataFrame:
 def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield the step time of a case, and of each rank where there are several."""
     steady = steps[steps["state"] == StepState.STEADY.value]
-    times = [_median(rank, group["wall_ns"]) for rank, group in steady.groupby("rank", sort=True)]
+    times = [_typical(rank, group["wall_ns"]) for rank, group in steady.groupby("rank", sort=True)]
+    spreads = [time.pop("spread") for time in times]
     if len(times) > 1:
         yield from ({**of, "metric": "step_time", "unit": "ns", **time} for time in times)
     if times:
         mean = {key: _mean([time.get(key) for time in times]) for key in ("value", "ci_low", "ci_high")}
         own = {**of, "unit": "ns", "subject": "", "n": min(time["n"] for time in times), **mean}
         yield {**own, "metric": "step_time"}
+        yield {**of, "metric": "step_spread", "unit": "%", "subject": "", "value": max(spreads), "n": own["n"]}
         if of["profiler"] == "plain":
             # What a call is to a workload of the harness, a step is to a program: winners and ties follow from it.
             yield {**own, "metric": "time"}
 
 
-def _median(rank: Any, wall_ns: pd.Series[Any]) -> dict[str, Any]:
-    ordered = sorted(wall_ns)
-    interval = statistics.median_interval(ordered) or (None, None)
-    middle = {"value": float(np.median(ordered)), "ci_low": interval[0], "ci_high": interval[1]}
-    return {"subject": f"{schema.RANK_PREFIX}{int(rank)}", "n": len(ordered), **middle}
+def _typical(rank: Any, wall_ns: pd.Series[Any]) -> dict[str, Any]:
+    """Return the median of steps and its interval; of uneven steps the mean, which is what the program takes a step.
+
+    Of steps that take 9 and 84 ms in turn, the median is one or the other.
+    """
+    ordered = sorted(map(float, wall_ns))
+    median, deviation = states.spread(np.array(ordered))
+    spread = 100 * deviation / median if median else 0.0
+    if is_uneven := spread > schema.UNEVEN_STEPS:
+        interval = statistics.mean_interval(ordered)
+    else:
+        interval = statistics.median_interval(ordered)
+    low, high = interval or (None, None)
+    value = float(np.mean(ordered)) if is_uneven else median
+    name = f"{schema.RANK_PREFIX}{int(rank)}"
+    return {"subject": name, "n": len(ordered), "value": value, "ci_low": low, "ci_high": high, "spread": spread}
 
 
 def _mean(values: list[float | None]) -> float | None:

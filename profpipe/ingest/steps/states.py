@@ -15,6 +15,11 @@ DEVIATIONS: Final = 3
 _NORMAL: Final = 1.4826
 #: The least deviation, relative to the median: equal times would make any other time an outlier.
 _LEAST_DEVIATION: Final = 0.01
+#: So many outliers are exceptions, or this share of the steps. More that differ by half of the median are a second kind
+#: of step, such as every fourth one that waits for one of four workers of a data loader: then none is left out.
+_MOST_OUTLIERS: Final = 2
+_LARGEST_SHARE: Final = 0.1
+_OTHER_KIND: Final = 0.5
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,8 +34,11 @@ def states(wall_ns: Floats) -> npt.NDArray[Any]:
     found[:warm] = StepState.WARMUP.value
     rest = wall_ns[warm:]
     if len(rest):
-        median, deviation = _spread(rest)
-        found[warm:][np.abs(rest - median) > DEVIATIONS * deviation] = StepState.OUTLIER.value
+        median, deviation = spread(rest)
+        is_outlier = np.abs(rest - median) > DEVIATIONS * deviation
+        is_other_kind = is_outlier & (np.abs(rest - median) > _OTHER_KIND * median)
+        if is_other_kind.sum() <= max(_MOST_OUTLIERS, _LARGEST_SHARE * len(rest)):
+            found[warm:][is_outlier] = StepState.OUTLIER.value
     return found
 
 
@@ -43,14 +51,14 @@ def count_warmup(wall_ns: Floats) -> int:
     half = len(wall_ns) // 2
     if not half:
         return 0
-    median, deviation = _spread(wall_ns[half:])
+    median, deviation = spread(wall_ns[half:])
     settled = np.abs(wall_ns - median) <= DEVIATIONS * deviation
     after = np.append(settled[1:], [True, True])
     stays = settled & (after[: len(settled)] | after[1 : len(settled) + 1])
     return 1 + int(np.argmax(np.append(stays[1:half], True)))
 
 
-def _spread(wall_ns: Floats) -> tuple[float, float]:
+def spread(wall_ns: Floats) -> tuple[float, float]:
     """Return the median, and the median absolute deviation from it, scaled for normal times."""
     median = float(np.median(wall_ns))
     return median, max(_NORMAL * float(np.median(np.abs(wall_ns - median))), _LEAST_DEVIATION * median)
