@@ -150,7 +150,7 @@ def test_uneven_steps_are_a_warning() -> None:
     spread = metric_row("", "step_spread", 90.0, "%", profiler="nsys")
     workload = only((step_tables(steps=rows, metrics=[*step_metrics("", 47e6), spread]), {}))
     (warning,) = steps.warnings(workload)
-    assert doc.plain(warning).startswith("Steps are uneven, so their time is the mean and not the median.")
+    assert doc.plain(warning).startswith("Steps of w are uneven, so their time is the mean and not the median.")
 
 
 def test_copies_have_their_direction_their_size_and_their_bandwidth() -> None:

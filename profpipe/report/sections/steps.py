@@ -408,13 +408,13 @@ def warnings(workload: WorkloadFindings) -> Iterator[doc.Text]:
     for case in workload.cases:
         own = workload.steps.of(case.id)
         if own is not None and own.uneven:
-            who = fill(" of {}", case_text(case)) if len(workload.cases) > 1 else ""
+            whose = case_text(case) if len(workload.cases) > 1 else doc.Code(workload.name)
             found = [fill(f"{{}} ({'no profiler' if name == 'plain' else name})", percent(share))
                      for name, share in own.uneven.items()]  # fmt: skip
             yield fill(
-                "Steps{} are uneven, so their time is the mean and not the median."
+                "Steps of {} are uneven, so their time is the mean and not the median."
                 " Their scaled median absolute deviation is {} of the median.",
-                who,
+                whose,
                 doc.join(found),
             )
         if own is not None and own.pattern_count is not None and own.pattern_count != own.steps:
