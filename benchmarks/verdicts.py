@@ -192,7 +192,7 @@ def measure(out: Path, aa: int, changes: Sequence[int], times: int, count: int, 
     settings = [["--aa"]] * aa + [words for words in changed for _ in range(times)]
     for words in settings:
         argv = [sys.executable, "-m", "profpipe", "ab", str(out / "pipeline.yaml"), *words]
-        # Every run has a results folder of its own, so that the spread of A-A runs does not raise later floors.
+        # Every run has a separate results folder, so that the spread of A-A runs does not raise later floors.
         folder = out / f"run-{len(list(out.glob('run-*'))) + 1:02d}"
         argv += ["--pairs", str(count), "--gate", "1", "--quiet", "--out", str(folder)]
         done = subprocess.run(argv, cwd=ROOT, check=False)

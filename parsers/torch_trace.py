@@ -325,8 +325,8 @@ def _waits(trace: events.Trace) -> operations.Waits:
 
 def _rank(trace: events.Trace) -> Any:
     """Return the rank that torch.distributed gave the process, NA without one."""
-    told = trace.top.get("distributedInfo")
-    rank = told.get("rank") if isinstance(told, dict) else None
+    group = trace.top.get("distributedInfo")
+    rank = group.get("rank") if isinstance(group, dict) else None
     return rank if type(rank) is int and rank >= 0 else pd.NA
 
 

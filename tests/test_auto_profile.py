@@ -1,6 +1,6 @@
 """auto_profile.sh installs profpipe once, turns variables into a run and exits with the code of the program.
 
-The script runs for real in a copy of the checkout. Its first use installs into a `.venv` of its own, with the packages
+The script runs for real in a copy of the checkout. Its first use installs into its `.venv`, with the packages
 of the tests' environment in reach and pip's index switched off.
 """
 
@@ -48,7 +48,7 @@ workloads:
 
 
 def call(script: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with only the given variables of its own set."""
+    """Run the script with only the given variables of the script set."""
     unset = {*VARIABLES, "PYTHON", "TORCH", "PYTHONPATH"}
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"PYTHON": sys.executable, "TORCH": "", "PIP_NO_INDEX": "1", **variables}

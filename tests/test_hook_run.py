@@ -1,4 +1,4 @@
-"""Commands under the start-up hook in whole runs: what the profilers are told, and the tables of the run."""
+"""Commands under the start-up hook in whole runs: the options of the profilers, and the tables of the run."""
 
 from __future__ import annotations
 

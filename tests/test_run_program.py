@@ -26,7 +26,7 @@ with open("seen.jsonl", "a") as stream:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with a folder `parsers` of its own, which has nothing to do with profpipe."""
+    """A project with a folder `parsers`, which has nothing to do with profpipe."""
     folder = tmp_path / "project"
     (folder / "parsers").mkdir(parents=True)
     (folder / "parsers" / "page.py").write_text("raise SystemExit('profpipe must not load this')\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Optional, TextIO
 class Record:
     """Opened at the first line, so that a process without steps leaves no file.
 
-    ``describe`` gives the fields of the first line. A process that was forked writes a file of its own.
+    ``describe`` gives the fields of the first line. A forked process writes another file.
     """
 
     def __init__(self, path: Callable[[], str], describe: Callable[[], Dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Run two sides as interleaved pairs of processes: the session of `profpipe ab`.
 
 Each pair starts a process of A and one of B for each workload, one right after the other, in an order that is drawn.
-Every process has a job of its own in ``raw/<workload>/pair-03/A``, so that a run that was killed goes on with the
+Every process has a separate job in ``raw/<workload>/pair-03/A``, so that a run that was killed goes on with the
 process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the subject
 ``pair 3 A``. The verdicts are made from these rows by the command above.
 """
@@ -220,7 +220,7 @@ class PairSession(Session):
     ) -> Iterator[Job]:
         failed = self._failed_cases()
         for number, both in enumerate(zip(a, b, strict=True)):
-            # A generator of its own for each draw: a resumed run draws the same orders.
+            # A new generator for each draw: a resumed run draws the same orders.
             is_b_first = random.Random(f"{self.settings.seed} {pair} {number}").random() < 0.5
             for job in both[:: -1 if is_b_first else 1]:
                 names = self._names(job)

@@ -54,7 +54,8 @@ def figure(chart: Chart) -> Any:
 def _draw_bars(axes: Any, series: Sequence[Series], rows: int, unit: Unit) -> None:
     widths = [{mark.x: mark.y / unit.size for mark in each.marks} for each in series]
     totals = [sum(width.get(row, 0.0) for width in widths) for row in range(rows)]
-    middle = totals[len(totals) // 2]
+    # Of two bars the longer one: neither dwarfs the other.
+    middle = sorted(totals)[len(totals) // 2]
     limit = max(total for total in totals if total <= 3 * middle)
     for row, total in enumerate(totals):
         has_own_scale = total > 1.02 * limit
