@@ -102,6 +102,7 @@ def test_a_run_leaves_tables_record_and_summary_and_says_where(project):
     assert (project / "out" / "profpipe.db").is_file()
 
 
+@pytest.mark.slow
 def test_environment_and_set_narrow_the_matrix(project):
     assert profpipe(project, "run", env={"N": "7"}).returncode == 0
     assert set(statuses(project)) == {"do=work,n=7"}

@@ -110,6 +110,7 @@ def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str,
         load_pipeline(path)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(tmp_path: Path) -> None:
     pipeline(tmp_path, LOOP, profilers=["plain", "torch"])
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
@@ -122,6 +123,7 @@ def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(t
     assert sum(int(row["calls"]) for row in kernels if row["kernel"] == "aten::mm") in (4, 8)
 
 
+@pytest.mark.slow
 def test_traces_that_the_program_writes_are_collected(tmp_path: Path) -> None:
     program = """
 import torch

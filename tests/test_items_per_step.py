@@ -74,6 +74,7 @@ def test_a_process_without_steps_has_no_rate() -> None:
     assert item_rates.add(tables, {"c": 1000.0}) is tables
 
 
+@pytest.mark.slow
 def test_the_page_and_the_table_of_a_script_have_the_items_per_second_of_each_case(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def build(params):\n    import torch\n    x = torch.ones(64, 64)\n    return lambda: x @ x\n", encoding="utf-8"

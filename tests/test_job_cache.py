@@ -323,6 +323,7 @@ def profpipe(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, env=env, check=False)
 
 
+@pytest.mark.slow
 def test_unchanged_jobs_are_reused_and_changed_or_failed_jobs_run_again(project: Path) -> None:
     assert profpipe(project, "run").returncode == 1
     first = folders.find(None, project / "out")

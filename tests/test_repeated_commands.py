@@ -113,6 +113,7 @@ def test_set_reaches_the_scripts_and_leaves_the_commands_beside_them(tmp_path: P
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tmp_path: Path) -> None:
     write(tmp_path, PIPELINE % SLEEPS)
     profpipe(tmp_path, "run", "--out", "o")
@@ -182,6 +183,7 @@ def test_reuse_takes_each_process_once_and_none_where_another_case_takes_turns(t
     assert len((tmp_path / "order.txt").read_text().split()) == 8 + 12
 
 
+@pytest.mark.slow
 def test_history_and_compare_have_the_wall_times_of_commands(tmp_path: Path) -> None:
     write(tmp_path, PIPELINE % ":")
     profpipe(tmp_path, "run", "--out", "o")
