@@ -17,7 +17,7 @@ from profpipe.profilers import nsys_export
 
 ROOT = Path(__file__).parents[1]
 HERE = Tool("nsys", "2022.4.2", "/opt/nsys")
-#: The first line of reports since 2023, whichever the file's name.
+#: The first line of reports since 2023. The name of the file does not matter.
 NEWER = b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n\x0bLocal (CLI)"
 
 

@@ -48,7 +48,7 @@ def captured(**cases):
     return Tables(kernels=schema.frame(KERNELS, rows))
 
 
-def untold(_source):
+def without_launches(_source):
     """A capture without single launches."""
     return launch_order.empty()
 
@@ -80,7 +80,7 @@ def test_kernels_that_ncu_excludes_do_not_count_among_the_largest():
 
 def test_a_job_with_another_choice_has_another_folder():
     once, again, other = (
-        guided_ncu.jobs([JOB], captured(n_1={"nsys": seen}), untold)[0].folder
+        guided_ncu.jobs([JOB], captured(n_1={"nsys": seen}), without_launches)[0].folder
         for seen in ({"a": 2}, {"a": 2}, {"b": 2})
     )
     assert once == again != other and once.parent == other.parent == JOB.folder
@@ -95,7 +95,7 @@ def test_the_launches_of_one_kernel_in_several_phases_count_together():
 
 def test_cases_that_share_no_kernel_share_a_process_and_others_do_not():
     data = captured(n_1={"nsys": {"a": 2}}, n_2={"nsys": {"b": 2}}, n_3={"nsys": {"a": 3, "c": 1}})
-    made = guided_ncu.jobs([JOB], data, untold)
+    made = guided_ncu.jobs([JOB], data, without_launches)
     assert [[case.id for case in job.cases] for job in made] == [["n=1", "n=2"], ["n=3"]]
     assert len({job.folder for job in made}) == 2
 
@@ -103,12 +103,12 @@ def test_cases_that_share_no_kernel_share_a_process_and_others_do_not():
 def test_a_case_that_launches_what_was_chosen_for_another_does_not_share_its_process():
     """ncu counts launches over the whole process, so they would move the number of the other's."""
     data = captured(n_1={"nsys": {"a": 9, "b": 8, "c": 1}}, n_2={"nsys": {"c": 9, "d": 8}}, n_3={"nsys": {"d": 1}})
-    made = guided_ncu.jobs([JOB], data, untold)
+    made = guided_ncu.jobs([JOB], data, without_launches)
     assert [[case.id for case in job.cases] for job in made] == [["n=1", "n=3"], ["n=2"]]
 
 
 def test_a_case_without_a_capture_is_skipped_with_the_remedy():
-    made = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"a": 2}}), untold)
+    made = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"a": 2}}), without_launches)
     left = made[-1]
     assert isinstance(left.tool, Missing) and "nsys or torch" in left.tool.remedy
     assert [case.id for case in left.cases] == ["n=2", "n=3"]
@@ -116,7 +116,7 @@ def test_a_case_without_a_capture_is_skipped_with_the_remedy():
 
 def test_a_job_whose_tool_is_missing_stays_as_it_is():
     missing = replace(JOB, tool=Missing("ncu", "not here", "Install it."))
-    assert guided_ncu.jobs([missing], Tables(), untold) == [missing]
+    assert guided_ncu.jobs([missing], Tables(), without_launches) == [missing]
     assert guided_ncu.guide_text(missing) == ""
 
 
@@ -136,7 +136,7 @@ def filtered(pattern, exclude="nccl", invocations=(1,)):
 
 
 def test_without_single_launches_in_the_capture_the_first_launch_is_chosen():
-    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"at::add_kernel<int>": 2}}), untold)
+    (job, *_) = guided_ncu.jobs([JOB], captured(n_1={"nsys": {"at::add_kernel<int>": 2}}), without_launches)
     assert chosen(job)["at::add_kernel<int>"] == {
         "case": "n=1", "kernel": "at::add_kernel<int>", "invocation": 1, "grid": "", "block": "", "alike": [],
         "launches": None, "share": None,
@@ -265,7 +265,7 @@ def steps(tmp_path):
 def counted(path):
     """By kernel: (grid, block, ns) of its launches in the last step, in the order of the calls, by SQL alone.
 
-    All work of the process between the range's begin and its end is the step's, whichever thread launched it.
+    A step has all work that any thread of the process launched between the begin and the end of its range.
     """
     rows = sqlite3.connect(path).execute(
         """
@@ -334,7 +334,7 @@ def test_a_kernel_that_ncu_left_out_gets_a_separate_job():
 
 def test_ncu_runs_once_if_it_found_all_kernels_or_none():
     data = captured(n_1={"nsys": {"a": 9, "b": 8}})
-    made = guided_ncu.jobs([JOB], data, untold)
+    made = guided_ncu.jobs([JOB], data, without_launches)
     assert guided_ncu.missed_kernels(made, profiled(data, "a", "b")) == []
     assert guided_ncu.missed_kernels(made, data) == [], "the job failed as a whole"
     assert guided_ncu.missed_kernels(made, profiled(data, "a", "b", case="")) == [], (
@@ -344,7 +344,7 @@ def test_ncu_runs_once_if_it_found_all_kernels_or_none():
 
 def test_the_kernels_of_a_failed_case_get_no_further_job():
     data = captured(n_1={"nsys": {"a": 300, "b": 200}})
-    made = guided_ncu.jobs([JOB], data, untold)
+    made = guided_ncu.jobs([JOB], data, without_launches)
     assert [
         job.options["ncu"]["chosen"][0]["kernel"] for job in guided_ncu.missed_kernels(made, profiled(data, "a"))
     ] == ["b"]
@@ -356,16 +356,18 @@ def test_the_kernels_of_a_failed_case_get_no_further_job():
 def test_cases_with_an_unchanged_choice_stay_in_their_job():
     """A case that had no capture then has one now: it does not draw those that are done into another process."""
     one, both = {"n_1": {"nsys": {"a": 300}}}, {"n_1": {"nsys": {"a": 300}}, "n_2": {"nsys": {"b": 300}}}
-    first = guided_ncu.jobs([JOB], captured(**one), untold)
+    first = guided_ncu.jobs([JOB], captured(**one), without_launches)
     assert [job.folder.name for job in first][1:] == ["unguided"]
     earlier = {JOB.folder: [guided_ncu.Guide(guided_ncu.chosen(first[0]))]}
-    again = guided_ncu.jobs([JOB], captured(**both), untold, earlier)
+    again = guided_ncu.jobs([JOB], captured(**both), without_launches, earlier)
     assert [[case.id for case in job.cases] for job in again] == [["n=1"], ["n=2"], ["n=3"]]
     assert again[0] == first[0]
-    together = guided_ncu.jobs([JOB], captured(**both), untold)
+    together = guided_ncu.jobs([JOB], captured(**both), without_launches)
     assert [[case.id for case in job.cases] for job in together] == [["n=1", "n=2"], ["n=3"]]
     otherwise = captured(n_1={"nsys": {"c": 300}}, n_2={"nsys": {"b": 300}})
-    assert guided_ncu.jobs([JOB], otherwise, untold, earlier) == guided_ncu.jobs([JOB], otherwise, untold)
+    assert guided_ncu.jobs([JOB], otherwise, without_launches, earlier) == guided_ncu.jobs(
+        [JOB], otherwise, without_launches
+    )
 
 
 # --- a whole run -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Every module may import these and the modules of its own package.
+#: Every module may import these, and other modules of the same package.
 EVERYBODY = {"errors", "job", "plugins", "ranges", "stdio"}
 
 #: What else the modules of a package may import. The order is that of the stages, from the last to the first.

@@ -201,7 +201,7 @@ def test_an_attempt_that_was_cut_off_counts_for_no_case_and_no_time_is_lost(tmp_
     assert origin.details[-1] == "an attempt that was cut off is set aside: n=2"
 
 
-def test_rows_of_an_earlier_attempt_are_replaced_whichever_file_they_came_from(tmp_path):
+def test_rows_of_an_earlier_attempt_are_replaced_from_every_file(tmp_path):
     key = {"workload": "w", "profiler": "plain", "kernel": "k"}
     sources = {"raw/w/plain/capture.sqlite": 0, "raw/w/plain-other/capture.sqlite": 1, "raw/v/plain/x.sqlite": 1}
     rows = [{**key, "case": "n=1", "source": source} for source in sources]

@@ -94,7 +94,7 @@ def _freed(address: int, size: int) -> list[dict[str, Any]]:
     return [_entry("free_requested", address, size), _entry("free_completed", address, size)]
 
 
-def _told(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _recorded(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {place: {name: (value, n) for name, (value, _, n) in own.items()} for place, own in
             memory.largest_allocations(trace).items()}  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_allocations_of_one_size_and_place_are_one_row_what_holds_most_first() -
         _entry("alloc", 7, 1024),
         *_freed(7, 1024),
     ]
-    assert _told(trace) == {
+    assert _recorded(trace) == {
         "plain, lm_memory.py:20": {"allocation:1": (4096, 12), "held:1": (12 * 4096, 12)},
         "outside Python": {"allocation:2": (1024, 1), "held:2": (1024, 1)},
         "plain, lm_memory.py:10": {"allocation:3": (512, 1), "held:3": (512, 1)},
@@ -124,7 +124,7 @@ def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
         _entry("alloc", 3, 90, 10),
     ]
     # Sums: 100, 150, 50, 80, -420, -330: the peak is after the second.
-    assert _told(trace) == {
+    assert _recorded(trace) == {
         "plain, lm_memory.py:10": {"allocation:1": (100, 1), "held:1": (100, 1), "allocation:3": (90, 1)},
         "plain, lm_memory.py:20": {"allocation:2": (50, 1), "held:2": (50, 1)},
         "plain, lm_memory.py:30": {"allocation:4": (30, 1)},
@@ -134,7 +134,7 @@ def test_held_is_what_was_there_when_memory_was_at_its_peak() -> None:
 def test_many_small_ones_that_hold_most_of_the_peak_are_recorded_before_a_few_large_ones() -> None:
     large = [entry for line in range(1, 15) for entry in (_entry("alloc", line, 1000 + line, line), *_freed(line, 1))]
     small = [_entry("alloc", 10_000 * number, 500, 99) for number in range(1, 37)]
-    found = _told([*large, *small])
+    found = _recorded([*large, *small])
     assert found["plain, lm_memory.py:99"] == {"allocation:1": (500, 36), "held:1": (36 * 500, 36)}
     assert len(found) == memory._LARGEST
 

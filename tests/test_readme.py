@@ -94,7 +94,7 @@ def packages() -> str:
             imports = ", ".join(f"`{other}`" for other in MAY_IMPORT if other in others)
             rows.append(f"| `{name}` | {content.replace('``', '`')} | {imports or 'nothing'} |")
     everybody = ", ".join(f"`{name}`" for name in sorted(EVERYBODY))
-    return "\n".join([*rows, "", f"Every module may import {everybody} and the modules of its own package."])
+    return "\n".join([*rows, "", f"Every module may import {everybody} and other modules of the same package."])
 
 
 PARTS = {

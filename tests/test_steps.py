@@ -210,7 +210,8 @@ WORK = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.slow
+@settings(deadline=None)
 @given(work=WORK)
 def test_the_parts_of_a_step_equal_a_count_of_each_ns(
     work: list[tuple[int, int, str]], tmp_path_factory: pytest.TempPathFactory

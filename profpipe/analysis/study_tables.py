@@ -1,7 +1,7 @@
 """Fill the tables and plots of a pipeline file (`tables:`, `plots:`).
 
-The cases become one tidy frame with a row for each case, phase and value. All times of a table are of one basis and
-all its kernels of one profiler, whichever workloads the table spans.
+The cases become one tidy frame with a row for each case, phase and value. All times of a table have one basis, and
+all kernels come from one profiler, also in a table of several workloads.
 """
 
 from __future__ import annotations

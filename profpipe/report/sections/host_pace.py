@@ -101,6 +101,6 @@ def _lost(lost: Sequence[HostBoundWin], shapes: int) -> Text:
 
 
 def _loop_ns(case: CaseResult) -> float | None:
-    """Return the time of a call in a plain loop: the longer of its own time and the host's time to issue it."""
+    """Return the time of a call in a plain loop: the longer of the GPU's time and the host's time to issue the call."""
     issue = case.values.get("issue")
     return max(case.time.ns, issue) if case.time and issue is not None else None
