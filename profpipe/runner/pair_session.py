@@ -24,7 +24,6 @@ from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import registry
 from profpipe.job import Case, Job, ProgressListener, Status
-from profpipe.measure import machine as machine_info
 from profpipe.measure.flags import Flag
 from profpipe.results import atomic, database, folders, manifest, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
@@ -96,17 +95,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
         replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
         for job in session.plan_jobs(request, machine, request.out)
     ]
-    begun = manifest.begin_run(
-        request.pipeline,
-        now=now,
-        machine=machine.described,
-        packages=machine_info.packages(),
-        tools=machine.tools,
-        git=manifest.git_state(executor.ask, request.pipeline_dir),
-        command=command,
-        planned=planned,
-        secrets=request.secrets,
-    )
+    begun = session.begin_run(request, machine, now, planned, command, request.pipeline_dir)
     begun = replace(begun, ab=replace(settings, spreads=database.read_spreads(request.out, begun)))
 
     def fill(folder: Path) -> None:

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,23 @@ def load_rules(request: RunRequest) -> Any:
         raise ConfigError(f"{shown(request.path)}: kernel_classes", f"{str(error).rstrip('.')}.") from None
 
 
+def begin_run(
+    request: RunRequest, machine: Machine, now: datetime, planned: Sequence[Job], command: Sequence[str], code: Path
+) -> Manifest:
+    """Return the manifest of a run that starts. ``code`` is the folder whose git state is kept."""
+    return manifest.begin_run(
+        request.pipeline,
+        now=now,
+        machine=machine.described,
+        packages=machine_info.packages(),
+        tools=machine.tools,
+        git=manifest.git_state(executor.ask, code),
+        command=command,
+        planned=planned,
+        secrets=request.secrets,
+    )
+
+
 def create(request: RunRequest, command: Sequence[str]) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
     load_rules(request)
@@ -75,17 +93,7 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
     planned = plan_jobs(request, machine, request.out)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
-    begun = manifest.begin_run(
-        request.pipeline,
-        now=now,
-        machine=machine.described,
-        packages=machine_info.packages(),
-        tools=machine.tools,
-        git=manifest.git_state(executor.ask, planned[0].cwd),
-        command=command,
-        planned=planned,
-        secrets=request.secrets,
-    )
+    begun = begin_run(request, machine, now, planned, command, planned[0].cwd)
 
     def fill(folder: Path) -> None:
         request.save(folder)
