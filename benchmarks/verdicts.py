@@ -1,7 +1,7 @@
 """How often verdicts on pairs of processes are wrong, and how often they find a true change.
 
     python benchmarks/verdicts.py [--repetitions 4000] [--seed 1]
-    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8]
+    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8] [--budget 0.25]
     python benchmarks/verdicts.py --runs OUT/*-ab
 
 The first form simulates and needs no GPU. The median time of a process is drawn as: the time of the code, times the
@@ -11,8 +11,9 @@ the first to the last process. First table: how often rules call two sides diffe
 table: the verdicts on 8 pairs where the code of B takes longer. docs/verdicts.md shows both.
 
 The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
-same on both sides; for a change of 3 % B does 103 operations. The third form reads such runs again. From the processes
-of all A-A runs it also draws 10,000 new blocks of pairs for each case, without regard to which process was a pair.
+same on both sides. For a change of 3 % B does 103 operations; a run has 16 cases of each change. The third form reads
+such runs again. From the processes of all A-A runs it also draws 10,000 new blocks of pairs for each case, without
+regard to which process was a pair.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -147,7 +149,7 @@ def verdict_shares(machine: Machine, change: float, repetitions: int, seed: int)
 SCRIPT = """
 import torch
 
-PARAMS = {"operation": "mm", "size": 1024, "count": 100, "extra": 0}
+PARAMS = {"operation": "mm", "size": 1024, "count": 100, "change": 0, "changed": False}
 
 
 def build(params):
@@ -161,7 +163,7 @@ def build(params):
         "copy": lambda: out.copy_(a),
         "softmax": lambda: torch.softmax(a, -1, out=out),
     }[params["operation"]]
-    count = params["count"] + params["extra"]
+    count = params["count"] + params["change"] * params["changed"]
 
     def call():
         for _ in range(count):
@@ -177,52 +179,65 @@ workloads:
   operations:
     script: operations.py
     profilers: [plain]
-    matrix: {{operation: [mm, add, copy, softmax], size: [{sizes}]}}
+    timing: {{budget_s: {budget}}}
+    matrix: {{operation: [mm, add, copy, softmax], size: [{sizes}], change: [{changes}]}}
 """
 
 BLOCKS = 10_000
 
 
-def measure(out: Path, aa: int, changes: Sequence[int], times: int, count: int, sizes: str) -> list[Path]:
-    """Run the A-A runs and the seeded changes; return the folders of all runs in ``out``."""
+def measure(args: argparse.Namespace) -> list[Path]:
+    """Run the A-A runs and those with seeded changes; return the folders of all runs in ``args.measure``."""
+    out: Path = args.measure
     out.mkdir(parents=True, exist_ok=True)
     (out / "operations.py").write_text(SCRIPT, encoding="utf-8")
-    (out / "pipeline.yaml").write_text(PIPELINE.format(sizes=sizes), encoding="utf-8")
-    changed = [["--a", "set:extra=0", "--b", f"set:extra={change}"] for change in changes]
-    settings = [["--aa"]] * aa + [words for words in changed for _ in range(times)]
-    for words in settings:
-        argv = [sys.executable, "-m", "profpipe", "ab", str(out / "pipeline.yaml"), *words]
+    runs = [("0", ["--aa", "--gate", "1"])] * args.aa
+    if args.changes:
+        runs += [(args.changes, ["--b", "set:changed=true"])] * args.times
+    for changes, words in runs:
         # Every run has a separate results folder, so that the spread of A-A runs does not raise later floors.
-        folder = out / f"run-{len(list(out.glob('run-*'))) + 1:02d}"
-        argv += ["--pairs", str(count), "--gate", "1", "--quiet", "--out", str(folder)]
+        folder = out / f"run-{len(list(out.glob('run-*.yaml'))) + 1:02d}"
+        folder.mkdir()
+        pipeline = out / f"{folder.name}.yaml"
+        pipeline.write_text(PIPELINE.format(sizes=args.sizes, changes=changes, budget=args.budget), encoding="utf-8")
+        argv = [sys.executable, "-m", "profpipe", "ab", str(pipeline), *words]
+        argv += ["--pairs", str(args.pairs), "--quiet", "--out", str(folder)]
+        began = time.monotonic()
         done = subprocess.run(argv, cwd=ROOT, check=False)
         if done.returncode not in (0, 4, 5):
             sys.exit(f"{' '.join(argv)} ended with {done.returncode}")
+        print(f"{folder.name}: {' '.join(words)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return sorted(path.parent for path in out.glob("run-*/[!.]*-ab/run.json") if not path.parent.is_symlink())
 
 
 def print_runs(folders: Sequence[Path], seed: int) -> None:
     """Print the first verdicts of measured runs by what B changed, and false ones among pairs that are drawn anew."""
     verdicts: dict[str, Counter[str]] = {}
-    gates: dict[str, Counter[str]] = {}
+    directions: Counter[str] = Counter()
+    gates: Counter[str] = Counter()
     times: dict[str, list[float]] = {}
     for folder in folders:
         data, run = store.load(folder)
         found = pairs.analyze(data, run)
         assert run.ab is not None
-        side = "A-A" if run.ab.is_aa else " ".join(run.ab.b.specs)
-        # The second block is measured only after a first one that fails the gate, and would hide its false verdicts.
-        first = [case.first or case.judgement for case in found.cases]
-        verdicts.setdefault(side, Counter()).update(str(judged.verdict) for judged in first if judged)
-        gates.setdefault(side, Counter()).update([found.gate.value if found.gate else "none"])
+        gates.update([found.gate.value] if found.gate and run.ab.is_aa else [])
+        for case in found.cases:
+            # The second block is measured only after a first one that fails the gate, and would hide its verdict.
+            judged = case.first or case.judgement
+            change = "A-A" if run.ab.is_aa else f"+{case.case.rpartition('change=')[2]} %"
+            verdicts.setdefault(change, Counter()).update([str(judged.verdict)] if judged else [])
+            directions.update([change] if judged and judged.percent > 0 else [])
         if run.ab.is_aa:
             rows = data.metrics[(data.metrics["metric"] == "time") & (data.metrics["subject"] != "")]
-            for case, value in zip(rows["case"], rows["value"], strict=True):
-                times.setdefault(case, []).append(math.log(value))
-    print(f"| B | runs | {' | '.join(Verdict)} | gates failed |\n| --- | ---: |{' ---: |' * len(Verdict)} ---: |")
-    for side, counted in verdicts.items():
-        cells = " | ".join(str(counted[each]) for each in Verdict)
-        print(f"| {side} | {sum(gates[side].values())} | {cells} | {gates[side]['failed']} |")
+            for name, value in zip(rows["case"], rows["value"], strict=True):
+                times.setdefault(name, []).append(math.log(value))
+    heads = ("cases", *Verdict, "estimates above 0")
+    print(f"| B | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
+    for change, counted in verdicts.items():
+        cells = (counted.total(), *(counted[str(each)] for each in Verdict), directions[change])
+        print(f"| {change} | {' | '.join(map(str, cells))} |")
+    if gates:
+        print(f"\nGates of A-A runs: {', '.join(f'{count} {name}' for name, count in sorted(gates.items()))}")
     if times:
         rate = redrawn_false_rate(list(times.values()), random.Random(seed))
         print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, drawn anew in each case: {100 * rate:.2f} %")
@@ -254,15 +269,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--measure", type=Path, metavar="OUT", help="run profpipe ab here; the results go to OUT")
     parser.add_argument("--aa", type=int, default=6, help="A-A runs of --measure")
-    parser.add_argument("--changes", default="1,2,3,5", help="changes in %% of --measure; empty: none")
-    parser.add_argument("--times", type=int, default=2, help="runs of each change")
+    parser.add_argument("--changes", default="1, 2, 3, 5", help="changes in %% of --measure; empty: none")
+    parser.add_argument("--times", type=int, default=2, help="runs with the changes")
+    parser.add_argument("--budget", type=float, default=0.25, help="seconds of samples of a case (default: that of ab)")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each run")
     parser.add_argument("--sizes", default="1024, 1536, 2048, 3072", help="four sizes of the operations")
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of ab runs to read")
     args = parser.parse_args()
     if args.measure:
-        changes = [int(change) for change in args.changes.split(",") if change]
-        print_runs(measure(args.measure, args.aa, changes, args.times, args.pairs, args.sizes), args.seed)
+        print_runs(measure(args), args.seed)
     elif args.runs:
         print_runs(args.runs, args.seed)
     else:
