@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Return the words before ``--`` of ``profpipe run`` and the program after it; None where there is no ``--``."""
+    """Return the words before ``--`` of ``run`` or ``ab`` and the program after it; None where there is no ``--``."""
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command != "run" or "--" not in argv:
+    if command not in ("run", "ab") or "--" not in argv:
         return argv, None
     at = list(argv).index("--")
     return argv[:at], argv[at + 1 :]

@@ -6,7 +6,7 @@ import argparse
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from profpipe.analysis.pairs import PairFindings
+    from profpipe.runner.request import RunRequest
     from profpipe.runner.sides import Side, Spec
 
 EXAMPLES = """\
@@ -23,14 +24,20 @@ EXAMPLES = """\
   profpipe ab bench.yaml --a git:main --gate 2            # A: the commit, B: the files as they are
   profpipe ab --a python:old/bin/python --b python:new/bin/python
   profpipe ab --b env:TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1  # A: without the variable
-  profpipe ab --aa                                        # how often does this machine cry wolf?"""
+  profpipe ab --aa                                        # how often does this machine cry wolf?
+
+a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
+  profpipe ab --a git:main -- python train.py --batch 8
+  profpipe ab --a set:mode= --b set:mode=--compile -- python bench.py {mode}   # A: without the argument
+  profpipe ab --b env:OMP_NUM_THREADS=1 --stop -- python train.py              # its first 25 steps"""
 
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pipeline", nargs="?", default="pipeline.yaml", help="pipeline file (default: pipeline.yaml)")
+    parser.usage = "profpipe ab [OPTIONS] [PIPELINE]\n       profpipe ab [OPTIONS] -- PROGRAM [ARGUMENTS]"
+    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
     spec: dict[str, Any] = {"action": "append", "default": [], "metavar": "SPEC"}
     kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH (repeatable)"
     parser.add_argument("--a", help=f"what A is: {kinds}; without it A is the pipeline as it is", **spec)
@@ -55,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file on both sides"
     )
+    arguments.add_program(parser)
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
@@ -65,12 +73,72 @@ def main(args: argparse.Namespace) -> int:
 
     a, b = sides.parse_specs(args.a, "--a"), sides.parse_specs(args.b, "--b")
     _check(args, a, b)
-    path = Path(args.pipeline)
-    both = tuple(
-        sides.create(label, specs, path, args.out, args.set, args.workload)
-        for label, specs in (("A", a), ("B", a if args.aa else b))
+    b = a if args.aa else b
+    arguments.check_program(args, "profpipe ab")
+    if args.program is not None:
+        _check_placeholders(args, a, b)
+    load = _file_loader(args) if args.program is None else _program_loader(args, a, b)
+    request = load(sides.overrides(a))
+    side_a = sides.create("A", a, request)
+    side_b = sides.create("B", b, load(sides.overrides(b)))
+    return _start(args, sides.for_pairs(request), (side_a, side_b))
+
+
+def _file_loader(args: argparse.Namespace) -> Callable[[Sequence[str]], RunRequest]:
+    """Return the function that loads the pipeline file with the values of a side."""
+    from profpipe.config import loader
+    from profpipe.runner.request import RunRequest
+
+    path = Path(args.pipeline or "pipeline.yaml")
+    return lambda own: RunRequest.create(
+        loader.load_pipeline(path, [*args.set, *own]), path, args.out, args.workload, ["plain"]
     )
-    return _start(args, path, both)
+
+
+def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable[[Sequence[str]], RunRequest]:
+    """Return the function that makes the pipeline of the program after ``--`` with the values of a side."""
+    from profpipe.config import program
+    from profpipe.runner import environment
+    from profpipe.runner.request import RunRequest
+
+    path = arguments.program_file(args.out)
+    repeat = [
+        "profpipe",
+        "ab",
+        *(["--aa"] if args.aa else []),
+        *(["--pairs", str(args.pairs)] * (args.pairs != _PAIRS)),
+    ]
+    for option, specs in zip(("--a", "--b"), both[: 1 if args.aa else 2], strict=False):
+        repeat += [word for spec in specs for word in (option, spec.published_from(path.parent))]
+
+    def load(own: Sequence[str]) -> RunRequest:
+        found = program.read_program(
+            args.program,
+            path,
+            overrides=[*args.set, *own],
+            variables=args.env,
+            settings={"steps": steps} if (steps := arguments.steps(args)) else None,
+            repeat=repeat,
+            is_secret=environment.is_secret,
+        )
+        return RunRequest.of_program(found, path, args.out)
+
+    return load
+
+
+def _check_placeholders(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> None:
+    """Raise ConfigError for a name in braces that has a value on one side only: the other would get the braces."""
+    from profpipe.runner import sides
+
+    of_both, of_a, of_b = (
+        {text.partition("=")[0].strip() for text in words}
+        for words in (args.set, sides.overrides(a), sides.overrides(b))
+    )
+    for own, other, option, label in ((of_a, of_b, "--b", "A"), (of_b, of_a, "--a", "B")):
+        for name in sorted(own - other - of_both):
+            if any(f"{{{name}}}" in word for word in args.program):
+                remedy = f"Add {option} set:{name}=VALUE. Without VALUE the argument is left out."
+                raise ConfigError(option, f"{{{name}}} has a value on {label} only.", remedy)
 
 
 def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> None:
@@ -85,14 +153,13 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
         raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")
 
 
-def _start(args: argparse.Namespace, path: Path, both: Sequence[Side]) -> int:
+def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side]) -> int:
     from profpipe.analysis import pairs
     from profpipe.commands import execution
     from profpipe.report import ci
     from profpipe.results import atomic, folders
     from profpipe.results.manifest import PairsEntry, Undecided
     from profpipe.runner import pair_session
-    from profpipe.runner.request import RunRequest
 
     side_a, side_b = both
     settings = PairsEntry(
@@ -104,8 +171,7 @@ def _start(args: argparse.Namespace, path: Path, both: Sequence[Side]) -> int:
         Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
         args.aa,
     )
-    request = RunRequest.create(side_a.request.pipeline, path, args.out, args.workload, ["plain"])
-    run = pair_session.create(request, (side_a, side_b), settings, _published_command(both))
+    run = pair_session.create(request, both, settings, _published_command(both, request))
     run.choose_again = pairs.choose_again
     with folders.lock(run.folder):
         code = execution.carry_out(run, args)
@@ -137,9 +203,12 @@ def _write_for_github(findings: PairFindings, folder: Path) -> None:
             print(f"profpipe: --github: {variable}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def _published_command(both: Sequence[Side]) -> list[str]:
+def _published_command(both: Sequence[Side], request: RunRequest) -> list[str]:
     """Return the command line without the values of secret variables."""
     hidden = {f"{spec.kind}:{spec.value}": spec.published for side in both for spec in side.specs}
     hidden |= {f"--{side.label.lower()}={word}": f"--{side.label.lower()}={hidden[word]}"
                for side in both for word in [f"{spec.kind}:{spec.value}" for spec in side.specs]}  # fmt: skip
-    return ["profpipe", *(hidden.get(word, word) for word in sys.argv[1:])]
+    words = sys.argv[1:]
+    at = words.index("--") if request.text else len(words)
+    program = (request.secrets.get(word, word) for word in words[at:])
+    return ["profpipe", *(hidden.get(word, word) for word in words[:at]), *program]

@@ -6,6 +6,8 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
+from profpipe.errors import ConfigError
+
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
@@ -15,6 +17,51 @@ def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     formats.add_argument("--json", action="store_true", help="print the results as one JSON object")
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a program after ``--``."""
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable that the program after -- gets; without it, it gets those of known tools only",
+    )
+    group = parser.add_argument_group("steps of a program after --")
+    group.add_argument(
+        "--warmup-steps", type=count, metavar="N", help="first steps, which are not recorded (default: 5)"
+    )
+    group.add_argument(
+        "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
+    )
+    group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+
+
+def check_program(args: argparse.Namespace, command: str) -> None:
+    """Raise ConfigError where options of a program and of a pipeline file are mixed."""
+    if args.program is not None:
+        if args.pipeline is not None:
+            what = f"both a pipeline file, '{args.pipeline}', and a program after '--'."
+            raise ConfigError(command, what, "Leave out one of them.")
+        if args.workload:
+            raise ConfigError("-w", "chooses workloads of a pipeline file; a program is one workload.", "Leave it out.")
+    elif args.env:
+        raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
+    elif given := steps(args):
+        what = f"--{'stop' if 'stop' in given else f'{next(iter(given))}-steps'}"
+        raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
+
+
+def steps(args: argparse.Namespace) -> dict[str, int | bool]:
+    """Return the key ``steps`` of a pipeline file, with what the options give."""
+    given = {"warmup": args.warmup_steps, "measure": args.measure_steps, "stop": args.stop or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def program_file(out: Path) -> Path:
+    """Return the path of the pipeline file of a program: in a folder as deep as that of the run, which has no name."""
+    return out.resolve() / "run" / "pipeline.yaml"
 
 
 def names(text: str) -> list[str]:

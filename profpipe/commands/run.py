@@ -11,7 +11,6 @@ from typing import Any
 from profpipe import errors
 from profpipe.commands import arguments
 from profpipe.config import loader, program
-from profpipe.errors import ConfigError
 from profpipe.runner import environment
 
 EXAMPLES = """\
@@ -38,21 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the pipeline file"
     )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="environment variable that the program after -- gets; without it, it gets those of known tools only",
-    )
-    steps = parser.add_argument_group("steps of a program after --")
-    steps.add_argument(
-        "--warmup-steps", type=arguments.count, metavar="N", help="first steps, which are not recorded (default: 5)"
-    )
-    steps.add_argument(
-        "--measure-steps", type=arguments.positive_count, metavar="N", help="steps that profilers record (default: 20)"
-    )
-    steps.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+    arguments.add_program(parser)
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     arguments.add_output_format(parser)
@@ -60,13 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    arguments.check_program(args, "profpipe run")
     if args.program is not None:
         return _run_program(args)
-    if args.env:
-        raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
-    if steps := _steps(args):
-        what = f"--{'stop' if 'stop' in steps else f'{next(iter(steps))}-steps'}"
-        raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
     path = Path(args.pipeline or "pipeline.yaml")
     pipeline = loader.load_pipeline(path, args.set)
     # After the pipeline is checked: to import pandas takes longer than everything before.
@@ -83,28 +64,16 @@ def main(args: argparse.Namespace) -> int:
     return execution.start(request, command, args)
 
 
-def _steps(args: argparse.Namespace) -> dict[str, int | bool]:
-    """Return the key ``steps`` of a pipeline file, with what the options give."""
-    given = {"warmup": args.warmup_steps, "measure": args.measure_steps, "stop": args.stop or None}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _run_program(args: argparse.Namespace) -> int:
     """Run the program after ``--``. Its pipeline file goes into the folder of the run."""
-    if args.pipeline is not None:
-        what = f"both a pipeline file, '{args.pipeline}', and a program after '--'."
-        raise ConfigError("profpipe run", what, "Leave out one of them.")
-    if args.workload:
-        raise ConfigError("-w", "chooses workloads of a pipeline file; a program is one workload.", "Leave it out.")
-    # A folder as deep as that of the run, which has no name yet.
-    path = args.out.resolve() / "run" / "pipeline.yaml"
+    path = arguments.program_file(args.out)
     found = program.read_program(
         args.program,
         path,
         profilers=args.profiler,
         overrides=args.set,
         variables=args.env,
-        settings={"steps": steps} if (steps := _steps(args)) else None,
+        settings={"steps": steps} if (steps := arguments.steps(args)) else None,
         is_secret=environment.is_secret,
     )
     from profpipe.commands import execution

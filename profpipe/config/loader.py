@@ -111,7 +111,8 @@ def _override(document: dict[str, Any], text: str, path: Path) -> None:
         remedy = did_you_mean(keys[0], [*Pipeline.model_fields, *Workload.model_fields])
         raise ConfigError("--set", f"unknown name '{keys[0]}'.", remedy)
     else:
-        _set_axis(document, workloads, keys[0], value, path)
+        # A command leaves out a word that is empty.
+        _set_axis(document, workloads, keys[0], "" if not written.strip() else value, path)
 
 
 def _override_value(keys: list[str], text: str) -> Any:

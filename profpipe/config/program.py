@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,11 @@ import yaml
 from profpipe.config import loader
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.yaml import PLACEHOLDER, as_list
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, did_you_mean
 
 #: The profilers of a program unless `-p` names others. One that is missing becomes a row with the remedy.
 PROFILERS: Final = ("plain", "torch", "nsys")
 
-_WHERE: Final = "profpipe run --"
 #: An option whose value is a secret: ``--api-key``, but not ``--tokenizer`` or ``--num-key-value-heads``.
 _SECRET_OPTION: Final = re.compile(
     r"-{1,2}(?:\w+[-_])*(?:token|secret|password|passwd|passphrase|credentials?|(?:api|access|secret|private)[-_]?key)",
@@ -63,6 +63,7 @@ def read_program(
     overrides: Sequence[str] = (),
     variables: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    repeat: Sequence[str] = ("profpipe", "run"),
     env: Mapping[str, str] = os.environ,
     is_secret: Callable[[str], bool],
 ) -> Program:
@@ -70,10 +71,12 @@ def read_program(
 
     ``path`` is where the pipeline file will be. ``overrides`` are ``KEY=VALUE`` as for ``--set``, where a key in braces
     in the words becomes an axis of the matrix. ``variables`` are ``NAME`` or ``NAME=VALUE`` for the environment of the
-    program, ``settings`` further keys of the workload. ``is_secret`` says whether a variable is one by its name. Raises
-    ConfigError if the program is not found or an option is wrong.
+    program, ``settings`` further keys of the workload. ``repeat`` is the command that repeats the run of the pipeline
+    file. ``is_secret`` says whether a variable is one by its name. Raises ConfigError if the program is not found or an
+    option is wrong.
     """
-    _check(words, env)
+    command = " ".join(repeat[:2])
+    _check(words, env, command)
     masked, secrets = mask(words, env, is_secret)
     known = {**env, **secrets}
     name = name_of(words)
@@ -86,6 +89,7 @@ def read_program(
     if given := dict(_environment(variables, env, is_secret)):
         workload["env"] = given
     document: dict[str, Any] = {"version": 1, "name": name, "workloads": {name: workload}}
+    _check_names(overrides, words)
     if axes := _axes(overrides, words):
         workload["matrix"] = dict.fromkeys(axes)
     loader.override(document, overrides, path)
@@ -93,8 +97,8 @@ def read_program(
         workload["matrix"] = {axis: as_list(workload["matrix"][axis]) for axis in axes}
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
         workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
-    pipeline = loader.load_document(document, path, known, where=_WHERE)
-    return Program(pipeline, _as_text(document, secrets.keys() - env.keys()), tuple(masked))
+    pipeline = loader.load_document(document, path, known, where=f"{command} --")
+    return Program(pipeline, _as_text(document, secrets.keys() - env.keys(), repeat), tuple(masked))
 
 
 def name_of(words: Sequence[str]) -> str:
@@ -134,20 +138,21 @@ def _variable(option: str) -> str:
     return option.strip("-").replace("-", "_").upper()
 
 
-def _check(words: Sequence[str], env: Mapping[str, str]) -> None:
+def _check(words: Sequence[str], env: Mapping[str, str], command: str) -> None:
     """Raise ConfigError if there is no such program."""
+    where = f"{command} --"
     if not words:
-        raise ConfigError(_WHERE, "no program after '--'.", "For example: profpipe run -- python train.py --batch 8")
+        raise ConfigError(where, "no program after '--'.", f"For example: {where} python train.py --batch 8")
     program = words[0]
     if shutil.which(program, path=env.get("PATH")):
         return
     if Path(program).suffix in (".yaml", ".yml"):
-        raise ConfigError(_WHERE, f"'{program}' is no program.", f"To run a pipeline file: profpipe run {program}")
+        raise ConfigError(where, f"'{program}' is no program.", f"To run a pipeline file: {command} {program}")
     if Path(program).is_file():
         starter = "python " if Path(program).suffix == ".py" else "./" if os.access(program, os.X_OK) else "sh "
-        raise ConfigError(_WHERE, f"'{program}' cannot be started.", f"Try: profpipe run -- {starter}{program} ...")
-    remedy = "Is it spelled right, and on PATH? The program comes first: profpipe run -- python train.py"
-    raise ConfigError(_WHERE, f"there is no program '{program}'.", remedy)
+        raise ConfigError(where, f"'{program}' cannot be started.", f"Try: {where} {starter}{program} ...")
+    remedy = f"Is it spelled right, and on PATH? The program comes first: {where} python train.py"
+    raise ConfigError(where, f"there is no program '{program}'.", remedy)
 
 
 def _escape(word: str, secrets: Mapping[str, str]) -> str:
@@ -175,9 +180,22 @@ def _axes(overrides: Sequence[str], words: Sequence[str]) -> list[str]:
     return [key for key in dict.fromkeys(keys) if any(f"{{{key}}}" in word for word in words)]
 
 
-def _as_text(document: Mapping[str, Any], missing: Collection[str]) -> str:
+def _check_names(overrides: Sequence[str], words: Sequence[str]) -> None:
+    """Raise ConfigError for a name that is neither a setting nor in braces among the words."""
+    in_braces = re.findall(r"\{(\w+)\}", " ".join(words))
+    known = [*in_braces, *Pipeline.model_fields, *Workload.model_fields]
+    for name in (override.partition("=")[0].strip() for override in overrides):
+        if name and "." not in name and name not in known:
+            hint = did_you_mean(name, known)
+            remedy = (
+                hint if hint.startswith("Did") else f"Write {{{name}}} where its value goes: python train.py {{{name}}}"
+            )
+            raise ConfigError("--set", f"'{name}' is no setting, and no argument is {{{name}}}.", remedy)
+
+
+def _as_text(document: Mapping[str, Any], missing: Collection[str], repeat: Sequence[str]) -> str:
     """Return the pipeline file. ``missing`` are variables that stand for words of the command line."""
-    head = ["# Repeats the run in this folder: profpipe run pipeline.yaml"]
+    head = [f"# Repeats the run in this folder: {shlex.join([*repeat[:2], 'pipeline.yaml', *repeat[2:]])}"]
     if missing:
         head.append(f"# Set {', '.join(sorted(missing))} before: the value was given on the command line.")
     body = yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)

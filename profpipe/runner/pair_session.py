@@ -95,7 +95,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
         replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
         for job in session.plan_jobs(request, machine, request.out)
     ]
-    begun = session.begin_run(request, machine, now, planned, command, request.pipeline_dir)
+    begun = session.begin_run(request, machine, now, planned, command, sides.working_folder(request))
     begun = replace(begun, ab=replace(settings, spreads=database.read_spreads(request.out, begun)))
 
     def fill(folder: Path) -> None:
@@ -104,7 +104,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
         store.save(folder, Tables(), begun)
 
     folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
-    created = PairSession(request, folder, begun, Tables(), both)
+    created = PairSession(request.placed_in(folder), folder, begun, Tables(), both)
     created.machine = machine
     return created
 
@@ -167,7 +167,7 @@ class PairSession(Session):
         below = job.folder.relative_to(self.folder / "raw" / job.workload / job.profiler)
         folder = self.folder / "raw" / job.workload / side.label / below
         # A side may run in another folder, whose path is of no use to a reader of the page.
-        job = replace(job, folder=folder, label=side.label, shown_from=self.request.pipeline_dir)
+        job = replace(job, folder=folder, label=side.label, shown_from=sides.working_folder(self.request))
         if side.python == job.python:
             return job
         words = (side.python, *job.command[1:]) if job.command and sides.is_python(job.command[0]) else job.command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from profpipe.config import loader
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
@@ -70,6 +70,11 @@ class Spec:
         is_variable = self.kind is SpecKind.ENV or ".env." in f".{name}"
         is_hidden = is_variable and environment.is_secret(name.rpartition(".")[2])
         return f"{self.kind}:{name}{equals}..." if is_hidden else f"{self.kind}:{self.value}"
+
+    def published_from(self, folder: Path) -> str:
+        """Return ``published`` with a path that is relative to ``folder``, as a command typed there needs it."""
+        is_path = self.kind in (SpecKind.DIR, SpecKind.PYTHON) and not Path(self.value).is_absolute()
+        return f"{self.kind}:{os.path.relpath(self.value, folder)}" if is_path else self.published
 
 
 _EXAMPLES: Mapping[SpecKind, str] = {
@@ -131,22 +136,15 @@ def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
     return specs
 
 
-def create(
-    label: str,
-    specs: Sequence[Spec],
-    path: Path,
-    out: Path,
-    overrides: Sequence[str] = (),
-    workloads: Sequence[str] = (),
-) -> Side:
-    """Return a side of the pipeline file ``path``; ``overrides`` and ``workloads`` hold for both sides."""
+def overrides(specs: Iterable[Spec]) -> list[str]:
+    """Return the ``KEY=VALUE`` of each ``set:``."""
+    return [spec.value for spec in specs if spec.kind is SpecKind.SET]
+
+
+def create(label: str, specs: Sequence[Spec], request: RunRequest) -> Side:
+    """Return a side. ``request`` is the user's own with ``overrides(specs)``."""
     option = f"--{label.lower()}"
-    own = [spec.value for spec in specs if spec.kind is SpecKind.SET]
-    pipeline = loader.load_pipeline(path, [*overrides, *own])
-    variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
-    workloads_of_side = {name: _for_pairs(each, variables) for name, each in pipeline.workloads.items()}
-    pipeline = pipeline.model_copy(update={"workloads": workloads_of_side})
-    side = Side(label, tuple(specs), RunRequest.create(pipeline, path, out, workloads, ["plain"]))
+    side = Side(label, tuple(specs), _in_working_folder(for_pairs(request, specs)))
     for spec in specs:
         if spec.kind is SpecKind.GIT:
             found = checkout.find(side.request.pipeline_dir, spec.value, option)
@@ -160,6 +158,36 @@ def create(
             side = replace(side, python=_find_python(spec.value, option))
             _check_commands(side, option)
     return side
+
+
+def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
+    """Return the request with short processes, without profilers, and with the variables of a side."""
+    variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
+    workloads = {name: _for_pairs(each, variables) for name, each in request.pipeline.workloads.items()}
+    pipeline = request.pipeline.model_copy(update={"workloads": workloads})
+    return replace(request, pipeline=pipeline, profilers=("plain",))
+
+
+def working_folder(request: RunRequest) -> Path:
+    """Return the folder that a side exchanges."""
+    return _in_working_folder(request).pipeline_dir
+
+
+def _in_working_folder(request: RunRequest) -> RunRequest:
+    """Return the request at the folder in which its commands run, where this is outside that of the pipeline file.
+
+    A file in the folder of a run is such a file: the folder that a side exchanges is that of the program.
+    """
+    chosen = request.workloads or tuple(request.pipeline.workloads)
+    places = {request.pipeline.workloads[name].cwd or "" for name in chosen if name in request.pipeline.workloads}
+    if len(places) != 1 or Path(place := places.pop()).parts[:1] != (os.pardir,):
+        return request
+    workloads = {
+        name: each.model_copy(update={"cwd": None} if each.cwd == place else {})
+        for name, each in request.pipeline.workloads.items()
+    }
+    pipeline = request.pipeline.model_copy(update={"workloads": workloads})
+    return replace(request, pipeline=pipeline, path=(request.pipeline_dir / place).resolve() / request.path.name)
 
 
 def _for_pairs(workload: Workload, variables: Mapping[str, str]) -> Workload:

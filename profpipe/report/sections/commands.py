@@ -9,20 +9,20 @@ from profpipe.job import Status
 from profpipe.report.document import Code, CodeBlock, Details, Paragraph, Section
 from profpipe.results.manifest import JobEntry, Manifest
 
-#: Shown for a program from the command line, whose pipeline file is in the run's folder.
-_PIPELINE_FILE = (
-    Paragraph(
-        (Code("pipeline.yaml"), " in the folder of this run repeats it: ", Code("profpipe run pipeline.yaml"), ".")
-    ),
-)
-
 
 def commands(run: Manifest) -> Section:
     """Return the command of the run, and the commands that each job started."""
     command = shlex.join(run.command)
     code = (CodeBlock(command),) if command else ()
-    blocks = (*code, *(_PIPELINE_FILE if "--" in run.command else ()), *_jobs(run))
-    return Section("commands", "How to repeat it", blocks)
+    return Section("commands", "How to repeat it", (*code, *_pipeline_file(run), *_jobs(run)))
+
+
+def _pipeline_file(run: Manifest) -> Iterator[Paragraph]:
+    """Yield a paragraph for a program from the command line, whose pipeline file is in the run's folder."""
+    if "--" in run.command:
+        file = Code("pipeline.yaml")
+        how = (": its first line is the command.",) if run.ab else (": ", Code("profpipe run pipeline.yaml"), ".")
+        yield Paragraph((file, " in the folder of this run repeats it", *how))
 
 
 def _jobs(run: Manifest) -> Iterator[Details]:
