@@ -115,9 +115,10 @@ class Job:
     part: int = 1
     #: The number of processes that run each case together.
     processes: int = 1
-    #: Where several processes of a command repeat each case: which of the ``repeats`` processes this job is, and the
-    #: ids of the cases that take turns.
+    #: Where several processes repeat each case: which of the ``captures`` processes this job is, and the names of the
+    #: jobs that take turns.
     repeat: int = 1
+    captures: int = 1
     interleaved: tuple[str, ...] = ()
     #: Secret words of commands, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class Job:
 
     @property
     def is_repeated(self) -> bool:
-        """Return True if the job is one of several processes of its case."""
+        """Return True if the job is one of several processes of its cases."""
         return bool(self.interleaved)
 
     @property

@@ -30,6 +30,9 @@ OF_ITS_PROCESS = (
     "time", "iterations", "issue", "loop_wall", "rounds", "sm_clock", "power", "temperature", PROCESS_WALL,
 )  # fmt: skip
 
+#: The times of a case: of a call, of a step, or of its process.
+_TIMES = ("time", "step_time", PROCESS_WALL)
+
 _APART = (RANK_PREFIX, DEVICE_PREFIX)
 
 #: The prefix of metrics of a program's steps.
@@ -71,6 +74,8 @@ class CaseIndex:
     step_numbers: Mapping[Key, Mapping[str, Mapping[str, Number]]]
     #: The ranks whose mean the totals are, where they are means.
     rank_counts: Mapping[Key, int]
+    #: The processes behind the times of a case that several processes repeated.
+    process_counts: Mapping[Key, int]
 
     @classmethod
     def of(cls, tables: Tables, is_command: bool = False) -> CaseIndex:
@@ -82,6 +87,7 @@ class CaseIndex:
         numbers: dict[tuple[str, str, str], dict[str, Number]] = {}
         by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         steps: dict[Key, dict[str, dict[str, Number]]] = {}
+        processes: dict[Key, set[str]] = {}
         # A rule of ncu counts also without an estimate.
         is_known = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith(RULE)
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
@@ -90,7 +96,10 @@ class CaseIndex:
             if failed and metric.startswith((*OF_ITS_PROCESS, "peak_", _STEP)):
                 continue
             if subject.startswith(PROCESS_PREFIX):
-                continue  # the case has the numbers of all its processes
+                # The case has the numbers of all its processes.
+                if metric in _TIMES:
+                    processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
+                continue
             if metric.startswith((_STEP, _CAPTURE)):
                 steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
                 continue
@@ -105,7 +114,9 @@ class CaseIndex:
         in_steps = tables.steps.groupby(["case", "profiler"], sort=False)["rank"].nunique().reset_index()
         counts |= {(case, profiler): n for case, profiler, n in rows(in_steps, "case", "profiler", "rank")}
         totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sum_kernels(tables.kernels).items()}
-        return cls(tables, totals, case_ranges(tables.ranges), numbers, by_rank, statuses, flags, steps, counts)
+        repeated = {key: len(subjects) for key, subjects in processes.items()}
+        ranges = case_ranges(tables.ranges)
+        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated)
 
     @functools.cached_property
     def step_times(self) -> Mapping[Key, Number]:

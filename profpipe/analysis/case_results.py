@@ -112,7 +112,7 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
     p10, p90 = (own[name].value if name in own else None for name in ("time_p10", "time_p90"))
     n = None if pd.isna(time.n) else int(time.n)
     low, high = (None if pd.isna(end) else float(end) for end in (time.ci_low, time.ci_high))
-    return Measure(time.value, n, low, high, p10, p90)
+    return Measure(time.value, n, low, high, p10, p90, index.process_counts.get((case, basis.profiler), 1))
 
 
 def _values(index: CaseIndex, case: str) -> dict[str, float]:

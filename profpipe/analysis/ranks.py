@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
 
 from profpipe.analysis.case_index import CaseIndex, Number
 from profpipe.analysis.findings.ranks import RankResult
+from profpipe.measure.statistics import worse_of
 from profpipe.results.schema import DEVICE_PREFIX, RANK_PREFIX
 
 #: The profilers that know single launches, the most trusted first: nsys sees all processes.
@@ -20,9 +20,6 @@ _OWN_TIME = "time_own"
 #: By how much the samples must be longer than the loop: of 51 cases of two GPUs 43 were at most 1.05 times as long, and
 #: the eight that had waited at least 1.14 times.
 _LONGER = 1.1
-
-#: Of what several processes recorded of one call, the worst is the case's: by the beginning of a metric's name.
-_WORST: Final[Mapping[str, Callable[[float, float], float]]] = {"error_": max, "cosine": min, "peak_": max}
 
 
 def find_ranks(recorded: CaseIndex, cases: Iterable[str]) -> Iterator[RankResult]:
@@ -50,7 +47,7 @@ def worst_numbers(recorded: CaseIndex, case: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for own in _by_name(recorded, case, "plain", RANK_PREFIX).values():
         for metric, number in own.items():
-            worse = next((choose for start, choose in _WORST.items() if metric.startswith(start)), None)
+            worse = worse_of(metric)
             if worse and metric in first:
                 found[metric] = worse(found.get(metric, first[metric].value), number.value)
     return found

@@ -17,6 +17,7 @@ EXAMPLES = """\
   profpipe run                                              # pipeline.yaml, all workloads and profilers
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
+  profpipe run --captures 5                                 # five processes of each case: times with their spread
   profpipe run --dry-run                                    # print the commands, run nothing
   profpipe run --json > result.json
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the pipeline file"
     )
     arguments.add_program(parser)
+    parser.add_argument(
+        "--captures",
+        type=arguments.positive_count,
+        metavar="N",
+        help="processes of each case under plain, interleaved over the cases; the time is the median of the processes",
+    )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     arguments.add_output_format(parser)
@@ -54,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     from profpipe.commands import execution
     from profpipe.runner.request import RunRequest
 
-    request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, args.reuse)
+    request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, args.reuse, args.captures)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK
@@ -79,7 +86,7 @@ def _run_program(args: argparse.Namespace) -> int:
     from profpipe.commands import execution
     from profpipe.runner.request import RunRequest
 
-    request = RunRequest.of_program(found, path, args.out, args.reuse)
+    request = RunRequest.of_program(found, path, args.out, args.reuse, args.captures)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK

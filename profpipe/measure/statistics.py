@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 #: Groups that must agree within the tolerance, and the length of a group.
 GROUPS: Final = 3
 GROUP_NS: Final = 10e6
 _TOLERANCE: Final = 0.02
+
+#: Of what several processes recorded of one case, the worst is the case's: by the beginning of a metric's name.
+_WORST: Final[Mapping[str, Callable[[float, float], float]]] = {"error_": max, "cosine": min, "peak_": max}
+
+
+def worse_of(metric: str) -> Callable[[float, float], float] | None:
+    """Return the function that chooses the worse of two values of ``metric``; None where their median counts."""
+    return next((choose for start, choose in _WORST.items() if metric.startswith(start)), None)
 
 
 def median_interval(ordered: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:

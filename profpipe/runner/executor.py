@@ -65,7 +65,7 @@ def run(
     listener: ProgressListener,
     grace: GracePeriods = process.GRACE,
     oom_cases: Mapping[tuple[str, str], Iterable[Case]] | None = None,
-    is_needed: Callable[[Job], bool] = lambda job: True,
+    narrow: Callable[[Job], Job | None] = lambda job: job,
     numbers: tuple[int, int] | None = None,
 ) -> Iterator[JobOutcome]:
     """Yield the outcome of each job when the job has ended, before the next one starts.
@@ -74,16 +74,16 @@ def run(
     yielded like any other, and then errors.Interrupted is raised. A signal that arrives while the caller handles an
     outcome takes effect when the caller asks for the next one.
 
-    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. A job that is not needed any
-    more when its turn comes is left out. ``numbers`` are those of the first job and of the last one, where ``jobs`` are
-    a part of a run.
+    ``oom_cases`` are the cases that ran out of memory before, by workload and profiler. ``narrow`` returns a job with
+    the cases that are still needed when its turn comes, and None where there is none. ``numbers`` are those of the
+    first job and of the last one, where ``jobs`` are a part of a run.
     """
     first, last = numbers or (1, len(jobs))
     with InterruptCounter() as interrupts, process.adopt_orphans():
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
         context = _Context(listener, grace, interrupts, known)
-        for index, job in enumerate(jobs, start=first):
-            if not is_needed(job):
+        for index, planned in enumerate(jobs, start=first):
+            if (job := narrow(planned)) is None:
                 continue
             listener.job_started(job, index, last)
             ended = _carry_out(job, profilers[job.profiler], context)

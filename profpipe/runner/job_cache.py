@@ -83,8 +83,7 @@ def dependencies(
     gpus = [{name: gpu.get(name) for name in _GPU} for gpu in machine.get("gpus", ())]
     return {
         "its cases": [(case.id, dict(case.params)) for case in job.cases],
-        # The processes of a command differ in nothing else, and each is a sample.
-        "its repeats": (job.warmup, job.repeats) if job.script else (job.repeat, job.repeats, job.interleaved),
+        "its repeats": _repeats(job),
         "its options": {name: value for name, value in job.options.items() if name not in _LIMITS},
         **{f"variable {name}": value for name, value in relevant.items() if name not in _IRRELEVANT},
         "the profiler": asdict(job.tool),
@@ -100,6 +99,14 @@ def dependencies(
         # The first entry is the folder of the program, or with ``python -m`` the current folder.
         "the installed packages": _list_distributions(sys.path[1:]),
     }
+
+
+def _repeats(job: Job) -> tuple[Any, ...]:
+    """Return how often the job measures. The processes of a case differ in nothing else, and each is a sample."""
+    of_processes = (job.repeat, job.captures, job.interleaved)
+    if job.script is None:
+        return of_processes
+    return (job.warmup, job.repeats, *(of_processes if job.is_repeated else ()))
 
 
 def digests(known: Mapping[str, Any]) -> dict[str, str]:

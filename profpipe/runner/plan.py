@@ -38,55 +38,71 @@ def plan(
     on_gpu: bool = False,
     workloads: Sequence[str] = (),
     profilers: Sequence[str] = (),
+    captures: int | None = None,
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
     ``scripts`` are the files of the workloads, ``out`` is the run's folder, ``cwd`` the folder of the pipeline file, in
     which all processes run unless a command names another, ``env`` the variables of every job. ``workloads`` and
-    ``profilers`` narrow the choice. A missing tool still gets its job, so that its cases become `skipped` rows with the
-    reason. Raises ConfigError for an unknown name.
+    ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
+    the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
+    become `skipped` rows with the reason. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
         if unknown := [word for word in given if word not in known]:
             raise ConfigError(flag, f"unknown name '{unknown[0]}'.", did_you_mean(unknown[0], known))
-    jobs = []
+    jobs: list[Job] = []
+    captured: list[Job] = []
     for name, workload in pipeline.workloads.items():
         if workloads and name not in workloads:
             continue
-        every = cases(workload)
-        if not every:
-            raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
+        groups = _groups(name, workload)
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
-            is_split = workload.isolate or workload.command is not None
-            groups = [(case,) for case in every] if is_split else [tuple(every)]
             planned = []
             for number, group in enumerate(groups, start=1):
                 own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
                 place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
                 job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu)
                 planned.append(_with_settings(job, workload, env))
-            is_repeated = workload.command is not None and profiler == "plain" and workload.repeats > 1
-            jobs += _in_rounds(planned, workload) if is_repeated else planned
-    return jobs
+            if profiler == "plain" and captures is not None:
+                captured += planned
+            elif profiler == "plain" and workload.command is not None:
+                jobs += _in_rounds(planned, workload.repeats, workload.timing.seed)
+            else:
+                jobs += planned
+    return [*_in_rounds(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
+
+
+def _groups(name: str, workload: Workload) -> list[tuple[Case, ...]]:
+    """Return the cases of each process of a workload."""
+    every = cases(workload)
+    if not every:
+        raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
+    is_split = workload.isolate or workload.command is not None
+    return [(case,) for case in every] if is_split else [tuple(every)]
 
 
 def _number(number: int, most: int) -> str:
     return f"{number:0{len(str(most))}d}"
 
 
-def _in_rounds(jobs: Sequence[Job], workload: Workload) -> list[Job]:
-    """Return a job for each process of the commands ``jobs``. Each round has one process of each, in a new order."""
-    names = tuple(job.cases[0].id for job in jobs)
+def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
+    """Return ``count`` processes of each of ``jobs``. Each round has one process of each, in a new order."""
+    if count == 1:
+        return list(jobs)
+    is_one_workload = len({job.workload for job in jobs}) == 1
+    names = tuple(job.cases[0].id if is_one_workload else f"{job.workload}/{job.cases[0].id}" for job in jobs)
     return [
         replace(
             job,
-            folder=job.folder / f"process-{_number(number, workload.repeats)}",
-            repeats=workload.repeats,
+            folder=job.folder / f"process-{_number(number, count)}",
+            repeats=job.repeats if job.script else count,
             repeat=number,
+            captures=count,
             interleaved=names,
         )
-        for number, order in interleaving.rounds(jobs, workload.repeats, workload.timing.seed)
+        for number, order in interleaving.rounds(jobs, count, seed)
         for job in order
     ]
 

@@ -117,7 +117,7 @@ class Display:
     def _position(self) -> str:
         if self._job is None:
             return ""
-        process = f", process {self._job.repeat} of {self._job.repeats}" if self._job.is_repeated else ""
+        process = f", process {self._job.repeat} of {self._job.captures}" if self._job.is_repeated else ""
         return f"[{self._index}/{self._total}] {self._job.title}{process}"
 
     def _print(self, text: str) -> None:

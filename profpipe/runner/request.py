@@ -38,6 +38,8 @@ class RunRequest:
     profilers: tuple[str, ...] = ()
     #: Whether jobs that an earlier run has done are reused.
     reuse: bool = False
+    #: The number of processes of each case under plain, where the command line gives it.
+    captures: int | None = None
     #: Words of commands that hold the values of secret variables, and the published words for them.
     secrets: Mapping[str, str] = field(default_factory=dict)
     #: The pipeline file of a program from the command line, which the run's folder will hold; empty for any other.
@@ -52,15 +54,22 @@ class RunRequest:
         workloads: Sequence[str] = (),
         profilers: Sequence[str] = (),
         reuse: bool = False,
+        captures: int | None = None,
     ) -> RunRequest:
+        pipeline = _with_repeats(pipeline, captures)
         secrets = _find_secrets(pipeline, path.parent, _mask_commands(pipeline, path))
-        return cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(profilers), reuse, secrets)
+        chosen = tuple(workloads), tuple(profilers)
+        return cls(pipeline, path.resolve(), out.resolve(), *chosen, reuse, captures, secrets)
 
     @classmethod
-    def of_program(cls, program: Program, path: Path, out: Path, reuse: bool = False) -> RunRequest:
+    def of_program(
+        cls, program: Program, path: Path, out: Path, reuse: bool = False, captures: int | None = None
+    ) -> RunRequest:
         """Return the request for a program from the command line, whose pipeline file will be ``path``."""
-        secrets = _find_secrets(program.pipeline, path.parent, program.public)
-        return cls(program.pipeline, path.resolve(), out.resolve(), reuse=reuse, secrets=secrets, text=program.text)
+        pipeline = _with_repeats(program.pipeline, captures)
+        secrets = _find_secrets(pipeline, path.parent, program.public)
+        where = pipeline, path.resolve(), out.resolve()
+        return cls(*where, reuse=reuse, captures=captures, secrets=secrets, text=program.text)
 
     @property
     def pipeline_dir(self) -> Path:
@@ -79,6 +88,7 @@ class RunRequest:
             "workloads": self.workloads,
             "profilers": self.profilers,
             "reuse": self.reuse,
+            "captures": self.captures,
             "secrets": dict(self.secrets),
         }
         target = folder / REQUEST_FILE
@@ -99,8 +109,19 @@ class RunRequest:
             tuple(document["workloads"]),
             tuple(document["profilers"]),
             document["reuse"],
+            # Runs of earlier versions have none.
+            document.get("captures"),
             document["secrets"],
         )
+
+
+def _with_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
+    """Return the pipeline with as many processes of each command: ``repeats`` of a command means the same."""
+    if captures is None:
+        return pipeline
+    commands = {name: own for name, own in pipeline.workloads.items() if own.command is not None}
+    repeated = {name: own.model_copy(update={"repeats": captures}) for name, own in commands.items()}
+    return pipeline.model_copy(update={"workloads": {**pipeline.workloads, **repeated}})
 
 
 def _find_secrets(pipeline: Pipeline, folder: Path, masked: Mapping[str, Workload]) -> dict[str, str]:

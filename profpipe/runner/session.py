@@ -13,6 +13,7 @@ A run may be killed at any point and resumed. Its files say how far it is, from 
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
         on_gpu=bool(machine.described["gpus"]),
         workloads=request.workloads,
         profilers=request.profilers,
+        captures=request.captures,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]
 
@@ -181,20 +183,25 @@ class Session:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
-        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases, is_needed=self._is_needed):
-            self._store(outcome, keys[outcome.job.folder])
+        whole = {job.folder: job.cases for job in jobs}
+        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases, narrow=self._narrow):
+            folder = outcome.job.folder
+            self._store(outcome, keys[folder] if outcome.job.cases == whole[folder] else "")
 
     def _is_done(self, job: Job) -> bool:
         """Return True if the job ended, without an interrupt and without a full disk."""
         entries = [entry for entry in self.manifest.jobs if entry.folder == self._name(job.folder)]
         return any(not entry.interrupted and not _disk_full_cases(entry) for entry in entries)
 
-    def _is_needed(self, job: Job) -> bool:
-        """Return False for a process of a command whose case has failed in another of its processes."""
-        cases = tuple(case.id for case in job.cases)
+    def _narrow(self, job: Job) -> Job | None:
+        """Return the job without the cases that failed in another process of theirs; None where none is left."""
+        if not job.is_repeated:
+            return job
         others = (entry for entry in self.manifest.jobs_of(job.workload) if entry.folder != self._name(job.folder))
-        failed = (e for e in others if e.profiler == job.profiler and e.cases == cases and e.status.is_failure)
-        return not job.is_repeated or next(failed, None) is None
+        causes = itertools.chain.from_iterable(e.causes.items() for e in others if e.profiler == job.profiler)
+        failed = {case for case, cause in causes if cause not in (Cause.INTERRUPTED, Cause.NOT_STARTED)}
+        left = tuple(case for case in job.cases if case.id not in failed)
+        return replace(job, cases=left) if left else None
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
         """Link the files of jobs that an earlier run has done into this run, where the executor finds them."""
@@ -263,7 +270,7 @@ class Session:
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
         if job.is_repeated:
-            fresh = process_repeats.merge(stored, fresh, job.repeat, job.repeats)
+            fresh = process_repeats.merge(stored, fresh, job.repeat, job.captures)
         fresh = item_rates.add(fresh, self._items(job))
         self.data = self._merged(job, fresh)
         devices = reader.read_devices(job.records)

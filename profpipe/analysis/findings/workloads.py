@@ -50,6 +50,8 @@ class Measure:
     ci_high: float | None = None
     p10: float | None = None
     p90: float | None = None
+    #: The number of processes that repeated the case; the interval is then that of their medians.
+    processes: int = 1
 
     @property
     def interval(self) -> tuple[float, float] | None:

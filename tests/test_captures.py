@@ -1,0 +1,190 @@
+"""``run --captures N``: several processes of each case, interleaved over all workloads, and the times of the case."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import WITHOUT_TORCH, profpipe, rows
+
+from profpipe.config.loader import load_pipeline
+from profpipe.ingest import process_repeats
+from profpipe.job import Job, Tool
+from profpipe.measure.statistics import interval_of_processes
+from profpipe.results import schema
+from profpipe.runner import plan
+from profpipe.runner.request import RunRequest
+
+#: Each process appends its case to order.txt. The case n=3 fails in the second process that builds it.
+WORKLOAD = """
+import time
+from pathlib import Path
+
+PARAMS = {"n": 1}
+
+def build(params):
+    with Path("order.txt").open("a") as stream:
+        stream.write(f"{params['n']} ")
+    if params["n"] == 3 and Path("order.txt").read_text().split().count("3") == 2:
+        raise RuntimeError("asked to fail")
+    time.sleep(0.1)
+    return lambda: sum(range(1000 * params["n"]))
+"""
+PIPELINE = """
+version: 1
+name: captured
+defaults: {profilers: [plain, nsys], warmup: 1, repeats: 5, timing: {budget_s: 0.02, rounds: 1, seed: 1}}
+workloads:
+  sums: {script: sums.py, matrix: {n: [1, 2]}}
+  program: {command: [sh, -c, "printf '{kind} ' >> order.txt"], matrix: {kind: [quick, other]}, repeats: 9}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "sums.py").write_text(WORKLOAD, encoding="utf-8")
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE, encoding="utf-8")
+    return tmp_path
+
+
+def planned(project: Path, captures: int | None) -> list[Job]:
+    request = RunRequest.create(
+        load_pipeline(project / "pipeline.yaml"), project / "pipeline.yaml", project, captures=captures
+    )
+    tools = {name: Tool(name, "1", f"/bin/{name}") for name in ("plain", "nsys")}
+    where: dict[str, Any] = {"scripts": {"sums": project / "sums.py"}, "cwd": project, "out": project / "o"}
+    return plan.plan(request.pipeline, tools, python="python", captures=request.captures, **where)
+
+
+def test_the_first_process_of_every_workload_comes_before_the_second_of_any(project: Path) -> None:
+    jobs = [job for job in planned(project, 4) if job.profiler == "plain"]
+    assert [job.repeat for job in jobs] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    rounds = [[job.title + job.cases[0].id for job in jobs[i : i + 3]] for i in range(0, 12, 3)]
+    assert len({frozenset(each) for each in rounds}) == 1 and len({tuple(each) for each in rounds}) > 1
+    assert len({job.folder for job in jobs}) == 12 and {job.captures for job in jobs} == {4}
+    assert {job.repeats for job in jobs if job.script} == {5}, "the iterations of a script stay"
+
+
+def test_another_profiler_runs_once_and_after_the_captures(project: Path) -> None:
+    jobs = planned(project, 4)
+    assert [job.profiler for job in jobs[12:]] == ["nsys"] * 3
+    assert not any(job.is_repeated for job in jobs[12:])
+
+
+def test_one_capture_is_one_process_also_of_a_command_with_repeats(project: Path) -> None:
+    assert len(planned(project, 1)) == 6 and not any(job.is_repeated for job in planned(project, 1))
+    assert sum(job.profiler == "plain" for job in planned(project, None)) == 1 + 2 * 9
+
+
+def test_the_number_of_captures_is_kept_for_resume_and_a_run_of_an_earlier_version_has_none(project: Path) -> None:
+    path = project / "pipeline.yaml"
+    RunRequest.create(load_pipeline(path), path, project, captures=3).save(project / "run")
+    assert RunRequest.load(project / "run").captures == 3
+    file = project / "run/raw/order.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in document.items() if key != "captures"}))
+    assert RunRequest.load(project / "run").captures is None
+
+
+def times_of(run: Path, case: str) -> dict[str, dict[str, str]]:
+    return {row["subject"]: row for row in rows(run / "metrics.csv") if (row["case"], row["metric"]) == (case, "time")}
+
+
+@pytest.mark.slow
+def test_the_time_of_a_case_is_the_median_of_its_processes_and_the_interval_holds_their_spread(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--captures", "3", PYTHONPATH=WITHOUT_TORCH)
+    run = project / "out" / "latest"
+    words = (project / "order.txt").read_text().split()
+    assert {word: words.count(word) for word in words} == {"1": 3, "2": 3, "quick": 3, "other": 3}
+    found = times_of(run, "n=2")
+    assert list(found) == ["", "process 1", "process 2", "process 3"]
+    single = [float(found[f"process {number}"]["value"]) for number in (1, 2, 3)]
+    assert float(found[""]["value"]) == statistics.median(single)
+    interval = float(found[""]["ci_low"]), float(found[""]["ci_high"])
+    assert interval == pytest.approx(interval_of_processes(single))
+    page = (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "in 3 processes" in page and "over 3 processes" in page
+
+
+@pytest.mark.slow
+def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project: Path) -> None:
+    path = project / "pipeline.yaml"
+    path.write_text(path.read_text().replace("n: [1, 2]", "n: [3, 1]"), encoding="utf-8")
+    argv = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "-w", "sums", "--captures", "4"]
+    done = subprocess.run(
+        argv, cwd=project, env={**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    words = (project / "order.txt").read_text().split()
+    assert (words.count("3"), words.count("1")) == (2, 4)
+    cases = {row["case"]: row for row in rows(project / "out/latest/cases.csv")}
+    assert cases["n=1"]["status"] == "ok" and cases["n=3"]["status"] == "failed"
+    assert cases["n=3"]["reason"].startswith("process 2 of 4: ") and "asked to fail" in cases["n=3"]["reason"]
+    assert len(times_of(project / "out/latest", "n=1")) == 1 + 4
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_with_the_processes_that_it_lacks(project: Path) -> None:
+    argv = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "-w", "sums", "--captures", "5"]
+    environment = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.Popen(argv, cwd=project, env=environment, stderr=subprocess.DEVNULL)
+    order, deadline = project / "order.txt", time.monotonic() + 60
+    while time.monotonic() < deadline and not (order.exists() and len(order.read_text().split()) >= 5):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert 5 <= len(order.read_text().split()) < 10
+    profpipe(project, "resume", PYTHONPATH=WITHOUT_TORCH)
+    # The case that was running when its runner died is measured again, and the other one where its process had not
+    # ended.
+    assert 10 <= len(order.read_text().split()) <= 12
+    assert len(times_of(project / "out/latest", "n=1")) == len(times_of(project / "out/latest", "n=2")) == 1 + 5
+
+
+@pytest.mark.slow
+def test_a_program_from_the_command_line_is_captured_too(project: Path) -> None:
+    profpipe(project, "run", "-p", "plain", "--captures", "3", "--", "sh", "-c", "printf x >> order.txt")
+    assert (project / "order.txt").read_text() == "xxx"
+    walls = [row for row in rows(project / "out/latest/metrics.csv") if row["metric"] == "process_wall"]
+    assert [row["subject"] for row in walls] == ["", "process 1", "process 2", "process 3"]
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+def of_process(flags: str = "[]", **metrics: float) -> schema.Tables:
+    key = {"run": "r", "workload": "w", "profiler": "plain"}
+    numbers = [{**key, "case": case, "metric": name, "value": value, "n": 5}
+               for case in ("a", "b") for name, value in metrics.items()]  # fmt: skip
+    cases = [{**key, "case": case, "status": "ok", "seconds": 1.0, "flags": flags} for case in ("a", "b")]
+    return schema.Tables(metrics=schema.frame(schema.METRICS, numbers), cases=schema.frame(schema.CASES, cases))
+
+
+def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the_flags_of_all_processes() -> None:
+    stored = process_repeats.merge(schema.Tables(), of_process('["noisy"]', time=3, error_max=0.5, cosine=0.9), 1, 2)
+    merged = process_repeats.merge(stored, of_process('["throttled"]', time=5, error_max=0.1, cosine=0.8), 2, 2)
+    own = merged.metrics[merged.metrics["subject"] == ""]
+    assert {(row["case"], row["metric"]): row["value"] for row in own.to_dict("records")} == {
+        (case, name): value
+        for case in ("a", "b")
+        for name, value in {"time": 4.0, "error_max": 0.5, "cosine": 0.8}.items()
+    }
+    assert list(merged.cases["flags"]) == ['["noisy", "throttled"]'] * 2
+
+
+def test_a_process_that_was_stopped_early_keeps_the_times_of_the_others() -> None:
+    stored = process_repeats.merge(schema.Tables(), of_process(time=3), 1, 2)
+    fresh = of_process(time=5)
+    stopped = schema.Tables(cases=fresh.cases, metrics=fresh.metrics[fresh.metrics["case"] == "a"])
+    merged = process_repeats.merge(stored, stopped, 2, 2).metrics
+    own = merged[merged["subject"] == ""]
+    assert dict(zip(own["case"], own["value"], strict=True)) == {"a": 4.0, "b": 3.0}
