@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+#: The key that marks the runs of this user is made in a temporary folder, and not in the home of the developer.
+_STATE = tempfile.TemporaryDirectory(prefix="profpipe-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"

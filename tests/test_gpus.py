@@ -133,9 +133,7 @@ def test_a_process_that_uses_a_second_gpu_is_not_headed_by_one(tmp_path: Path) -
         "jobs": [{"workload": "w", "profiler": "nsys", "status": "ok", "devices": [{"device": "H200", "count": 1}]}],
     }
     kernels = [kernel_row("n=1", ATTENTION, 10, 1e6, device=device) for device in (0, 1)]
-    rendering.write_report(
-        tmp_path, tables(cases=[case_row("n=1", "nsys")], kernels=kernels), Manifest.parse(run), None
-    )
+    rendering.write_report(tmp_path, tables(cases=[case_row("n=1", "nsys")], kernels=kernels), Manifest.parse(run))
     assert "2 of 4 NVIDIA H200" in (tmp_path / "SUMMARY.md").read_text().splitlines()[0]
 
 
@@ -158,7 +156,7 @@ def test_a_page_is_headed_by_the_gpus_that_were_used_where_the_jobs_say_it(
     machine = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}
     ran = [{"workload": "w", "profiler": "plain", "status": "ok", "cases": ["n=1"], **job} for job in jobs]
     data = tables(cases=[case_row("n=1")], metrics=[metric_row("n=1", "time", 1e6)])
-    rendering.write_report(tmp_path, data, Manifest.parse({"machine": machine, "jobs": ran}), None)
+    rendering.write_report(tmp_path, data, Manifest.parse({"machine": machine, "jobs": ran}))
     assert subtitle in (tmp_path / "SUMMARY.md").read_text().splitlines()[0].split(" · ")
 
 

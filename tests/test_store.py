@@ -76,8 +76,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     target = tmp_path / "x.csv"
     target.write_text("old")
 
-    def half(path):
-        path.write_text("ha")
+    def half(stream):
+        stream.write(b"ha")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
@@ -179,10 +179,11 @@ def test_only_tables_that_changed_are_written_again(tmp_path):
 
 
 def test_partial_files_of_a_killed_process_are_removed(tmp_path):
-    (tmp_path / ".kernels.csv-123").write_text("ha")
+    (tmp_path / atomic.temporary_name("kernels.csv")).write_text("ha")
+    (tmp_path / ".mine.partial").write_text("a user's")
     (tmp_path / "kernels.csv").write_text("whole")
     atomic.remove_partial_files(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["kernels.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.partial", "kernels.csv"]
 
 
 def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):

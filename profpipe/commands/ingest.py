@@ -72,6 +72,8 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         from profpipe.commands import rendering
 
         _make_folder(out)
+        # Nothing is written through links, except one that the user names.
+        out = out.resolve() if out.is_symlink() else out
         data = reader.combine(read)
         refused = (RefusedFile(refusal.source.name, refusal.what, refusal.remedy) for refusal in refusals)
         name = out.resolve().name
@@ -80,7 +82,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
         with ThreadPoolExecutor(1) as writer:
             parquet = writer.submit(store.save_parquet, out, data)
             csv = writer.submit(store.save, out, data, manifest)
-            written = rendering.write_report(out, data, manifest, None)
+            written = rendering.write_report(out, data, manifest)
             csv.result()
             parquet.result()
         print(rendering.shown_path(written.summary))

@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
@@ -25,6 +25,9 @@ from profpipe.results import schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables, Verdict
 
+#: The name of the template in a folder ``templates``.
+TEMPLATE: Final = "SUMMARY.md.j2"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -40,11 +43,17 @@ class Result:
     pairs: PairFindings | None = None
 
 
-def write_report(folder: Path, data: Tables, manifest: Manifest, pipeline_dir: Path | None) -> Result:
-    """Write SUMMARY.md, its pictures and the text files into ``folder``."""
-    template = plugins.find("templates", "SUMMARY.md.j2", pipeline_dir)
+def find_template(pipeline_dir: Path | None) -> Path:
+    """Return the template of the page: that in the user's ``pipeline_dir``, else the built-in one."""
+    template = plugins.find("templates", TEMPLATE, pipeline_dir)
     if template is None:
-        raise ConfigError("templates/SUMMARY.md.j2", "is missing.", "Install profpipe again.")
+        raise ConfigError(f"templates/{TEMPLATE}", "is missing.", "Install profpipe again.")
+    return template
+
+
+def write_report(folder: Path, data: Tables, manifest: Manifest, template: Path | None = None) -> Result:
+    """Write SUMMARY.md, its pictures and the text files into ``folder``, by default with the built-in template."""
+    template = template or find_template(None)
     if manifest.ab is not None:
         document = render.build_pairs(pairs.analyze(data, manifest), data, manifest)
         render.write(document, folder, template)

@@ -7,17 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe.commands import arguments, rendering
+from profpipe.errors import ConfigError
 from profpipe.job import JOURNAL
 from profpipe.results import folders, store
-from profpipe.runner.request import REQUEST_FILE, RunRequest
 
 EXAMPLES = """\
   profpipe report out/latest
-  profpipe report 20261120T120000Z-attention --json"""
+  profpipe report 20261120T120000Z-attention --json
+  profpipe report out/latest --template my/SUMMARY.md.j2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run's folder, or its name below --out")
+    parser.add_argument(
+        "--template",
+        type=Path,
+        metavar="FILE",
+        help=f"template of the page (default: templates/{rendering.TEMPLATE} in the current folder, or profpipe's)",
+    )
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
@@ -25,12 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     folder = folders.find(args.run, args.out)
     data, manifest = store.load(folder)
-    pipeline_dir = RunRequest.load(folder).pipeline_dir if (folder / REQUEST_FILE).exists() else None
+    template = _find_template(folder) if args.template is None else args.template
+    if not template.is_file():
+        raise ConfigError("--template", f"{template} is no file.", "Name a template such as templates/SUMMARY.md.j2.")
     started = _started_jobs(folder, {job.folder for job in manifest.jobs})
     planned = (replace(job, cut_off=(job.workload, job.profiler) in started) for job in manifest.planned)
-    result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), pipeline_dir)
+    result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), template)
     rendering.print_result(result, args)
     return result.exit_code
+
+
+def _find_template(folder: Path) -> Path:
+    """Return the template of the current folder, else the built-in one.
+
+    The run in ``folder`` may come from somebody else. A template that it brings along is not used.
+    """
+    found = rendering.find_template(Path.cwd())
+    return rendering.find_template(None) if found.resolve().is_relative_to(folder) else found
 
 
 def _started_jobs(folder: Path, stored: set[str]) -> set[tuple[str, ...]]:

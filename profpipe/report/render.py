@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import jinja2
+import jinja2.sandbox
 
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.errors import ProfpipeError
+from profpipe.errors import ProfpipeError, one_line
 from profpipe.report import selection, text_files
 from profpipe.report.document import Document, Section
 from profpipe.report.labels import has_no_gpu
@@ -49,6 +49,7 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
+from profpipe.results import atomic
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -58,7 +59,7 @@ _PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
 def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, template: Path) -> Document:
     """Write plots, text files and the pages into ``folder``; return the document."""
     for name, text in text_files.texts(findings, tables, run).items():
-        _write(folder / name, text)
+        atomic.write_text(folder / name, text)
     document = build(findings, tables, run)
     write(document, folder, template)
     return document
@@ -157,17 +158,18 @@ def write(document: Document, folder: Path, template: Path) -> None:
     former = set().union(*(_plots_of(folder / name) for name in pages))
     matplotlib_charts.draw_charts(document, folder)
     if DETAILS not in texts:
-        (folder / DETAILS).unlink(missing_ok=True)
+        atomic.remove(folder / DETAILS)
     for name in sorted(texts, reverse=True):
-        _write(folder / name, texts[name])
+        atomic.write_text(folder / name, texts[name])
     # Other pictures in the folder belong to the user.
     for plot in former - set(_PLOT.findall("".join(texts.values()))):
-        (folder / plot).unlink(missing_ok=True)
+        atomic.remove(folder / plot)
 
 
 def _fill(template: Path, document: Document, writer: Markdown) -> str:
     """Return the page that ``template`` makes of the document, with one blank line between blocks."""
-    jinja = jinja2.Environment(
+    # A template may come from somebody else: in the sandbox it reads the document and reaches nothing else.
+    jinja = jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader(template.parent),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -182,6 +184,8 @@ def _fill(template: Path, document: Document, writer: Markdown) -> str:
         line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         remedy = "Compare it with the template of this version of profpipe; the tables are written."
         raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # of an expression in it
+        raise ProfpipeError(f"{template}: {one_line(error)}. Correct the template; the tables are written.") from error
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
 
@@ -189,9 +193,3 @@ def _fill(template: Path, document: Document, writer: Markdown) -> str:
 def _plots_of(page: Path) -> set[str]:
     """Return the plots that a page shows; a user may have edited the page."""
     return set(_PLOT.findall(page.read_text(encoding="utf-8", errors="replace"))) if page.is_file() else set()
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

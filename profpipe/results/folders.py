@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import re
 import secrets
 import shutil
@@ -34,7 +33,7 @@ def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) 
     """
     _check_latest(out)
     stem = folder_name(name, now)
-    temporary = out / f".{stem}-{os.getpid()}"
+    temporary = out / atomic.temporary_name(stem)
     try:
         out.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
@@ -70,8 +69,7 @@ def _check_latest(out: Path) -> None:
 
 
 def _point(link: Path, folder: Path) -> None:
-    temporary = link.with_name(f".{link.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = link.with_name(atomic.temporary_name(link.name))
     temporary.symlink_to(folder.name, target_is_directory=True)
     temporary.replace(link)
 
@@ -123,7 +121,7 @@ def lock(folder: Path) -> Iterator[None]:
 
     The operating system releases the lock when this process ends, also after a crash.
     """
-    with (folder / "raw" / "lock").open("a") as stream:
+    with atomic.open_to_append(folder / "raw" / "lock") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -141,19 +139,10 @@ def read_salt(out: Path) -> bytes:
 
     Return no bytes if the salt belongs to another user and may not be read.
     """
-    path = out / _SALT
-    temporary = path.with_name(f"{_SALT}.{secrets.token_hex(4)}")
+    path = out.resolve() / _SALT
     try:
-        if not path.exists():
-            atomic.write_private(temporary, secrets.token_bytes(32))
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass  # two runs start together: the salt of the first one stays
-            except OSError:  # a file system without hard links
-                temporary.replace(path)
-        return path.read_bytes()
+        if not path.is_symlink():
+            atomic.create_private(path, secrets.token_bytes(32))
+        return path.read_bytes() if path.is_file() else b""
     except PermissionError:
         return b""
-    finally:
-        temporary.unlink(missing_ok=True)

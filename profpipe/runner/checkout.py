@@ -74,6 +74,8 @@ def remove_abandoned(out: Path) -> None:
     """Remove the checkouts of runs in ``out`` that were killed: of those that no process works on."""
     for checkouts in out.glob(f"[!.]*/{FOLDER}"):
         run_folder = checkouts.parents[1]
+        if run_folder.is_symlink():
+            continue  # out/latest, or a link to what is no run of this results folder
         try:
             with folders.lock(run_folder):
                 remove(run_folder)

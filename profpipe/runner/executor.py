@@ -362,7 +362,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
     earlier_traces = collected_traces.stamp(job)
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
     stopped: CaseOutcome | None
-    with (job.folder / "log.txt").open("ab") as log:
+    with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
         # Without the environment, which may hold secrets: a log is often shared.
         log.write(f"$ {job.shown(command)}\n".encode())
         log.flush()

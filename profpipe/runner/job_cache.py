@@ -246,10 +246,17 @@ def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, CachedJ
 
 
 def _is_unchanged(entry: JobEntry, folder: Path) -> bool:
-    """Return True if the folder of a job exists and its files have their recorded sizes."""
+    """Return True if the folder of a job exists below the run, without links, and its files have their sizes.
+
+    A link could lead to private files elsewhere, which a copy would put into the results.
+    """
+    job_folder = folder / entry.folder
     try:
-        return (folder / entry.folder / JOURNAL).is_file() and all(
-            (folder / file.path).stat().st_size == file.bytes for file in entry.files
+        return (
+            job_folder.resolve().is_relative_to(folder.resolve())
+            and (job_folder / JOURNAL).is_file()
+            and not any(path.is_symlink() for path in (job_folder, *job_folder.rglob("*")))
+            and all((folder / file.path).stat().st_size == file.bytes for file in entry.files)
         )
     except OSError:
         return False
@@ -283,5 +290,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 def read_origin(folder: Path) -> str:
     """Return the run that measured the job in ``folder``; empty where that is the job's own run."""
-    path = folder / _ORIGIN
-    return str(json.loads(path.read_text(encoding="utf-8"))["run"]) if path.is_file() else ""
+    try:
+        return str(json.loads((folder / _ORIGIN).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # measured here, or the file was changed

@@ -7,7 +7,7 @@ The modules beside this one hold the rules of each format.
 from __future__ import annotations
 
 import functools
-import os
+import secrets
 import shutil
 import sqlite3
 import zlib
@@ -33,10 +33,11 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
     if not path.stat().st_mode & 0o222:
         raise UnreadableFile(path, "is read-only", "Scrub a copy of it, or make it writable (chmod u+w).")
     place = path.resolve()
-    beside = place.with_name(f".{place.name}-{os.getpid()}")
+    # Nobody can foresee the name, so it is no link of somebody else.
+    beside = place.with_name(f".{place.name[:40]}.{secrets.token_hex(8)}.partial")
     try:
         # Readable by its owner only.
-        beside.mkdir(mode=0o700) if place.is_dir() else beside.touch(mode=0o600)
+        beside.mkdir(mode=0o700) if place.is_dir() else beside.touch(mode=0o600, exist_ok=False)
         removed = +copy(place, beside)
         if removed or is_scrubbed(beside):
             _put(beside, place)

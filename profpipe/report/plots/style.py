@@ -5,13 +5,14 @@ Matplotlib is imported when something is drawn: it takes longer to load than the
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from profpipe.results import atomic
 
 #: Okabe and Ito's colours without yellow, which is lost on white, and two of Tol's that stay apart from them for the
 #: colour-blind. More lines than colours get another stroke and marker.
@@ -61,8 +62,7 @@ def save(figure: Any, path: Path) -> None:
     """Write the figure as a PNG with a palette: a quarter of the size of one with 24 bits a pixel."""
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    atomic.make_folder(path.parent)
     with warnings.catch_warnings():
         # A box stands for it, and the page has the name in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -70,8 +70,7 @@ def save(figure: Any, path: Path) -> None:
     picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
     # Median cut keeps the white background white, which the faster octree does not.
     palette = picture.quantize(PALETTE_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    palette.save(beside, format="png", dpi=(figure.dpi, figure.dpi))
-    beside.replace(path)
+    atomic.write(path, lambda stream: palette.save(stream, format="png", dpi=(figure.dpi, figure.dpi)))
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

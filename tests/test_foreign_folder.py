@@ -1,0 +1,153 @@
+"""A results folder may come from somebody else: nothing that it names is run, and no write leaves it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from report_study import ATTENTION, case_row, kernel_row, metric_row, recorded, tables
+
+from profpipe import cli
+from profpipe.errors import ConfigError
+from profpipe.results import atomic, folders, schema, store
+from profpipe.results.manifest import Manifest
+from profpipe.runner import checkout, job_cache
+
+CASES = [f"impl={impl},n=4" for impl in ("a", "b")]
+WORKLOAD = {"matrix": {"impl": ["a", "b"], "n": [4]}, "baseline": {"impl": "a"}}
+RUN = {
+    "schema_version": schema.SCHEMA_VERSION,
+    "name": "small",
+    "started": "2026-11-20T05:55:00+00:00",
+    "ended": "2026-11-20T05:56:00+00:00",
+    "pipeline": {"name": "small", "workloads": {"w": WORKLOAD}},
+    "planned": [{"workload": "w", "profiler": "plain", "cases": CASES}],
+    "jobs": [{"workload": "w", "profiler": "plain", "cases": CASES, "folder": "raw/w/plain"}],
+}
+#: Starts a process where Jinja renders it without its sandbox.
+TEMPLATE = "{{ cycler.__init__.__globals__.os.system('touch ' ~ %r) }}\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two cases in ``out``; ``outside`` is a folder of the user."""
+    folder = tmp_path / "out" / "20261120T055500Z-small"
+    (folder / "raw" / "w" / "plain").mkdir(parents=True)
+    data = tables(
+        cases=[case_row(case) for case in CASES],
+        kernels=[kernel_row(case, ATTENTION, 10, 1e6) for case in CASES],
+        metrics=[metric_row(case, "time", 1e6) for case in CASES],
+    )
+    store.save(folder, data, Manifest.parse(RUN))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "mine.txt").write_text("mine")
+    return folder
+
+
+def report(folder: Path, *options: str) -> int:
+    return cli.main(["report", str(folder), "--quiet", *options])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_template_that_the_run_names_or_brings_along_is_not_rendered(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    mark = tmp_path / "outside" / "mark"
+    (run / "templates").mkdir()
+    (run / "templates" / "SUMMARY.md.j2").write_text(TEMPLATE % str(mark))
+    for name in ("order.json", "request.json"):
+        (run / "raw" / name).write_text(json.dumps({"path": str(run / "pipeline.yaml"), "pipeline": {}}))
+    assert report(run) == 0
+    assert not mark.exists() and "impl" in (run / "SUMMARY.md").read_text()
+
+
+def test_a_template_is_rendered_in_a_sandbox(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark, template = tmp_path / "outside" / "mark", tmp_path / "mine.j2"
+    template.write_text(TEMPLATE % str(mark))
+    assert report(run, "--template", str(template)) == 1
+    assert not mark.exists() and f"{template}: access to attribute '__init__'" in capsys.readouterr().err
+    template.write_text("{{ 1 // 0 }}")
+    assert report(run, "--template", str(template)) == 1
+    assert f"{template}: ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().err
+
+
+def test_the_template_of_the_current_folder_or_of_an_option_is_used(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project" / "templates").mkdir(parents=True)
+    (tmp_path / "project" / "templates" / "SUMMARY.md.j2").write_text("of the project: {{ document.title }}")
+    (tmp_path / "other.j2").write_text("of an option")
+    monkeypatch.chdir(tmp_path / "project")
+    assert report(run) == 0 and (run / "SUMMARY.md").read_text().startswith("of the project: w")
+    assert report(run, "--template", str(tmp_path / "other.j2")) == 0
+    assert (run / "SUMMARY.md").read_text() == "of an option\n"
+    assert report(run, "--template", "none.j2") == 2 and "--template: none.j2 is no file" in capsys.readouterr().err
+
+
+def test_a_folder_of_plots_that_is_a_link_is_not_written_to(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, document = recorded()
+    store.save(run, data, Manifest.parse({"schema_version": schema.SCHEMA_VERSION, **document}))
+    (tmp_path / "outside" / "old.png").write_bytes(b"mine")
+    (run / "SUMMARY.md").write_text("![old](plots/old.png)")
+    (run / "plots").symlink_to(tmp_path / "outside")
+    before = content(tmp_path / "outside")
+    assert report(run) == 2 and f"{run / 'plots'}: is a link" in capsys.readouterr().err
+    assert content(tmp_path / "outside") == before
+
+
+def test_links_in_the_place_of_files_are_replaced_and_not_followed(run: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    for name in ("SUMMARY.md", "details.md", "gpu_info.txt", "baseline_benchmark.txt", "comparison_results.txt"):
+        (run / name).symlink_to(outside / "mine.txt")
+    assert report(run) == 0
+    assert content(outside) == {"mine.txt": b"mine"} and not (run / "SUMMARY.md").is_symlink()
+
+
+def test_a_temporary_file_has_a_new_name_and_is_no_existing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert atomic.temporary_name("x") != atomic.temporary_name("x")
+    assert len(os.fsencode(atomic.temporary_name("ä" * 255))) <= 255
+    monkeypatch.setattr(atomic, "temporary_name", lambda name: ".foreseen")
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / ".foreseen").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(FileExistsError):
+        atomic.write_text(tmp_path / "SUMMARY.md", "text")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_that_is_no_file_is_refused(run: Path, tmp_path: Path, kind: str) -> None:
+    lock = run / "raw" / "lock"
+    {"link": lambda: lock.symlink_to(tmp_path / "outside" / "new"), "pipe": lambda: os.mkfifo(lock),
+     "folder": lock.mkdir}[kind]()  # fmt: skip
+    with pytest.raises(ConfigError, match="raw/lock: is a link or no regular file"), folders.lock(run):
+        pass
+    assert not (tmp_path / "outside" / "new").exists()
+
+
+def test_checkouts_behind_a_link_are_not_removed(run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "outside" / "checkouts" / "A"
+    kept.mkdir(parents=True)
+    (run / "raw" / "w" / "plain").rmdir()
+    (run / "raw" / "w").rmdir()
+    (run / "raw").rmdir()
+    (run / "raw").symlink_to(tmp_path / "outside")
+    checkout.remove_abandoned(run.parent)
+    assert kept.is_dir() and not (tmp_path / "outside" / "lock").exists()
+
+
+def test_the_files_of_a_job_with_a_link_are_not_reused(run: Path, tmp_path: Path) -> None:
+    entry = Manifest.parse({"jobs": [{"folder": "raw/w/plain", "key": "k", "cases": ["n=1"]}]})
+    (run / "raw" / "w" / "plain" / "parts.json").write_text("[]")
+    assert job_cache.find_cached_jobs([(run, entry)])
+    (run / "raw" / "w" / "plain" / "log.txt").symlink_to(tmp_path / "outside" / "mine.txt")
+    assert job_cache.find_cached_jobs([(run, entry)]) == {}
