@@ -122,11 +122,10 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         grids = read_grids if has_cases else executor.submit(read_grids).result
         placed = attribution.attribute(ranges, launches)
         called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
-        launches = replace(launches, end=_NOTHING, thread=_NOTHING)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
         launched = _kernels(work, placed, classes.result())
+    given = _operations(export, work, launches, called, classes.result(), placed, grids)
     del launches
-    given = _operations(export, work, called, classes.result(), placed, grids)
     steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
@@ -135,8 +134,7 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         kernels=kernel_classes.annotate(schema.summarise(frame)).assign(profiler="nsys"),
         ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
-        steps=steps.steps.assign(profiler="nsys"),
-        step_figures=steps.figures.assign(profiler="nsys"),
+        **steps.tables(profiler="nsys"),
         origin=replace(_origin(export, work, frame, placed), notes=tuple(notes), details=tuple(details)),
     )
 
@@ -202,17 +200,25 @@ def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Se
 
 
 def _waits(calls: activities.Calls) -> operations.Waits:
-    return operations.Waits(calls.start[calls.waits], calls.end[calls.waits], calls.process[calls.waits])
+    rows = calls.waits
+    thread = calls.thread[rows] & activities.THREAD_BITS
+    return operations.Waits(
+        calls.start[rows], calls.end[rows], calls.process[rows], thread, calls.wait_name, calls.wait_names
+    )
 
 
 def _operations(
     export: columns.Source,
     work: activities.Work,
+    launches: attribution.Launches,
     called: npt.NDArray[np.int64],
     classes: Sequence[str],
     placed: attribution.Attribution,
     read_grids: Callable[[], npt.NDArray[np.int64]],
 ) -> operations.Operations:
+    def read_calls(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        return launches.end[rows], launches.thread[rows] & activities.THREAD_BITS
+
     return operations.Operations(
         work.kind,
         work.start,
@@ -224,6 +230,8 @@ def _operations(
         work.names,
         classes,
         np.array(placed.paths.in_case)[placed.path],
+        work.stream,
+        read_calls,
         read_grids,
         functools.partial(activities.read_sizes, export, work),
     )

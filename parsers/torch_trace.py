@@ -65,8 +65,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     steps = _steps(trace, launches, ranges, placed, step_range)
     return schema.Tables(
         kernels=kernel_classes.annotate(schema.summarise(rows)).assign(profiler="torch"),
-        steps=steps.steps.assign(profiler="torch", rank=_rank(trace)),
-        step_figures=steps.figures.assign(profiler="torch"),
+        **steps.tables(profiler="torch", rank=_rank(trace)),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -112,6 +111,7 @@ def _launches(trace: events.Trace) -> pd.DataFrame:
     called = by_call["thread"].notna().to_numpy()
     gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
     gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
+    gpu["time_dur"] = np.where(called, by_call["dur"], by_operator["dur"])
     gpu["by_operator"] = ~called & gpu["thread"].notna()
     gpu["kind"] = np.array(events.KINDS, dtype=object)[gpu["kind"].astype(int)]
     gpu["convolves"] = (gpu["kind"] == "kernel") & _are_in_convolutions(trace, gpu, by_call, by_operator)
@@ -295,6 +295,11 @@ def _steps(
 def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.ndarray) -> operations.Operations:
     start = _ns(launches["start"])
     called = launches["thread"].notna().to_numpy()
+    name, names, classes = launches["name"].to_numpy().astype(int), trace.texts, kernel_classes.classes(trace.texts)
+    if (convolves := launches["convolves"].to_numpy(dtype=bool)).any():
+        # A kernel that a convolution launched has another class than other launches of its name.
+        name = np.where(convolves, name + len(names), name)
+        names, classes = [*names, *names], [*classes, *[_CONV] * len(names)]
     process = trace.process_codes[launches["thread"].fillna(-1).to_numpy().astype(int)]
     if called.any() and not called.all():
         # An operation without a call ran for the process that launched most.
@@ -306,21 +311,32 @@ def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.nda
         launched=np.where(called, _ns(launches["time"].fillna(0.0)), operations.UNKNOWN),
         process=process,
         device=launches["device"].fillna(-1).to_numpy().astype(np.int64),
-        name=launches["name"].to_numpy().astype(int),
-        names=trace.texts,
-        classes=kernel_classes.classes(trace.texts),
+        name=name,
+        names=names,
+        classes=classes,
         in_case=in_case,
+        stream=launches["stream"].fillna(-1).to_numpy().astype(np.int64),
+        read_calls=lambda rows: _calls_of(trace, launches, rows),
         read_grids=lambda: launches["shape"].to_numpy().astype(int),
         read_sizes=lambda: launches["bytes"].fillna(0).to_numpy().astype(np.int64),
     )
+
+
+def _calls_of(trace: events.Trace, launches: pd.DataFrame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the calls that launched ``rows``, and their threads."""
+    launched = launches.iloc[rows]
+    thread = trace.tids[launched["thread"].fillna(-1).to_numpy().astype(int)]
+    return _ns(launched["time"].fillna(0.0) + launched["time_dur"].fillna(0.0)), thread
 
 
 def _waits(trace: events.Trace) -> operations.Waits:
     calls = trace.frame("call")
     waiting = [code for code, name in enumerate(trace.texts) if operations.is_waiting_call(name)]
     calls = calls[calls["name"].isin(waiting)]
-    start = _ns(calls["start"])
-    return operations.Waits(start, start + _ns(calls["dur"]), trace.process_codes[calls["thread"].astype(int)])
+    start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
+    name = calls["name"].to_numpy().astype(int)
+    place = trace.process_codes[thread], trace.tids[thread]
+    return operations.Waits(start, start + _ns(calls["dur"]), *place, name, trace.texts)
 
 
 def _rank(trace: events.Trace) -> Any:

@@ -13,7 +13,7 @@ from profpipe.commands import history
 from profpipe.errors import ConfigError
 from profpipe.results import atomic, database, folders, schema, store
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import CASES, KERNELS, METRICS, STEPS, Tables
+from profpipe.results.schema import CASES, KERNELS, METRICS, STEPS, TIMELINE, Tables
 
 NOW = datetime(2026, 11, 20, 5, 55, tzinfo=timezone.utc)
 
@@ -25,7 +25,12 @@ def some_tables(run="r", time_ns=1500.0):
         kernels=schema.frame(KERNELS, [{**key, "kernel": 'a<b, "c">', "calls": 3, "total_ns": 10.5, "process": 7}]),
         metrics=schema.frame(METRICS, [{**key, "metric": "time", "value": time_ns, "unit": "ns", "n": 30}]),
         steps=schema.frame(STEPS, [{**key, "profiler": "nsys", "step": 1, "state": "steady", "wall_ns": 2e6}]),
+        timeline=schema.frame(TIMELINE, [{**key, "profiler": "nsys", "rank": 0, "kind": "window", "duration_ns": 2e6}]),
     )
+
+
+#: The tables that are stored as CSV too.
+CSV = [table.name for table in schema.ALL if not table.is_picture]
 
 
 def new_folder(out, name):
@@ -170,7 +175,7 @@ def test_a_run_can_be_locked_once(tmp_path):
 def test_only_tables_that_changed_are_written_again(tmp_path):
     before = some_tables()
     store.save(tmp_path, before, record())
-    stamps = {table.name: (tmp_path / f"{table.name}.csv").stat().st_mtime_ns for table in schema.ALL}
+    stamps = {name: (tmp_path / f"{name}.csv").stat().st_mtime_ns for name in CSV}
     after = replace(before, kernels=before.kernels.assign(calls=4))
     store.save(tmp_path, after, record(), stored=before)
     assert store.load(tmp_path)[0].kernels["calls"].tolist() == [4]
@@ -220,8 +225,8 @@ def test_a_table_without_a_csv_file_is_read_from_the_parquet_file(tmp_path):
     saved = some_tables()
     store.save(tmp_path, saved, record(ended="2026-11-20T06:00:00+00:00"))
     store.save_parquet(tmp_path, saved)
-    for table in schema.ALL:
-        (tmp_path / f"{table.name}.csv").unlink()
+    for name in CSV:
+        (tmp_path / f"{name}.csv").unlink()
     loaded, _ = store.load(tmp_path)
     for table in schema.ALL:
         pd.testing.assert_frame_equal(getattr(loaded, table.name), getattr(saved, table.name))
@@ -240,13 +245,28 @@ def test_a_run_of_a_version_without_steps_has_none(tmp_path):
     pd.testing.assert_frame_equal(loaded.kernels, some_tables().kernels)
 
 
-@pytest.mark.parametrize("name", [table.name for table in schema.ALL])
+@pytest.mark.parametrize("name", CSV)
 def test_a_missing_table_is_refused(tmp_path, name):
     store.save(tmp_path, some_tables(), record())
     # The Parquet tables of a run that has not ended may be older than its CSV tables.
     store.save_parquet(tmp_path, Tables())
     (tmp_path / f"{name}.csv").unlink()
     with pytest.raises(ConfigError, match=rf"{name}\.csv: is missing\. Restore the file"):
+        store.load(tmp_path)
+
+
+def test_the_rows_of_a_picture_are_stored_as_jobs_end_and_are_no_csv(tmp_path):
+    store.save(tmp_path, some_tables(), record())
+    assert (tmp_path / "timeline.parquet").is_file() and not (tmp_path / "timeline.csv").exists()
+    store.save(tmp_path, Tables(), record())
+    assert not (tmp_path / "timeline.parquet").exists()
+    assert store.load(tmp_path)[0].timeline.empty
+
+
+def test_a_damaged_picture_is_named_with_a_way_out(tmp_path):
+    store.save(tmp_path, some_tables(), record())
+    (tmp_path / "timeline.parquet").write_text("PAR1")
+    with pytest.raises(ConfigError, match=r"timeline\.parquet: cannot be read: .* Remove it"):
         store.load(tmp_path)
 
 

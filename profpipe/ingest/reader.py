@@ -93,7 +93,18 @@ def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
         placed = _without_cases(placed, source.set_aside)
     if rules:
         placed = replace(placed, kernels=kernel_classes.annotate(placed.kernels, rules))
+        placed = replace(placed, timeline=_reclassified(placed.timeline, rules))
     return placed
+
+
+def _reclassified(timeline: pd.DataFrame, rules: Any) -> pd.DataFrame:
+    """Return the timeline with the classes by the user's rules, as in `kernels`."""
+    has_class = timeline["kernel_class"] != ""
+    if not has_class.any():
+        return timeline
+    named = timeline.loc[has_class, ["kind", "name", "kernel_class"]].rename(columns={"name": "kernel"})
+    found = kernel_classes.annotate(named, rules)["kernel_class"]
+    return timeline.assign(kernel_class=found.reindex(timeline.index).fillna(""))
 
 
 def _move_into_case(placed: Tables, case: str) -> Tables:

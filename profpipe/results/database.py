@@ -89,7 +89,7 @@ def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None
     with _open(out / FILE) as database, database.conn:
         row = {"run": folder.name, "name": manifest.name, "started": manifest.started, "ended": manifest.ended}
         database["runs"].upsert(row, pk="run")
-        for table in schema.ALL:
+        for table in (each for each in schema.ALL if not each.is_picture):
             _replace(database, table, folder.name, getattr(data, table.name))
 
 

@@ -1,4 +1,4 @@
-"""The schema of the six tables. Checking, loading and documentation use this one declaration.
+"""The schema of the tables. Checking, loading and documentation use this one declaration.
 
 Times are in ns and sizes in bytes; the parser converts them from the units of the file. A value that the tool did not
 record is missing (``NA``), never zero and never a default of this machine.
@@ -66,13 +66,15 @@ class Column:
 class Table:
     """One table: its name, what a row is, and its columns in order.
 
-    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty.
+    Runs of earlier versions may lack the files of a table that ``is_new``; it is then empty. A table that
+    ``is_picture`` holds what a picture shows: it is stored as Parquet only, and the database leaves it out.
     """
 
     name: str
     row: str
     columns: tuple[Column, ...]
     is_new: bool = False
+    is_picture: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -93,8 +95,8 @@ _ORIGIN: Final = (
 _DEVICE: Final = Column("device", "Int64", "device ordinal in that process; NA if the tool does not record it")
 
 
-def _table(name: str, row: str, *columns: Column, is_new: bool = False) -> Table:
-    return Table(name, row, (*_KEY, *columns), is_new)
+def _table(name: str, row: str, *columns: Column, is_new: bool = False, is_picture: bool = False) -> Table:
+    return Table(name, row, (*_KEY, *columns), is_new, is_picture)
 
 
 CASES: Final = _table(
@@ -222,6 +224,50 @@ STEPS: Final = _table(
 )
 
 
+class EventKind(str, Enum):
+    """What a row of `timeline` is, where it is no operation of a GPU (``KINDS``)."""
+
+    #: The part of the recording that the other rows of a rank show: a step of a program, one iteration of a case, or
+    #: the beginning of a recording without either.
+    STEP = "step"
+    ITERATION = "iteration"
+    BEGINNING = "beginning"
+    #: A call of the host that launched an operation.
+    LAUNCH = "launch"
+    #: A call in which the host waited for the GPU.
+    WAIT = "wait"
+    #: Nothing runs on the device: the host launched late, the host waited for the GPU, or another cause.
+    IDLE_LAUNCH = "idle_launch"
+    IDLE_BLOCKED = "idle_blocked"
+    IDLE_OTHER = "idle_other"
+
+
+TIMELINE: Final = _table(
+    "timeline",
+    "one event of the step, or of the iteration of a case, that the timeline shows",
+    *_ORIGIN,
+    Column("rank", "Int64", "number among the processes and devices of the job, from 0"),
+    _DEVICE,
+    Column("stream", "Int64", "stream of an operation; NA if the tool does not record it"),
+    Column("thread", "Int64", "thread of a call of the host; NA if the tool does not record it"),
+    Column("step", "Int64", "number of the step, or of the iteration; NA: the beginning of a recording without them"),
+    Column(
+        "kind",
+        "str",
+        "kernel, memcpy, memset or graph: an operation; launch or wait: a call of the host; idle_launch, idle_blocked "
+        "or idle_other: nothing runs; step, iteration or beginning: the time that is shown",
+    ),
+    Column("name", "str", "kernel or copy; of a launch, the operation that it starts; of a wait, the call"),
+    Column("kernel_class", "str", "what the kernel does; of a launch, what the launched kernel does"),
+    Column("start_ns", "Float64", "start, since the window of the first rank of the file; may lie before the window"),
+    Column("duration_ns", "Float64", "duration"),
+    Column("launched_ns", "Float64", "of an operation: when its launch call began; NA if that is not recorded"),
+    Column("bytes", "Float64", "of a copy or set: its size; NA if that is not recorded"),
+    is_new=True,
+    is_picture=True,
+)
+
+
 class Verdict(str, Enum):
     """Whether B is faster than A, by interleaved pairs of processes."""
 
@@ -251,7 +297,7 @@ VERDICTS: Final = _table(
     is_new=True,
 )
 
-ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS)
+ALL: Final = (CASES, KERNELS, RANGES, METRICS, STEPS, VERDICTS, TIMELINE)
 
 #: Figures of single processes and devices, of which the reader makes metrics. No file holds them.
 STEP_FIGURES: Final = _table(
@@ -361,7 +407,7 @@ def _cast(given: pd.DataFrame, column: Column) -> pd.Series[Any]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The six tables, the origin of their rows, and the figures of steps that are not stored."""
+    """The tables, the origin of their rows, and the figures of steps that are not stored."""
 
     cases: pd.DataFrame = field(default_factory=lambda: empty(CASES))
     kernels: pd.DataFrame = field(default_factory=lambda: empty(KERNELS))
@@ -369,6 +415,7 @@ class Tables:
     metrics: pd.DataFrame = field(default_factory=lambda: empty(METRICS))
     steps: pd.DataFrame = field(default_factory=lambda: empty(STEPS))
     verdicts: pd.DataFrame = field(default_factory=lambda: empty(VERDICTS))
+    timeline: pd.DataFrame = field(default_factory=lambda: empty(TIMELINE))
     step_figures: pd.DataFrame = field(default_factory=lambda: empty(STEP_FIGURES))
     origin: Origin = field(default_factory=Origin)
 

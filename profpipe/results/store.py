@@ -34,16 +34,31 @@ def save(folder: Path, data: Tables, manifest: Manifest, stored: Tables | None =
     for table in schema.ALL:
         frame: pd.DataFrame = getattr(data, table.name)
         if stored is None or frame is not getattr(stored, table.name):
-            atomic.write(folder / f"{table.name}.csv", functools.partial(_write_csv, frame))
+            if table.is_picture:
+                _save_picture(folder, table, frame)
+            else:
+                atomic.write(folder / f"{table.name}.csv", functools.partial(_write_csv, frame))
     manifest.save(folder)
 
 
 def save_parquet(folder: Path, data: Tables) -> None:
-    """Write the tables as Parquet, with their types."""
+    """Write the tables as Parquet, with their types; ``save`` has written the others."""
     for table in schema.ALL:
-        frame: pd.DataFrame = getattr(data, table.name)
-        fill = functools.partial(frame.to_parquet, index=False, compression="zstd")
-        atomic.write(folder / f"{table.name}.parquet", fill)
+        if not table.is_picture:
+            _write_parquet(folder, table, getattr(data, table.name))
+
+
+def _save_picture(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
+    """Write the rows of a picture; a run without rows has no such file."""
+    if len(frame):
+        _write_parquet(folder, table, frame)
+    else:
+        (folder / f"{table.name}.parquet").unlink(missing_ok=True)
+
+
+def _write_parquet(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
+    fill = functools.partial(frame.to_parquet, index=False, compression="zstd")
+    atomic.write(folder / f"{table.name}.parquet", fill)
 
 
 def _write_csv(frame: pd.DataFrame, stream: BinaryIO) -> None:
@@ -88,11 +103,15 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
     if table.is_new and not path.is_file():
         return schema.empty(table)
     # A run writes Parquet files when it ends. Of a resumed run that has not ended they lack the later rows.
-    if not path.is_file() or (manifest.is_run and not manifest.ended):
+    if not path.is_file() or (manifest.is_run and not manifest.ended and not table.is_picture):
         raise ConfigError(str(absent), "is missing.", _REMEDY)
     try:
         return schema.frame(table, pd.read_parquet(path))
     except (ValueError, OSError) as error:
+        if table.is_picture:
+            raise ConfigError(
+                str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."
+            ) from None
         raise ConfigError(str(path), f"cannot be read, and {absent.name} is missing: {error}.", _REMEDY) from None
 
 

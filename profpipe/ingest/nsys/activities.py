@@ -69,7 +69,8 @@ class Work:
 class Calls:
     """CUDA API calls, times in ns; ``failed``: counts by (name, result).
 
-    ``graphs`` are the rows that launch graphs, ``waits`` those in which the host waits for the GPU.
+    ``graphs`` are the rows that launch graphs, ``waits`` those in which the host waits for the GPU; ``wait_name``
+    indexes their ``wait_names``.
     """
 
     start: Int64s
@@ -78,6 +79,8 @@ class Calls:
     correlation: npt.NDArray[np.uint32]
     graphs: npt.NDArray[np.intp]
     waits: npt.NDArray[np.intp]
+    wait_name: npt.NDArray[np.intp]
+    wait_names: list[str]
     failed: Counter[tuple[str, int]]
 
     @property
@@ -232,12 +235,17 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
     wrong = np.flatnonzero(columns["returnValue"])
     wrong = wrong[~np.isin(columns["returnValue"][wrong], [*_HARMLESS_RESULTS, np.iinfo(np.int32).min])]
     names = strings.of(columns["nameId"][wrong])
-    # Without the version of the signature: ``cudaLaunchKernel_v7000``.
-    plain = [re.sub(r"_v\d+$", "", name or "a call") for name in names]
+    plain = [_plain_call(name) for name in names]
     failed = Counter((name, int(r)) for name, r in zip(plain, columns["returnValue"][wrong], strict=True))
-    return Calls(
-        columns["start"], columns["end"], columns["globalTid"], columns["correlationId"], graphs, waits, failed
-    )
+    wait_name, wait_ids = pd.factorize(columns["nameId"][waits])
+    wait_names = [_plain_call(name) for name in strings.of(wait_ids)]
+    times = columns["start"], columns["end"], columns["globalTid"], columns["correlationId"]
+    return Calls(*times, graphs, waits, wait_name, wait_names, failed)
+
+
+def _plain_call(name: str | None) -> str:
+    """Return the name without the version of the signature: ``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``."""
+    return re.sub(r"_v\d+$", "", name or "a call")
 
 
 def _calls_named(name_ids: npt.NDArray[Any], used: npt.NDArray[Any], chosen: list[bool]) -> npt.NDArray[np.intp]:

@@ -123,7 +123,8 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     steps = search.Found()
     if len(launches) and not recording.has_counters:
         known = (how != schema.Placement.RUN_TIME).to_numpy()
-        done = _operations(launches, np.where(known, given.start, operations.UNKNOWN), given.process, in_case)
+        called = replace(given, start=np.where(known, given.start, operations.UNKNOWN))
+        done = _operations(launches, called, in_case)
         waits = codes.waits(recording.calls)
         steps = search.find(done, given_ranges, waits, own=recording.step_range).of_processes(codes.find_pids)
     counted = {"launches": impossible, "ranges": impossible_ranges}
@@ -132,8 +133,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
         schema.Tables(
             kernels=schema.summarise(launches.rename(columns={"name": "kernel"})),
             ranges=_range_table(sums, codes, anything=len(launches) > 0),
-            steps=steps.steps,
-            step_figures=steps.figures,
+            **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
         ),
         launches,
@@ -235,8 +235,11 @@ class _Codes:
         waiting = calls[calls["name"].map(operations.is_waiting_call).astype(bool)].dropna(subset=["start", "end"])
         keys = waiting[_PROCESS].itertuples(index=False, name=None)
         codes = np.array([self._code_of.get(key, -1) for key in keys], dtype=np.int64)
-        start, end = (waiting[name].to_numpy(dtype=np.int64)[codes >= 0] for name in ("start", "end"))
-        return operations.Waits(start, end, codes[codes >= 0])
+        waiting, codes = waiting[codes >= 0], codes[codes >= 0]
+        start, end = (waiting[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        thread = waiting["thread"].fillna(-1).to_numpy(dtype=np.int64)
+        name, names = pd.factorize(waiting["name"])
+        return operations.Waits(start, end, codes, thread, name, [str(text) for text in names])
 
     def launches(self, launches: pd.DataFrame) -> attribution.Launches:
         part = slice(0, self._launches)
@@ -262,20 +265,24 @@ class _Codes:
 
 
 def _operations(
-    launches: pd.DataFrame, called: np.ndarray[Any, Any], process: np.ndarray[Any, Any], in_case: np.ndarray[Any, Any]
+    launches: pd.DataFrame, called: attribution.Launches, in_case: np.ndarray[Any, Any]
 ) -> operations.Operations:
+    """Return the launches as operations; the start of an unknown call in ``called`` is ``operations.UNKNOWN``."""
+    thread = launches["thread"].fillna(-1).to_numpy(dtype=np.int64)
     name, names = pd.factorize(launches["name"])
     return operations.Operations(
         kind=launches["kind"].map({kind: code for code, kind in enumerate(schema.KINDS)}).to_numpy(),
         start=launches["start"].to_numpy(dtype=np.int64),
         end=launches["end"].to_numpy(dtype=np.int64),
-        launched=called,
-        process=process,
+        launched=called.start,
+        process=called.process,
         device=launches["device"].fillna(-1).to_numpy(dtype=np.int64),
         name=name,
         names=[str(text) for text in names],
         classes=kernel_classes.classes([str(text) for text in names]),
         in_case=in_case,
+        stream=launches["stream"].fillna(-1).to_numpy(dtype=np.int64),
+        read_calls=lambda rows: (called.end[rows], thread[rows]),
     )
 
 

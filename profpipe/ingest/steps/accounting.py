@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.groupby import Int64s, Ints
+from profpipe.ingest.groupby import Bools, Int64s, Ints
 from profpipe.ingest.steps.operations import Timeline
 from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.segments import Segments
@@ -79,8 +79,22 @@ def _periods(timeline: Timeline, inside: Ints, firsts: Ints, waits: Union) -> pd
     )
 
 
-def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> tuple[Int64s, Int64s]:
-    """Return by period the idle time before late launches, and that which began while the host waited.
+@dataclass(frozen=True)
+class Gaps:
+    """The times in which nothing runs on a device, and their causes; in ns, [start, end), ascending.
+
+    ``is_late``: the host launched too late. ``is_blocked``: the host waited for the GPU. Without either the cause is
+    another one, or not recorded.
+    """
+
+    start: Int64s
+    end: Int64s
+    is_late: Bools
+    is_blocked: Bools
+
+
+def gaps(timeline: Timeline, anything: Union, waits: Union) -> Gaps:
+    """Return the gaps between the operations, of which ``anything`` is the union.
 
     A launch is late if its call began after the device went idle. If the host then sat in a call that waits for the
     GPU, this call is the cause. A launch in time that ran later waited for something else.
@@ -89,14 +103,20 @@ def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> 
     following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
     late = timeline.is_launched[following] & (timeline.launched[following] > opened)
     waited = late & waits.contains(opened)
+    return Gaps(opened, closed, late & ~waited, waited)
+
+
+def _idle(timeline: Timeline, anything: Union, waits: Union, bounds: Int64s) -> tuple[Int64s, Int64s]:
+    """Return by period the idle time before late launches, and that which began while the host waited."""
+    found = gaps(timeline, anything, waits)
     # A period begins with an operation, so no gap reaches over its ends.
-    period = np.searchsorted(bounds, opened, side="right") - 1
+    period = np.searchsorted(bounds, found.start, side="right") - 1
     known = (period >= 0) & (period < len(bounds) - 1)
 
-    def summed(gaps: Ints) -> Int64s:
-        chosen = gaps & known
-        weights = (closed - opened)[chosen]
+    def summed(cause: Bools) -> Int64s:
+        chosen = cause & known
+        weights = (found.end - found.start)[chosen]
         sums = np.bincount(period[chosen], weights=weights, minlength=len(bounds) - 1)
         return np.rint(sums).astype(np.int64)
 
-    return summed(late & ~waited), summed(waited)
+    return summed(found.is_late), summed(found.is_blocked)

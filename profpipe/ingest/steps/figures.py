@@ -117,7 +117,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     """
     if tables.steps.empty and tables.step_figures.empty:
         return tables
-    steps = _with_ranks(tables.steps)
+    steps = _with_ranks(tables.steps, schema.STEPS)
     rows = list(_recordings(tables))
     rows += [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]
     places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
@@ -128,7 +128,7 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     run = {"run": (tables.step_figures if tables.steps.empty else tables.steps)["run"].iloc[0]}
     found = schema.frame(schema.METRICS, [{**row, **run} for row in rows])
     metrics = pd.concat([tables.metrics, found], ignore_index=True) if len(tables.metrics) else found
-    return replace(tables, steps=steps, metrics=metrics)
+    return replace(tables, steps=steps, metrics=metrics, timeline=_ranked_timeline(tables.timeline, steps))
 
 
 def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
@@ -153,15 +153,24 @@ def _named(key: Any) -> dict[str, str]:
     return dict(zip(_CASE, key, strict=True))
 
 
-def _with_ranks(steps: pd.DataFrame) -> pd.DataFrame:
+def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the timeline with ranks. Where a case has steps, devices without steps are left out."""
+    with_steps = pd.MultiIndex.from_frame(steps[_CASE]).isin(pd.MultiIndex.from_frame(timeline[_CASE]))
+    if with_steps.any():
+        cases = pd.MultiIndex.from_frame(steps.loc[with_steps, _CASE].drop_duplicates())
+        timeline = timeline[timeline["step"].notna() | ~pd.MultiIndex.from_frame(timeline[_CASE]).isin(cases)]
+    return _with_ranks(timeline, schema.TIMELINE)
+
+
+def _with_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
     """Number the processes and devices of each case: by the ranks that the files state, else by device and process."""
-    places = steps[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
+    places = rows[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
     known = places.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
     ordered = places.sort_values(["device", "process", "source"], kind="stable")
     places = places.assign(number=(ordered.groupby(_CASE).cumcount()).astype("Int64"))
     places["number"] = places["number"].where(~known, places["rank"])
-    joined = steps.merge(places.drop(columns="rank"), on=[*_CASE, *_PLACE], how="left", validate="many_to_one")
-    return schema.frame(schema.STEPS, joined.assign(rank=joined["number"]).drop(columns="number"))
+    joined = rows.merge(places.drop(columns="rank"), on=[*_CASE, *_PLACE], how="left", validate="many_to_one")
+    return schema.frame(table, joined.assign(rank=joined["number"]).drop(columns="number"))
 
 
 def _step_times(of: Mapping[str, str], steps: pd.DataFrame) -> Iterator[dict[str, Any]]:

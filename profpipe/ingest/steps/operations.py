@@ -33,16 +33,27 @@ def is_waiting_call(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Waits:
-    """Calls in which the host waited for the GPU, times in ns."""
+    """Calls in which the host waited for the GPU, times in ns; ``name`` indexes ``names``.
+
+    ``thread`` is the thread of each call as the tool numbers it, negative where that is unknown.
+    """
 
     start: Int64s
     end: Int64s
     process: Int64s
+    thread: Int64s
+    name: Ints
+    names: Sequence[str]
+
+    def of(self, rows: Ints) -> Waits:
+        """Return the calls ``rows``."""
+        place = self.process[rows], self.thread[rows]
+        return Waits(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
     @classmethod
     def none(cls) -> Waits:
         nothing = np.zeros(0, dtype=np.int64)
-        return cls(nothing, nothing, nothing)
+        return cls(nothing, nothing, nothing, nothing, nothing, ())
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,10 @@ class Operations:
 
     ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names.
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
-    identify a process and its devices. ``read_grids`` returns a number for the grid of each row, ``read_sizes`` the
-    bytes that each row copies or sets; they are called only if they are needed.
+    identify a process and its devices. ``stream`` is negative where it is unknown. ``read_grids`` returns a number for
+    the grid of each row, ``read_sizes`` the bytes that each row copies or sets, and ``read_calls`` the ends of the
+    launch calls of some rows and their threads, as the tool numbers them, negative where they are unknown; they are
+    called only if they are needed.
     """
 
     kind: Ints
@@ -65,6 +78,8 @@ class Operations:
     names: Sequence[str]
     classes: Sequence[str]
     in_case: Bools
+    stream: Ints
+    read_calls: Callable[[Ints], tuple[Int64s, Int64s]]
     read_grids: Callable[[], Ints] | None = None
     read_sizes: Callable[[], Ints] | None = None
 

@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from profpipe.ingest import attribution
-from profpipe.ingest.groupby import Int64s, groups
-from profpipe.ingest.steps import pattern, segments, windows
+from profpipe.ingest.groupby import Int64s
+from profpipe.ingest.steps import excerpt, pattern, segments, windows
 from profpipe.ingest.steps.accounting import Accounts, account
 from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
 from profpipe.ingest.steps.operations import Operations, Timeline, Waits, timeline
-from profpipe.ingest.steps.partition import Union
 from profpipe.ingest.steps.segments import Segments
 from profpipe.ingest.steps.states import states
 from profpipe.ingest.steps.windows import Windows
@@ -25,20 +24,27 @@ from profpipe.results.schema import StepState
 
 @dataclass(frozen=True)
 class Found:
-    """Rows of `steps` and of ``schema.STEP_FIGURES``, by the numbers of processes that the parser gave."""
+    """Rows of `steps`, ``schema.STEP_FIGURES`` and `timeline`, by the numbers of processes that the parser gave."""
 
     steps: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEPS))
     figures: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.STEP_FIGURES))
+    timeline: pd.DataFrame = field(default_factory=lambda: schema.empty(schema.TIMELINE))
 
     def of_processes(self, pids: Callable[[Int64s], Any]) -> Found:
         """Return the rows with the process ids, and without the devices, that are negative where unknown."""
-        return Found(*(_known(frame, pids) for frame in (self.steps, self.figures)))
+        return Found(*(_known(frame, pids) for frame in (self.steps, self.figures, self.timeline)))
+
+    def tables(self, **columns: Any) -> dict[str, pd.DataFrame]:
+        """Return the rows by the names of their tables in ``schema.Tables``, with values for some columns."""
+        frames = {"steps": self.steps, "step_figures": self.figures, "timeline": self.timeline}
+        known = {name: {key: columns[key] for key in columns if key in frame} for name, frame in frames.items()}
+        return {name: frame.assign(**known[name]) for name, frame in frames.items()}
 
 
 def _known(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
     process = pd.Series(pd.array(pids(frame["process"].to_numpy(dtype=np.int64)), dtype="Int64"), index=frame.index)
-    device = frame["device"]
-    return frame.assign(process=process.where(process >= 0), device=device.where(device >= 0))
+    numbers = {name: frame[name].where(frame[name] >= 0) for name in ("device", "stream", "thread") if name in frame}
+    return frame.assign(process=process.where(process >= 0), **numbers)
 
 
 def find(
@@ -56,34 +62,37 @@ def find(
     """
     operations = operations.reading_once()
     by_process = windows.find(ranges, unclosed, own)
-    waits_of = {process: Union(waits.start[rows], waits.end[rows]) for process, rows in groups(waits.process)}
     with_cases = set(pd.unique(operations.process[operations.in_case]).tolist()) if operations.in_case.any() else set()
     origin = int(operations.start.min()) if len(operations.start) else 0
-    no_wait = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
     steps, figures = [], []
+    shown, window = excerpt.Excerpts(operations, waits), None
     for process, device, rows in operations.devices():
         own_line = timeline(operations, rows)
         by_ranges = _by_windows(own_line, by_process.get(process, ()))
         by_pattern = None if process in with_cases else _by_pattern(operations, own_line)
         chosen = by_ranges or by_pattern
-        accounts = account(own_line, chosen, waits_of.get(process, no_wait), origin) if chosen else None
+        accounts = account(own_line, chosen, shown.waiting(process), origin) if chosen else None
         place = {"process": process, "device": device}
         if chosen is None or accounts is None:
             if process not in with_cases:
-                whole = account(
-                    own_line, segments.everything(own_line.launched), waits_of.get(process, no_wait), origin
-                )
+                whole = account(own_line, segments.everything(own_line.launched), shown.waiting(process), origin)
                 figures.append(pd.DataFrame(of_recording(whole)).assign(**place))
+                shown.add(own_line, excerpt.of_beginning(own_line, origin), **place)
             continue
         frame = _with_states(accounts).assign(**place)
         steps.append(frame)
+        window = excerpt.of_step(frame, origin, window)
+        shown.add(own_line, window, **place)
         found = of_device(operations, own_line, accounts, frame)
         if by_ranges and by_pattern and by_pattern.steps != by_ranges.steps:
             found.append({"metric": COUNT_BY_PATTERN, "value": float(by_pattern.steps), "unit": "1"})
         figures.append(pd.DataFrame(found).assign(**place))
+    if with_cases:
+        shown.add_cases(ranges)
     return Found(
         schema.frame(schema.STEPS, pd.concat(steps, ignore_index=True) if steps else {}),
         schema.frame(schema.STEP_FIGURES, pd.concat(figures, ignore_index=True) if figures else {}),
+        shown.table(),
     )
 
 

@@ -125,6 +125,12 @@ class Trace:
         return pd.Series([number(process) for process, _ in self.threads], dtype="Float64")
 
     @cached_property
+    def tids(self) -> np.ndarray:
+        """Return the number of each thread, -1 where it is none, and for the unknown thread at the end."""
+        known = [number(thread) for _, thread in self.threads]
+        return np.array([*(-1 if math.isnan(tid) else int(tid) for tid in known), -1], dtype=np.int64)
+
+    @cached_property
     def process_codes(self) -> np.ndarray:
         """Number the process of each thread; the last number is for the unknown thread of an empty trace."""
         return pd.factorize(np.array([str(process) for process, _ in [*self.threads, (None, None)]], dtype=object))[0]
