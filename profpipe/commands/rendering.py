@@ -19,13 +19,14 @@ from profpipe.analysis.pairs import Gate, PairFindings
 from profpipe.errors import ConfigError
 from profpipe.job import Status
 from profpipe.report import render
+from profpipe.report.html import page
 from profpipe.report.sections import verdicts
 from profpipe.report.text import first_screen
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables, Verdict
 
-#: The name of the template in a folder ``templates``.
+#: The name of the template of SUMMARY.md in a folder ``templates``.
 TEMPLATE: Final = "SUMMARY.md.j2"
 
 
@@ -43,23 +44,45 @@ class Result:
     pairs: PairFindings | None = None
 
 
-def find_template(pipeline_dir: Path | None) -> Path:
-    """Return the template of the page: that in the user's ``pipeline_dir``, else the built-in one."""
-    template = plugins.find("templates", TEMPLATE, pipeline_dir)
-    if template is None:
-        raise ConfigError(f"templates/{TEMPLATE}", "is missing.", "Install profpipe again.")
-    return template
+@dataclass(frozen=True)
+class Templates:
+    """The files that make the pages: the template of SUMMARY.md and details.md, and those of report.html."""
+
+    summary: Path
+    page: page.PageFiles
 
 
-def write_report(folder: Path, data: Tables, manifest: Manifest, template: Path | None = None) -> Result:
-    """Write SUMMARY.md, its pictures and the text files into ``folder``, by default with the built-in template."""
-    template = template or find_template(None)
+def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = None) -> Templates:
+    """Return each file from the user's ``pipeline_dir``, else the built-in one.
+
+    Files in the folder ``not_below``, which may come from somebody else, are not used.
+    """
+
+    def find(name: str) -> Path:
+        found = plugins.find("templates", name, pipeline_dir)
+        if found is not None and not_below is not None and found.resolve().is_relative_to(not_below):
+            found = plugins.find("templates", name)
+        if found is None:
+            raise ConfigError(f"templates/{name}", "is missing.", "Install profpipe again.")
+        return found
+
+    return Templates(find(TEMPLATE), page.find_files(find))
+
+
+def write_report(folder: Path, data: Tables, manifest: Manifest, templates: Templates | None = None) -> Result:
+    """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
+
+    The default are the built-in templates.
+    """
+    templates = templates or find_templates()
     if manifest.ab is not None:
         document = render.build_pairs(pairs.analyze(data, manifest), data, manifest)
-        render.write(document, folder, template)
+        render.write(document, folder, templates.summary)
+        page.write(document, folder, templates.page)
         return replace(judge(folder, data, manifest), first_screen=first_screen(document))
     findings = analyze.analyze(data, manifest)
-    document = render.render(findings, data, manifest, folder, template)
+    document = render.render(findings, data, manifest, folder, templates.summary)
+    page.write(document, folder, templates.page)
     return replace(judge(folder, data, manifest, findings), first_screen=first_screen(document))
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--template",
         type=Path,
         metavar="FILE",
-        help=f"template of the page (default: templates/{rendering.TEMPLATE} in the current folder, or profpipe's)",
+        help=f"template of SUMMARY.md (default: templates/{rendering.TEMPLATE} in the current folder, or profpipe's)",
     )
     arguments.add_output_format(parser)
     arguments.add_out(parser)
@@ -32,23 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     folder = folders.find(args.run, args.out)
     data, manifest = store.load(folder)
-    template = _find_template(folder) if args.template is None else args.template
-    if not template.is_file():
-        raise ConfigError("--template", f"{template} is no file.", "Name a template such as templates/SUMMARY.md.j2.")
+    # The run may come from somebody else. A template that it brings along is not used.
+    templates = rendering.find_templates(Path.cwd(), not_below=folder)
+    if args.template is not None:
+        templates = replace(templates, summary=args.template)
+    if not templates.summary.is_file():
+        what = f"{templates.summary} is no file."
+        raise ConfigError("--template", what, "Name a template such as templates/SUMMARY.md.j2.")
     started = _started_jobs(folder, {job.folder for job in manifest.jobs})
     planned = (replace(job, cut_off=(job.workload, job.profiler) in started) for job in manifest.planned)
-    result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), template)
+    result = rendering.write_report(folder, data, replace(manifest, planned=tuple(planned)), templates)
     rendering.print_result(result, args)
     return result.exit_code
-
-
-def _find_template(folder: Path) -> Path:
-    """Return the template of the current folder, else the built-in one.
-
-    The run in ``folder`` may come from somebody else. A template that it brings along is not used.
-    """
-    found = rendering.find_template(Path.cwd())
-    return rendering.find_template(None) if found.resolve().is_relative_to(folder) else found
 
 
 def _started_jobs(folder: Path, stored: set[str]) -> set[tuple[str, ...]]:

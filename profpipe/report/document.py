@@ -4,13 +4,13 @@ A ``Document`` holds sections, a section holds blocks. Text is a sequence of inl
 that a renderer escapes. Numbers stay numbers with their unit until a renderer formats them. Renderers own escaping,
 number formats, folding and links.
 
-The short page (SUMMARY.md) shows the blocks whose ``placement`` is ``SUMMARY``; ``details.md`` shows the others. A page
-without a length limit (HTML) shows both.
+The short page (SUMMARY.md) shows the blocks whose ``placement`` is ``SUMMARY``; ``details.md`` shows those with
+``DETAILS``. The page without a length limit (report.html) shows every block, and a page for each case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -25,10 +25,11 @@ NO_UNIT = Unit("", 1.0)
 
 
 class Placement(str, Enum):
-    """Which page shows a block."""
+    """Which page shows a block. ``report.html`` shows all of them."""
 
     SUMMARY = "summary"
     DETAILS = "details"
+    HTML = "html"  # report.html alone
 
 
 class Format(str, Enum):
@@ -75,6 +76,14 @@ class Link:
 
 
 @dataclass(frozen=True)
+class CaseLink:
+    """The name of a case of the same workload. A page that has the case in full links to it."""
+
+    content: Text
+    case: str
+
+
+@dataclass(frozen=True)
 class Number:
     """A number in its stored unit (ns, byte, share, ...), written in ``unit`` by ``format``.
 
@@ -86,7 +95,7 @@ class Number:
     format: Format = Format.NUMBER
 
 
-Inline: TypeAlias = "str | Code | Strong | Link | Number"
+Inline: TypeAlias = "str | Code | Strong | Link | CaseLink | Number"
 #: A line of text. ``("fastest is ", Code("fa2"))``; a single inline may stand alone.
 Text: TypeAlias = "Inline | tuple[Inline, ...]"
 
@@ -120,7 +129,7 @@ def plain(text: Text) -> str:
     """Return the text without markup and without formatting numbers; for tests, anchors and titles of files."""
     parts = []
     for inline in inlines(text):
-        if isinstance(inline, (Strong, Link)):
+        if isinstance(inline, (Strong, Link, CaseLink)):
             parts.append(plain(inline.content))
         elif isinstance(inline, Code):
             parts.append(inline.text)
@@ -268,13 +277,22 @@ def table_of(
 class ChartKind(str, Enum):
     LINES = "lines"
     STACKED_BARS = "stacked_bars"
+    #: A point for each label of the x axis, with its interval.
+    INTERVALS = "intervals"
+    #: Points over their number: samples or steps.
+    STRIP = "strip"
+    #: Points over FLOP per byte, below the machine's rates.
+    ROOFLINE = "roofline"
+    #: Ratios with their intervals, and the difference that counts.
+    FOREST = "forest"
 
 
 @dataclass(frozen=True)
 class Axis:
     """An axis of a chart: its title and unit, or the names of its positions.
 
-    ``quantity`` is the stored unit of its values (ns, byte, x, share, or empty): ticks are written by it.
+    ``quantity`` is the stored unit of its values (ns, byte, x, share, or empty): ticks are written by it. ``cases`` are
+    the ids of the cases that the labels name; empty where they name something else.
     """
 
     title: str
@@ -282,17 +300,22 @@ class Axis:
     is_log: bool = False
     labels: tuple[str, ...] = ()
     quantity: str = ""
+    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a series in stored units, with the 10th and 90th percentile where they are known, and its flags."""
+    """A point of a series in stored units, with the 10th and 90th percentile where they are known, and its flags.
+
+    In a chart of intervals ``low`` and ``high`` are the ends of the interval. ``case`` is the id of the case.
+    """
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     flags: tuple[str, ...] = ()
+    case: str = ""
 
     @property
     def has_visible_range(self) -> bool:
@@ -371,6 +394,66 @@ class Details:
     placement: Placement = Placement.DETAILS
 
 
+@dataclass(frozen=True)
+class Option:
+    """One of several views: a value for each of the dimensions, and the blocks that it shows."""
+
+    values: tuple[str, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Views of which a reader sees one: ``dimensions`` are the questions, such as metric and profiler."""
+
+    id: str
+    dimensions: tuple[str, ...]
+    options: tuple[Option, ...]
+    title: Text = ""
+    placement: Placement = Placement.HTML
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a timeline: an operation of the GPU, a call of the host or idle time.
+
+    ``start_ns`` counts from the start of the timeline. ``key`` chooses the colour: a kernel class, or the cause of idle
+    time as ``step_idle_launch``. ``operations`` is how many were merged, because they are too short to be seen.
+    """
+
+    start_ns: float
+    duration_ns: float
+    name: str
+    key: str
+    operations: int = 1
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane of a timeline: the launches of a host thread, or the operations of a stream.
+
+    Lanes of one ``group`` (a rank and its device) stand together.
+    """
+
+    title: str
+    boxes: tuple[Box, ...]
+    group: str = ""
+    is_host: bool = False
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran when: lanes over the time of one steady step, or of the first part of a capture."""
+
+    id: str
+    title: Text
+    lanes: tuple[Lane, ...]
+    duration_ns: float
+    caption: Text = ""
+    case: str = ""
+    placement: Placement = Placement.HTML
+
+
 #: Tables longer than this are folded.
 LONG_TABLE = 24
 
@@ -382,7 +465,7 @@ def fold_if_long(table: Table) -> Details | Table:
     return Details(table.title, (replace(table, title=""),), table.placement)
 
 
-Block: TypeAlias = "Paragraph | Bullets | CodeBlock | Table | Chart | Details"
+Block: TypeAlias = "Paragraph | Bullets | CodeBlock | Table | Chart | Details | Choice | Timeline"
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -416,7 +499,14 @@ class Section:
 def _walk(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
-        yield from _walk(block.blocks if isinstance(block, Details) else ())
+        yield from _walk(_inside(block))
+
+
+def _inside(block: Block) -> Iterable[Block]:
+    """Return the blocks that ``block`` holds."""
+    if isinstance(block, Choice):
+        return (inner for option in block.options for inner in option.blocks)
+    return block.blocks if isinstance(block, Details) else ()
 
 
 def make_section(
@@ -449,10 +539,16 @@ def _holds_something(block: Block) -> bool:
 
 @dataclass(frozen=True)
 class Document:
-    """A report: its title and its sections in order."""
+    """A report: its title and its sections in order.
+
+    ``cases`` are the pages of single cases, which report.html opens: the section's id is that of the case.
+    ``flags`` explain the validity flags that occur.
+    """
 
     title: Text
     sections: tuple[Section, ...] = field(default=())
+    cases: tuple[Section, ...] = ()
+    flags: Mapping[str, Text] = field(default_factory=dict)
 
     def section(self, id: str, workload: str = "") -> Section | None:
         """Return the section ``id`` of ``workload``, or None."""
@@ -466,3 +562,17 @@ class Document:
     def tables(self) -> Iterator[Table]:
         """Yield every table of the document."""
         return (table for section in self.sections for table in section.tables())
+
+    def without(self, placement: Placement) -> Document:
+        """Return the document without the blocks of ``placement`` and the sections that hold no others."""
+        return replace(self, sections=_without(self.sections, placement))
+
+
+def _without(sections: Iterable[Section], placement: Placement) -> tuple[Section, ...]:
+    found = []
+    for section in sections:
+        blocks = tuple(block for block in section.blocks if block.placement is not placement)
+        children = _without(section.sections, placement)
+        if blocks or children or not (section.blocks or section.sections):
+            found.append(replace(section, blocks=blocks, sections=children))
+    return tuple(found)

@@ -73,6 +73,8 @@ class Markdown:
         if isinstance(inline, doc.Link):
             content, target = self.text(inline.content, in_table), self._target(inline.target)
             return f"[{content}]({target})" if target else content
+        if isinstance(inline, doc.CaseLink):
+            return self.text(inline.content, in_table)
         return escape_inline(format_number(inline) if isinstance(inline, doc.Number) else inline)
 
     def _target(self, target: str) -> str:
@@ -118,6 +120,8 @@ class Markdown:
             case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{self.text(block.summary)}</summary>\n\n{inner}\n\n</details>"
+            case doc.Choice() | doc.Timeline():
+                return ""
 
     def table(self, table: doc.Table) -> str:
         """Return the table below its title; empty without rows."""

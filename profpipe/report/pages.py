@@ -50,8 +50,9 @@ class _Divided:
 def paginate(document: doc.Document, most_lines: int = MOST_LINES) -> tuple[doc.Document, doc.Document]:
     """Return SUMMARY.md with at most ``most_lines`` lines, and details.md with everything else.
 
-    SUMMARY.md ends with the titles of the sections in details.md.
+    SUMMARY.md ends with the titles of the sections in details.md. Blocks for report.html alone are on neither page.
     """
+    document = document.without(doc.Placement.HTML)
     for most_rows in _ROWS:
         divided = _divide_all(document.sections, most_lines - _FRAME, most_rows)
         if not any(each.overflows for each in divided):

@@ -17,7 +17,7 @@ def write_text(text: doc.Text) -> str:
     """Return inlines without markup, their numbers formatted."""
     parts = []
     for inline in doc.inlines(text):
-        if isinstance(inline, doc.Strong):
+        if isinstance(inline, (doc.Strong, doc.CaseLink)):
             parts.append(write_text(inline.content))
         elif isinstance(inline, doc.Link):
             # A terminal cannot follow a link to a section.
@@ -61,7 +61,7 @@ def write_block(block: doc.Block) -> str:
             return "\n".join(f"    {line}" for line in block.text.splitlines())
         case doc.Table():
             return write_table(block)
-        case doc.Chart():
+        case doc.Chart() | doc.Choice() | doc.Timeline():
             return ""
         case doc.Details():
             return "\n\n".join(filter(None, [write_text(block.summary), *map(write_block, block.blocks)]))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profpipe.report.document import Chart, ChartKind, Document
+from profpipe.report.document import Chart, ChartKind, Document, Placement
 from profpipe.report.markdown import plot_path
 
 
 def draw_charts(document: Document, folder: Path) -> None:
-    """Draw every chart of ``document`` into ``folder``/plots."""
-    for section in document.sections:
+    """Draw the charts of SUMMARY.md and details.md into ``folder``/plots."""
+    for section in document.without(Placement.HTML).sections:
         for block in section.walk():
             if isinstance(block, Chart):
                 draw(block, folder / plot_path(block))

@@ -1,0 +1,88 @@
+"""Stacked bars: a bar for each label of the x axis, a colour for each series."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from profpipe.report import document as doc
+from profpipe.report.formatting import format_value
+from profpipe.report.html.markup import cut, element, empty, flat
+from profpipe.report.html.palette import key_class
+from profpipe.report.html.scales import Scale
+from profpipe.report.html.tips import quantity
+from profpipe.report.units import Unit, percent
+
+_WIDTH, _ROW, _BAR, _TOP, _BOTTOM = 860, 40, 26, 8, 44
+_LETTER = 7.0
+#: The most room for the names of the bars, and the room for the sums at the right.
+_LEFT, _RIGHT = 260, 92
+#: A piece from this width on has its share written into it.
+_WRITTEN = 44
+
+
+def picture(chart: doc.Chart) -> Markup:
+    """Return the bars of the first panel. A bar that dwarfs the others has its own scale."""
+    names, series = chart.x.labels, chart.panels[0].series
+    left = min(_LEFT, max(_LETTER * len(flat(name)) for name in names) + 16)
+    totals = [sum(mark.y for each in series for mark in each.marks if mark.x == row) for row in range(len(names))]
+    middle = sorted(totals)[len(totals) // 2]
+    limit = max((total for total in totals if total <= 3 * middle), default=max(totals)) or 1.0
+    bottom = _TOP + _ROW * len(names)
+    x = Scale(0.0, limit, left, _WIDTH - _RIGHT)
+    parts = [_axis(chart, x, bottom)]
+    parts += [_bar(chart, row, x, totals[row], limit) for row in range(len(names))]
+    return element(
+        "svg", *parts, viewBox=f"0 0 {_WIDTH} {bottom + _BOTTOM}", role="img", aria_label=cut(flat(chart.title), 300),
+        class_="plot bars",
+    )  # fmt: skip
+
+
+def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:
+    unit = chart.y.unit or Unit("", 1.0)
+    scaled = Scale(0.0, x.high / unit.size, x.start, x.end)
+    parts = []
+    for value in scaled.ticks():
+        at = scaled(value)
+        parts.append(empty("line", x1=at, x2=at, y1=_TOP, y2=bottom, class_="grid"))
+        parts.append(element("text", f"{value:g}", x=at, y=bottom + 17, class_="tick middle"))
+    title = element("text", cut(flat(chart.y.title), 80), x=(x.start + x.end) / 2, y=bottom + 36, class_="label middle")
+    return element("g", *parts, title)
+
+
+def _bar(chart: doc.Chart, row: int, x: Scale, total: float, limit: float) -> Markup:
+    name, top = flat(chart.x.labels[row]), _TOP + row * _ROW + (_ROW - _BAR) / 2
+    case = chart.x.cases[row] if chart.x.cases else ""
+    has_own_scale = total > 1.02 * limit
+    scale = Scale(0.0, total, x.start, x.end) if has_own_scale else x
+    most = int(_LEFT / _LETTER) - 2
+    title = element("title", cut(name, 2000)) if len(name) > most else ""
+    parts: list[Markup] = [
+        element("text", title, cut(name, most), x=x.start - 8, y=top + _BAR / 2 + 4, class_="name end",
+                data_case=case or None)
+    ]  # fmt: skip
+    start = 0.0
+    for each in chart.panels[0].series:
+        value = sum(mark.y for mark in each.marks if mark.x == row)
+        if value > 0:
+            parts.append(_piece(chart, each, name, case, (start, value, total), scale, top))
+            start += value
+    text = format_value(total, chart.y.unit or Unit("", 1.0), doc.Format.NUMBER)
+    sum_text = f"{text}, own scale" if has_own_scale else text
+    parts.append(element("text", sum_text, x=scale(start) + 6, y=top + _BAR / 2 + 4, class_="sum"))
+    return element("g", *parts, class_="bar own-scale" if has_own_scale else "bar")
+
+
+def _piece(
+    chart: doc.Chart, series: doc.Series, name: str, case: str, of: tuple[float, float, float], x: Scale, top: float
+) -> Markup:
+    start, value, total = of
+    left, width = x(start), x(start + value) - x(start)
+    kind = flat(series.name) or "everything else"
+    share = f"{percent(value / total)} %" if total else ""
+    text = f"{kind}\n{name}\n{quantity(value, chart.y)} ({share})"
+    box = empty("rect", x=left, y=top, width=max(width, 0.2), height=_BAR, data_tip=text, data_case=case or None,
+                class_="piece")  # fmt: skip
+    words = (
+        element("text", share, x=left + width / 2, y=top + _BAR / 2 + 4, class_="inside") if width > _WRITTEN else ""
+    )
+    return element("g", box, words, class_=f"series {key_class(series.key)}", data_series=series.key)

@@ -1,0 +1,152 @@
+"""Lines over an axis, a picture for each panel; and points below the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from profpipe.report import document as doc
+from profpipe.report.html.markup import cut, element, empty, flat, join
+from profpipe.report.html.palette import line_classes
+from profpipe.report.html.scales import Scale, label
+from profpipe.report.html.tips import tip
+from profpipe.report.plots.lines import value_range
+from profpipe.report.plots.style import spread
+
+#: Width and height of a panel that stands alone, and of one of several.
+_ALONE, _BESIDE = (760, 360), (440, 270)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 40
+#: The width of a letter, and the height of a line of text.
+_LETTER, _LINE = 6.6, 15
+
+#: A peak further above the marks would press the lines flat.
+_NEAR = 1.4
+
+
+def pictures(chart: doc.Chart) -> list[tuple[str, Markup]]:
+    """Return the title and the picture of each panel."""
+    return [(panel.title, _panel(chart, panel)) for panel in chart.panels]
+
+
+def _panel(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    is_alone = len(chart.panels) == 1
+    width, height = _ALONE if is_alone else _BESIDE
+    names = [cut(flat(series.name), 30) for series in panel.series] if is_alone else []
+    right = max((_LETTER * len(name) for name in names), default=0) + 26 if is_alone and len(names) > 1 else _RIGHT
+    x, y = _scales(chart, width - right, height)
+    parts = [_grid(chart, x, y), _references(chart, x, y)]
+    classes = line_classes(chart)
+    parts += [_series(each, classes, chart, x, y) for each in sorted(panel.series, key=lambda s: not s.is_rejected)]
+    if is_alone and len(names) > 1:
+        parts.append(_end_labels(panel.series, classes, x, y))
+    name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
+    return element(
+        "svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=cut(flat(name), 300), class_="plot lines"
+    )
+
+
+def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale]:
+    xs = [mark.x for mark in chart.marks]
+    low, high = value_range(chart)
+    peaks = [each.value for each in chart.references if each.kind is doc.ReferenceKind.PEAK]
+    high = max([high, *(1.04 * peak for peak in peaks if peak <= _NEAR * high)])
+    return (
+        Scale(min(xs), max(xs), _LEFT + 12, right - 12, chart.x.is_log),
+        Scale(low, high, height - _BOTTOM, _TOP, chart.y.is_log),
+    )
+
+
+def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
+    left, right, bottom = x.start - 12, x.end + 12, y.start
+    parts = []
+    for value in y.ticks(chart.y.quantity):
+        parts.append(empty("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
+        text = label(value, chart.y)
+        parts.append(element("text", text, x=left - 8, y=y(value) + 4, class_="tick end"))
+    xs = sorted({mark.x for mark in chart.marks})
+    # The largest is always named.
+    step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
+    for value in xs[::-1][::step]:
+        text = f"{value:g}" if value < 1e6 else f"{value:.3g}"
+        parts.append(empty("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
+        parts.append(element("text", text, x=x(value), y=bottom + 17, class_="tick middle"))
+    parts.append(empty("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
+    title = cut(flat(chart.x.title), 60)
+    parts.append(element("text", title, x=(left + right) / 2, y=bottom + 34, class_="label middle"))
+    return element("g", *parts)
+
+
+def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
+    parts = []
+    left, right = x.start - 12, x.end + 12
+    for each in chart.references:
+        if not y.low <= each.value <= y.high:
+            continue
+        kind = each.kind.value
+        parts.append(empty("line", x1=left, x2=right, y1=y(each.value), y2=y(each.value), class_=f"ref {kind}"))
+        name = each.name or (f"peak {label(each.value, chart.y)}" if each.kind is doc.ReferenceKind.PEAK else "")
+        if name:
+            parts.append(element("text", cut(flat(name), 40), x=left + 6, y=y(each.value) - 5, class_="tick"))
+    return element("g", *parts)
+
+
+def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: doc.Chart, x: Scale, y: Scale) -> Markup:
+    colour, shape = classes[series.key]
+    points = [(x(mark.x), y(mark.y)) for mark in series.marks]
+    path = "M" + "L".join(f"{px:g} {py:g}" for px, py in points)
+    parts: list[Markup] = []
+    for mark, (px, _) in zip(series.marks, points, strict=True):
+        if mark.has_visible_range and mark.low is not None and mark.high is not None:
+            parts.append(empty("line", x1=px, x2=px, y1=y(mark.low), y2=y(mark.high), class_="range"))
+    if chart.kind is not doc.ChartKind.ROOFLINE:
+        parts.append(empty("path", d=path, class_="line"))
+    for mark, (px, py) in zip(series.marks, points, strict=True):
+        parts.append(marker(shape, px, py, bool(mark.flags), tip(series.name, mark, chart), mark.case))
+    rejected = " rejected" if series.is_rejected else ""
+    return element("g", *parts, class_=f"series {colour}{rejected}", data_series=series.key)
+
+
+def marker(shape: str, x: float, y: float, is_hollow: bool, text: str, case: str = "") -> Markup:
+    """Return the mark of a point; its text is shown beside a pointer."""
+    kind = "mark hollow" if is_hollow else "mark"
+    return empty("path", d=f"M{x:g} {y:g}{_SHAPES[shape]}", class_=kind, data_tip=text, data_case=case or None)
+
+
+#: Paths around a point.
+_SHAPES = {
+    "circle": "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "m-3.6-3.6h7.2v7.2h-7.2z",
+    "triangle": "m0-4.8l4.5 8h-9z",
+    "diamond": "m0-5l4.4 5l-4.4 5l-4.4-5z",
+    "down": "m0 4.8l4.5-8h-9z",
+    "plus": "m-1.6-4.6h3.2v3h3v3.2h-3v3h-3.2v-3h-3v-3.2h3z",
+    "cross": "m-4.6-2.6l2-2l2.6 2.6l2.6-2.6l2 2l-2.6 2.6l2.6 2.6l-2 2l-2.6-2.6l-2.6 2.6l-2-2l2.6-2.6z",
+}
+
+
+def swatch(shape: str) -> Markup:
+    """Return the mark of a series for the legend."""
+    line = empty("path", d="M1 8h22", class_="line")
+    return element(
+        "svg", line, marker(shape, 12, 8, False, ""), viewBox="0 0 24 16", class_="swatch", aria_hidden="true"
+    )
+
+
+def _end_labels(every: Sequence[doc.Series], classes: Mapping[str, tuple[str, str]], x: Scale, y: Scale) -> Markup:
+    """Return the names of the lines at their right ends, in the order in which the lines end."""
+    heights = spread([y(series.marks[-1].y) for series in every], _LINE, y.end + 4, y.start)
+    parts = []
+    for series, height in zip(every, heights, strict=True):
+        colour, _ = classes[series.key]
+        mark = series.marks[-1]
+        name = cut(flat(series.name), 30)
+        tie = ""
+        # A tie from further left would cross other lines.
+        if x(mark.x) >= x.end - 1:
+            d = f"M{x(mark.x) + 6:g} {y(mark.y):g}L{x.end + 14:g} {height:g}h3"
+            tie = empty("path", d=d, class_="tie")
+        text = element("text", name, x=x.end + 20, y=height + 4, class_="end-label")
+        rejected = " rejected" if series.is_rejected else ""
+        parts.append(element("g", tie, text, class_=f"series {colour}{rejected}", data_series=series.key))
+    return join(parts)

@@ -1,0 +1,76 @@
+"""Escaped text and elements of HTML and SVG."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable
+
+from markupsafe import Markup, escape
+
+#: Characters that would change how the text around them is shown, and those that no font shows.
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+
+#: Attributes whose names are words of Python.
+_NAMES = {"class_": "class", "for_": "for"}
+
+
+def visible(text: object) -> str:
+    """Return ``text`` with control characters, those of writing direction included, as ``<U+202E>``."""
+    return _INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
+
+
+def flat(text: object) -> str:
+    """Return ``text`` in one line, and a blank at either end where it has one."""
+    own = visible(str(text).replace("\n", " ").replace("\r", " ").replace("\t", " "))
+    return re.sub(r" {2,}", " ", own)
+
+
+def element(name: str, *content: object, **attributes: object) -> Markup:
+    """Return an element. An attribute that is None or False is left out; True is an attribute without a value."""
+    return Markup("{}{}</{}>").format(_open(name, attributes), join(content), Markup(name))
+
+
+def empty(name: str, **attributes: object) -> Markup:
+    """Return an element of SVG or HTML that has no content."""
+    return _open(name, attributes, "/")
+
+
+def join(parts: Iterable[object], separator: str = "") -> Markup:
+    """Return the parts, those that are no markup escaped, without empty ones."""
+    return Markup(separator).join(escape(part) for part in parts if part != "" and part is not None)
+
+
+def _open(name: str, attributes: dict[str, object], end: str = "") -> Markup:
+    words = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        shown = _NAMES.get(key) or key.replace("_", "-")
+        words.append(shown if value is True else f'{shown}="{escape(_value(value))}"')
+    return Markup(f"<{' '.join(words)}{end}>")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value) if not isinstance(value, Markup) else value
+
+
+def cut(text: str, most: int) -> str:
+    """Return at most ``most`` characters of ``text``."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short(text: str, most: int = 160) -> Markup:
+    """Return a name in one line; a long one is cut, and its title has the whole name."""
+    own = flat(text)
+    return escape(own) if len(own) <= most else element("span", cut(own, most), title=own)
+
+
+def anchor(*names: str) -> str:
+    """Return an id for an element. Names that differ in other characters than letters and digits have other ids."""
+    name = "-".join(filter(None, names))
+    slug = re.sub(r"[^a-z0-9_.,=-]+", "-", unicodedata.normalize("NFKD", name).lower()).strip("-")[:80]
+    return slug if slug == name.lower() else f"{slug or 'x'}-{zlib.crc32(name.encode('utf-8', 'replace')):08x}"

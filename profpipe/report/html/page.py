@@ -1,0 +1,125 @@
+"""Fill the template of report.html, and forbid everything that the page does not need."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import jinja2.sandbox
+from markupsafe import Markup
+
+from profpipe.errors import ProfpipeError, one_line
+from profpipe.report import document as doc
+from profpipe.report.html.markup import anchor, flat, short
+from profpipe.report.html.writer import Html, section_ids
+from profpipe.report.text import write_text
+from profpipe.results import atomic
+
+#: The name of the page.
+REPORT = "report.html"
+
+TEMPLATE, STYLES, SCRIPTS = "report.html.j2", ("report.css",), ("report.js", "timeline.js")
+
+#: Sections that stand first, whatever their place in the document.
+_FIRST = ("overview", "warnings")
+
+
+@dataclass(frozen=True)
+class PageFiles:
+    """The files that make the page: the template, the styles and the scripts."""
+
+    template: Path
+    styles: tuple[Path, ...]
+    scripts: tuple[Path, ...]
+
+
+def find_files(find: Callable[[str], Path]) -> PageFiles:
+    """Return the files of the page; ``find`` returns the path of each by its name."""
+    return PageFiles(find(TEMPLATE), tuple(map(find, STYLES)), tuple(map(find, SCRIPTS)))
+
+
+def write(document: doc.Document, folder: Path, files: PageFiles) -> None:
+    """Write report.html into ``folder``, whole or not at all."""
+    atomic.write_text(folder / REPORT, render(document, files, lambda path: (folder / path).exists()))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A section of the page: the id of its element, its heading and its content."""
+
+    id: str
+    workload: str
+    title: str
+    content: Markup
+
+
+def render(document: doc.Document, files: PageFiles, exists: object = None) -> str:
+    """Return the page. Raise ProfpipeError where a template of the user is wrong or out of date."""
+    sections = list(section_ids(_ordered(document)))
+    anchors = {(section.workload, section.id): id for section, id in reversed(sections)}
+    cases = {(case.workload, case.id): anchor("case", case.workload, case.id) for case in document.cases}
+    html = Html(
+        anchors, cases, {flag: write_text(text) for flag, text in document.flags.items()},
+        exists if callable(exists) else (lambda path: False), len(document.workloads) > 1,
+    )  # fmt: skip
+    entries = [
+        Entry(id, flat(section.workload), flat(write_text(section.title)), html.section(section, id))
+        for section, id in sections
+    ]
+    pages = [
+        Entry(cases[case.workload, case.id], flat(case.workload), flat(write_text(case.title)),
+              html.section(case, f"{cases[case.workload, case.id]}-content"))
+        for case in document.cases
+    ]  # fmt: skip
+    style = _joined(files.styles)
+    script = _joined(files.scripts)
+    name, *facts = map(short, write_text(document.title).split(" · "))
+    return _fill(files.template, {
+        "policy": policy(style, script), "style": Markup(style), "script": Markup(script), "name": name, "facts": facts,
+        "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": html.flags,
+    })  # fmt: skip
+
+
+def _ordered(document: doc.Document) -> list[doc.Section]:
+    """Return the sections with the answer and the warnings first."""
+    lone = () if any(section.id == "overview" for section in document.sections) else ("headline",)
+    ranks = {id: i for i, id in enumerate((*lone, *_FIRST))}
+    return sorted(document.sections, key=lambda section: ranks.get(section.id, len(ranks)))
+
+
+def policy(style: str, script: str) -> str:
+    """Return the content security policy: this style and this script, and no request."""
+    words = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src {}; script-src {}"
+    return words.format(*(f"'sha256-{_sha256(text)}'" for text in (style, script)))
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    """Return the files one after the other. No text in them may end the element that holds them."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths).replace("\r", "").replace("</", "<\\/")
+
+
+def _fill(template: Path, values: Mapping[str, object]) -> str:
+    # A template may come from somebody else: in the sandbox it reads the values and reaches nothing else.
+    jinja = jinja2.sandbox.SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    try:
+        return jinja.get_template(template.name).render(values)
+    except jinja2.TemplateError as error:
+        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        remedy = "Compare it with the template of this version of profpipe; the tables are written."
+        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # of an expression in it
+        raise ProfpipeError(f"{template}: {one_line(error)}. Correct the template; the tables are written.") from error

@@ -1,0 +1,36 @@
+"""Classes of the style sheet by the key of a series: the colours, light and dark, stand in report.css."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from profpipe.report import document as doc
+from profpipe.report.html.markup import anchor
+
+#: Colours of lines in report.css: ``s0`` to ``s7``. More lines than colours have another stroke.
+COLOURS = 8
+MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
+
+#: Kernel classes and parts of a step that have a colour of their own in report.css: ``k-gemm``.
+KEYS = frozenset((
+    "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "softmax", "copy", "elementwise",
+    "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random", "memcpy", "memset",
+    "step_communication", "step_copy", "step_idle_launch", "step_idle_blocked", "step_idle_other", "host", "rest",
+))  # fmt: skip
+
+
+def key_class(key: str) -> str:
+    """Return the class of a kernel class or of a part of a step."""
+    return f"k-{anchor(key)}" if key in KEYS else "k-rest"
+
+
+def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
+    """Return the class and the marker of each series by its key. The baseline has the colour of the text."""
+    every = [series for panel in chart.panels for series in panel.series]
+    baselines = {series.key for series in every if series.is_baseline}
+    found = dict.fromkeys(baselines, ("s-base", "circle"))
+    keys = chart.keys or tuple(dict.fromkeys(series.key for series in every))
+    for i, key in enumerate(key for key in keys if key not in baselines):
+        turn = i // COLOURS
+        found[key] = f"s{i % COLOURS}{f' t{min(turn, 2)}' if turn else ''}", MARKERS[(i + turn + 1) % len(MARKERS)]
+    return found

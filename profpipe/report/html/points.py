@@ -1,0 +1,141 @@
+"""Points: strips of samples or steps, and values with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from profpipe.report import document as doc
+from profpipe.report.html.lines import marker
+from profpipe.report.html.markup import cut, element, empty, flat
+from profpipe.report.html.palette import line_classes
+from profpipe.report.html.scales import Scale, label
+from profpipe.report.html.tips import quantity, tip
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 66, 16, 12, 40
+_STRIP = 210
+
+#: Points of a strip beyond which each pixel shows its least and its largest value.
+_MOST_POINTS = 1500
+
+_ROW, _LETTER, _NAMES, _VALUES = 30, 7.0, 300, 170
+
+
+def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    """Return the values of a panel over their number, as points."""
+    marks = [mark for series in panel.series for mark in series.marks]
+    ys = [mark.y for mark in marks] + [each.value for each in chart.references]
+    low, high = min(ys), max(ys)
+    # From zero where the values are spread widely; a narrow band would be a line.
+    low, high = (0.0, 1.05 * high) if high > 2 * low else (low - 0.15 * (high - low), high + 0.15 * (high - low))
+    if high <= low:
+        low, high = 0.98 * low, 1.02 * high or 1.0
+    bottom = _TOP + _STRIP
+    x = Scale(min(m.x for m in marks), max(m.x for m in marks), _LEFT + 8, _WIDTH - _RIGHT - 8)
+    y = Scale(low, high, bottom, _TOP)
+    parts: list[Markup] = []
+    for value in y.ticks():
+        parts.append(empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(value), y2=y(value), class_="grid"))
+        parts.append(element("text", label(value, chart.y), x=_LEFT - 8, y=y(value) + 4, class_="tick end"))
+    for value in x.ticks():
+        parts.append(element("text", f"{value:g}", x=x(value), y=bottom + 17, class_="tick middle"))
+    for each in chart.references:
+        parts.append(
+            empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(each.value), y2=y(each.value), class_="ref level")
+        )
+        parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end"))
+    parts.append(element("text", _short(chart.x.title), x=(_LEFT + _WIDTH) / 2, y=bottom + 35, class_="label middle"))
+    classes = line_classes(chart)
+    for series in panel.series:
+        colour, shape = classes[series.key]
+        own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(series.name, m, chart), m.case)
+               for m in thin(series.marks, x)]  # fmt: skip
+        parts.append(element("g", *own, class_=f"series {colour}", data_series=series.key))
+    return _svg(chart, panel, parts, bottom + _BOTTOM, "strip")
+
+
+def thin(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
+    """Yield the marks; of many those with the least and the largest value at each pixel, in their order."""
+    if len(marks) <= _MOST_POINTS:
+        yield from marks
+        return
+    pixels: dict[int, list[doc.Mark]] = {}
+    for mark in marks:
+        pixels.setdefault(round(x(mark.x)), []).append(mark)
+    for own in pixels.values():
+        ends = {min(own, key=lambda m: m.y), max(own, key=lambda m: m.y)}
+        yield from sorted(ends, key=lambda m: m.x)
+
+
+def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
+    """Return a row for each label of the x axis: the value, its interval, and both in words."""
+    names = [flat(name) for name in chart.x.labels]
+    left = min(_NAMES, max((_LETTER * len(name) for name in names), default=0) + 20)
+    marks = [mark for series in panel.series for mark in series.marks]
+    ends = [v for m in marks for v in (m.y, m.low, m.high) if v is not None]
+    ends += [each.value for each in chart.references]
+    low, high = min(ends), max(ends)
+    if chart.y.is_log:
+        room = (high / low) ** 0.06
+        low, high = low / room, high * room
+    elif chart.kind is doc.ChartKind.INTERVALS:
+        low, high = min(low, 0.0), 1.04 * high
+    else:
+        room = 0.08 * (high - low) or 0.01
+        low, high = low - room, high + room
+    bottom = _TOP + _ROW * len(names)
+    x = Scale(low, high, left, _WIDTH - _VALUES, chart.y.is_log)
+    parts: list[Markup] = []
+    for value in x.ticks(chart.y.quantity):
+        parts.append(empty("line", x1=x(value), x2=x(value), y1=_TOP, y2=bottom, class_="grid"))
+        parts.append(element("text", label(value, chart.y), x=x(value), y=bottom + 17, class_="tick middle"))
+    parts += _bands(chart, x, bottom)
+    parts.append(element("text", _short(chart.y.title), x=(left + x.end) / 2, y=bottom + 35, class_="label middle"))
+    classes = line_classes(chart)
+    for series in panel.series:
+        colour, shape = classes[series.key]
+        rows = [_row(chart, series, mark, names, x, shape) for mark in series.marks]
+        parts.append(element("g", *rows, class_=f"series {colour}", data_series=series.key))
+    return _svg(chart, panel, parts, bottom + _BOTTOM, chart.kind.value)
+
+
+def _bands(chart: doc.Chart, x: Scale, bottom: float) -> Iterator[Markup]:
+    """Yield the lines of the references; two limits are the ends of a band."""
+    limits = [each.value for each in chart.references if each.kind is doc.ReferenceKind.LIMIT]
+    if len(limits) == 2:
+        left, right = sorted(map(x, limits))
+        yield empty("rect", x=left, y=_TOP, width=right - left, height=bottom - _TOP, class_="band")
+    for each in chart.references:
+        if each.kind is doc.ReferenceKind.LEVEL:
+            yield empty("line", x1=x(each.value), x2=x(each.value), y1=_TOP, y2=bottom, class_="ref level")
+
+
+def _row(chart: doc.Chart, series: doc.Series, mark: doc.Mark, names: Sequence[str], x: Scale, shape: str) -> Markup:
+    y = _TOP + _ROW * (mark.x + 0.5)
+    most = int(_NAMES / _LETTER) - 3
+    name = names[int(mark.x)]
+    title = element("title", cut(name, 2000)) if len(name) > most else ""
+    parts = [element("text", title, cut(name, most), x=x.start - 10, y=y + 4, class_="name end",
+                     data_case=mark.case or None)]  # fmt: skip
+    if mark.low is not None and mark.high is not None:
+        parts.append(empty("path", d=f"M{x(mark.low):g} {y - 5:g}v10m0-5H{x(mark.high):g}m0-5v10", class_="whisker"))
+    parts.append(marker(shape, x(mark.y), y, bool(mark.flags), tip(series.name, mark, chart), mark.case))
+    parts.append(element("text", quantity(mark.y, chart.y), x=x.end + 14, y=y + 4, class_="sum"))
+    return element("g", *parts)
+
+
+def _svg(chart: doc.Chart, panel: doc.Panel, parts: Sequence[Markup], height: float, kind: str) -> Markup:
+    name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
+    return element(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {_WIDTH} {height:g}",
+        role="img",
+        aria_label=cut(flat(name), 300),
+        class_=f"plot {kind}",
+    )
+
+
+def _short(text: str, most: int = 70) -> str:
+    return cut(flat(text), most)

@@ -1,0 +1,88 @@
+"""Tables: sortable columns, rows that can be filtered, flags with their meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from markupsafe import Markup
+
+from profpipe.report import document as doc
+from profpipe.report.formatting import format_cell, format_head
+from profpipe.report.html.markup import cut, element, flat, join
+
+#: Rows of a table on the page; the file has the others.
+MOST_ROWS = 400
+
+#: Tables from this number of rows on have a field to filter them.
+_FILTERED = 9
+
+Writer = Callable[[doc.Text], Markup]
+
+
+def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], rest: str = "") -> Markup:
+    """Return a table; empty without rows. ``rest`` names the file that has the rows which are left out."""
+    if not table.rows:
+        return Markup("")
+    shown = replace(table, rows=table.rows[:MOST_ROWS])
+    head = [_head(column, write) for column in shown.columns]
+    body = [
+        element("tr", *(_cell(cell, column, write, flags) for cell, column in zip(row, shown.columns, strict=True)))
+        for row in shown.rows
+    ]
+    title = element("caption", write(table.title)) if table.title else ""
+    grid = element(
+        "table", title, element("thead", element("tr", *head)), element("tbody", *body), id=id, class_="sortable"
+    )
+    own_name = flat(doc.plain(table.title)) or "Table"
+    left_out = len(table.rows) - len(shown.rows)
+    note = f"The first {len(shown.rows)} of {len(table.rows)} rows." if left_out else ""
+    more = element("p", note, Markup(" All of them: ") if rest else "", element("code", rest) if rest else "",
+                   class_="more") if left_out else ""  # fmt: skip
+    has_filter = len(shown.rows) >= _FILTERED and table.is_divisible
+    field = element(
+        "label", "Filter ", element("input", type="search", data_filter=id, placeholder="text in a row"),
+        class_="filter", hidden=True,
+    ) if has_filter else ""  # fmt: skip
+    scroll = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=cut(own_name, 200))
+    return element("div", field, scroll, more, class_="table")
+
+
+def _head(column: doc.Column, write: Writer) -> Markup:
+    unit = format_head(column)
+    words = join([write(column.title), element("span", unit, class_="unit") if unit else ""], " ")
+    # A head without words names nothing that could be sorted.
+    content = element("button", words, type="button") if words else Markup("")
+    kind = "n" if column.is_numeric else None
+    return element("th" if words else "td", content, scope="col" if words else None, class_=kind)
+
+
+def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str, str]) -> Markup:
+    number = format_cell(cell, column)
+    content = Markup.escape(number) if number else write(cell.text)
+    if not number and column.id == "flags":
+        content = explain_words(content, flags)
+    if cell.is_strong and content:
+        content = element("strong", content)
+    note = element("span", write(cell.note), class_="note") if cell.note else ""
+    own_flags = [explain(flag, flags) for flag in cell.flags]
+    value = f"{cell.value:.6g}" if cell.value is not None else None
+    inner = join([content, note, *own_flags], " ")
+    if column.is_label:
+        return element("th", inner, scope="row", data_v=value)
+    return element("td", inner, class_="n" if column.is_numeric else None, data_v=value)
+
+
+def explain(flag: str, flags: Mapping[str, str]) -> Markup:
+    """Return a flag with its meaning, which a pointer and a screen reader find where the flag stands."""
+    meaning = flags.get(flag)
+    return element("abbr", cut(flat(flag), 60), class_="flag", title=meaning, tabindex="0" if meaning else None)
+
+
+def explain_words(content: Markup, flags: Mapping[str, str]) -> Markup:
+    """Return ``content``, in which words that are flags have their meaning."""
+    if not flags:
+        return content
+    known = re.compile(rf"\b({'|'.join(map(re.escape, sorted(flags, key=len, reverse=True)))})\b(?![^<]*>)")
+    return Markup(known.sub(lambda found: str(explain(found[1], flags)), str(content)))

@@ -1,0 +1,194 @@
+"""Write the document's values as HTML: text, blocks, sections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from markupsafe import Markup
+
+from profpipe.report import document as doc
+from profpipe.report.formatting import format_number
+from profpipe.report.html import charts, tables, timeline
+from profpipe.report.html.markup import anchor, cut, element, flat, join, short, visible
+from profpipe.report.html.tips import value_table
+from profpipe.report.markdown import DETAILS, SUMMARY
+
+#: Characters of a name, whose title has the whole name.
+_MOST_CHARACTERS = 90
+
+#: Characters of text that is no name, such as the end of a log or a reason.
+_MOST_TEXT = 4_000
+
+#: The files that have all rows of a section's tables; those of others are in metrics.
+_FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
+
+
+@dataclass(frozen=True)
+class Html:
+    """Writes a document's values as HTML.
+
+    ``anchors`` has the id of the element of each section, by workload and section. ``cases`` are the cases with a page,
+    by workload and case. ``exists`` says whether a file of the run's folder is there.
+    """
+
+    anchors: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    cases: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    exists: Callable[[str], bool] = lambda path: False
+    names_workloads: bool = False
+    workload: str = ""
+    #: The element that contains what is written: ids inside begin with its own.
+    place: str = ""
+    section_id: str = ""
+    #: How often each id was given.
+    given: dict[str, int] = field(default_factory=dict)
+
+    # --- inlines -----------------------------------------------------------------------------------------------------
+
+    def text(self, text: doc.Text) -> Markup:
+        return join(map(self._inline, doc.inlines(text)))
+
+    def _inline(self, inline: doc.Inline) -> Markup:
+        match inline:
+            case doc.Code():
+                return code(inline.text)
+            case doc.Strong():
+                return element("strong", self.text(inline.content))
+            case doc.Link():
+                return self._link(inline)
+            case doc.CaseLink():
+                return self.case_link(self.text(inline.content), inline.case)
+            case doc.Number():
+                return Markup.escape(format_number(inline))
+            case _:
+                return short(inline, _MOST_TEXT)
+
+    def case_link(self, content: Markup, case: str) -> Markup:
+        target = self._case_id(case)
+        return element("a", content, href=f"#{target}", class_="case") if target else content
+
+    def _link(self, link: doc.Link) -> Markup:
+        content, target = self.text(link.content), self._target(link.target)
+        return element("a", content, href=target, rel="noreferrer" if "://" in target else None) if target else content
+
+    def _target(self, target: str) -> str:
+        """Return the address of a link; empty where there is nothing to link to."""
+        if target.startswith(("https://", "http://")):
+            return target
+        path, _, id = target.partition("#")
+        if path in ("", SUMMARY, DETAILS):
+            found = self.anchors.get((self.workload, id)) or self.anchors.get(("", id))
+            return f"#{found}" if found else ""
+        return path if ":" not in path and self.exists(path) else ""
+
+    # --- blocks ------------------------------------------------------------------------------------------------------
+
+    def block(self, block: doc.Block) -> Markup:
+        match block:
+            case doc.Paragraph():
+                return element("p", self.text(block.content))
+            case doc.Bullets():
+                return element("ul", *(element("li", self.text(item)) for item in block.items))
+            case doc.CodeBlock():
+                return self._code_block(block)
+            case doc.Table():
+                return self.table(block)
+            case doc.Chart():
+                return self._chart(block)
+            case doc.Details():
+                inner = element("div", *map(self.block, block.blocks))
+                return element("details", element("summary", self.text(block.summary)), inner)
+            case doc.Choice():
+                return self._choice(block)
+            case doc.Timeline():
+                return self._timeline(block)
+
+    def table(self, table: doc.Table) -> Markup:
+        return tables.table(table, self.id_of("table", table.id), self.text, self.flags, self._file_of_rows())
+
+    def _chart(self, chart: doc.Chart) -> Markup:
+        id = self.id_of("chart", chart.id)
+        values = replace(self, place=id).table(value_table(chart))
+        return charts.figure(chart, id, self.text(chart.caption), values, self._case_id)
+
+    def _timeline(self, block: doc.Timeline) -> Markup:
+        id = self.id_of("timeline", block.id)
+        lanes = replace(self, place=id).table(timeline.lane_table(block))
+        return timeline.figure(block, id, self.text(block.title), self.text(block.caption), lanes)
+
+    def _case_id(self, case: str) -> str:
+        """Return the id of the element of a case of this workload; empty where the case has no page."""
+        return self.cases.get((self.workload, case), "") if case else ""
+
+    def id_of(self, *names: str) -> str:
+        """Return the id of an element of this place, which no other element has."""
+        id = anchor(self.place, *names)
+        self.given[id] = number = self.given.get(id, 0) + 1
+        return id if number == 1 else f"{id}.{number}"
+
+    def _file_of_rows(self) -> str:
+        name = _FILES.get(self.section_id, "metrics")
+        return f"{name}.csv" if self.exists(f"{name}.csv") or not self.exists(f"{name}.parquet") else f"{name}.parquet"
+
+    def _code_block(self, block: doc.CodeBlock) -> Markup:
+        text = "\n".join(map(visible, block.text.splitlines()))
+        return element("pre", element("code", text), tabindex="0", class_="block")
+
+    def _choice(self, choice: doc.Choice) -> Markup:
+        id = self.id_of("choice", choice.id)
+        controls = []
+        for i, dimension in enumerate(choice.dimensions):
+            values = dict.fromkeys(option.values[i] for option in choice.options)
+            options = [element("option", cut(flat(value), 60), value=value) for value in values]
+            # A dimension with one value is no choice.
+            if len(values) > 1:
+                select = element("select", *options, data_dimension=i)
+                controls.append(element("label", cut(flat(dimension), 60), " ", select))
+        views = [
+            element("div", *map(self.block, option.blocks), class_="option", data_values=json.dumps(option.values))
+            for option in choice.options
+        ]
+        title = element("h3", self.text(choice.title)) if choice.title else ""
+        return element(
+            "div", title, element("div", *controls, class_="controls", hidden=True), *views, class_="choice", id=id
+        )
+
+    # --- sections ----------------------------------------------------------------------------------------------------
+
+    def heading(self, section: doc.Section) -> Markup:
+        named = section.workload and self.names_workloads
+        return join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if named else ""])
+
+    def section(self, section: doc.Section, id: str, level: int = 2) -> Markup:
+        """Return the section with its heading; empty where the section holds nothing."""
+        if not section:
+            return Markup("")
+        own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
+        title = element(f"h{min(level, 6)}", self.heading(section), id=f"{id}-title") if section.title else ""
+        summary = element("p", own.text(section.summary), class_="summary") if section.summary else ""
+        children = [own.section(child, anchor(id, child.id, str(i)), level + 1)
+                    for i, child in enumerate(section.sections)]  # fmt: skip
+        return element(
+            "section", title, summary, *map(own.block, section.blocks), *children,
+            id=id, class_=f"section {anchor(section.id)}", data_workload=flat(section.workload) or None,
+            aria_labelledby=f"{id}-title" if section.title else None,
+        )  # fmt: skip
+
+
+def code(text: str) -> Markup:
+    """Return a name; a long one is cut, and its title has the whole name."""
+    own = flat(text)
+    is_long = len(own) > _MOST_CHARACTERS
+    return element("code", cut(own, _MOST_CHARACTERS), title=own if is_long else None)
+
+
+def section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section, str]]:
+    """Yield each section that holds something with the id of its element, which no other section has."""
+    seen: dict[str, int] = {}
+    for section in sections:
+        if section:
+            id = anchor(section.workload, section.id)
+            seen[id] = number = seen.get(id, 0) + 1
+            yield section, id if number == 1 else f"{id}-{number}"

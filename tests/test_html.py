@@ -1,0 +1,183 @@
+"""report.html is one file without requests, in which everything from outside is text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from profpipe.commands import rendering
+from profpipe.report.document import (
+    Axis,
+    Box,
+    Bullets,
+    CaseLink,
+    Cell,
+    Chart,
+    ChartKind,
+    Choice,
+    Code,
+    CodeBlock,
+    Details,
+    Document,
+    Lane,
+    Link,
+    Mark,
+    Option,
+    Panel,
+    Paragraph,
+    Reference,
+    ReferenceKind,
+    Section,
+    Series,
+    Strong,
+    Table,
+    Timeline,
+    count,
+    label,
+    words,
+)
+from profpipe.report.html import page
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</style><style>*{display:none}</style>",
+    "\"' onload='alert(1)' x=\"",
+    "</title><img src=x onerror=alert(1)>",
+    "--><script>alert(2)</script><!--",
+    "]]>&lt;script&gt;",
+    "{{ 7 * 7 }}{% raw %}",
+    "void kernel<" + "int, " * 2000 + "float>",
+    "abc\u202edef\u2066ghi\x00\x1b[31m",
+    "javascript:alert(1)",
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, its text, and the content of its styles and scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.contents: dict[str, list[str]] = {"style": [], "script": []}
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag in self.contents:
+            self._inside = tag
+            self.contents[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = "" if tag == self._inside else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.contents[self._inside][-1] += data
+        else:
+            self.text += data
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, own, value in self.attributes if own == name]
+
+
+def chart(kind: ChartKind, name: str) -> Chart:
+    marks = (Mark(0, 1e6, 0.9e6, 1.2e6, ("noisy",), name), Mark(1, 4e6, case=name))
+    is_over_axis = kind in (ChartKind.LINES, ChartKind.STRIP, ChartKind.ROOFLINE)
+    x = Axis(name) if is_over_axis else Axis(name, labels=(name, name), cases=(name, name))
+    references = (Reference(ReferenceKind.LEVEL, 2e6, name),)
+    panels = (Panel(name, (Series(name, name, marks), Series("other", "gemm", marks))),)
+    return Chart(f"{kind.value} {name}", name, kind, x, Axis(name, quantity="ns"), panels, name, subtitle=name,
+                 references=references)  # fmt: skip
+
+
+def document(name: str) -> Document:
+    """A document in which every text is ``name``."""
+    columns = (label("case", name), count("n", name), words("flags", name))
+    row = (Cell(text=CaseLink(Code(name), name)), Cell(3.0, flags=(name,), note=name), Cell(text=name))
+    table = Table(name, columns, (row,), name)
+    blocks = (
+        Paragraph((name, Strong(name), Code(name), Link(name, name), Link(name, "#headline"))),
+        Bullets((name,)),
+        CodeBlock(f"{name}\n{name}"),
+        table,
+        *(chart(kind, name) for kind in ChartKind),
+        Details(name, (table,)),
+        Choice(name, (name, "profiler"), (Option((name, "nsys"), (table,)), Option((name, "ncu"), ())), name),
+        Timeline(name, name, (Lane(name, (Box(0, 10, name, name),), name),), 10, name, name),
+    )
+    return Document(
+        f"{name} · {name}",
+        (
+            Section("headline", name, blocks, name, workload=name),
+            Section(name, name, (Paragraph(name),), workload="b"),
+        ),
+        cases=(Section(name, name, (Paragraph(name),), name, workload=name),),
+        flags={name: name},
+    )
+
+
+def render(name: str) -> str:
+    return page.render(document(name), rendering.find_templates().page, lambda path: True)
+
+
+def visible(text: str) -> str:
+    """The text without blanks, as a page shows it."""
+    return re.sub(r"\s+", "", text)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_texts_from_outside_make_no_element_and_no_attribute(name: str) -> None:
+    hostile, plain = Elements(render(name)), Elements(render("name"))
+    assert set(hostile.names) == set(plain.names)
+    kinds = {(tag, attribute) for tag, attribute, _ in plain.attributes}
+    assert {(tag, attribute) for tag, attribute, _ in hostile.attributes} <= kinds | {
+        ("code", "title"),
+        ("span", "title"),
+    }
+    assert hostile.contents["style"] == plain.contents["style"]
+    assert hostile.contents["script"][-1] == plain.contents["script"][-1]
+    assert not [value for value in hostile.values("href") if value.startswith(("javascript:", "data:"))]
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if len(name) < 90 and name.isprintable()])
+def test_texts_from_outside_are_shown_as_they_are(name: str) -> None:
+    assert visible(Elements(render(name)).text).count(visible(name)) > 10
+
+
+def test_a_long_name_is_cut_and_its_title_has_all_of_it() -> None:
+    name = HOSTILE[7]
+    made = Elements(render(name))
+    assert name in made.values("title")
+    lines_of_code = 2
+    assert made.text.count(name) == lines_of_code
+
+
+def test_control_characters_and_those_of_writing_direction_are_shown_by_their_number() -> None:
+    made = render("abc\u202edef\u2066ghi\x00")
+    assert "\u202e" not in made and "\u2066" not in made and "\x00" not in made
+    assert "abc<U+202E>def<U+2066>ghi<U+0000>" in Elements(made).text
+
+
+def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request() -> None:
+    made = Elements(render("name"))
+    policy = next(value for value in made.values("content") if "default-src" in value)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for name, content in (("style-src", made.contents["style"][0]), ("script-src", made.contents["script"][-1])):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[name] == f"'sha256-{digest}'"
+    assert not {"src", "srcset", "style"} & {attribute for _, attribute, _ in made.attributes}
+    assert "link" not in made.names and "url(" not in made.contents["style"][0]
+
+
+def test_no_two_elements_have_the_same_id() -> None:
+    ids = Elements(render("name")).values("id")
+    assert len(ids) == len(set(ids))
