@@ -106,36 +106,36 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
     strings = columns.Strings(export, "StringIds", "id", "value")
     work, calls = activities.read(export, strings)
     ranges, notes = nvtx.read(export, strings, _latest(work, calls))
-    launches = activities.launches(work, calls)
-    warnings, details = diagnostics.messages(export, work)
-    notes += [*diagnostics.notes(work, calls, launches), *warnings]
-    latest, waits = _latest(work, calls), _waits(calls)
-    # A gigabyte of ten million kernels, which nothing needs any more.
-    del calls
     with ThreadPoolExecutor(max_workers=1) as executor:
-        # Kernels are classified while numpy works without the interpreter's lock. The thread takes little memory: what
-        # a thread frees, glibc does not give to the others.
-        classes = executor.submit(kernel_classes.classes, work.names)
-        # Steps of a program without cases need the grids. SQLite reads them without the interpreter's lock too.
+        # SQLite and numpy work without the interpreter's lock, so that two parts run at the same time. One thread for
+        # all of them takes the least memory: what a thread frees, glibc does not give to the others.
+        # Steps of a program without cases need the grids.
         has_cases = any(name.startswith(schema.CASE_PREFIX) for name in ranges.names)
         read_grids = functools.partial(activities.read_grids, export, work)
         grids = read_grids if has_cases else executor.submit(read_grids).result
+        classes = executor.submit(kernel_classes.classes, work.names)
+        launches = activities.launches(work, calls)
+        warnings, details = diagnostics.messages(export, work)
+        notes += [*diagnostics.notes(work, calls, launches), *warnings]
+        latest, waits = _latest(work, calls), _waits(calls)
+        # A gigabyte of ten million kernels, which nothing needs any more.
+        del calls
         placed = attribution.attribute(ranges, launches)
+        kernels = executor.submit(_kernel_rows, work, placed)
         called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
         launched = _kernels(work, placed, classes.result())
-    given = _operations(export, work, launches, called, classes.result(), placed, grids)
-    del launches
-    steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
+        given = _operations(export, work, launches, called, classes.result(), placed, grids)
+        del launches
+        steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
-    frame = _launch_frame(work, placed)
     return schema.Tables(
-        kernels=kernel_classes.annotate(schema.summarise(frame)).assign(profiler="nsys"),
+        kernels=kernels.result().assign(profiler="nsys"),
         ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
         **steps.tables(profiler="nsys"),
-        origin=replace(_origin(export, work, frame, placed), notes=tuple(notes), details=tuple(details)),
+        origin=replace(_origin(export, work, placed), notes=tuple(notes), details=tuple(details)),
     )
 
 
@@ -161,23 +161,30 @@ def _latest(work: activities.Work, calls: activities.Calls) -> int:
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
+def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
+    """Return rows of `kernels`."""
+    return kernel_classes.annotate(schema.summarise(_launch_frame(work, placed)))
+
+
 def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
     """Return one row a launch, as ``schema.summarise`` takes it."""
     path, paths = pd.factorize(placed.path)
     cases, phases = placed.cases_and_phases(paths)
-    process, processes = pd.factorize(work.process)
-    device, devices = pd.factorize(work.device)
-    stream, streams = pd.factorize(work.stream)
+
+    def numbered(column: npt.NDArray[Any], known: Callable[[Any], Any] = lambda values: values) -> Any:
+        codes, values = pd.factorize(column)
+        return labelled(codes, _known(known(values)))
+
     return pd.DataFrame(
         {
             "case": labelled(path, cases),
-            "process": labelled(process, _known(activities.pids(processes))),
-            "device": labelled(device, _known(devices)),
-            "stream": labelled(stream, _known(streams)),
+            "process": numbered(work.process, activities.pids),
+            "device": numbered(work.device),
+            "stream": numbered(work.stream),
             "phase": labelled(path, phases),
             "kind": labelled(work.kind, schema.KINDS),
             "kernel": labelled(work.name, work.names),
-            "duration_ns": work.end - work.start,
+            "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
         },
         copy=False,
     )
@@ -214,7 +221,7 @@ def _operations(
     called: npt.NDArray[np.int64],
     classes: Sequence[str],
     placed: attribution.Attribution,
-    read_grids: Callable[[], npt.NDArray[np.int64]],
+    read_grids: Callable[[], npt.NDArray[np.int32]],
 ) -> operations.Operations:
     def read_calls(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         return launches.end[rows], launches.thread[rows] & activities.THREAD_BITS
@@ -242,13 +249,11 @@ def _known(numbers: Any) -> list[int | None]:
     return [int(number) if number >= 0 else None for number in numbers]
 
 
-def _origin(
-    export: columns.Source, work: activities.Work, frame: pd.DataFrame, placed: attribution.Attribution
-) -> schema.Origin:
+def _origin(export: columns.Source, work: activities.Work, placed: attribution.Attribution) -> schema.Origin:
     is_kernel = work.is_kind("kernel")
-    duration = frame["duration_ns"].to_numpy()
-    case = frame["case"].cat
-    in_case = is_kernel & (case.categories.to_numpy() != "")[case.codes]
+    duration = work.end - work.start
+    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
+    in_case = is_kernel & np.array([case != "" for case in cases])[placed.path]
     total, attributed = int(duration[is_kernel].sum()), int(duration[in_case].sum())
     meta = columns.read_lookup(export, "META_DATA_EXPORT", "name", "value")
     meta |= columns.read_lookup(export, "EXPORT_META_DATA", "name", "value")

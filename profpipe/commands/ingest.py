@@ -16,7 +16,7 @@ import pyarrow
 
 from profpipe import errors
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import reader
+from profpipe.ingest import reader, registry
 from profpipe.profilers import nsys, nsys_export
 from profpipe.results import schema, store
 from profpipe.results.manifest import FILE, FileEntry, Manifest, RefusedFile, file_entry
@@ -55,6 +55,7 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     with ThreadPoolExecutor(1) as loader:
         if out is not None:
             # The drivers read without the interpreter's lock, so that the modules of the report load meanwhile.
+            registry.parsers()
             loader.submit(importlib.import_module, "profpipe.commands.rendering")
         for result in (_refuse_empty(result) for source in reader.sources_of_paths(paths) for result in _read(source)):
             if isinstance(result, reader.Refusal):

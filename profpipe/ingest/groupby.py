@@ -52,15 +52,10 @@ def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[n
     if span * groups >= 2**62:
         parts = [(group == g) for g in range(groups)]
         return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
-    # Sorting numbers that carry their position is several times as fast as a stable argsort. The rest is in place: with
-    # ten million kernels each array is 80 MB.
-    bits = len(group).bit_length()
-    keys = group.astype(np.int64)
-    keys <<= bits
-    keys |= np.arange(len(group))
-    keys.sort()
-    order = keys & ((1 << bits) - 1)
-    keys >>= bits
+    # numpy sorts numbers of 16 bits in an eighth of the time that it takes for 64 bits. The rest is in place: with ten
+    # million kernels each array is 80 MB.
+    order = np.argsort(group.astype(np.min_scalar_type(groups)), kind="stable")
+    keys = group[order].astype(np.int64)
     start, end = start[order], end[order]
     # Shifted by its group, every time lies behind all times of the groups before it: one running maximum serves all.
     shift = np.multiply(keys, span, out=order)

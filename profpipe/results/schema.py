@@ -501,15 +501,16 @@ def _combinations(keys: list[pd.Series[Any]], rows: int) -> tuple[np.ndarray[Any
     for key in keys:
         if isinstance(key.dtype, pd.CategoricalDtype):
             # The code of a missing value is -1.
-            code, values = key.cat.codes.to_numpy().astype(np.int64) + 1, len(key.cat.categories) + 1
+            code, values, first = key.cat.codes.to_numpy(), len(key.cat.categories) + 1, -1
         else:
             code, found = pd.factorize(key, use_na_sentinel=False)
-            values = len(found)
+            values, first = len(found), 0
         if size * values > 2**62:
             codes, kept = pd.factorize(codes)
             size = len(kept)
         codes *= values
         codes += code
+        codes -= first
         size *= values
     codes, kept = pd.factorize(codes)
     first_rows = np.zeros(len(kept), dtype=np.int64)
@@ -529,7 +530,9 @@ def _sorted_within(
         packed = codes << shift
         packed |= duration.astype(np.int64)
         packed.sort()
-        return packed >> shift, (packed & ((1 << shift) - 1)).astype(np.float64)
+        codes = packed >> shift
+        packed &= (1 << shift) - 1
+        return codes, packed.astype(np.float64)
     order = np.lexsort((duration, codes))
     return codes[order], duration[order]
 

@@ -137,12 +137,16 @@ def read_shapes(export: Source) -> pd.DataFrame | None:
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 
-def read_grids(export: Source, work: Work) -> Int64s:
+def read_grids(export: Source, work: Work) -> npt.NDArray[np.int32]:
     """Return a number for the grid of each row of ``work``; 0 for rows that are no kernels."""
-    found = np.zeros(len(work.start), dtype=np.int64)
     columns = _read_again(export, f"{PREFIX}KERNEL", work, {f"grid{axis}": np.int32 for axis in "XYZ"})
-    x, y, z = (values.astype(np.int64) for values in columns.values())
-    found[work.is_kind("kernel")] = pd.factorize((x * 1_000_003 + y) * 1_009 + z)[0]
+    grid = columns["gridX"].astype(np.int64)
+    for axis, factor in (("gridY", 1_000_003), ("gridZ", 1_009)):
+        grid *= factor
+        grid += columns[axis]
+    del columns
+    found = np.zeros(len(work.start), dtype=np.int32)
+    found[work.is_kind("kernel")] = pd.factorize(grid)[0]
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest.groupby import Bools
+from profpipe.ingest.groupby import Bools, combine, groups
 from profpipe.ingest.steps import states
 from profpipe.ingest.steps.accounting import Accounts
 from profpipe.ingest.steps.operations import Operations, Timeline
@@ -223,7 +223,15 @@ def _means(of: Mapping[str, str], figures: pd.DataFrame, ranks: int) -> Iterator
         subject = f"{schema.RANK_PREFIX}{row['rank']} step {row['step']}"
         yield {**of, **{key: row[key] for key in ("metric", "value", "unit", "n")}, "subject": subject}
     of_ranks = figures[figures["step"].isna()]
-    for (metric, subject, unit), group in of_ranks.groupby(["metric", "subject", "unit"], sort=False):
-        count = len(group) if metric == COUNT_BY_PATTERN else ranks
-        n = group["n"].min()
-        yield {**of, "metric": metric, "subject": subject, "unit": unit, "value": group["value"].sum() / count, "n": n}
+    keys = ["metric", "subject", "unit"]
+    code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))
+    # A recording has hundreds of kernels: a sum by pandas for each of them would take longer than the rest.
+    values = of_ranks["value"].to_numpy(dtype=np.float64)
+    totals = [values[rows].sum() for _, rows in groups(code)]
+    counts = np.bincount(code)
+    least = of_ranks["n"].groupby(code).min().tolist()
+    for (metric, subject, unit), total, count, n in zip(
+        of_ranks[keys].iloc[firsts].itertuples(index=False), totals, counts.tolist(), least, strict=True
+    ):
+        divisor = count if metric == COUNT_BY_PATTERN else ranks
+        yield {**of, "metric": metric, "subject": subject, "unit": unit, "value": total / divisor, "n": n}
