@@ -8,12 +8,14 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import venv
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,7 +28,7 @@ from profpipe.analysis.pairs import Gate
 from profpipe.commands import ab as ab_command
 from profpipe.config import loader
 from profpipe.errors import ConfigError
-from profpipe.report import ci, render
+from profpipe.report import ci, render, verdict_json
 from profpipe.report.markdown import Markdown
 from profpipe.results import database, schema, store
 from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
@@ -307,6 +309,33 @@ def test_github_gets_an_error_for_what_fails_and_a_warning_for_what_is_undecided
     assert ci.outputs(found) == "gate=failed\nfaster=0\nslower=1\nsame=1\ninconclusive=1\n"
 
 
+DOCUMENTED = re.compile(r"^\| ((?:`[a-z_]+`(?:, )?)+) \|", re.MULTILINE)
+
+
+def test_the_json_document_has_what_the_documentation_says():
+    failed = {"e": ("oom", "pair 1 B: out of memory")}.items()
+    data = tables_of(FOUR | {"e": [], "f": around(0)}, failed, [("e", "B", "failed"), ("f", "B", "inaccurate")])
+    run = run_of(2, seed=7, spreads={"w": {"c": 0.02}})
+    found = pairs.analyze(data, run)
+    data = replace(data, verdicts=pairs.verdict_rows(found, "r"))
+    # A missing number is null: JSON has no NaN.
+    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 4), allow_nan=False))
+    assert (document["format"], document["version"], document["exit_code"]) == ("profpipe.verdicts", 1, 4)
+    assert document["gate"] == {
+        "percent": 2, "inconclusive": "report", "result": "failed", "failed": 3, "undecided": 1,
+    }  # fmt: skip
+    cases = {case["case"]: case for case in document["cases"]}
+    assert [case["verdict"] for case in cases.values()] == ["slower", "faster", "same", "inconclusive", None, "same"]
+    assert cases["a"]["ratio"] == pytest.approx(1.03, abs=0.001) and cases["c"]["floor"] == 0.02
+    assert cases["e"]["failure"] == {"status": "oom", "reason": "pair 1 B: out of memory", "is_of_b_alone": True}
+    assert [warning["kind"] for warning in document["warnings"]] == ["failed", "inaccurate"]
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("### The JSON document")[2]
+    page = page.partition("### How often")[0]
+    documented = {name for row in DOCUMENTED.findall(page) for name in re.findall(r"[a-z_]+", row)}
+    assert documented >= {*document, *document["cases"][0]}
+    assert set(document["cases"][0]) | set(document) >= documented
+
+
 def test_the_page_of_200_cases_is_a_job_summary_below_1_mib(tmp_path):
     found, data = many(200)
     document = render.build_pairs(found, data, run_of(2))
@@ -557,7 +586,7 @@ def test_a_command_is_compared_by_the_time_of_its_process(project):
     (project / "pipeline.yaml").write_text(pipeline)
     done = ab(project, "--b", "set:n=20000000", "--pairs", "2", "--json")
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["verdicts"]
+    (row,) = json.loads(done.stdout)["cases"]
     assert row["case"] == "default" and row["pairs"] == 2
     assert row["b_ns"] > row["a_ns"] > 1e6
 
@@ -639,3 +668,31 @@ def test_a_resumed_run_refuses_other_code(project):
     )
     assert done.returncode == 2
     assert "was started with other code or settings" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_names_the_versions_of_another_interpreter_that_differ(project, tmp_path):
+    interpreters = {}
+    for name, version, cuda, more in (("old", "2.7.0", "12.6", "1.0"), ("new", "2.8.0", "12.8", "")):
+        venv.create(tmp_path / name, with_pip=False)
+        (packages,) = (tmp_path / name / "lib").glob("python*/site-packages")
+        # A stand-in: no second torch is installed here.
+        (packages / "torch").mkdir()
+        (packages / "torch" / "__init__.py").write_text("raise SystemExit('is not imported')\n")
+        (packages / "torch" / "version.py").write_text(f"cuda: Optional[str] = '{cuda}'\nhip = None\n")
+        for package, own in (("torch", version), ("Flash_Attn", more)):
+            if own:
+                info = packages / f"{package}-{own}.dist-info"
+                info.mkdir()
+                (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {own}\n")
+        interpreters[name] = tmp_path / name / "bin" / "python"
+    (project / "bench.py").write_text("print(sum(range(10)))\n")
+    sides_of_both = ("--a", f"python:{interpreters['old']}", "--b", f"python:{interpreters['new']}")
+    done = ab(project, *sides_of_both, "--pairs", "1", "--", "python", "bench.py", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "torch 2.7.0 in A, 2.8.0 in B, CUDA of torch 12.6 in A, 12.8 in B and flash-attn 1.0 in A, missing in B."
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert f"- Versions that differ and may explain a difference: {expected}\n" in page
+    _, run = loaded(project)
+    assert [job.argv[0][0] for job in run.jobs if job.folder.endswith("B")] == [str(interpreters["new"])]
+    assert run.ab.b.versions == {"torch": "2.8.0", "CUDA of torch": "12.8"}

@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file on both sides"
     )
     arguments.add_program(parser)
-    arguments.add_output_format(parser)
+    parser.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
+    arguments.add_json_file(parser)
     arguments.add_out(parser)
 
 
@@ -147,8 +148,12 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
     if not args.aa and set(a) == set(b):
         which = "neither --a nor --b is given" if not a else "--a and --b are the same"
         raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
-    if args.junit and not args.junit.absolute().parent.is_dir():
-        raise ConfigError("--junit", f"{args.junit.parent} is no folder.", "Create it, or name another file.")
+    if args.junit:
+        arguments.check_output_file("--junit", args.junit)
+    if args.json == arguments.STDOUT and args.quiet:
+        raise ConfigError("--json", "and --quiet both choose what is printed.", "Name a file: --json verdicts.json")
+    if args.json and args.json != arguments.STDOUT:
+        arguments.check_output_file("--json", Path(args.json))
     if args.inconclusive and args.gate is None:
         raise ConfigError("--inconclusive", "has no meaning without --gate.", "Add --gate PERCENT.")
 
@@ -157,14 +162,12 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     from profpipe.analysis import pairs
     from profpipe.commands import execution
     from profpipe.report import ci
-    from profpipe.results import atomic, folders
+    from profpipe.results import folders
     from profpipe.results.manifest import PairsEntry, Undecided
-    from profpipe.runner import pair_session
+    from profpipe.runner import pair_session, sides
 
-    side_a, side_b = both
     settings = PairsEntry(
-        side_a.entry,
-        side_b.entry,
+        *sides.entries(*both),
         args.pairs,
         random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
         args.gate,
@@ -177,7 +180,9 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
         code = execution.carry_out(run, args)
     findings = pairs.analyze(run.data, run.manifest)
     if args.junit:
-        atomic.write_text(args.junit.parent.resolve() / args.junit.name, ci.junit(findings, run.manifest.name))
+        arguments.write_output_file(
+            "--junit", args.junit.parent.resolve() / args.junit.name, ci.junit(findings, run.manifest.name)
+        )
     if args.github:
         _write_for_github(findings, run.folder)
     return code

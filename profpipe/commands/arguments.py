@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from profpipe.errors import ConfigError
+from profpipe.results import atomic
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
 
 
+#: The file of ``--json`` that is standard output.
+STDOUT: Final = "-"
+
+
 def add_output_format(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
-    formats.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    formats.add_argument("--json", action="store_const", const=STDOUT, help="print the results as one JSON object")
+
+
+def add_json_file(parser: argparse.ArgumentParser) -> None:
+    text = "write the results as one JSON object; without FILE, print it instead of the page"
+    parser.add_argument("--json", nargs="?", const=STDOUT, type=_json_file, metavar="FILE", help=text)
+
+
+def _json_file(text: str) -> str:
+    # `--json bench.yaml` must not replace the pipeline file.
+    if text == STDOUT or text.endswith(".json"):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} does not end in .json. To print the object: --json -")
+
+
+def check_output_file(option: str, path: Path) -> None:
+    """Raise ConfigError where the file of an option cannot be written, before anything runs."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(option, f"{path.parent} is no folder.", "Create it, or name another file.")
+    if path.is_dir():
+        raise ConfigError(option, f"{path} is a folder.", "Name a file.")
+
+
+def write_output_file(option: str, path: Path, text: str) -> None:
+    """Write the file of an option. A file that cannot be written is a warning: the exit code is that of the run."""
+    try:
+        atomic.write_text(path, text)
+    except OSError as error:
+        print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:

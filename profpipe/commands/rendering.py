@@ -16,15 +16,16 @@ from profpipe import errors, plugins
 from profpipe.analysis import analyze, compare_runs, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import Gate, PairFindings
+from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status
-from profpipe.report import render
+from profpipe.report import render, verdict_json
 from profpipe.report.html import page
 from profpipe.report.sections import verdicts
 from profpipe.report.text import first_screen
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Tables, Verdict
+from profpipe.results.schema import Tables
 
 #: The name of the template of SUMMARY.md in a folder ``templates``.
 TEMPLATE: Final = "SUMMARY.md.j2"
@@ -42,6 +43,7 @@ class Result:
     first_screen: str = ""
     #: Set for an `ab` run.
     pairs: PairFindings | None = None
+    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest) -> Result:
         code = errors.GATE_FAILED
     elif findings.gate is Gate.UNDECIDED and not is_bad:
         code = errors.GATE_UNDECIDED
-    return Result(folder / "SUMMARY.md", data, code, is_unmet=False, pairs=findings)
+    return Result(folder / "SUMMARY.md", data, code, is_unmet=False, pairs=findings, manifest=manifest)
 
 
 def with_verdicts(data: Tables, manifest: Manifest, folder: Path) -> Tables:
@@ -116,10 +118,16 @@ def with_verdicts(data: Tables, manifest: Manifest, folder: Path) -> Tables:
 
 
 def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:
-    """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``)."""
+    """Print the first screen of the report, its path alone (``--quiet``), or one JSON object (``--json``).
+
+    A JSON object may go into a file instead.
+    """
     path = shown_path(result.summary)
-    if args.json:
-        print(json.dumps(as_json(result, exit_code)))
+    text = json.dumps(as_json(result, exit_code)) if args.json else ""
+    if args.json and args.json != arguments.STDOUT:
+        arguments.write_output_file("--json", Path(args.json), text + "\n")
+    if args.json == arguments.STDOUT:
+        print(text)
     elif args.quiet:
         print(path)
     else:
@@ -141,8 +149,9 @@ _MOST_NAMED = 4
 
 def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
     """Return path, exit code, counts by status, and the median time of each case in ns as plain values."""
-    if result.pairs is not None:
-        return _pairs_as_json(result, result.pairs, exit_code)
+    if result.pairs is not None and result.manifest is not None:
+        summary, code = str(result.summary.resolve()), result.exit_code if exit_code is None else exit_code
+        return verdict_json.document(result.pairs, result.data, result.manifest, summary, code)
     cases, metrics = result.data.cases, result.data.metrics
     times = {(row["workload"], row["case"]): row for row in compare_runs.plain_times(metrics).to_dict("records")}
     results: dict[tuple[str, str], dict[str, Any]] = {}
@@ -161,20 +170,6 @@ def as_json(result: Result, exit_code: int | None = None) -> dict[str, Any]:
         "exit_code": result.exit_code if exit_code is None else exit_code,
         "statuses": {str(status): int(count) for status, count in cases["status"].value_counts().items()},
         "results": list(results.values()),
-    }
-
-
-def _pairs_as_json(result: Result, findings: PairFindings, exit_code: int | None) -> dict[str, Any]:
-    """Return path, exit code, the gate, counts by verdict, and each verdict with its figures."""
-    rows = result.data.verdicts.astype(object).where(result.data.verdicts.notna(), None)
-    return {
-        "summary": str(result.summary.resolve()),
-        "exit_code": result.exit_code if exit_code is None else exit_code,
-        "gate": findings.gate.value if findings.gate else None,
-        "counts": {str(each): findings.count(each) for each in Verdict},
-        "expected_false": findings.false_verdicts,
-        "statuses": {str(status): int(count) for status, count in result.data.cases["status"].value_counts().items()},
-        "verdicts": rows.drop(columns=["run", "profiler"]).to_dict("records"),
     }
 
 

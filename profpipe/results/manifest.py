@@ -174,10 +174,14 @@ class RefusedFile:
 
 @dataclass(frozen=True)
 class SideEntry:
-    """A side of an `ab` run: what the command line says of it, and its commit where ``git:`` names one."""
+    """A side of an `ab` run: what the command line says of it, and its commit where ``git:`` names one.
+
+    ``versions`` has the versions of Python and of packages that differ from those of the other side.
+    """
 
     specs: tuple[str, ...] = ()
     commit: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Undecided(str, Enum):

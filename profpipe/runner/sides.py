@@ -15,7 +15,7 @@ from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import SideEntry
-from profpipe.runner import checkout, environment
+from profpipe.runner import checkout, environment, interpreter
 from profpipe.runner.request import RunRequest
 
 #: Private, for the pipelines hold the values of environment variables.
@@ -107,10 +107,6 @@ class Side:
         """The names that ``set:`` gives a value on this side."""
         return {spec.value.partition("=")[0].strip() for spec in self.specs if spec.kind is SpecKind.SET}
 
-    @property
-    def entry(self) -> SideEntry:
-        return SideEntry(tuple(spec.published for spec in self.specs), self.commit)
-
     def checkout_folder(self, run_folder: Path) -> Path:
         return run_folder / checkout.FOLDER / self.label
 
@@ -134,6 +130,15 @@ def parse_specs(words: Sequence[str], option: str) -> tuple[Spec, ...]:
         if len(own := [spec.published for spec in specs if spec.kind in kinds]) > 1:
             raise ConfigError(option, f"{' and '.join(own)} contradict each other.", "Give one of them.")
     return specs
+
+
+def entries(a: Side, b: Side) -> tuple[SideEntry, SideEntry]:
+    """Return what the manifest keeps of the sides."""
+    of_a, of_b = (
+        SideEntry(tuple(spec.published for spec in side.specs), side.commit, versions)
+        for side, versions in zip((a, b), interpreter.differing_versions(a.python, b.python), strict=True)
+    )
+    return of_a, of_b
 
 
 def overrides(specs: Iterable[Spec]) -> list[str]:

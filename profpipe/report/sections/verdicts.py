@@ -24,6 +24,9 @@ _SHOWN_FLAGS = (Flag.THROTTLED, Flag.CLOCK_SPREAD, Flag.OTHER_PROCESS, Flag.HOST
 #: Cases that a sentence names; more are counted.
 _MOST_NAMED = 4
 
+#: Versions that a sentence names. ``run.json`` has all of them.
+_MOST_VERSIONS = 6
+
 
 def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     """Return the counts of verdicts, the gate, the sides and how many verdicts may be false."""
@@ -55,6 +58,8 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     if findings.gate is not None:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
+    if differing := _differing_versions(settings):
+        yield fill("Versions that differ and may explain a difference: {}.", doc.join(differing, most=_MOST_VERSIONS))
     yield (
         f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
         f" (seed {settings.seed})."
@@ -73,6 +78,12 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
 def _side(side: SideEntry) -> doc.Text:
     specs = doc.join([doc.Code(text) for text in side.specs]) or ("as it is",)
     return doc.concat(specs, f" (commit {side.commit[:12]})") if side.commit else specs
+
+
+def _differing_versions(settings: PairsEntry) -> list[doc.Text]:
+    """Return ``torch 2.7.0 in A, 2.8.0 in B`` for each version that differs between the interpreters."""
+    a, b = settings.a.versions, settings.b.versions
+    return [f"{name} {a.get(name, 'missing')} in A, {b.get(name, 'missing')} in B" for name in {**a, **b}]
 
 
 def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:

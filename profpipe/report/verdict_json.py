@@ -1,0 +1,123 @@
+"""The verdicts of an `ab` run as one JSON document. docs/verdicts.md describes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from profpipe.analysis import verdict
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.verdict import Judgement
+from profpipe.report.sections.verdicts import write_verdict
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables, Verdict
+
+FORMAT: Final = "profpipe.verdicts"
+#: Raised where a key is removed or changes its meaning. A new key raises nothing.
+VERSION: Final = 1
+
+_FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
+_NO_JUDGEMENT: Final = dict.fromkeys(("verdict", *_FIGURES))
+#: Columns of `verdicts` that a kernel has from its case.
+_KEYS: Final = ["run", "workload", "case", "profiler"]
+
+
+def document(findings: PairFindings, data: Tables, run: Manifest, summary: str, exit_code: int) -> dict[str, Any]:
+    """Return everything that is known of the verdicts as plain values. A value that is not known is None."""
+    assert run.ab is not None
+    kernels = _kernels(data)
+    gates = [gate.value for gate in findings.gates] if findings.gates else [None] * len(findings.cases)
+    statuses = data.cases["status"].value_counts()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": "ab",
+        "name": run.name,
+        "started": run.started,
+        "ended": run.ended or None,
+        "summary": summary,
+        "exit_code": exit_code,
+        "a": asdict(run.ab.a),
+        "b": asdict(run.ab.b),
+        "aa": run.ab.is_aa,
+        "pairs": run.ab.pairs,
+        "seed": run.ab.seed,
+        "gate": _gate(findings),
+        "counts": {str(each): findings.count(each) for each in Verdict},
+        "expected_false": findings.false_verdicts,
+        "statuses": {str(status): int(count) for status, count in statuses.items()},
+        "cases": [
+            {**_case(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
+            for case, gate in zip(findings.cases, gates, strict=True)
+        ],
+        "warnings": list(_warnings(findings)),
+    }
+
+
+def _gate(findings: PairFindings) -> dict[str, Any] | None:
+    if findings.gate is None:
+        return None
+    return {
+        "percent": findings.percent,
+        "inconclusive": findings.undecided.value,
+        "result": findings.gate.value,
+        "failed": len(findings.failed),
+        "undecided": len(findings.open),
+    }
+
+
+def _case(case: CaseVerdict) -> dict[str, Any]:
+    failure = case.failure
+    return {
+        "workload": case.workload,
+        "case": case.case,
+        "metric": case.metric or None,
+        "a_ns": _known(case.a_ns),
+        "b_ns": _known(case.b_ns),
+        **_judgement(case.judgement),
+        "first_block": _judgement(case.first) if case.first else None,
+        "log_ratios": list(case.log_ratios),
+        "failure": asdict(failure) if failure else None,
+        "is_newly_inaccurate": case.is_newly_inaccurate,
+        "flags": json.loads(case.flags or "[]"),
+    }
+
+
+def _judgement(judged: Judgement | None) -> Mapping[str, Any]:
+    if judged is None:
+        return _NO_JUDGEMENT
+    return {"verdict": str(judged.verdict), **{name: getattr(judged, name) for name in _FIGURES}}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _kernels(data: Tables) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return by case the rows of its kernels in the table `verdicts`."""
+    rows = data.verdicts[data.verdicts["kernel"] != ""]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    plain = rows.drop(columns=_KEYS).astype(object).where(rows.drop(columns=_KEYS).notna(), None)
+    for workload, case, row in zip(rows["workload"], rows["case"], plain.to_dict("records"), strict=True):
+        values = {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
+        found.setdefault((workload, case), []).append(values)
+    return found
+
+
+def _warnings(findings: PairFindings) -> Iterator[dict[str, str]]:
+    """Yield what limits the verdicts: ``kind`` for programs, ``text`` for people."""
+    if not findings.is_complete:
+        text = "The run has not ended: `profpipe resume` runs the pairs that are missing."
+        yield {"kind": "unfinished", "text": text}
+    judged = [case.judgement for case in findings.cases if case.judgement]
+    if judged and max(each.pairs for each in judged) < verdict.FEWEST_PAIRS:
+        text = f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
+        yield {"kind": "few_pairs", "text": text}
+    for case in findings.cases:
+        if case.failure:
+            yield {"kind": "failed", "text": f"{write_verdict(case)}: {case.failure.reason}"}
+        elif case.is_newly_inaccurate:
+            yield {"kind": "inaccurate", "text": write_verdict(case)}
