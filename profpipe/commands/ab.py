@@ -180,9 +180,7 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
         code = execution.carry_out(run, args)
     findings = pairs.analyze(run.data, run.manifest)
     if args.junit:
-        arguments.write_output_file(
-            "--junit", args.junit.parent.resolve() / args.junit.name, ci.junit(findings, run.manifest.name)
-        )
+        arguments.write_output_file("--junit", args.junit, ci.junit(findings, run.manifest.name))
     if args.github:
         _write_for_github(findings, run.folder)
     return code

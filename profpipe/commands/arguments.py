@@ -49,7 +49,7 @@ def check_output_file(option: str, path: Path) -> None:
 def write_output_file(option: str, path: Path, text: str) -> None:
     """Write the file of an option. A file that cannot be written is a warning: the exit code is that of the run."""
     try:
-        atomic.write_text(path, text)
+        atomic.write_text(path.parent.resolve() / path.name, text)
     except OSError as error:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
