@@ -1,7 +1,7 @@
 """How often verdicts on pairs of processes are wrong, and how often they find a true change.
 
     python benchmarks/verdicts.py [--repetitions 4000] [--seed 1]
-    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8] [--budget 0.25]
+    python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8]
     python benchmarks/verdicts.py --runs OUT/*-ab
 
 The first form simulates and needs no GPU. The median time of a process is drawn as: the time of the code, times the
@@ -154,7 +154,7 @@ PARAMS = {"operation": "mm", "size": 1024, "count": 100, "change": 0, "changed":
 
 def build(params):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = params["size"] * (1 if params["operation"] == "mm" else 4)
+    size = params["size"]
     dtype = torch.float16 if params["operation"] == "mm" and device == "cuda" else torch.float32
     a, b, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
     run = {
@@ -179,7 +179,6 @@ workloads:
   operations:
     script: operations.py
     profilers: [plain]
-    timing: {{budget_s: {budget}}}
     matrix: {{operation: [mm, add, copy, softmax], size: [{sizes}], change: [{changes}]}}
 """
 
@@ -199,7 +198,7 @@ def measure(args: argparse.Namespace) -> list[Path]:
         folder = out / f"run-{len(list(out.glob('run-*.yaml'))) + 1:02d}"
         folder.mkdir()
         pipeline = out / f"{folder.name}.yaml"
-        pipeline.write_text(PIPELINE.format(sizes=args.sizes, changes=changes, budget=args.budget), encoding="utf-8")
+        pipeline.write_text(PIPELINE.format(sizes=args.sizes, changes=changes), encoding="utf-8")
         argv = [sys.executable, "-m", "profpipe", "ab", str(pipeline), *words]
         argv += ["--pairs", str(args.pairs), "--quiet", "--out", str(folder)]
         began = time.monotonic()
@@ -271,9 +270,8 @@ def main() -> None:
     parser.add_argument("--aa", type=int, default=6, help="A-A runs of --measure")
     parser.add_argument("--changes", default="1, 2, 3, 5", help="changes in %% of --measure; empty: none")
     parser.add_argument("--times", type=int, default=2, help="runs with the changes")
-    parser.add_argument("--budget", type=float, default=0.25, help="seconds of samples of a case (default: that of ab)")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each run")
-    parser.add_argument("--sizes", default="1024, 1536, 2048, 3072", help="four sizes of the operations")
+    parser.add_argument("--sizes", default="512, 1024, 2048, 3072", help="four sizes of the operations")
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of ab runs to read")
     args = parser.parse_args()
     if args.measure:

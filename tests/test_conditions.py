@@ -133,6 +133,25 @@ def test_readings_before_the_measurement_are_dropped() -> None:
     assert watched.conditions().sm_clock_min_hz == 1980 * MHZ
 
 
+@pytest.mark.parametrize(
+    ("bits", "mhz", "is_slowed"),
+    [(0x4, 1500, True), (0x40, 1500, True), (0x4, 1965, False), (0x2, 1500, False), (0, 1500, False)],
+)
+def test_power_or_heat_slows_a_clock_that_is_noticeably_below_the_highest(bits: int, mhz: int, is_slowed: bool) -> None:
+    reading = Reading(mhz * MHZ, reasons=bits, highest_hz=1980 * MHZ)
+
+    class Gpu:
+        """A mock of a GPU with one reading."""
+
+        def reading(self) -> Reading:
+            return reading
+
+    watched = gpu_monitor.GpuMonitor(Gpu())  # type: ignore[arg-type]
+    watched.read()
+    watched.clear()
+    assert (reading.is_slowed, watched.is_slowed) == (is_slowed, is_slowed), "a reading before the measurement counts"
+
+
 # --- reading NVML, a mock --------------------------------------------------------------------------------------------
 
 

@@ -237,6 +237,7 @@ def test_restored_rounds_keep_their_conditions(monkeypatch, tmp_path):
 class FakeMonitor:
     def __init__(self, seen):
         self.conditions = lambda: seen
+        self.is_slowed = False
         self.clear = lambda: None
 
 

@@ -75,6 +75,15 @@ def test_enough_samples_with_a_narrow_interval_end_it_and_a_wide_one_does_not() 
     assert StoppingRule(min_samples=30).next_batch(NOISY, 30, 0.1) > 0
 
 
+def test_where_the_clock_is_lowered_sampling_lasts_at_least_that_long() -> None:
+    rule = StoppingRule(min_samples=30, budget_s=0.2, slowed_s=0.5)
+    assert rule.next_batch(STEADY, 30, 0.3) == 0
+    assert rule.next_batch(STEADY, 30, 0.3, is_slowed=True) == 16
+    assert rule.next_batch(STEADY, 30, 0.49, is_slowed=True) == 0, "another sample would exceed the time"
+    assert rule.next_batch(STEADY, 30, 0.5, is_slowed=True) == 0
+    assert rule.for_round(2, 4).slowed_s == 0.125
+
+
 def test_no_more_is_taken_than_the_budget_and_the_most_allow() -> None:
     assert StoppingRule(budget_s=2.0).next_batch(NOISY, 30, 1.8) == 3
     assert StoppingRule(budget_s=2.0).next_batch(NOISY, 30, 2.0) == 0

@@ -131,6 +131,9 @@ class Timing(_Model):
         0.005, gt=0, lt=1, description="stop when half the 95 % interval is at most this share of the median"
     )
     budget_s: Seconds = Field(2.0, le=86_400, description="seconds of sampling for each case, all rounds together")
+    slowed_s: float = Field(
+        0.0, ge=0, le=86_400, description="least seconds of sampling where power or heat lowers the GPU's clock"
+    )
     most: int = Field(10_000, ge=1, description="largest number of samples of a case")
     mode: Literal["eager", "cuda_graph", "both"] = Field(
         "eager", description="launch each call, replay a CUDA graph, or both"

@@ -53,6 +53,14 @@ class Reading:
     def is_idle(self) -> bool:
         return bool((self.reasons or 0) & _IDLE)
 
+    @property
+    def is_slowed(self) -> bool:
+        """Return True if power or heat noticeably lowered the clock, as NVML reports both."""
+        slows = any((self.reasons or 0) & bit for bit in _THROTTLES)
+        if not slows or self.sm_clock_hz is None or self.highest_hz is None:
+            return False
+        return self.sm_clock_hz < (1 - _THROTTLED_SHARE) * self.highest_hz
+
 
 @dataclass(frozen=True)
 class Conditions:

@@ -29,6 +29,8 @@ class GpuMonitor:
         self._gpu = gpu
         self._other_processes: list[int] = []
         self.readings: list[Reading] = []
+        #: Whether power or heat lowered the clock in any reading, those before ``clear`` included.
+        self.is_slowed = False
 
     def conditions(self) -> Conditions:
         """Return the readings under load so far: neither idle nor next to idle, where the clock was changing."""
@@ -42,7 +44,8 @@ class GpuMonitor:
 
     def read(self) -> None:
         if self._gpu is not None:
-            self.readings.append(self._gpu.reading())
+            self.readings.append(reading := self._gpu.reading())
+            self.is_slowed |= reading.is_slowed
 
     def count_other_processes(self) -> None:
         if self._gpu is not None and (count := self._gpu.other_processes()) is not None:

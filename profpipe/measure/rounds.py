@@ -66,6 +66,7 @@ class TimingPlan:
             target=timing.get("target", defaults.target),
             budget_s=timing.get("budget_s", defaults.budget_s),
             max_samples=max(repeats, timing.get("most", defaults.max_samples)),
+            slowed_s=timing.get("slowed_s", defaults.slowed_s),
         )
         rounds = timing.get("rounds", 1) if timing.get("order") == "interleaved" else 1
         # A round without a sample would only warm up.
@@ -173,6 +174,7 @@ class TimedCase:
                 on_start=monitor.clear,
                 prior=PriorMeasurement(before, self.keeps_clock.get(metric, False), clock_hz=highest_hz),
                 flush=self.plan.flush,
+                is_slowed=lambda: monitor.is_slowed,
             )
         # After a pause the host takes longer to launch, so the shortest launch time of all visits counts.
         launch = samples.launch

@@ -47,6 +47,9 @@ class StoppingRule:
     95 % confidence interval of their median is at most ``target`` of the median. It also ends at ``max_samples``, or
     when another sample would exceed ``budget_s`` of wall time (five times that up to ``min_samples``). At least one
     sample is taken.
+
+    Where power or heat lowers the GPU's clock, sampling lasts at least ``slowed_s``: an H200 at its power limit moves
+    its clock by 5 to 10 % within 0.1 to 0.2 s, and samples of a shorter time show one moment of that.
     """
 
     min_samples: int = 30
@@ -54,6 +57,7 @@ class StoppingRule:
     budget_s: float = 2.0
     max_samples: int = 10_000
     min_in_round: int = 1
+    slowed_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_samples <= self.max_samples:
@@ -68,15 +72,17 @@ class StoppingRule:
         """
         least, most = (math.ceil(count * number / rounds) for count in (self.min_samples, self.max_samples))
         in_round = max(1, math.ceil(earlier / (number - 1))) if number > 1 else 1
-        budget_s = self.budget_s / rounds
-        return replace(self, min_samples=least, max_samples=most, budget_s=budget_s, min_in_round=in_round)
+        budget_s, slowed_s = self.budget_s / rounds, self.slowed_s / rounds
+        return replace(
+            self, min_samples=least, max_samples=most, budget_s=budget_s, min_in_round=in_round, slowed_s=slowed_s
+        )
 
     def is_met(self, values: Sequence[float]) -> bool:
         """Return True if the interval of the median of ``values`` is at most as wide as ``target``."""
         width = relative_half_width(values)
         return width is not None and width <= self.target
 
-    def next_batch(self, values: Sequence[float], taken: int, spent_s: float) -> int:
+    def next_batch(self, values: Sequence[float], taken: int, spent_s: float, is_slowed: bool = False) -> int:
         """Return how many samples to take next; 0: stop. ``taken`` of ``values`` took ``spent_s``.
 
         The first batch is one sample, which shows the cost of one; the next reaches ``min_samples``; each later batch
@@ -84,10 +90,10 @@ class StoppingRule:
         """
         if taken == 0:
             return 1
-        few = len(values) < self.min_samples
-        if not few and taken >= self.min_in_round and self.is_met(values):
+        few, least_s = len(values) < self.min_samples, self.slowed_s if is_slowed else 0.0
+        if not few and taken >= self.min_in_round and spent_s >= least_s and self.is_met(values):
             return 0
-        limit_s = self.budget_s * (_BUDGET_FACTOR if few else 1)
+        limit_s = max(least_s, self.budget_s * (_BUDGET_FACTOR if few else 1))
         affordable = (limit_s - spent_s) * taken / max(spent_s, 1e-9)
         missing = max(self.min_samples - len(values), self.min_in_round - taken)
         wanted = missing if missing > 0 else len(values) // 2 + 1
@@ -205,6 +211,7 @@ def sample(
     on_start: Callable[[], object] = lambda: None,
     prior: PriorMeasurement = NO_PRIOR,
     flush: bool = True,
+    is_slowed: Callable[[], bool] = lambda: False,
 ) -> Samples:
     """Take samples of ``fn``, each in the range ``range_name``, until ``rule`` is met together with ``earlier`` ones.
 
@@ -213,14 +220,15 @@ def sample(
 
     On a GPU, calls outside any range come first: they profile the launch and load the GPU. Then ``on_start()`` is
     called, and sampling begins. A batch in which more than one sample in ten was not queued in time is taken again.
-    Several processes start and repeat each batch together, so their ``rule`` must not depend on times.
+    ``is_slowed()`` returns True once power or heat has lowered the clock. Several processes start and repeat each batch
+    together, so their ``rule`` must not depend on times.
     """
     with TIMERS[device](flush=flush) as timer:
         prior = replace(prior, median_ns=statistics.median(earlier) if earlier else None)
         launch = timer.prepare(fn, ranks, prior, rule.budget_s / 2)
         timer.reset_peak_memory()
         on_start()
-        values = _take_samples(fn, timer, rule, earlier, range_name, annotate, ranks)
+        values = _take_samples(fn, timer, rule, earlier, range_name, annotate, ranks, is_slowed)
         allocated, reserved = timer.peak_memory()
         flushed = f"{timer.flush_bytes} bytes written between samples to flush the caches"
         return Samples(
@@ -246,10 +254,11 @@ def _take_samples(
     range_name: str,
     annotate: Annotate,
     ranks: Ranks,
+    is_slowed: Callable[[], bool],
 ) -> list[float]:
     values: list[float] = []
     begin = time.perf_counter()
-    while size := rule.next_batch([*earlier, *values], len(values), time.perf_counter() - begin):
+    while size := rule.next_batch([*earlier, *values], len(values), time.perf_counter() - begin, is_slowed()):
         ranks.barrier("batch")
         _iterate(fn, size, timer, range_name, annotate)
         timer.record_clock()

@@ -22,7 +22,9 @@ from profpipe.runner.request import RunRequest
 SIDES_FILE = Path("raw") / "sides.json"
 
 #: Time goes into processes and not into samples. Values that the pipeline file or ``--set`` gives are kept.
-_BUDGET_S = 0.25
+_BUDGET_S = 0.15
+#: At its power limit the clock of a GPU swings; a process must see more than one swing.
+_SLOWED_S = 0.4
 _REPEATS = 10
 
 _PYTHONS = ("python", "python3")
@@ -198,7 +200,7 @@ def _in_working_folder(request: RunRequest) -> RunRequest:
 def _for_pairs(workload: Workload, variables: Mapping[str, str]) -> Workload:
     """Return the workload with the variables of a side, and with short processes unless the user asks for others."""
     given, timing = workload.model_fields_set, workload.timing
-    short = {"budget_s": _BUDGET_S, "rounds": 1}
+    short = {"budget_s": _BUDGET_S, "slowed_s": _SLOWED_S, "rounds": 1}
     changed: dict[str, Any] = {
         "profilers": ["plain"],
         "env": {**workload.env, **variables},
