@@ -174,6 +174,12 @@ class CaseIndex:
                 found.setdefault(metric, set()).add(profiler)
         return found
 
+    def iterations(self, case: str, profiler: str) -> int:
+        """Return the iterations of a case that a profiler recorded; 0 where they are not known."""
+        counted = self.numbers.get((case, profiler, ""), {}).get("iterations") if case else None
+        # The instances of the range, else the count of the harness.
+        return self.ranges.get((case, profiler), CaseRange()).instances or (int(counted.value) if counted else 0)
+
     def breakdowns(self, once: bool) -> dict[str, dict[str, KernelBreakdown]]:
         """Return the kernel breakdowns by case and profiler: of a steady step, of a call, or of everything.
 
@@ -181,11 +187,8 @@ class CaseIndex:
         """
         found: dict[str, dict[str, KernelBreakdown]] = {}
         for (case, profiler), own in self.totals.items():
-            own_range, is_step = self.ranges.get((case, profiler), CaseRange()), (case, profiler) in self.step_totals
-            counted = self.numbers.get((case, profiler, ""), {}).get("iterations") if case else None
-            # The instances of the range, else the count of the harness.
-            count = own_range.instances or (int(counted.value) if counted else 0) or (1 if once or is_step else None)
-            if divided := break_down(profiler, own, count, own_range):
+            count = self.iterations(case, profiler) or (1 if once or (case, profiler) in self.step_totals else None)
+            if divided := break_down(profiler, own, count, self.ranges.get((case, profiler), CaseRange())):
                 ranks = self.rank_counts.get((case, profiler), 1)
                 found.setdefault(case, {})[profiler] = replace(divided, ranks=ranks)
         return found

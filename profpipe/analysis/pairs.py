@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import signed_rank, verdict
+from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, verdict
+from profpipe.analysis.kernel_captures import FailedCapture
+from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import Status
+from profpipe.measure.flags import Flag
 from profpipe.results import schema
 from profpipe.results.manifest import Manifest, PairsEntry, Undecided
-from profpipe.results.schema import Tables, Verdict
+from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdict
 
 #: The times that can be compared, the better one first.
 _TIMES: Final = ("time", schema.PROCESS_WALL)
@@ -57,6 +61,13 @@ class CaseVerdict:
     #: B's results are outside the tolerance in some process, and A's in none.
     is_newly_inaccurate: bool = False
     flags: str = "[]"
+    #: The difference by kernel, where both sides have a capture.
+    kernels: KernelComparison | None = None
+
+    @property
+    def difference_ns(self) -> float:
+        """B - A: the estimate over the pairs, in the time of A."""
+        return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
 
 
 class Gate(Enum):
@@ -80,6 +91,7 @@ class PairFindings:
     gates: tuple[Gate, ...] = ()
     undecided: Undecided = Undecided.REPORT
     is_complete: bool = True
+    failed_captures: tuple[FailedCapture, ...] = ()
 
     def count(self, wanted: Verdict) -> int:
         return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
@@ -109,7 +121,7 @@ class PairFindings:
 def analyze(data: Tables, run: Manifest) -> PairFindings:
     """Return the verdicts of an `ab` run. Pairs of which one process is missing or failed do not count."""
     assert run.ab is not None
-    cases = tuple(_cases(data, run.ab))
+    cases = _with_kernels(tuple(_cases(data, run.ab)), data, run)
     percent = run.ab.gate
     judged = [each for case in cases for each in (case.judgement,) if each]
     return PairFindings(
@@ -119,6 +131,7 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         () if percent is None else tuple(_gate(case, percent) for case in cases),
         run.ab.undecided,
         is_complete=run.ended is not None,
+        failed_captures=kernel_captures.failed(data),
     )
 
 
@@ -148,10 +161,38 @@ def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
         if (judged := case.judgement) is None:
             continue
         key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
-        times = {"a_ns": case.a_ns, "b_ns": case.b_ns}
-        figures = {name: getattr(judged, name) for name in _FIGURES}
-        rows.append({**key, **times, **figures, "verdict": str(judged.verdict)})
+        times = {"a_ns": case.a_ns, "b_ns": case.b_ns, "part_ns": kernel_differences.on_grid(case.difference_ns)}
+        rows.append({**key, **times, **_figures(judged)})
+        if case.kernels:
+            rows += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
+            rest = {"cause": str(KernelChange.NOT_IN_KERNELS), "part_ns": case.kernels.not_in_kernels_ns}
+            rows.append({**key, "kernel": NOT_IN_KERNELS, **rest})
     return schema.frame(schema.VERDICTS, rows)
+
+
+def _figures(judged: Judgement) -> dict[str, Any]:
+    return {**{name: getattr(judged, name) for name in _FIGURES}, "verdict": str(judged.verdict)}
+
+
+def _kernel_row(kernel: KernelDifference) -> dict[str, Any]:
+    """Return the row of a kernel. Below 8 pairs of captures it has no verdict and no p."""
+    ratio = kernel.b.ns / kernel.a.ns if kernel.a.ns and kernel.b.ns else None
+    judged = _figures(kernel.judgement) if kernel.judgement else {"ratio": ratio, "pairs": kernel.captures}
+    return {
+        **judged,
+        "kernel": kernel.name,
+        "b_kernel": kernel.b_name if kernel.b_name != kernel.name else "",
+        "cause": str(kernel.change),
+        "kernel_class": kernel.kernel_class,
+        "b_class": kernel.b.kernel_class or kernel.kernel_class,
+        "a_calls": kernel.a.calls,
+        "b_calls": kernel.b.calls,
+        "a_ns": kernel.a.ns,
+        "b_ns": kernel.b.ns,
+        "part_ns": kernel.part_ns,
+        "part_low_ns": kernel.low_ns,
+        "part_high_ns": kernel.high_ns,
+    }
 
 
 _FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
@@ -166,7 +207,8 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
     failures = _failures(data)
     times = _times(data)
     inaccurate = _marked_sides(data, schema.PAIR_INACCURATE)
-    for workload, case, flags in zip(data.cases["workload"], data.cases["case"], data.cases["flags"], strict=True):
+    timed = data.cases[data.cases["profiler"] == "plain"]
+    for workload, case, flags in zip(timed["workload"], timed["case"], timed["flags"], strict=True):
         key = workload, case
         metric, pairs = times.get(key, ("", {}))
         both = {number: pair for number, pair in sorted(pairs.items()) if len(pair) == 2}
@@ -192,9 +234,26 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
         )
 
 
+def _with_kernels(cases: tuple[CaseVerdict, ...], data: Tables, run: Manifest) -> tuple[CaseVerdict, ...]:
+    """Return the cases with the difference by kernel of those that have a verdict and a capture on both sides."""
+    metrics = {(case.workload, case.case): case.metric for case in cases if case.judgement}
+    captures = kernel_captures.read(data, run, metrics)
+    return tuple(_add_kernels(case, captures.get((case.workload, case.case), {})) for case in cases)
+
+
+def _add_kernels(case: CaseVerdict, captures: Mapping[str, Sequence[Capture]]) -> CaseVerdict:
+    if not case.judgement or not captures:
+        return case
+    found = kernel_differences.compare(case.difference_ns, captures["A"], captures["B"])
+    if not found or not found.variations:
+        return replace(case, kernels=found)
+    return replace(case, kernels=found, flags=json.dumps([*json.loads(case.flags or "[]"), Flag.KERNELS_VARY]))
+
+
 def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
     """Return by case: the metric that is compared, and its values in ns by pair and side."""
-    rows = data.metrics[data.metrics["metric"].isin(_TIMES) & data.metrics["value"].notna()]
+    is_time = data.metrics["metric"].isin(_TIMES) & (data.metrics["profiler"] == "plain")
+    rows = data.metrics[is_time & data.metrics["value"].notna()]
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
     columns = (rows[name] for name in ("workload", "case", "metric", "subject", "value"))
     for workload, case, metric, subject, value in zip(*columns, strict=True):
@@ -221,7 +280,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _failures(data: Tables) -> dict[tuple[str, str], Failure]:
-    rows = data.cases[data.cases["status"] != Status.OK.value]
+    rows = data.cases[(data.cases["status"] != Status.OK.value) & (data.cases["profiler"] == "plain")]
     columns = (rows[name] for name in ("workload", "case", "status", "reason"))
     sides = _marked_sides(data, schema.PAIR_FAILED)
     return {

@@ -33,6 +33,8 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
 
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
+#: Pairs of which both sides are captured too: enough to see kernels that vary between processes.
+_CAPTURES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", type=arguments.positive_count, default=_PAIRS, help=f"pairs of processes (default: {_PAIRS})"
     )
+    parser.add_argument(
+        "--captures",
+        type=arguments.count,
+        default=_CAPTURES,
+        metavar="N",
+        help=f"record the kernels of both sides in the first N pairs (default: {_CAPTURES}); 0: no captures",
+    )
+    parser.add_argument(
+        "-p", "--profiler", choices=["nsys", "torch", "none"],
+        help="profiler of the captures (default with a GPU: nsys, else torch; without a GPU: none)",
+    )  # fmt: skip
     parser.add_argument(
         "--gate", type=arguments.percentage, metavar="PERCENT", help="exit code 4 if B is slower by more than PERCENT"
     )
@@ -163,7 +176,7 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     from profpipe.commands import execution
     from profpipe.report import ci
     from profpipe.results import folders
-    from profpipe.results.manifest import PairsEntry, Undecided
+    from profpipe.results.manifest import NoCaptures, PairsEntry, Undecided
     from profpipe.runner import pair_session, sides
 
     settings = PairsEntry(
@@ -173,6 +186,9 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
         args.gate,
         Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
         args.aa,
+        captures=min(args.captures, args.pairs),
+        profiler=args.profiler or "",
+        no_captures=NoCaptures.NOT_REQUESTED if not args.captures or args.profiler == "none" else None,
     )
     run = pair_session.create(request, both, settings, _published_command(both, request))
     run.choose_again = pairs.choose_again

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe import errors, plugins
-from profpipe.analysis import analyze, compare_runs, pairs
+from profpipe.analysis import analyze, compare_runs, kernel_captures, pairs
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.analysis.pairs import Gate, PairFindings
 from profpipe.commands import arguments
@@ -101,7 +101,10 @@ def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | N
 def _judge_pairs(folder: Path, data: Tables, manifest: Manifest) -> Result:
     """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
     findings = pairs.analyze(data, manifest)
-    is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any() or bool(manifest.refused)
+    timed = data.cases[data.cases["profiler"] == "plain"]
+    is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
+    # A capture that failed costs no verdict: the page names it.
+    is_bad = is_bad or not all(kernel_captures.is_of_capture(refused.source) for refused in manifest.refused)
     code = errors.SOME_FAILED if is_bad else errors.OK
     if findings.gate is Gate.FAILED:
         code = errors.GATE_FAILED

@@ -39,6 +39,7 @@ class Format(str, Enum):
     COUNT = "count"  # whole where it is whole: 3
     RATIO = "ratio"  # 1.42x
     PERCENT = "percent"  # a share as a percentage, without the sign: 81.3
+    SIGNED = "signed"  # a difference in a unit: +44.0
     SIGNED_PERCENT = "signed_percent"  # a difference: +8.0 %
     PLUS_MINUS = "plus_minus"  # half the width of an interval as a share: ±0.2 %
 

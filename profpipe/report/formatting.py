@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from profpipe.report import document as doc
-from profpipe.report.units import MISSING, NO_CASE, Unit, count, number, percent, plus_minus, ratio, signed_percent
+from profpipe.report.units import (
+    MISSING,
+    NO_CASE,
+    Unit,
+    count,
+    number,
+    percent,
+    plus_minus,
+    ratio,
+    signed,
+    signed_percent,
+)
 
 _MISSING = {doc.Missing.NOT_MEASURED: MISSING, doc.Missing.NOT_REQUESTED: NO_CASE}
 
@@ -26,7 +37,8 @@ def format_value(value: float | None, unit: Unit, format: doc.Format) -> str:
         return MISSING
     if format in _SHARES:
         return _SHARES[format](value)
-    return (count if format is doc.Format.COUNT else number)(value / unit.size)
+    write = {doc.Format.COUNT: count, doc.Format.SIGNED: signed}.get(format, number)
+    return write(value / unit.size)
 
 
 def format_number(inline: doc.Number) -> str:

@@ -29,6 +29,7 @@ from profpipe.report.sections import (
     files,
     flags,
     headline,
+    kernel_differences,
     kernel_share,
     kernels,
     launch_counts,
@@ -72,7 +73,9 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
         verdicts.headline(findings, run),
         verdicts.verdicts(findings),
         verdicts.failures(findings),
+        kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),
+        kernel_differences.kernel_differences(findings),
         environment.environment(run),
         commands.commands(run),
     )

@@ -138,6 +138,18 @@ def plus_minus(share: float) -> str:
     return f"±{percent(share) if share < 1 else number(100 * share)} %"
 
 
+def signed(value: float | None) -> str:
+    """A difference with its sign and as many digits as other numbers: ``+44.0``."""
+    return number(value) if not value or value < 0 else f"+{number(value)}"
+
+
+def rounded(value: float) -> str:
+    """A difference in a sentence, with two digits where it is small: ``+44``, ``-3.1``."""
+    if abs(value) >= 9.95:
+        return f"{value:+.0f}"
+    return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.1g}" if value else "0"
+
+
 def signed_percent(difference: float | None) -> str:
     if difference is None:
         return MISSING

@@ -193,13 +193,24 @@ class Undecided(str, Enum):
     FAIL = "fail"
 
 
+class NoCaptures(str, Enum):
+    """Why an `ab` run captures no kernels."""
+
+    #: The command line says so.
+    NOT_REQUESTED = "not_requested"
+    NO_GPU = "no_gpu"
+    #: There is a GPU, and neither nsys nor torch.
+    NO_PROFILER = "no_profiler"
+
+
 @dataclass(frozen=True)
 class PairsEntry:
     """The settings of an `ab` run. ``pairs`` is the number of pairs of the first block.
 
     ``seed`` draws the order in each pair. ``gate`` is the percentage by which B may be slower. ``is_aa``: both sides
     are the same. ``spreads`` has by workload and case how far pairs of the same code lie apart on this machine, as a
-    ratio minus 1, where earlier A-A runs measured it.
+    ratio minus 1, where earlier A-A runs measured it. ``captures`` is the number of pairs in which ``profiler`` records
+    the kernels of both sides.
     """
 
     a: SideEntry = SideEntry()
@@ -210,6 +221,10 @@ class PairsEntry:
     undecided: Undecided = Undecided.REPORT
     is_aa: bool = False
     spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    captures: int = 0
+    profiler: str = ""
+    #: Set where ``captures`` is 0.
+    no_captures: NoCaptures | None = None
 
 
 @dataclass(frozen=True)

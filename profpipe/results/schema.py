@@ -43,6 +43,8 @@ PAIR_PREFIX: Final = "pair "
 #: Metrics that mark a process of an `ab` run in which the case failed, or its result was outside the tolerance.
 PAIR_FAILED: Final = "failed"
 PAIR_INACCURATE: Final = "inaccurate"
+#: The metrics of a capture of an `ab` run, with the subject ``pair 3 A``, or ``pair 3 A `` and the name of a kernel.
+CAPTURED_METRICS: Final = ("iterations", "step_kernel_time", "step_launches")
 
 #: Between the ranges of a path, outermost first.
 PATH_SEPARATOR: Final = " > "
@@ -280,20 +282,55 @@ class Verdict(str, Enum):
     __str__ = str.__str__
 
 
+class KernelChange(str, Enum):
+    """What differs between A and B in a kernel of a case; a row has the first that applies."""
+
+    #: Another kernel of the same class, launched as often, is in its place on B.
+    EXCHANGED = "exchanged"
+    APPEARED = "appeared"
+    VANISHED = "vanished"
+    CLASS = "class"
+    LAUNCHES = "launches"
+    TIME = "time"
+    UNCHANGED = "unchanged"
+    #: No kernel: the rest of the difference of the case.
+    NOT_IN_KERNELS = "not_in_kernels"
+
+    __str__ = str.__str__
+
+
+#: The name of the row of `verdicts` with the rest of the difference of a case.
+NOT_IN_KERNELS: Final = "(not in kernels)"
+
 VERDICTS: Final = _table(
     "verdicts",
-    "one case of `profpipe ab`, on the sides A and B",
-    Column("kernel", "str", "empty: the case; else a kernel's name"),
-    Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A"),
-    Column("a_ns", "Float64", "median over the processes of A of their median times"),
+    "one case of `profpipe ab` on the sides A and B, or one kernel of it",
+    Column("kernel", "str", f"empty: the case; else a kernel's name, or `{NOT_IN_KERNELS}`: idle time, launch gaps"),
+    Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A; empty: too few captures"),
+    Column("a_ns", "Float64", "median over the processes of A of their median times; of a kernel, by iteration"),
     Column("b_ns", "Float64", "the same of B"),
     Column("ratio", "Float64", "time of B over time of A: the Hodges-Lehmann estimate over the pairs"),
     Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
     Column("ci_high", "Float64", "upper end of that interval"),
     Column("p", "Float64", "two-sided p value of the exact signed-rank test"),
-    Column("pairs", "Int64", "number of pairs of processes behind the verdict"),
+    Column("pairs", "Int64", "number of pairs of processes behind the verdict; of a kernel, of captures"),
     Column("floor", "Float64", "smallest difference that counts, as a ratio minus 1"),
     Column("pairs_more", "Int64", "pairs that would decide an inconclusive case; 0: decided; NA: over 1000"),
+    Column(
+        "part_ns", "Float64", "B - A: of the case `a_ns` times (`ratio` - 1), and the rows of its kernels add up to it"
+    ),
+    Column("part_low_ns", "Float64", "smallest B - A of one pair of captures"),
+    Column("part_high_ns", "Float64", "largest B - A of one pair of captures"),
+    Column(
+        "cause",
+        "str",
+        "exchanged, appeared, vanished, class, launches, time, unchanged or not_in_kernels; empty: the case",
+    ),
+    Column("b_kernel", "str", "name of the kernel on B where it is exchanged, else empty"),
+    Column("kernel_class", "str", "class of the kernel on A, or where it appeared"),
+    Column("b_class", "str", "its class on B, or where it vanished"),
+    Column("a_calls", "Float64", "launches by iteration on A"),
+    Column("b_calls", "Float64", "the same on B"),
     is_new=True,
 )
 

@@ -4,6 +4,9 @@ Each pair starts a process of A and one of B for each workload, one right after 
 Every process has a separate job in ``raw/<workload>/pair-03/A``, so that a run that was killed goes on with the
 process that was missing. The tables hold one row of ``time`` for each case, pair and side, with the subject
 ``pair 3 A``. The verdicts are made from these rows by the command above.
+
+After the timed processes of each of the first pairs, a process of each side runs under a profiler, in
+``raw/<workload>/pair-03/A-nsys``. The tables `kernels` and `ranges` hold the rows of these captures by their file.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from profpipe.measure.flags import Flag
 from profpipe.results import atomic, database, folders, manifest, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
-from profpipe.runner import checkout, executor, fingerprint, plan, session, sides
+from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, session, sides
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.sides import Side
@@ -90,7 +93,9 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
     registry.parsers(request.pipeline_dir)
     joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     checkout.remove_abandoned(request.out)
-    machine, now = Machine.examine(request), manifest.utc_now()
+    machine, now = pair_captures.examine(request, settings), manifest.utc_now()
+    has_commands = any(workload.command for workload in request.pipeline.workloads.values())
+    settings = pair_captures.choose(settings, machine, has_commands)
     planned = [
         replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
         for job in session.plan_jobs(request, machine, request.out)
@@ -127,6 +132,10 @@ class PairSession(Session):
     sides: tuple[Side, Side]
     choose_again: Callable[[Tables, Manifest], Collection[Key]] = _measure_no_more
 
+    @cached_property
+    def machine(self) -> Machine:
+        return pair_captures.examine(self.request, self.settings)
+
     @property
     def settings(self) -> PairsEntry:
         assert self.manifest.ab is not None
@@ -152,20 +161,21 @@ class PairSession(Session):
         a, b = self.sides
         return join_cases(a.request.pipeline, b.request.pipeline, self.request.workloads)
 
-    def _side_jobs(self) -> tuple[list[Job], list[Job]]:
+    def _side_jobs(self, profiler: str = "plain") -> tuple[list[Job], list[Job]]:
         """Return the jobs of one process of each side, in the same order. Checkouts are made where they are missing."""
-        a, b = (self._jobs_of(side.in_checkout(self.folder)) for side in self.sides)
+        a, b = (self._jobs_of(side.in_checkout(self.folder), profiler) for side in self.sides)
         order = {case.id: i for pairs in self._joined.values() for i, (_, _, case) in enumerate(pairs)}
         return a, sorted(b, key=lambda job: ([*self._joined].index(job.workload), order[job.cases[0].id]))
 
-    def _jobs_of(self, side: Side) -> list[Job]:
-        jobs = session.plan_jobs(side.request, self.machine, self.folder)
+    def _jobs_of(self, side: Side, profiler: str) -> list[Job]:
+        jobs = session.plan_jobs(replace(side.request, profilers=(profiler,)), self.machine, self.folder)
         return [self._adapted(job, side) for job in jobs]
 
     def _adapted(self, job: Job, side: Side) -> Job:
         """Return the job with its folder below that of the side, and with the side's interpreter."""
         below = job.folder.relative_to(self.folder / "raw" / job.workload / job.profiler)
-        folder = self.folder / "raw" / job.workload / side.label / below
+        name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
+        folder = self.folder / "raw" / job.workload / name / below
         # A side may run in another folder, whose path is of no use to a reader of the page.
         job = replace(job, folder=folder, label=side.label, shown_from=sides.working_folder(self.request))
         if side.python == job.python:
@@ -195,22 +205,31 @@ class PairSession(Session):
     # --- running -----------------------------------------------------------------------------------------------------
 
     def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
-        """Run the pairs, of the cases ``wanted`` or of all. A case that failed on a side is not tried again."""
-        a, b = self._side_jobs()
-        total = len(pairs) * (len(a) + len(b))
-        for position, pair in enumerate(pairs):
-            jobs = [job for job in self._jobs_of_pair(pair, a, b, wanted) if not self._is_done(job)]
-            numbers = (position * (len(a) + len(b)) + 1, total)
-            for outcome in executor.run(jobs, profilers.ALL, listener, numbers=numbers):
-                self._store(outcome, "")
+        """Run the pairs, of the cases ``wanted`` or of all, and the captures of the first block."""
+        timed, captured = self._side_jobs(), self._capture_jobs() if wanted is None else ([], [])
+        with_captures = pairs[: self.settings.captures]
+        total = len(pairs) * sum(map(len, timed)) + len(with_captures) * sum(map(len, captured))
+        number = 1
+        for pair in pairs:
+            for sides_jobs in (timed, captured) if pair in with_captures else (timed,):
+                # The jobs of a capture are chosen when the timed processes of the pair have ended.
+                every = self._jobs_of_pair(pair, *sides_jobs, wanted)
+                jobs = [job for job in every if not self._is_done(job)]
+                for outcome in executor.run(jobs, profilers.ALL, listener, numbers=(number, total)):
+                    self._store(outcome, "")
+                number += sum(map(len, sides_jobs))
+
+    def _capture_jobs(self) -> tuple[list[Job], list[Job]]:
+        return self._side_jobs(self.settings.profiler) if self.settings.captures else ([], [])
 
     def _jobs_of_pair(
         self, pair: int, a: Sequence[Job], b: Sequence[Job], wanted: Collection[Key] | None
     ) -> Iterator[Job]:
-        failed = self._failed_cases()
+        """Yield the jobs of both sides in the order of the pair. A case that failed on a side is not tried again."""
         for number, both in enumerate(zip(a, b, strict=True)):
             # A new generator for each draw: a resumed run draws the same orders.
             is_b_first = random.Random(f"{self.settings.seed} {pair} {number}").random() < 0.5
+            failed = self._failed_cases(("plain", both[0].profiler))
             for job in both[:: -1 if is_b_first else 1]:
                 names = self._names(job)
                 kept = tuple(
@@ -231,22 +250,27 @@ class PairSession(Session):
         side = job.label.split()[-1]
         return {(a if side == "A" else b).id: name for name, a, b in self._joined[job.workload]}
 
-    def _failed_cases(self) -> set[Key]:
-        """Return the cases of which a process failed in an earlier pair."""
+    def _failed_cases(self, under: Collection[str]) -> set[Key]:
+        """Return the cases of which a process failed under one of these profilers, in an earlier pair."""
         rows = self.data.cases[~self.data.cases["status"].isin([Status.OK.value, Status.INTERRUPTED.value])]
+        rows = rows[rows["profiler"].isin(under)]
         return set(zip(rows["workload"], rows["case"], strict=True))
 
     # --- storing -----------------------------------------------------------------------------------------------------
 
     def _merged(self, job: Job, fresh: Tables) -> Tables:
-        """Return the stored rows with the times of a process and what became of its cases."""
+        """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
         names = self._names(job)
+        cases = fresh.cases.assign(case=fresh.cases["case"].map(names))
+        ended = schema.frame(schema.CASES, _merge_cases(self.data.cases, cases, f"{job.label}: "))
+        if job.profiler != "plain":
+            captured = pair_captures.merge(self.data, fresh, job, self._name(job.folder), names)
+            return replace(captured, cases=ended)
         is_time = fresh.metrics["metric"].isin(TIMES) & (fresh.metrics["subject"] == "")
         times = fresh.metrics[is_time & fresh.metrics["case"].isin(names)]
         times = times.assign(subject=job.label, case=times["case"].map(names))
         mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)
         mine &= self.data.metrics["case"].isin([names[case.id] for case in job.cases])
-        cases = fresh.cases.assign(case=fresh.cases["case"].map(names))
         marks = {
             schema.PAIR_FAILED: cases["status"].isin(schema.FAILED),
             schema.PAIR_INACCURATE: cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False),
@@ -261,18 +285,18 @@ class PairSession(Session):
             metrics=_concat(
                 schema.METRICS, [self.data.metrics[~mine], times, *(schema.frame(schema.METRICS, m) for m in marked)]
             ),
-            cases=schema.frame(schema.CASES, _merge_cases(self.data.cases, cases, f"{job.label}: ")),
+            cases=ended,
         )
 
 
 def _merge_cases(stored: pd.DataFrame, fresh: pd.DataFrame, prefix: str) -> Iterable[Mapping[str, Any]]:
-    """Return one row for each case: its first problem on any side, else that all its processes so far are ok.
+    """Return one row for each case and profiler: its first problem on any side, else that all processes are ok.
 
     Flags of all processes are collected, ``seconds`` are those of the last process.
     """
-    rows = {(row["workload"], row["case"]): row for row in _records(stored)}
+    rows = {(row["workload"], row["case"], row["profiler"]): row for row in _records(stored)}
     for row in _records(fresh):
-        key = row["workload"], row["case"]
+        key = row["workload"], row["case"], row["profiler"]
         known = rows.get(key)
         if row["status"] != Status.OK:
             row["reason"] = prefix + (row["reason"] or row["status"])

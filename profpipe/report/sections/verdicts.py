@@ -11,6 +11,7 @@ from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, plural
+from profpipe.report.sections.kernel_differences import capture_facts, explain, variation
 from profpipe.report.units import signed_percent, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
 from profpipe.results.schema import PROCESS_WALL, Verdict
@@ -19,7 +20,19 @@ from profpipe.results.schema import PROCESS_WALL, Verdict
 _ORDER = (Verdict.SLOWER, Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.SAME)
 
 #: Flags of the samples of one process say nothing of a verdict, which rests on many processes.
-_SHOWN_FLAGS = (Flag.THROTTLED, Flag.CLOCK_SPREAD, Flag.OTHER_PROCESS, Flag.HOST_BOUND, Flag.INACCURATE)
+_SHOWN_FLAGS = (
+    Flag.THROTTLED,
+    Flag.CLOCK_SPREAD,
+    Flag.OTHER_PROCESS,
+    Flag.HOST_BOUND,
+    Flag.INACCURATE,
+    Flag.KERNELS_VARY,
+)
+
+_CHANGED = (Verdict.SLOWER, Verdict.FASTER)
+
+#: Cases whose difference the headline explains.
+_MOST_EXPLAINED = 3
 
 #: Cases that a sentence names; more are counted.
 _MOST_NAMED = 4
@@ -73,6 +86,22 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
+    yield from capture_facts(settings)
+    yield from _kernel_facts(findings)
+
+
+def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
+    """Yield which cases have other kernels in each process of a side, and what explains the largest verdicts."""
+    varying = [case for case in findings.cases if case.kernels and case.kernels.variations]
+    for case in varying[:_MOST_NAMED]:
+        words = "{} launches other kernels from process to process, so its difference may be chance: {}."
+        yield fill(words, doc.Code(name(case)), variation(case))
+    if len(varying) > _MOST_NAMED:
+        yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
+    changed = [case for case in findings.cases if case.judgement and case.judgement.verdict in _CHANGED]
+    explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
+    for case, line in explained[:_MOST_EXPLAINED]:
+        yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.judgement.verdict if case.judgement else ""), line)
 
 
 def _side(side: SideEntry) -> doc.Text:
@@ -128,6 +157,7 @@ def verdicts(findings: PairFindings) -> doc.Section:
         (doc.percent("floor"), lambda case: case.judgement.floor),
         (doc.words("more", "pairs that would decide"), _more),
         (doc.words("first_block", "first block"), _first_block),
+        (doc.words("kernels", "B - A by kernel"), explain),
     ]
     table = doc.table_of("verdicts", cases, columns)
     empty = [
@@ -211,9 +241,12 @@ def spread(findings: PairFindings, run: Manifest) -> doc.Section:
 
 
 def write_verdict(case: CaseVerdict) -> str:
-    """Return one line for a message: ``sums/n=2: slower, +3.1 %``."""
+    """Return one line for a message: ``sums/n=2: slower, +3.1 %, +41 us: +44 us add (1 more launch)``."""
     if case.is_newly_inaccurate:
         return f"{name(case)}: inaccurate on B"
     if case.judgement is None or case.failure:
         return f"{name(case)}: {case.failure.status if case.failure else 'not measured'}"
-    return f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}"
+    line = doc.plain(explain(case))
+    return ", ".join(
+        filter(None, [f"{name(case)}: {case.judgement.verdict}, {signed_percent(case.judgement.ratio - 1)}", line])
+    )

@@ -1,0 +1,266 @@
+"""The difference of a case of an `ab` run by kernel: one line for tables and messages, and a table for the details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from profpipe.analysis.kernel_differences import KernelComparison, KernelDifference, SetVariation
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.job import readable
+from profpipe.report import document as doc
+from profpipe.report.inlines import fill, plural
+from profpipe.report.short_kernel_names import shorten
+from profpipe.report.units import Unit, count, rounded, signed, time_unit
+from profpipe.results.manifest import NoCaptures, PairsEntry
+from profpipe.results.schema import KernelChange, Verdict
+
+#: The parts of a line: so many, and none below this share of the largest.
+_MOST_PARTS, _LEAST_PART = 3, 0.1
+#: Characters of a kernel's name in a line and in a table.
+_IN_LINE, _IN_TABLE = 32, 60
+#: Rows of the table of a case. Kernels that change in more than their time always have one.
+_MOST_ROWS = 12
+#: Cases up to which the details have a table for each of them; beyond, for those with an explanation.
+_MOST_TABLES = 24
+#: Kernels that a sentence names; more are counted.
+_MOST_NAMED = 2
+
+#: Classes that do not say what a kernel does.
+_VAGUE = ("other", "elementwise", "fused", "graph", "")
+
+_REST = "not in kernels"
+
+_CHANGES: Mapping[KernelChange, str] = {
+    KernelChange.EXCHANGED: "exchanged",
+    KernelChange.APPEARED: "only on B",
+    KernelChange.VANISHED: "only on A",
+    KernelChange.CLASS: "class",
+    KernelChange.LAUNCHES: "launches",
+    KernelChange.TIME: "time",
+    KernelChange.UNCHANGED: "",
+}
+
+_NO_CAPTURES: Mapping[NoCaptures, str] = {
+    NoCaptures.NO_GPU: "No capture shows the kernels of a difference, because there is no GPU.",
+    NoCaptures.NO_PROFILER: "No capture shows the kernels of a difference: neither nsys nor torch is installed."
+    " `profpipe doctor` says how to install them.",
+}
+
+
+# --- one line --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The kernels of one class, or the rest of the difference without any."""
+
+    ns: float
+    label: doc.Text
+    kernels: tuple[KernelDifference, ...] = ()
+
+    @property
+    def has_other_kernels(self) -> bool:
+        return any(kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED) for kernel in self.kernels)
+
+
+def is_explained(case: CaseVerdict) -> bool:
+    """Return True for a case that is faster or slower, or launches other kernels on B, and has captures."""
+    if case.kernels is None or case.judgement is None:
+        return False
+    return case.judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) or case.kernels.has_other_kernels
+
+
+def explain(case: CaseVerdict) -> doc.Text:
+    """Return ``+41 us: +44 us add (1 more launch), -3 us attention``; empty for a case without an explanation."""
+    if case.kernels is None or not is_explained(case):
+        return ""
+    parts = _largest(case.kernels)
+    unit = time_unit([max([case.kernels.difference_ns, *(part.ns for part in parts)], key=abs)])
+    listed = doc.join([_write_part(part, unit) for part in parts], last=", ")
+    return doc.concat(f"{_signed(case.kernels.difference_ns, unit)}: ", listed)
+
+
+def _largest(found: KernelComparison) -> list[_Part]:
+    """Return the parts to name: the largest ones, and the largest one with other kernels."""
+    parts = sorted([*_by_class(found.kernels), _Part(found.not_in_kernels_ns, _REST)], key=lambda part: -abs(part.ns))
+    named = [part for part in parts[:_MOST_PARTS] if abs(part.ns) >= _LEAST_PART * abs(parts[0].ns)]
+    if not any(part.has_other_kernels for part in named):
+        named += [part for part in parts if part.has_other_kernels][:1]
+    return named
+
+
+def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
+    classes: dict[str, list[KernelDifference]] = {}
+    for kernel in kernels:
+        classes.setdefault(kernel.kernel_class, []).append(kernel)
+    for name, own in classes.items():
+        if name not in _VAGUE:
+            yield _Part(sum(kernel.part_ns for kernel in own), name, tuple(own))
+            continue
+        for kernel in own:
+            yield _Part(kernel.part_ns, doc.Code(shorten(kernel.name, _IN_LINE)), (kernel,))
+
+
+def _write_part(part: _Part, unit: Unit) -> doc.Text:
+    note = _write_change(part.kernels)
+    return doc.concat(f"{_signed(part.ns, unit)} ", part.label, doc.concat(" (", note, ")") if note else "")
+
+
+def _write_change(kernels: Sequence[KernelDifference]) -> doc.Text:
+    """Return what changed in kernels of one class, beside their time."""
+    more = sum(kernel.b.calls - kernel.a.calls for kernel in kernels)
+    if count(abs(more)) != "0":
+        return f"{count(abs(more))} {'more' if more > 0 else 'fewer'} {'launch' if abs(more) == 1 else 'launches'}"
+    exchanged = [kernel for kernel in kernels if kernel.change is KernelChange.EXCHANGED]
+    if len(exchanged) == 1:
+        return _exchange(exchanged[0], _IN_LINE)
+    if exchanged:
+        return f"{len(exchanged)} kernels exchanged"
+    changed = [kernel for kernel in kernels if kernel.change in (KernelChange.APPEARED, KernelChange.VANISHED)]
+    return "other kernels" if changed else ""
+
+
+def _exchange(kernel: KernelDifference, width: int) -> doc.Text:
+    short = _brief([kernel.name, kernel.b_name], width)
+    return fill("{} -> {}", doc.Code(short[kernel.name]), doc.Code(short[kernel.b_name]))
+
+
+def _brief(names: Sequence[str], width: int) -> dict[str, str]:
+    """Return each name in about ``width`` characters, without template arguments where it differs before them."""
+    once = list(dict.fromkeys(names))
+    bases = [shorten(name, _IN_TABLE).partition("<")[0] for name in once]
+    return {
+        name: shorten(base if bases.count(base) == 1 else name, width) for name, base in zip(once, bases, strict=True)
+    }
+
+
+def _signed(ns: float, unit: Unit) -> str:
+    return f"{rounded(ns / unit.size)} {unit.name}"
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def capture_facts(settings: PairsEntry) -> Iterator[doc.Text]:
+    """Yield how the kernels were recorded, or why they were not."""
+    if settings.no_captures:
+        yield from filter(None, [_NO_CAPTURES.get(settings.no_captures)])
+    elif settings.captures:
+        yield (
+            f"{settings.profiler} recorded the kernels of both sides in {plural(settings.captures, 'pair')}, in"
+            " separate processes that are not timed."
+        )
+
+
+def variation(case: CaseVerdict) -> doc.Text:
+    """Return ``2 of 3 processes of A launched X, 1 launched Y``; empty where the processes of each side agree."""
+    sides = case.kernels.variations if case.kernels else ()
+    return doc.join([_variation(side) for side in sides], separator="; ", last="; ")
+
+
+def _variation(found: SetVariation) -> doc.Text:
+    seen = [name for each in found.sets for name, _ in each.launches]
+    short = _brief(seen, _IN_LINE)
+    sets: list[doc.Text] = []
+    for each in found.sets:
+        kernels = [_launches(short[name], calls, seen.count(name) > 1) for name, calls in each.launches]
+        listed = doc.join(kernels, most=_MOST_NAMED) if kernels else "none of these"
+        head = f"{each.processes} of {plural(found.processes, 'process', 'processes')} of {found.side} launched "
+        sets.append(doc.concat(head if not sets else f"{each.processes} launched ", listed))
+    return doc.join(sets, last=", ")
+
+
+def _launches(name: str, calls: float, is_counted: bool) -> doc.Text:
+    times = f" ({plural(round(calls), 'time') if calls == round(calls) else f'{count(calls)} times'})"
+    return doc.concat(doc.Code(name), times if is_counted else "")
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def kernel_differences(findings: PairFindings) -> doc.Section:
+    """Return the kernels of each case, those with the largest parts first. They add up to the difference."""
+    compared = [case for case in findings.cases if case.kernels]
+    shown = [case for case in compared if len(compared) <= _MOST_TABLES or is_explained(case)]
+    blocks: list[doc.Block] = [_case_table(case, f"kernels_{i}") for i, case in enumerate(shown, start=1)]
+    if blocks:
+        left = len(compared) - len(shown)
+        more = (
+            f" `verdicts.csv` has the kernels of {left} further cases, which are not faster or slower." if left else ""
+        )
+        note = (
+            "Times and launches of one iteration: medians over the captures of a side. B - A of a case is the"
+            " estimate without a profiler, and the rows add up to it. Not in kernels: idle time, launch gaps and the"
+            f" error of the profiler.{more}"
+        )
+        blocks.insert(0, doc.Paragraph(note, doc.Placement.DETAILS))
+    return doc.make_section("kernel_differences", "Differences by kernel", blocks)
+
+
+def _case_table(case: CaseVerdict, id: str) -> doc.Table:
+    found = case.kernels
+    assert found is not None and case.judgement is not None
+    shown = [kernel for i, kernel in enumerate(found.kernels) if i < _MOST_ROWS or _has_always_a_row(kernel)]
+    others = [kernel for kernel in found.kernels if kernel not in shown]
+    unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
+    columns = [
+        doc.label("kernel"),
+        doc.words("class"),
+        doc.words("change"),
+        doc.count("a_calls", "launches A"),
+        doc.count("b_calls", "launches B"),
+        doc.Column("a", "A", unit),
+        doc.Column("b", "B", unit),
+        doc.Column("part", "B - A", unit, doc.Format.SIGNED),
+        doc.words("range", "in single captures"),
+    ]
+    rows: list[list[doc.Cell | doc.Text | float]] = [_row(kernel, unit) for kernel in shown]
+    if others:
+        rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))
+    rows.append(_sum_row(_REST, found.not_in_kernels_ns))
+    total = doc.Cell(found.difference_ns, is_strong=True)
+    rows.append([doc.Strong("the case"), "", "", doc.Cell(), doc.Cell(), case.a_ns, case.b_ns, total, ""])
+    line = explain(case)
+    head = doc.concat(doc.Code(f"{case.workload}/{readable(case.case)}"), f": {case.judgement.verdict}")
+    return doc.Table(
+        id,
+        tuple(columns),
+        tuple(tuple(map(doc.cell, row)) for row in rows),
+        doc.concat(head, ", ", line) if line else head,
+        doc.Placement.DETAILS,
+        is_divisible=False,
+    )
+
+
+def _has_always_a_row(kernel: KernelDifference) -> bool:
+    return kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
+
+
+def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Cell | doc.Text | float]:
+    is_exchanged = kernel.change is KernelChange.EXCHANGED
+    name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(shorten(kernel.name, _IN_TABLE))
+    is_other_class = kernel.change is KernelChange.CLASS
+    classes = f"{kernel.a.kernel_class} -> {kernel.b.kernel_class}" if is_other_class else kernel.kernel_class
+    change = _CHANGES[kernel.change]
+    if kernel.judgement:
+        change = ", ".join(filter(None, [change, str(kernel.judgement.verdict)]))
+    low, high = (signed(end / unit.size) for end in (kernel.low_ns, kernel.high_ns))
+    ends = "" if kernel.captures < 2 else f"{low} to {high}"
+    return [name, classes, change, kernel.a.calls, kernel.b.calls, kernel.a.ns, kernel.b.ns, kernel.part_ns, ends]
+
+
+def _sum_row(name: str, ns: float) -> list[doc.Cell | doc.Text | float]:
+    return [name, "", "", *(doc.Cell() for _ in range(4)), ns, ""]
+
+
+def failed_captures(findings: PairFindings) -> doc.Section:
+    """Return the cases of which a capture failed. Their verdicts hold."""
+    columns = [doc.label("case"), doc.words("profiler"), doc.words("status"), doc.words("reason")]
+    rows: list[list[doc.Text]] = [
+        [doc.Code(f"{each.workload}/{readable(each.case)}"), each.profiler, each.status, each.reason]
+        for each in findings.failed_captures
+    ]
+    table = doc.make_table("failed_captures", columns, rows)
+    note = doc.Paragraph("The verdicts hold: a capture is a separate process.")
+    return doc.make_section("failed_captures", "Captures that failed", [table, note] if rows else [])
