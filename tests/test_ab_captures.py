@@ -1,0 +1,197 @@
+"""Captures of `profpipe ab`: their processes, what a failed or killed one leaves, and the kernels on the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import recorded_nsys
+
+from profpipe.analysis import pairs
+from profpipe.results import store
+from profpipe.results.manifest import NoCaptures
+
+ROOT = Path(__file__).resolve().parents[1]
+
+WORKLOAD = """
+PARAMS = {"n": 1}
+
+def build(params):
+    count = 20_000 * params["n"]
+    return lambda: sum(range(count))
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {warmup: 1, repeats: 5, timeout_s: 60, timing: {budget_s: 0.02}}
+workloads:
+  sums: {script: sums.py, matrix: {n: [1, 2]}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a pipeline, and a program ``nsys`` beside it that gives a recording of an H200."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "sums.py").write_text(WORKLOAD)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    recorded_nsys.install(tmp_path / "bin")
+    return folder
+
+
+def environment(project, **variables):
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "no_torch")))
+    bin_path = os.pathsep.join([str(project.parent / "bin"), os.environ["PATH"]])
+    return {**os.environ, "PYTHONPATH": path, "PATH": bin_path, "CUDA_VISIBLE_DEVICES": "", **variables}
+
+
+def profpipe(project, *words, **variables):
+    """Run a command in the project; return the finished process."""
+    argv = [sys.executable, "-m", "profpipe", *words]
+    env = environment(project, **variables)
+    return subprocess.run(argv, cwd=project, capture_output=True, text=True, timeout=300, env=env)
+
+
+def loaded(project):
+    return store.load(project / "out" / "latest")
+
+
+def kernel_rows(project):
+    rows = loaded(project)[0].verdicts
+    return rows[rows["kernel"] != ""]
+
+
+@pytest.mark.slow
+def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(project):
+    sides = ("--a", "env:IMPL=flash", "--b", "env:IMPL=cudnn")
+    done = profpipe(project, "ab", *sides, "-p", "nsys", "--pairs", "3", "--captures", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, run = loaded(project)
+    assert (run.ab.profiler, run.ab.captures) == ("nsys", 2)
+    folders = {job.folder.removeprefix("raw/sums/") for job in run.jobs}
+    timed = {f"pair-{pair:02d}/{side}" for pair in (1, 2, 3) for side in "AB"}
+    assert folders == timed | {f"pair-{pair:02d}/{side}-nsys" for pair in (1, 2) for side in "AB"}
+    # The times are those of the timed processes alone.
+    times = data.metrics[data.metrics["metric"] == "time"]
+    assert set(times["profiler"]) == {"plain"} and len(times) == 2 * 6
+    rows = data.verdicts[data.verdicts["kernel"] == ""]
+    assert list(rows["case"]) == ["n=1", "n=2"] and set(rows["pairs"]) == {3}
+    exchanged = kernel_rows(project).query("cause == 'exchanged'")
+    assert set(exchanged["case"]) == {"n=1", "n=2"}
+    assert exchanged["kernel"].str.startswith("pytorch_flash::").all()
+    assert exchanged["b_kernel"].str.startswith("cudnn").all()
+    for _, own in data.verdicts.groupby("case"):
+        assert own.loc[own["kernel"] != "", "part_ns"].sum() == own.loc[own["kernel"] == "", "part_ns"].item()
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "nsys recorded the kernels of both sides in 2 pairs" in page
+    assert "B - A by kernel" in page and "flash_fwd_kernel` -&gt; `cudnn" in page
+    assert len(page.splitlines()) <= 150
+
+
+@pytest.mark.slow
+def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
+    done = profpipe(project, "ab", "--b", "env:FAILS=1", "-p", "nsys", "--pairs", "2", "--gate", "1000")
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    data, run = loaded(project)
+    assert list(data.verdicts["case"]) == ["n=1", "n=2"] and set(data.verdicts["pairs"]) == {2}
+    assert len([job for job in run.jobs if job.folder.endswith("B-nsys")]) == 1
+    plain = data.cases[data.cases["profiler"] == "plain"]
+    assert set(plain["status"]) == {"ok"}
+    failed = pairs.analyze(data, run).failed_captures
+    assert [(each.case, each.status) for each in failed] == [("n=1", "failed"), ("n=2", "failed")]
+    assert failed[0].reason.startswith("pair ") and "the driver refused" in failed[0].reason
+    page = (project / "out" / "latest" / "SUMMARY.md").read_text()
+    assert "## Captures that failed" in page and "the driver refused" in page
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_a_capture_goes_on_with_it(project):
+    waits = project / "go"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "profpipe", "ab", "--b", f"env:WAITS={waits}", "-p", "nsys", "--pairs", "2"],
+        cwd=project, env=environment(project), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((project / "out").glob("[!.]*-ab/raw/sums/pair-01/B-nsys/log.txt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    waits.touch()
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, run = loaded(project)
+    assert len(run.jobs) == len({job.folder for job in run.jobs}) == 8
+    # Each capture has the recording once: 5 iterations of 3 kernels in each case.
+    calls = data.kernels.groupby(["source", "case"])["calls"].sum()
+    assert len(calls) == 8 and set(calls) == {15}
+    assert set(kernel_rows(project)["cause"]) == {"unchanged", "not_in_kernels"}
+
+
+@pytest.mark.slow
+def test_without_a_gpu_or_by_choice_there_are_no_captures(project):
+    for words, reason in (((), NoCaptures.NO_GPU), (("-p", "none"), NoCaptures.NOT_REQUESTED)):
+        done = profpipe(project, "ab", "--b", "env:X=1", "--pairs", "1", *words)
+        assert done.returncode == 0, done.stderr
+        run = loaded(project)[1]
+        assert (run.ab.captures, run.ab.no_captures, len(run.jobs)) == (0, reason, 2)
+        assert ("there is no GPU" in done.stdout) is (reason is NoCaptures.NO_GPU)
+
+
+def test_a_profiler_that_is_requested_and_missing_is_an_error(project):
+    (project.parent / "bin" / "nsys").unlink()
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not (Path(p) / "nsys").exists())
+    done = profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", PATH=path)
+    assert done.returncode == 3
+    assert "nsys is not on PATH" in done.stderr and not list((project / "out").glob("*-ab"))
+
+
+@pytest.mark.slow
+def test_a_real_nsys_without_a_gpu_records_no_kernels_and_costs_no_verdict(project, nsys):
+    (project.parent / "bin" / "nsys").unlink()
+    path = os.pathsep.join([str(nsys.parent), os.environ["PATH"]])
+    done = profpipe(project, "ab", "--b", "env:X=1", "-p", "nsys", "--pairs", "1", PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, run = loaded(project)
+    assert {job.folder: str(job.status) for job in run.jobs}["raw/sums/pair-01/A-nsys"] == "ok"
+    assert len(data.ranges) == 4 and data.kernels.empty
+    assert list(data.verdicts["kernel"]) == ["", ""]
+
+
+TORCH = """
+import os
+import torch
+
+PARAMS = {"size": 64}
+
+def build(params):
+    a = torch.randn(params["size"], params["size"])
+    adds = os.environ.get("ADDS")
+
+    def call():
+        b = torch.mm(a, a)
+        return b.add(a) if adds else b
+
+    return call
+"""
+
+
+@pytest.mark.slow
+def test_torch_names_the_operators_of_a_cpu(project):
+    pytest.importorskip("torch")
+    (project / "torch_sums.py").write_text(TORCH)
+    pipeline = {"version": 1, "name": "t", "workloads": {"mm": {"script": "torch_sums.py", "matrix": {"size": [64]}}}}
+    (project / "pipeline.yaml").write_text(json.dumps(pipeline))
+    words = ("--b", "env:ADDS=1", "-p", "torch", "--pairs", "1")
+    done = profpipe(project, "ab", *words, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = kernel_rows(project).set_index("kernel")
+    assert (rows.loc["aten::add", "cause"], rows.loc["aten::add", "b_calls"]) == ("appeared", 1)
+    assert rows.loc["aten::mm", "a_calls"] == 1
