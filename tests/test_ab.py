@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import markdown_it
 import pytest
 import yaml
 
@@ -307,7 +308,15 @@ def test_github_gets_an_error_for_what_fails_and_a_warning_for_what_is_undecided
         "::error title=profpipe gate of 2 %25::w/a: slower, +3.0 %25",
         "::warning title=profpipe gate of 2 %25::w/d: inconclusive, +2.0 %25",
     ]
-    assert ci.outputs(found) == "gate=failed\nfaster=0\nslower=1\nsame=1\ninconclusive=1\n"
+    expected = "gate=failed\ncases=3\nfaster=0\nslower=1\nsame=1\ninconclusive=1\nfolder=/out/run\n"
+    assert ci.outputs(found, "/out/run") == expected
+
+
+def test_github_shows_ten_annotations_and_the_last_one_says_how_many_more_cases_there_are():
+    found, _ = many(60)
+    shown = list(ci.workflow_commands(found))
+    assert len([each for each in shown if each.startswith("::error")]) == 10
+    assert shown[9] == "::error title=profpipe gate of 2 %25::11 more cases: see the job summary"
 
 
 DOCUMENTED = re.compile(r"^\| ((?:`[a-z_]+`(?:, )?)+) \|", re.MULTILINE)
@@ -337,7 +346,7 @@ def test_the_json_document_has_what_the_documentation_says():
     assert set(document["cases"][0]) | set(document) >= documented
 
 
-def test_the_page_of_200_cases_is_a_job_summary_below_1_mib(tmp_path):
+def test_the_page_of_200_cases_has_at_most_150_lines(tmp_path):
     found, data = many(200)
     document = render.build_pairs(found, data, run_of(2))
     render.write(document, tmp_path, ROOT / "templates" / "SUMMARY.md.j2")
@@ -345,10 +354,38 @@ def test_the_page_of_200_cases_is_a_job_summary_below_1_mib(tmp_path):
     assert len(page.splitlines()) <= 150
     assert "67 slower" in page and "more rows: [details.md]" in page
     assert (tmp_path / "details.md").read_text().count("`batch=") > 50
-    summary = ci.job_summary(page, "out/run")
-    assert summary.startswith("# B against A") and summary.endswith("Tables and details: `out/run`\n")
-    long = ci.job_summary("é" * 80 + "\n" + page * 1000, "out/run")
-    assert len(long.encode()) < 1 << 20 and long.endswith("Tables and details: `out/run`\n")
+
+
+@pytest.mark.parametrize(
+    ("count", "letters", "folded"), [(200, 1, 170), (20_000, 1, 1000), (20_000, 600, 200), (200, 20_000, 0)]
+)
+def test_the_job_summary_is_below_1_mib_and_begins_with_the_answer_and_the_slower_cases(count, letters, folded):
+    found, data = many(200)
+    name = "é" * letters
+    copies = count // 200
+    cases = [replace(case, case=f"{name}={i},{case.case}") for i in range(copies) for case in found.cases]
+    found = replace(found, cases=tuple(cases), gates=found.gates * copies)
+    summary = ci.job_summary(render.build_pairs(found, data, run_of(2)), found, "out/run")
+    assert len(summary.encode()) < 1 << 20
+    assert summary.startswith("# B against A")
+    assert summary.endswith("All cases: `verdicts.csv`, `details.md` and `report.html` in `out/run`.\n")
+    visible, *folds = summary.split("<details>")
+    assert f"**B compared with A, {count} cases: {67 * copies} slower" in visible
+    assert "inconclusive |" not in visible
+    assert [fold.count("\n| `") for fold in folds] == ([folded, 0] if folded else [])
+    assert summary.count("</details>") == len(folds)
+    if folded:
+        assert visible.count("| **slower** |") == 30
+        assert ("rows are left out here" in summary) == (count > 200)
+
+
+def test_github_renders_the_tables_and_folds_of_the_job_summary():
+    found, data = many(200)
+    summary = ci.job_summary(render.build_pairs(found, data, run_of(2)), found, "out/run")
+    html = markdown_it.MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(summary)
+    assert html.count("<table>") == 2 and html.count("<details>") == 2
+    assert html.count("<tr>") == 200 + 2
+    assert "|" not in re.sub(r"<[^>]*>", "", html)
 
 
 def test_the_example_for_github_uses_options_that_exist():

@@ -16,6 +16,7 @@ from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from profpipe.analysis.pairs import PairFindings
+    from profpipe.runner.pair_session import PairSession
     from profpipe.runner.request import RunRequest
     from profpipe.runner.sides import Side, Spec
 
@@ -198,19 +199,21 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     if args.junit:
         arguments.write_output_file("--junit", args.junit, ci.junit(findings, run.manifest.name))
     if args.github:
-        _write_for_github(findings, run.folder)
+        _write_for_github(findings, run)
     return code
 
 
-def _write_for_github(findings: PairFindings, folder: Path) -> None:
+def _write_for_github(findings: PairFindings, run: PairSession) -> None:
     """Write what GitHub Actions shows. What cannot be written is a warning: the exit code is that of the gate."""
-    from profpipe.report import ci
-    from profpipe.report.markdown import SUMMARY
+    from profpipe.report import ci, render
 
     for line in ci.workflow_commands(findings):
         print(line, file=sys.stderr)
-    page = (folder / SUMMARY).read_text(encoding="utf-8")
-    texts = {"GITHUB_STEP_SUMMARY": ci.job_summary(page, yaml.shown(folder)), "GITHUB_OUTPUT": ci.outputs(findings)}
+    document = render.build_pairs(findings, run.data, run.manifest)
+    texts = {
+        "GITHUB_STEP_SUMMARY": ci.job_summary(document, findings, yaml.shown(run.folder)),
+        "GITHUB_OUTPUT": ci.outputs(findings, str(run.folder)),
+    }
     for variable, text in texts.items():
         path = os.environ.get(variable)
         try:

@@ -6,12 +6,18 @@ Sources: the JUnit schema of Jenkins' xunit plugin; GitHub, "Workflow commands f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 from xml.etree import ElementTree
 
 from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
 from profpipe.job import readable
+from profpipe.report import document as doc
+from profpipe.report.inlines import plural
+from profpipe.report.markdown import Markdown
 from profpipe.report.sections.verdicts import write_verdict
 from profpipe.results.manifest import Undecided
 from profpipe.results.schema import Verdict
@@ -20,6 +26,12 @@ from profpipe.results.schema import Verdict
 MOST_SUMMARY_BYTES: Final = 1 << 20
 #: GitHub shows so many messages of each kind for a step.
 _MOST_ANNOTATIONS: Final = 10
+
+#: Rows of a table above the fold; a few more are not worth one.
+_MOST_ROWS: Final = 30
+_FEW_MORE: Final = 5
+#: Sections that are folded as a whole.
+_BACKGROUND: Final = ("environment", "commands")
 
 
 def junit(findings: PairFindings, name: str) -> str:
@@ -62,22 +74,89 @@ def _outcome(case: CaseVerdict, gate: Gate | None, undecided: Undecided) -> str 
 def workflow_commands(findings: PairFindings) -> Iterator[str]:
     """Yield the workflow commands that show an error for what fails the gate and a warning for what is undecided."""
     for kind, cases in (("error", findings.failed), ("warning", findings.open)):
-        for case in cases[:_MOST_ANNOTATIONS]:
+        messages = [write_verdict(case) for case in cases]
+        if len(messages) > _MOST_ANNOTATIONS:
+            kept = messages[: _MOST_ANNOTATIONS - 1]
+            messages = [*kept, f"{len(messages) - len(kept)} more cases: see the job summary"]
+        for message in messages:
             # In a message `%` begins an encoded character.
-            message = write_verdict(case).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-            yield f"::{kind} title=profpipe gate of {findings.percent:g} %25::{message}"
+            encoded = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+            yield f"::{kind} title=profpipe gate of {findings.percent:g} %25::{encoded}"
 
 
-def outputs(findings: PairFindings) -> str:
-    """Return the outputs of the step as ``name=value`` lines: the gate and the number of each verdict."""
-    counts = "".join(f"{each}={findings.count(each)}\n" for each in Verdict)
-    return f"gate={findings.gate.value if findings.gate else 'none'}\n{counts}"
+def outputs(findings: PairFindings, folder: str) -> str:
+    """Return the outputs of the step as ``name=value`` lines: the gate, the number of each verdict, and the folder."""
+    counts = {str(each): findings.count(each) for each in Verdict}
+    gate = findings.gate.value if findings.gate else "none"
+    found = {"gate": gate, "cases": len(findings.cases), **counts, "folder": folder}
+    return "".join(f"{name}={value}\n" for name, value in found.items())
 
 
-def job_summary(page: str, folder: str) -> str:
-    """Return SUMMARY.md as a job summary of less than 1 MiB; ``folder`` is the run's folder, which has the details."""
-    end = f"\n\nTables and details: `{folder}`\n"
-    # Links to other files of the run lead nowhere on GitHub. A page has at most 150 lines, which may be long.
-    kept = page.encode()[: MOST_SUMMARY_BYTES - len(end.encode()) - 1].decode(errors="ignore")
-    whole = kept if len(kept) == len(page) else kept.rpartition("\n")[0]
-    return whole.rstrip("\n") + end
+# --- the job summary -------------------------------------------------------------------------------------------------
+
+
+def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> str:
+    """Return the page of an `ab` run as a job summary of less than 1 MiB.
+
+    The answer and the cases that changed come first; the other cases, the machine and the command are folded.
+    ``folder`` is the run's folder, which has all cases.
+    """
+    end = f"\n\nAll cases: `verdicts.csv`, `details.md` and `report.html` in `{folder}`.\n"
+    room = MOST_SUMMARY_BYTES - len(end.encode()) - 1
+    document = document.without(doc.Placement.HTML)
+    # Links to other files of the run lead nowhere on GitHub.
+    writer = Markdown(exists=lambda path: False, names_workloads=len(document.workloads) > 1)
+    for most_folded in (1000, 200, 0):
+        sections = (writer.section(_folded(section, findings, most_folded)) for section in document.sections)
+        text = "\n\n".join([f"# {writer.text(document.title)}", *filter(None, sections)])
+        # A cell that wraps must not leave its unit on a line of its own.
+        text = re.sub(r"(?<=\d) %(?= )", "&nbsp;%", text)
+        if len(text.encode()) <= room:
+            break
+    else:
+        # Nothing is folded now, so that a cut between lines leaves no fold open.
+        text = text.encode()[:room].decode(errors="ignore").rpartition("\n")[0]
+    return text.rstrip("\n") + end
+
+
+def _folded(section: doc.Section, findings: PairFindings, most_folded: int) -> doc.Section:
+    """Return the section with the first rows of its tables. At most ``most_folded`` more rows follow below a fold."""
+    blocks: list[doc.Block] = []
+    for block in section.blocks:
+        if isinstance(block, doc.Table) and block.placement is not doc.Placement.DETAILS:
+            decided = findings.count(Verdict.SLOWER) + findings.count(Verdict.FASTER)
+            changed = decided if block.id == "verdicts" and decided else _MOST_ROWS
+            blocks += _divided(block, min(changed, _MOST_ROWS), most_folded)
+        elif not isinstance(block, doc.Details) and (most_folded or block.placement is not doc.Placement.DETAILS):
+            blocks.append(block)
+    sections = tuple(_folded(child, findings, most_folded) for child in section.sections)
+    if section.id not in _BACKGROUND:
+        return replace(section, blocks=tuple(blocks), sections=sections)
+    fold = (doc.Details(section.title, tuple(blocks)),) if blocks and most_folded else ()
+    return replace(section, title="", summary="", blocks=fold, sections=())
+
+
+def _without_empty_columns(table: doc.Table) -> doc.Table:
+    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
+    return table.without(*(column.id for column, cells in columns if all(cell.is_empty for cell in cells)))
+
+
+def _counted(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> str:
+    """Return ``190 more rows``; of a table of verdicts ``190 more cases: 20 inconclusive, 170 same``."""
+    at = next((i for i, column in enumerate(table.columns) if column.id == "verdict"), None)
+    if at is None:
+        return plural(len(rows), "more row")
+    counts = Counter(doc.plain(row[at].text) for row in rows)
+    return f"{plural(len(rows), 'more case')}: {', '.join(f'{count} {name}' for name, count in counts.items())}"
+
+
+def _divided(table: doc.Table, rows: int, most_folded: int) -> Iterator[doc.Block]:
+    """Yield the first rows of a table, a fold with further ones, and how many are left out."""
+    if len(table.rows) <= rows + _FEW_MORE:
+        yield table
+        return
+    yield _without_empty_columns(replace(table, rows=table.rows[:rows]))
+    if rest := table.rows[rows : rows + most_folded]:
+        yield doc.Details(_counted(table, rest), (replace(table, rows=rest, title=""),))
+    if left := len(table.rows) - rows - len(rest):
+        yield doc.Paragraph(f"{plural(left, 'row')} {'is' if left == 1 else 'are'} left out here.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from profpipe.analysis import verdict
@@ -77,6 +79,8 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
         f" (seed {settings.seed})."
     )
+    if overall := _overall(findings):
+        yield overall
     if settings.pairs < verdict.FEWEST_PAIRS:
         yield f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
     elif any(case.judgement for case in findings.cases):
@@ -104,6 +108,17 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
         yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.judgement.verdict if case.judgement else ""), line)
 
 
+def _overall(findings: PairFindings) -> str:
+    """Return the change over all cases, of which each counts alike; empty for a single case."""
+    judged = [case.judgement for case in findings.cases if case.judgement]
+    if len(judged) < 2:
+        return ""
+    mean = math.exp(statistics.fmean(math.log(each.ratio) for each in judged))
+    return (
+        f"Over {len(judged)} cases B - A is {signed_percent(mean - 1)} on average (geometric mean; cases count alike)."
+    )
+
+
 def _side(side: SideEntry) -> doc.Text:
     specs = doc.join([doc.Code(text) for text in side.specs]) or ("as it is",)
     return doc.concat(specs, f" (commit {side.commit[:12]})") if side.commit else specs
@@ -120,7 +135,9 @@ def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
     if findings.gate is Gate.PASSED and not findings.open:
         return ("passed.",)
     if findings.failed:
-        return ("failed by ", _named(findings.failed), ".")
+        worst_first = sorted(findings.failed, key=lambda case: case.judgement.percent if case.judgement else math.inf)
+        undecided = f" Undecided: {plural(len(findings.open), 'case')}." if findings.open else ""
+        return ("failed by ", _named(worst_first[::-1]), f".{undecided}")
     words = {
         Gate.FAILED: "failed, because these cases are undecided: ",
         Gate.PASSED: "passed. Undecided: ",
