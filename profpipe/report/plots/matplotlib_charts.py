@@ -1,6 +1,6 @@
-"""Draw the charts of a document as PNG files.
+"""Draw the charts of a document as PNG files: lines by matplotlib, bars by Pillow.
 
-matplotlib is imported when a chart is drawn: importing it takes longer than the rest of a report.
+matplotlib is imported when lines are drawn: importing it takes longer than the rest of a report.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def draw_charts(document: Document, folder: Path) -> None:
 def draw(chart: Chart, path: Path) -> None:
     from profpipe.report.plots import bars, lines, style
 
-    figure = (bars if chart.kind is ChartKind.STACKED_BARS else lines).figure(chart)
-    style.save(figure, path)
+    is_bars = chart.kind is ChartKind.STACKED_BARS
+    style.save(bars.picture(chart) if is_bars else style.rasterise(lines.figure(chart)), path)

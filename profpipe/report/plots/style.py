@@ -1,6 +1,6 @@
 """What all pictures share: colours, fonts, the head, how they are saved.
 
-Matplotlib is imported when something is drawn: it takes longer to load than the rest of a report.
+Matplotlib is imported when lines are drawn: it takes longer to load than the rest of a report.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profpipe.results import atomic
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 #: Okabe and Ito's colours without yellow, which is lost on white, and two of Tol's that stay apart from them for the
 #: colour-blind. More lines than colours get another stroke and marker.
@@ -38,6 +41,8 @@ RC = {
     "lines.markersize": 4.5,
 }
 
+#: Pixels in an inch.
+DPI = 150
 #: More than the colours of a picture and the shades of their edges.
 PALETTE_COLOURS = 128
 
@@ -47,7 +52,7 @@ def figure_of(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150)
+    figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     return figure
 
@@ -58,19 +63,25 @@ def head(figure: Any, title: str, below: str, left: float = 0.02) -> None:
     figure.text(left, 1 - 0.32 / height, below, fontsize=8.5, color=GREY, va="top")
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write the figure as a PNG with a palette: a quarter of the size of one with 24 bits a pixel."""
+def rasterise(figure: Any) -> Image.Image:
+    """Return the picture of a figure."""
     from PIL import Image
 
-    atomic.make_folder(path.parent)
     with warnings.catch_warnings():
         # A box stands for it, and the page has the name in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.canvas.draw()
-    picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+
+
+def save(picture: Image.Image, path: Path) -> None:
+    """Write the picture as a PNG with a palette: a quarter of the size of one with 24 bits a pixel."""
+    from PIL import Image
+
+    atomic.make_folder(path.parent)
     # Median cut keeps the white background white, which the faster octree does not.
     palette = picture.quantize(PALETTE_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    atomic.write(path, lambda stream: palette.save(stream, format="png", dpi=(figure.dpi, figure.dpi)))
+    atomic.write(path, lambda stream: palette.save(stream, format="png", dpi=(DPI, DPI)))
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
