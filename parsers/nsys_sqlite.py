@@ -223,8 +223,11 @@ def _operations(
     placed: attribution.Attribution,
     read_grids: Callable[[], npt.NDArray[np.int32]],
 ) -> operations.Operations:
-    def read_calls(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        return launches.end[rows], launches.thread[rows] & activities.THREAD_BITS
+    # Without the other columns of the launches: one of ten million kernels is 80 MB.
+    end, thread = launches.end, (launches.thread & activities.THREAD_BITS).astype(np.int32)
+
+    def read_calls(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        return end[rows], thread[rows]
 
     return operations.Operations(
         work.kind,

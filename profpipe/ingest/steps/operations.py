@@ -79,7 +79,7 @@ class Operations:
     classes: Sequence[str]
     in_case: Bools
     stream: Ints
-    read_calls: Callable[[Ints], tuple[Int64s, Int64s]]
+    read_calls: Callable[[Ints], tuple[Int64s, Ints]]
     read_grids: Callable[[], Ints] | None = None
     read_sizes: Callable[[], Ints] | None = None
 
