@@ -1,12 +1,12 @@
 """Measure time and memory of `profpipe ingest` beside `nsys stats` on the same nsys export.
 
-    python benchmarks/ingest.py [--kernels 10000 100000 1000000 10000000] [--nsys PATH] [--repeats 3] [--folder DIR]
+    python benchmarks/ingest.py [--kernels 10000 100000 1000000] [--nsys PATH] [--rounds 3] [--folder DIR]
 
-Each row measures four processes, start-up included: the parser alone, without and with the search for steps,
-`profpipe ingest FILE --out DIR` as a user types it (CSV and Parquet tables, analysis and SUMMARY.md), and `nsys stats`
-with its report of kernels by range (nvtx_kern_sum), which is the closest to ours. Both runs of the parser take
-turns. A cell has the wall time, the CPU time and the peak memory of the fastest repeat. The sums of the tables are
-checked against SQL.
+Each round runs four processes one after the other, start-up included: the parser alone, without and with the search for
+steps, `profpipe ingest FILE --out DIR` as a user types it (CSV and Parquet tables, analysis and the pages), and
+`nsys stats` with its report of kernels by range (nvtx_kern_sum), which is the closest to ours. A cell has the medians
+of the rounds: wall time, CPU time and peak memory. A ratio is the median of the ratios of each round, since a machine
+that is busy for a while slows both sides. The sums of the tables are checked against SQL.
 
 The exports are grown from the recorded one in tests/data: four processes that use the same correlation ids, 360 kernel
 names, ranges `profpipe:impl=N` > step > layer_N > attention | mlp | norm of 40 kernels each. `--cases` adds the ranges
@@ -19,6 +19,7 @@ import argparse
 import os
 import shutil
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ from profpipe.ingest.steps import search
 activities.read_grids = lambda *given: None
 search.find = lambda *given: search.Found()
 """
-CODES = (WITHOUT_STEPS + READ, READ)
+CODES = {"plain": WITHOUT_STEPS + READ, "parser": READ}
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,8 @@ def truth(export: Path, has_cases: bool) -> str:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(command: list[str], repeats: int, out: Path | None = None) -> Cost:
-    """Return the fastest of ``repeats`` runs, each without the folder ``out``. Raises CalledProcessError."""
-    return min((_run_once(command, out) for _ in range(repeats)), key=lambda cost: cost.seconds)
-
-
-def _run_once(command: list[str], out: Path | None) -> Cost:
-    if out is not None:
-        shutil.rmtree(out, ignore_errors=True)
+def measure(command: list[str]) -> Cost:
+    """Run one process. Raises CalledProcessError."""
     # Users have the compiled modules in __pycache__; a development shell may forbid them.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile("w+") as output:
@@ -187,36 +182,53 @@ def nsys_report(nsys: str) -> str:
 
 
 def row(kernels: int, folder: Path, options: argparse.Namespace) -> str:
-    export, nsys, repeats = folder / f"{kernels}.sqlite", options.nsys, options.repeats
+    export, out = folder / f"{kernels}.sqlite", folder / f"{kernels}-tables"
     ranges = grow(export, kernels, options.cases)
-    pairs = [[measure([sys.executable, "-c", code, str(export)], 1) for code in CODES] for _ in range(repeats)]
-    plain, parser = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
-    if not parser.output.startswith(expected := truth(export, options.cases)):
-        raise SystemExit(f"{export}: read {parser.output.strip()}, but SQL counts {expected}")
-    out = folder / f"{kernels}-tables"
-    command = measure([sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(out)], repeats, out)
-    size = f"{export.stat().st_size / 1e6:,.0f} MB"
-    ratio = f"{parser.seconds / plain.seconds:.2f} ({parser.cpu_seconds / plain.cpu_seconds:.2f} by CPU time)"
-    found = f"{int(parser.output.split()[-1]):,}"
-    cells = [f"{kernels:,}", f"{ranges:,}", size, _cost(plain), _cost(parser), found, ratio, _cost(command)]
-    if nsys and kernels <= NSYS_UP_TO:
-        theirs = measure([nsys, "stats", "-q", "-r", nsys_report(nsys), "-f", "csv", "-o", "-", str(export)], 1)
-        wall, cpu = theirs.seconds / command.seconds, theirs.cpu_seconds / command.cpu_seconds
-        memory = command.megabytes / theirs.megabytes
-        cells += [_cost(theirs), f"{wall:.1f}x as fast ({cpu:.1f}x by CPU time), {memory:.2f} of the memory"]
+    commands = {name: [sys.executable, "-c", code, str(export)] for name, code in CODES.items()}
+    commands["command"] = [sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(out)]
+    if options.nsys and kernels <= NSYS_UP_TO:
+        report = nsys_report(options.nsys)
+        commands["nsys"] = [options.nsys, "stats", "-q", "-r", report, "-f", "csv", "-o", "-", str(export)]
+    costs: dict[str, list[Cost]] = {name: [] for name in commands}
+    for _ in range(options.rounds):
+        for name, command in commands.items():
+            shutil.rmtree(out, ignore_errors=True)
+            costs[name].append(measure(command))
+    size, sums = f"{export.stat().st_size / 1e6:,.0f} MB", costs["parser"][0].output
+    if not sums.startswith(expected := truth(export, options.cases)):
+        raise SystemExit(f"{export}: read {sums.strip()}, but SQL counts {expected}")
     export.unlink()
+    cells = [f"{kernels:,}", f"{ranges:,}", size, _cost(costs["plain"]), _cost(costs["parser"])]
+    cells.append(f"{int(sums.split()[-1]):,}")
+    wall, cpu, _ = _ratios(costs["parser"], costs["plain"])
+    cells += [f"{wall:.2f} ({cpu:.2f} by CPU time)", _cost(costs["command"])]
+    if "nsys" in costs:
+        wall, cpu, _ = _ratios(costs["nsys"], costs["command"])
+        memory = _ratios(costs["command"], costs["nsys"])[2]
+        cells += [_cost(costs["nsys"]), f"{wall:.1f}x as fast ({cpu:.1f}x by CPU time), {memory:.2f} of the memory"]
     return "| " + " | ".join(cells) + " |"
 
 
-def _cost(cost: Cost) -> str:
-    return f"{cost.seconds:.2f} s (CPU {cost.cpu_seconds:.2f} s), {cost.megabytes:,.0f} MB"
+def _numbers(cost: Cost) -> tuple[float, float, float]:
+    return cost.seconds, cost.cpu_seconds, cost.megabytes
+
+
+def _ratios(over: list[Cost], under: list[Cost]) -> list[float]:
+    """Return the median ratios of wall time, CPU time and memory."""
+    ratios = ([a / b for a, b in zip(_numbers(x), _numbers(y), strict=True)] for x, y in zip(over, under, strict=True))
+    return [statistics.median(values) for values in zip(*ratios, strict=True)]
+
+
+def _cost(costs: list[Cost]) -> str:
+    seconds, cpu, megabytes = (statistics.median(values) for values in zip(*map(_numbers, costs), strict=True))
+    return f"{seconds:.2f} s (CPU {cpu:.2f} s), {megabytes:,.0f} MB"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure `profpipe ingest` on nsys exports of growing size.")
-    parser.add_argument("--kernels", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--kernels", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--nsys", default=shutil.which("nsys"), help="nsys to compare with (default: the one in PATH)")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each process runs (default: 3)")
     parser.add_argument("--cases", action="store_true", help="put the kernels into ranges of cases")
     parser.add_argument("--folder", type=Path, help="where the exports are made (default: a temporary folder)")
     options = parser.parse_args()
