@@ -390,13 +390,54 @@ def test_github_renders_the_tables_and_folds_of_the_job_summary():
 
 def test_the_example_for_github_uses_options_that_exist():
     workflow = yaml.safe_load((ROOT / "examples" / "ci" / "profpipe.yml").read_text())
-    (command,) = [step["run"] for step in workflow["jobs"]["compare"]["steps"] if step.get("id") == "ab"]
-    program, name, *words = shlex.split(command.replace("${{ github.event.pull_request.base.sha }}", "abc"))
+    steps = workflow["jobs"]["compare"]["steps"]
+    assert workflow["permissions"] == {"contents": "read"}
+    (at,) = [number for number, step in enumerate(steps) if step.get("id") == "ab"]
+    command = steps[at]["run"].replace("\\\n", " ")
+    program, name, *words = shlex.split(command[command.index("profpipe ab") :])
     assert (program, name) == ("profpipe", "ab")
     parser = argparse.ArgumentParser()
     ab_command.add_arguments(parser)
     args = parser.parse_args(words)
-    assert (args.a, args.gate, args.github, args.inconclusive) == (["git:abc"], 2, True, "pass")
+    assert (args.pipeline, args.a, args.gate, args.github, args.inconclusive) == (
+        "$PIPELINE",
+        ["git:$base"],
+        2,
+        True,
+        "pass",
+    )
+    # Nothing after the comparison fails the job, and each such step runs also where the gate failed.
+    assert [(step["continue-on-error"], "always()" in step["if"]) for step in steps[at + 1 :]] == [(True, True)] * 2
+
+
+@pytest.mark.slow
+def test_the_scripts_of_the_workflow_compare_a_branch_with_its_base_and_comment(project, tmp_path):
+    """The scripts run as GitHub runs them. A stand-in for `gh` keeps the comment; no GitHub is here."""
+    base = git(project, "rev-parse", "HEAD")
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "2600"))
+    commit(project, "slower")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "profpipe").write_text(f'#!/bin/sh\nexec {sys.executable} -m profpipe "$@"\n')
+    (tools / "gh").write_text('#!/bin/sh\necho "$@" > said\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    workflow = yaml.safe_load((ROOT / "examples" / "ci" / "profpipe.yml").read_text())["jobs"]["compare"]
+    compare, comment = (step["run"] for step in workflow["steps"] if "run" in step)
+    variables = environment() | {"PATH": f"{tools}:{os.environ['PATH']}", "PIPELINE": "pipeline.yaml", "BASE": base}
+    variables |= {name: str(tmp_path / name) for name in ("OUT", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    ran = subprocess.run(["bash", "-e", "-c", compare], cwd=project, env=variables, capture_output=True, text=True)
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert json.loads((project / "profpipe.json").read_text())["gate"]["result"] == "failed"
+    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().startswith("# B against A")
+    outputs = dict(line.split("=", 1) for line in (tmp_path / "GITHUB_OUTPUT").read_text().splitlines())
+    assert outputs["gate"] == "failed" and Path(outputs["folder"], "report.html").exists()
+    variables |= {"NUMBER": "7", "FOLDER": outputs["folder"], "RUN": "https://example.org/run"}
+    subprocess.run(["bash", "-e", "-c", comment], cwd=project, env=variables, check=True)
+    assert (project / "said").read_text().startswith("pr comment 7 ")
+    text = (project / "comment.md").read_text()
+    assert "**Gate of 2 %:** failed by" in text and text.endswith("[All cases](https://example.org/run)\n")
+    assert len(text) < 65_536 and "| case |" not in text
 
 
 # --- the sides -------------------------------------------------------------------------------------------------------
