@@ -31,7 +31,7 @@ from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report import ci, render, verdict_json
 from profpipe.report.markdown import Markdown
-from profpipe.results import database, schema, store
+from profpipe.results import schema, store
 from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
 from profpipe.results.manifest import Machine as RunMachine
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
@@ -237,20 +237,6 @@ def test_a_known_spread_between_processes_raises_the_floor_of_its_case():
     found = pairs.analyze(tables_of(wide), run_of(spreads={"w": {"c": 0.03, "d": 0.004}}))
     assert [case.judgement.verdict for case in found.cases] == [Verdict.SAME, Verdict.SLOWER]
     assert [case.judgement.floor for case in found.cases] == [0.03, 0.01]
-
-
-def test_the_spread_of_a_a_pairs_is_kept_for_the_gpu_and_its_driver(tmp_path):
-    run = replace(run_of(is_aa=True), machine=machine())
-    assert database.read_spreads(tmp_path, run) == {}
-    for name, spread in (("one", 0.01), ("two", 0.03)):
-        database.store_spreads(tmp_path, name, run, [("w", "c", 8, spread), ("w", "d", 8, 0.02)])
-    database.store_spreads(tmp_path, "two", run, [("w", "c", 24, 0.03)])
-    known = database.read_spreads(tmp_path, run)
-    # The pooled standard deviation: 8 pairs of 1 % and 24 of 3 %.
-    assert known["w"]["c"] == pytest.approx(math.sqrt((8 * 0.01**2 + 24 * 0.03**2) / 32))
-    assert known["w"]["d"] == pytest.approx(0.02)
-    assert database.read_spreads(tmp_path, replace(run, machine=machine(driver="590.2"))) == {}
-    assert database.read_spreads(tmp_path, replace(run, name="other")) == {}
 
 
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):

@@ -18,7 +18,7 @@ from nsys_exports import Export
 from profpipe import cli, errors
 from profpipe.commands import execution, rendering
 from profpipe.config import loader
-from profpipe.results import database, folders, schema, store
+from profpipe.results import database, folders, noise, schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import PROCESS_WALL
 from profpipe.runner import fingerprint, plan
@@ -608,10 +608,10 @@ def test_a_wrong_number_on_the_command_line_is_explained(arguments, message, cap
 
 
 def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
-    spreads = [("w", "n=0", 8, 0.01), ("w", "n=1", 8, 0.01)]
+    samples = [noise.Sample(noise.Source.PAIRS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    database.store_spreads(tmp_path / "out", "aa", Manifest(), spreads)
+    noise.store(tmp_path / "out", Manifest(), samples, "aa")
     for name, times in (("a", (1.0, 1.0)), ("b", (2.0, 1.0)), ("c", (2.0, 2.0))):
         rows = [
             {"workload": "w", "case": f"n={n}", "profiler": "plain", "metric": "time", "value": value, "unit": "ns"}

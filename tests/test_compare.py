@@ -1,7 +1,10 @@
 """The comparison of two runs, case by case."""
 
 import json
+import statistics
 from dataclasses import replace
+
+import pandas as pd
 
 from profpipe.analysis.compare_runs import (
     Change,
@@ -11,10 +14,12 @@ from profpipe.analysis.compare_runs import (
     Intervals,
     compare_runs,
     find_gate_failure,
+    plain_processes,
 )
 from profpipe.commands import compare
 from profpipe.results import schema
 from profpipe.results.manifest import Gpu, Machine, Manifest
+from profpipe.results.noise import Noise, Source, Spread
 from profpipe.results.schema import CASES, METRICS, Tables
 
 
@@ -34,12 +39,16 @@ AFTER = run_with(same=(101.0, 100.0, 102.0), slow=(110.0, 109.0, 111.0), new=(1.
 ENDED = Manifest(ended="2026-11-20T06:00:00+00:00", machine=Machine(gpus=(Gpu(name="NVIDIA H200"),)))
 
 
+def known(spread, *cases, degrees=1e6):
+    return {("w", case): Noise(Spread(spread, degrees, {Source.PAIRS: 8})) for case in cases}
+
+
 #: Pairs of processes of the same code lie 2 % apart: in 99 % of them less than 5.2 %.
-SPREADS = {"w": {"same": 0.02, "slow": 0.02, "bare": 0.02}}
+SPREADS = known(0.02, "same", "slow", "bare")
 
 
-def compared(a, b, spreads=SPREADS):
-    return compare_runs(a, b, ENDED, ENDED, spreads)
+def compared(a, b, noise=SPREADS):
+    return compare_runs(a, b, ENDED, ENDED, noise)
 
 
 def changes(a=BEFORE, b=AFTER):
@@ -59,7 +68,7 @@ def test_a_gate_fails_for_slower_cases_but_not_for_noise():
     found = compared(BEFORE, AFTER)
     assert find_gate_failure(found, 0.5) == GateFailure(GateCause.SLOWER, ("w/slow", "w/bare"))
     assert find_gate_failure(found, 25) is None
-    wide = {"w": dict.fromkeys(SPREADS["w"], 0.08)}
+    wide = known(0.08, "same", "slow", "bare")
     assert find_gate_failure(compared(BEFORE, AFTER, wide), 0.5) is None
 
 
@@ -76,18 +85,43 @@ def test_one_process_a_side_gives_no_verdict_where_the_spread_between_processes_
 
 
 def test_a_difference_below_the_floor_of_a_verdict_is_noise_however_calm_the_processes():
-    calm = {"w": {"same": 0.0001}}
+    calm = known(0.0001, "same")
     after = run_with(same=(100.8, 100.7, 100.9))
     before = run_with(same=(100.0, 99.9, 100.1))
     assert [change.is_beyond_noise for change in compared(before, after, calm).changes] == [False]
 
 
-def test_the_interval_of_repeated_processes_holds_their_spread():
-    runs = [
-        Tables(metrics=run_with(prog=times).metrics.assign(metric="process_wall"))
-        for times in ((100.0, 98.0, 103.0), (110.0, 107.0, 112.0))
+def test_a_spread_of_few_pairs_gives_a_wider_limit():
+    before, after = run_with(same=(100.0, 99.9, 100.1)), run_with(same=(107.0, 106.9, 107.1))
+    verdicts = {n: compared(before, after, known(0.02, "same", degrees=n)).changes[0].is_beyond_noise for n in (2, 40)}
+    assert verdicts == {2: False, 40: True}
+
+
+def test_runs_vary_at_least_as_much_as_the_processes_of_one_session():
+    before, after = run_with(same=(100.0, 99.9, 100.1)), run_with(same=(107.0, 106.9, 107.1))
+    for within, between in ((0.01, 0.05), (0.05, 0.01)):
+        noise = {("w", "same"): Noise(Spread(within, 90, {}), Spread(between, 90, {}))}
+        assert [change.is_beyond_noise for change in compared(before, after, noise).changes] == [False]
+
+
+def repeated(*times):
+    """The case of a run that repeated it in several processes."""
+    middle = statistics.median(times)
+    merged = run_with(same=(middle, min(times), max(times))).metrics
+    single = [run_with(same=(time, None, None)).metrics.assign(subject=f"process {number}")
+              for number, time in enumerate(times, start=1)]  # fmt: skip
+    return Tables(metrics=pd.concat([merged, *single], ignore_index=True))
+
+
+def test_several_processes_of_each_run_show_the_spread_themselves():
+    calm = repeated(100.0, 101.0, 99.0, 100.5, 99.5)
+    assert plain_processes(calm) == {("w", "same"): [100.0, 101.0, 99.0, 100.5, 99.5]}
+    assert [change.is_beyond_noise for change in compared(calm, repeated(110.0, 111.0, 109.0), {}).changes] == [True]
+    assert [change.is_beyond_noise for change in compared(calm, repeated(102.0, 102.5, 101.5), {}).changes] == [False]
+    # One side alone is enough, with fewer degrees of freedom.
+    assert [change.is_beyond_noise for change in compared(calm, run_with(same=(110.0, 109.9, 110.1)), {}).changes] == [
+        True
     ]
-    assert [change.is_beyond_noise for change in compared(*runs, {}).changes] == [True]
 
 
 def test_the_text_names_each_case_with_its_change():

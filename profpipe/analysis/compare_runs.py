@@ -1,7 +1,7 @@
 """Compare the times of two runs, case by case, and judge them against a gate.
 
-Each run measured a case in one process. Processes of the same code differ by more than the intervals of their samples,
-so a difference counts only where the spread between processes is known for that case, GPU and driver.
+Processes of the same code differ by more than the intervals of their samples. So a difference counts only where the
+spread between processes is known: from several processes in the runs themselves, or for that case, GPU and driver.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -17,11 +17,14 @@ from typing import Any, Final
 
 import pandas as pd
 
+from profpipe.analysis.student_t import quantile
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
+from profpipe.results.database import TIMES
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import FAILED, PROCESS_WALL, Tables
+from profpipe.results.noise import Model, Noise
+from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, Tables
 
 #: (workload, case id).
 _Key = tuple[str, str]
@@ -117,65 +120,78 @@ def compare_runs(
     b: Tables,
     manifest_a: Manifest,
     manifest_b: Manifest,
-    spreads: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    noise: Model = MappingProxyType({}),
 ) -> Comparison:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
-    ``spreads`` has by workload and case how far pairs of processes of the same code lie apart, as a ratio minus 1. A
-    case without stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
+    ``noise`` has by workload and case how far processes of the same code lie apart on this machine. A case without
+    stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
     """
     changes: list[Change] = []
     changed_params: list[ChangedCase] = []
     lost: list[str] = []
     absent: list[str] = []
-    times_b, failed_in_b = _timed_cases(b), _failed_cases(b)
-    for key, before in _timed_cases(a).items():
+    times_b, failed_in_b = timed_cases(b), failed_cases(b)
+    processes_a, processes_b = plain_processes(a), plain_processes(b)
+    for key, before in timed_cases(a).items():
         name = f"{key[0]}/{readable(key[1])}"
         after = times_b.get(key)
         if after is None:
             (lost if key in failed_in_b else absent).append(name)
         elif before.params and after.params and before.params != after.params:
-            changed_params.append(_changed_case(name, before.params, after.params))
+            changed_params.append(changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            noise = _noise(before, after, spreads.get(key[0], {}).get(key[1]))
-            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where, noise))
-    gpus = _gpu_names(manifest_a), _gpu_names(manifest_b)
-    differ = gpus if all(gpus) and gpus[0] != gpus[1] else None
-    unfinished = manifest_b.is_run and not manifest_b.ended
+            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), noise.get(key, Noise()))
+            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where, limit))
+    unfinished = is_unfinished(manifest_b)
+    differ = differing_gpus(manifest_a, manifest_b)
     return Comparison(tuple(changes), tuple(lost), tuple(absent), tuple(changed_params), differ, unfinished)
 
 
-def _noise(before: _TimedCase, after: _TimedCase, spread: float | None) -> float | None:
-    """Return the log ratio that one process each of the same code exceeds in 1 % of comparisons.
+def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> float | None:
+    """Return the log ratio that one process each of the same code exceeds in 1 % of comparisons; None: not known.
 
-    ``spread`` is the standard deviation between pairs of processes; the floor of a verdict is the least. The interval
-    of repeated processes holds their spread already.
+    ``before`` and ``after`` are the times of the processes of each run, where several repeat the case. They show the
+    spread too. The medians of several processes get no smaller limit: what a run has in common stays in them.
     """
-    if before.is_of_processes and after.is_of_processes and before.intervals_with(after) is not Intervals.UNKNOWN:
-        return 0.0
-    return None if spread is None else max(math.log1p(LEAST_FLOOR), _QUANTILE * math.log1p(spread))
+    known = [(each.spread, each.degrees) for each in (noise.of_runs,) if each]
+    if own := spread_within(before, after):
+        known.append(own)
+    if not known:
+        return None
+    limits = (quantile(_WITHIN, degrees) * math.log1p(spread) for spread, degrees in known)
+    return max(math.log1p(LEAST_FLOOR), *limits)
 
 
-#: 99 % of a normal distribution lie within so many standard deviations.
-_QUANTILE: Final = statistics.NormalDist().inv_cdf(0.995)
+def spread_within(*sides: Sequence[float]) -> tuple[float, float] | None:
+    """Return the spread of two processes by the processes of each side, as a ratio minus 1, and degrees of freedom.
+
+    It is the standard deviation of the log times around the mean of their side. None without two processes on a side.
+    """
+    logs = [[math.log(time) for time in side] for side in sides if len(side) > 1]
+    degrees = sum(len(side) - 1 for side in logs)
+    if not degrees:
+        return None
+    variance = sum(statistics.variance(side) * (len(side) - 1) for side in logs) / degrees
+    return math.expm1(math.sqrt(2 * variance)), float(degrees)
+
+
+#: 99 % of a symmetric distribution lie below this quantile of its sizes.
+_WITHIN: Final = 0.995
 
 
 @dataclass(frozen=True)
-class _TimedCase:
-    """The median time in ns without a profiler and its confidence interval, which may be missing.
-
-    ``is_of_processes``: the interval is one of several processes and not of the samples of one.
-    """
+class TimedCase:
+    """The median time in ns without a profiler and its confidence interval, which may be missing."""
 
     median_ns: float
     ci_low: float
     ci_high: float
     params: Mapping[str, Any]
     is_inaccurate: bool
-    is_of_processes: bool = False
 
-    def intervals_with(self, after: _TimedCase) -> Intervals:
+    def intervals_with(self, after: TimedCase) -> Intervals:
         if any(map(math.isnan, (self.ci_low, self.ci_high, after.ci_low, after.ci_high))):
             return Intervals.UNKNOWN
         is_apart = self.ci_high < after.ci_low or after.ci_high < self.ci_low
@@ -193,24 +209,41 @@ def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([times, walls[[key not in timed for key in _keys(walls)]]]) if len(walls) else times
 
 
-def _timed_cases(data: Tables) -> dict[_Key, _TimedCase]:
+def plain_processes(data: Tables) -> dict[_Key, list[float]]:
+    """Return the times in ns of the single processes of cases that several processes repeated and that did not fail.
+
+    They are in the order in which the processes ran.
+    """
+    metrics, failed = data.metrics, failed_cases(data)
+    of_plain = (metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)
+    rows = metrics[of_plain & metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d+") & (metrics["value"] > 0)]
+    found: dict[_Key, dict[str, dict[int, float]]] = {}
+    columns = ("workload", "case", "metric", "subject", "value")
+    for workload, case, metric, subject, value in zip(*(rows[name] for name in columns), strict=True):
+        if (workload, case) not in failed:
+            by_metric = found.setdefault((workload, case), {}).setdefault(metric, {})
+            by_metric[int(subject.removeprefix(PROCESS_PREFIX))] = float(value)
+    best = {key: next(own[name] for name in TIMES if name in own) for key, own in found.items()}
+    return {key: [own[number] for number in sorted(own)] for key, own in best.items()}
+
+
+def timed_cases(data: Tables) -> dict[_Key, TimedCase]:
     """Return the cases that were timed without a profiler and did not fail, in the order of their times."""
     metrics, cases = data.metrics, data.cases
     times = plain_times(metrics)
     with_params = cases[(cases["profiler"] == "plain") & (cases["params"] != "")]
     params = dict(zip(_keys(with_params), map(json.loads, with_params["params"]), strict=True))
     inaccurate = _keys(cases[cases["flags"].str.contains(f'"{Flag.INACCURATE}"', regex=False)])
-    failed = _failed_cases(data)
+    failed = failed_cases(data)
     numbers = times[["value", "ci_low", "ci_high"]].astype(float).to_numpy().tolist()
-    repeated = times["metric"] == PROCESS_WALL
     return {
-        key: _TimedCase(median, low, high, params.get(key, {}), key in inaccurate, is_repeated)
-        for key, (median, low, high), is_repeated in zip(_keys(times), numbers, repeated, strict=True)
+        key: TimedCase(median, low, high, params.get(key, {}), key in inaccurate)
+        for key, (median, low, high) in zip(_keys(times), numbers, strict=True)
         if key not in failed and not math.isnan(median)
     }
 
 
-def _failed_cases(data: Tables) -> set[_Key]:
+def failed_cases(data: Tables) -> set[_Key]:
     return set(_keys(data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]))
 
 
@@ -218,12 +251,22 @@ def _keys(rows: pd.DataFrame) -> list[_Key]:
     return list(zip(rows["workload"], rows["case"], strict=True))
 
 
-def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
+def changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     """Return which parameters differ, as text in both runs."""
     texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
     keys = dict.fromkeys(key for own in params for key in own)
     differing = [key for key in keys if any(key not in own for own in params) or params[0][key] != params[1][key]]
     return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
+
+
+def is_unfinished(manifest: Manifest) -> bool:
+    return manifest.is_run and not manifest.ended
+
+
+def differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
+    """Return the GPUs of two runs where both are known and they differ."""
+    names = _gpu_names(a), _gpu_names(b)
+    return names if all(names) and names[0] != names[1] else None
 
 
 def _gpu_names(manifest: Manifest) -> str:

@@ -145,15 +145,6 @@ def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
     return {(case.workload, case.case) for case in timed if _is_too_slow(case, run.ab.gate)}
 
 
-def spreads(findings: PairFindings) -> list[tuple[str, str, int, float]]:
-    """Return (workload, case, pairs, spread) of the cases of an A-A run."""
-    return [
-        (case.workload, case.case, len(case.log_ratios), verdict.spread(case.log_ratios))
-        for case in findings.cases
-        if case.judgement
-    ]
-
-
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
     """Return the table `verdicts`."""
     rows = []

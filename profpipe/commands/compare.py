@@ -16,7 +16,7 @@ from profpipe.analysis.compare_runs import (
 from profpipe.commands import arguments
 from profpipe.job import count_cases
 from profpipe.report.units import time_unit
-from profpipe.results import database, folders, store
+from profpipe.results import folders, noise, store
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in (args.a, args.b))
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
-    spreads = database.read_spreads(args.out, manifest_b) if is_alike else {}
-    found = compare_runs(a, b, manifest_a, manifest_b, spreads)
+    known = noise.read(args.out, manifest_b) if is_alike else {}
+    found = compare_runs(a, b, manifest_a, manifest_b, known)
     print(text(found))
     if args.gate is not None:
         if failure := find_gate_failure(found, args.gate):
@@ -57,7 +57,7 @@ def text(found: Comparison) -> str:
     lines += [f"{name}: has a time in A and none in B" for name in found.absent]
     if any(change.is_beyond_noise is None for change in found.changes):
         lines.append(
-            "no verdict: the spread between processes is not known for the case. `profpipe ab --aa` measures it."
+            "no verdict: the spread between processes is not known for the case. `profpipe ab --aa` and `profpipe run --captures 5` measure it."
         )
     if found.changed_params:
         lines.append(

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe import profilers
-from profpipe.analysis import pairs
+from profpipe.analysis import noise
 from profpipe.commands import rendering
 from profpipe.config import yaml
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError
 from profpipe.job import Missing, count_cases, readable
 from profpipe.results import database, folders, manifest, store
+from profpipe.results import noise as noise_table
 from profpipe.runner import guided_ncu, session
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest
@@ -85,9 +86,10 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
 def _remember(run: Session) -> None:
     try:
         database.store_run(run.request.out, run.folder, run.data, run.manifest)
-        if run.manifest.ab is not None and run.manifest.ab.is_aa and run.manifest.ended:
-            spreads = pairs.spreads(pairs.analyze(run.data, run.manifest))
-            database.store_spreads(run.request.out, run.folder.name, run.manifest, spreads)
+        if run.manifest.ended:
+            repeated = noise_table.read_repeated(run.request.out, run.folder.name)
+            samples = [*noise.of_run(run.folder.name, run.data, run.manifest), *noise.of_repeated(repeated)]
+            noise_table.store(run.request.out, run.manifest, samples, run.folder.name)
     except ConfigError as error:
         # The run itself is complete.
         print(f"profpipe: {error} This run is not in the history; its folder is complete.", file=sys.stderr)

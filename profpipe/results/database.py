@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import schema
+from profpipe.results import migration, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 FILE = "profpipe.db"
+
+#: The times of a case, the better one first: of a call or step, else of the whole process of a command.
+TIMES: Final = ("time", schema.PROCESS_WALL)
 
 _RUNS = """
 select r.*, count(c.run) as cases, coalesce(sum(c.status = 'ok'), 0) as ok
@@ -32,10 +35,12 @@ order by r.started desc, r.run desc
 #: The median times without a profiler of cases that did not fail, with the parameters of the case. A command without
 #: steps has the wall time of its process only.
 _TIMES = """
-select m.workload, m."case", r.run, r.started, m.value, max(c.params) as params
+select m.workload, m."case", r.run, r.name, r.started, r.device, r.driver, r.torch, r.git_commit, m.value,
+  f.fingerprint, max(c.params) as params
 from metrics m join runs r using (run)
 left join cases c
   on c.run = m.run and c.workload = m.workload and c."case" = m."case" and c.profiler = m.profiler
+left join fingerprints f on f.run = m.run and f.workload = m.workload and f."case" = m."case"
 where m.profiler = 'plain' and m.subject = '' and r.run in ({runs}) and (m.metric = 'time' or (
   m.metric = 'process_wall' and not exists (
     select 1 from metrics t where t.run = m.run and t.workload = m.workload and t."case" = m."case"
@@ -46,60 +51,52 @@ order by m.workload, m."case", r.started, r.run
 """
 
 
-#: How far pairs of the same code lie apart in each A-A run: the noise that a difference must exceed.
-_SPREADS = "spreads"
-
-#: The variance of all pairs of a case, each run with the weight of its pairs.
-_READ_SPREADS = """
-select workload, "case", sum(pairs * spread * spread) / sum(pairs) as variance
-from spreads where name = ? and device = ? and driver = ?
-group by workload, "case"
-"""
-
-
-def store_spreads(out: Path, run: str, manifest: Manifest, spreads: Iterable[tuple[str, str, int, float]]) -> None:
-    """Store the spreads of an A-A run, in place of earlier ones of the run.
-
-    ``spreads`` are (workload, case, pairs, spread as a ratio minus 1). They hold for this pipeline, GPU and driver.
-    """
-    device, driver = manifest.device
-    key = {"run": run, "name": manifest.name, "device": device, "driver": driver}
-    names = ("workload", "case", "pairs", "spread")
-    with _open(out / FILE) as database, database.conn:
-        database[_SPREADS].upsert_all(
-            ({**key, **dict(zip(names, row, strict=True))} for row in spreads), pk=("run", "workload", "case")
-        )
-
-
-def read_spreads(out: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
-    """Return by workload and case how far pairs of the same code lie apart, by A-A runs on this GPU and driver."""
-    path = out / FILE
-    found: dict[str, dict[str, float]] = {}
-    if not path.is_file():
-        return found
-    with _open(path) as database:
-        if database[_SPREADS].exists():
-            for row in database.query(_READ_SPREADS, [manifest.name, *manifest.device]):
-                found.setdefault(row["workload"], {})[row["case"]] = math.sqrt(row["variance"])
-    return found
-
-
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
     """Store the tables of a run in the database of the results folder. They replace earlier rows of the run."""
-    with _open(out / FILE) as database, database.conn:
-        row = {"run": folder.name, "name": manifest.name, "started": manifest.started, "ended": manifest.ended}
-        database["runs"].upsert(row, pk="run")
-        for table in (each for each in schema.ALL if not each.is_picture):
+    with connect(out) as database, database.conn:
+        database["runs"].upsert(migration.describe_run(folder.name, manifest), pk="run")
+        for table in schema.ALL:
             _replace(database, table, folder.name, getattr(data, table.name))
+        database["fingerprints"].delete_where("run = ?", [folder.name])
+        database["fingerprints"].insert_all(_fingerprints(folder.name, data, manifest))
+
+
+def _fingerprints(run: str, data: Tables, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Yield for each case a hash of all that its times without a profiler depend on, and which row has such a time.
+
+    That row is the first process where several repeat the case. A job that another run measured is no new sample.
+    """
+    keys: dict[tuple[str, str], list[str]] = {}
+    for job in manifest.jobs:
+        for case in job.cases if job.profiler == "plain" else ():
+            keys.setdefault((job.workload, case), []).append("" if job.reused_from else job.key)
+    times = data.metrics[(data.metrics["profiler"] == "plain") & data.metrics["metric"].isin(TIMES)]
+    known: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for workload, case, metric, subject in times[["workload", "case", "metric", "subject"]].itertuples(index=False):
+        known.setdefault((workload, case), set()).add((metric, subject))
+    for key, own in keys.items():
+        rows = known.get(key, set())
+        places = [(metric, subject) for metric in TIMES for subject in (f"{schema.PROCESS_PREFIX}1", "")]
+        place = next((each for each in places if each in rows), None)
+        if place and all(own):
+            text = "\n".join(sorted(own))
+            fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
+            named = dict(zip(("workload", "case", "metric", "subject"), (*key, *place), strict=True))
+            yield {"run": run, **named, "fingerprint": fingerprint}
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def connect(out: Path) -> Iterator[Any]:
+    """Open the database of a results folder, and bring the tables of an earlier version up to date.
+
+    Raises ConfigError where the file is no database of profpipe, or one of a later version.
+    """
     import sqlite_utils
 
-    database = None
+    path, database = out / FILE, None
     try:
         database = sqlite_utils.Database(path)
+        migration.migrate(database, path)
         yield database
     except sqlite3.DatabaseError as error:
         if is_disk_full(str(error)):
@@ -111,11 +108,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _replace(database: Any, table: schema.Table, run: str, frame: pd.DataFrame) -> None:
-    types = {"str": str, "Int64": int, "Float64": float}
     target = database[table.name]
-    if not target.exists():
-        target.create({column.name: types[column.dtype] for column in table.columns})
-        target.create_index(["run", "workload", "case"])
     target.delete_where("run = ?", [run])
     # SQLite knows None, not pandas' NA.
     rows = frame.astype(object).where(frame.notna(), None).assign(run=run)
@@ -132,7 +125,7 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
     path = out / FILE
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "The first `profpipe run` creates it.")
-    with _open(path) as database:
+    with connect(out) as database:
         runs = list(database.query(_RUNS, [last]))
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))

@@ -28,7 +28,7 @@ from profpipe.errors import ConfigError
 from profpipe.ingest import registry
 from profpipe.job import Case, Job, ProgressListener, Status
 from profpipe.measure.flags import Flag
-from profpipe.results import atomic, database, folders, manifest, schema, store
+from profpipe.results import atomic, folders, manifest, noise, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, session, sides
@@ -101,7 +101,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
         for job in session.plan_jobs(request, machine, request.out)
     ]
     begun = session.begin_run(request, machine, now, planned, command, sides.working_folder(request))
-    begun = replace(begun, ab=replace(settings, spreads=database.read_spreads(request.out, begun)))
+    begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
 
     def fill(folder: Path) -> None:
         request.save(folder)
