@@ -57,7 +57,8 @@ def text(found: Comparison) -> str:
     lines += [f"{name}: has a time in A and none in B" for name in found.absent]
     if any(change.is_beyond_noise is None for change in found.changes):
         lines.append(
-            "no verdict: the spread between processes is not known for the case. `profpipe ab --aa` and `profpipe run --captures 5` measure it."
+            "no verdict: the spread between processes is not known for the case."
+            " `profpipe ab --aa` and `profpipe run --captures 5` measure it."
         )
     if found.changed_params:
         lines.append(
