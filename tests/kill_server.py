@@ -134,7 +134,7 @@ def start() -> int:
 
 
 def resume() -> int:
-    return resume_command.finish(folders.find_unfinished(Path("out")), OUTPUT)
+    return resume_command.finish(next(folders.list_unfinished(Path("out"))), OUTPUT)
 
 
 ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,14 @@ def test_the_files_of_a_job_with_a_link_are_not_reused(run: Path, tmp_path: Path
     assert job_cache.find_cached_jobs([(run, entry)])
     (run / "raw" / "w" / "plain" / "log.txt").symlink_to(tmp_path / "outside" / "mine.txt")
     assert job_cache.find_cached_jobs([(run, entry)]) == {}
+
+
+@pytest.mark.parametrize("module", ["argparse", "pandas", "jinja2"])
+def test_python_files_in_the_current_folder_are_not_imported(run: Path, module: str) -> None:
+    (run / f"{module}.py").write_text("open('mark', 'w')")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "profpipe", "report", "."], cwd=run, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (run / "mark").exists() and (run / "SUMMARY.md").exists()

@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_while_it_was_created_is_ignored(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         folders.create(tmp_path, "b", NOW, killed)
-    assert folders.find_unfinished(tmp_path) == folders.find(None, tmp_path) == first
+    assert next(folders.list_unfinished(tmp_path)) == folders.find(None, tmp_path) == first
 
 
 def test_the_tenth_run_of_a_second_is_newer_than_the_ninth(tmp_path):
@@ -160,7 +160,7 @@ def test_a_folder_of_ingested_files_is_not_a_run(tmp_path):
     (tmp_path / "nsys").mkdir()
     store.save(tmp_path / "nsys", some_tables(), Manifest(name="nsys", is_run=False))
     folders.point_latest(tmp_path)
-    assert folders.find(None, tmp_path) == folders.find_unfinished(tmp_path) == folder
+    assert folders.find(None, tmp_path) == next(folders.list_unfinished(tmp_path)) == folder
     assert folders.find("nsys", tmp_path) == tmp_path / "nsys", "by its name it is still found"
 
 
@@ -304,10 +304,18 @@ def test_a_cell_with_wrong_json_is_named(tmp_path, column, text, message):
 def test_the_latest_unfinished_run_is_found(tmp_path):
     done, open_ = (new_folder(tmp_path, name) for name in ("a", "b"))
     store.save(done, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
-    assert folders.find_unfinished(tmp_path) == open_
+    assert list(folders.list_unfinished(tmp_path)) == [open_]
     store.save(open_, some_tables(), record(ended="2026-11-20T06:00:00+00:00"))
-    with pytest.raises(ConfigError, match="no unfinished run"):
-        folders.find_unfinished(tmp_path)
+    assert list(folders.list_unfinished(tmp_path)) == []
+
+
+def test_a_run_dated_in_the_future_is_not_the_newest_one(tmp_path):
+    now, future = (new_folder(tmp_path, name) for name in ("a", "b"))
+    store.save(now, some_tables(), record(ended=None))
+    store.save(future, some_tables(), record(ended=None, started="2099-01-01T00:00:00+00:00"))
+    assert list(folders.list_unfinished(tmp_path)) == [now, future]
+    folders.point_latest(tmp_path)
+    assert (tmp_path / "latest").resolve() == now
 
 
 def test_history_keeps_each_run_once_and_shows_how_a_time_moved(tmp_path):

@@ -72,7 +72,7 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
         stored, run.data = run.data, rendering.with_verdicts(run.data, run.manifest, run.folder)
         store.save(run.folder, run.data, replace(run.manifest, ended=None), stored)
     store.save_parquet(run.folder, run.data)
-    templates = rendering.find_templates(run.request.pipeline_dir)
+    templates = rendering.find_templates(run.request.plugin_dir)
     result = rendering.write_report(run.folder, run.data, run.manifest, templates)
     _remember(run)
     if stop is None:

@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from profpipe.analysis import pairs
-from profpipe.commands import arguments, execution, rendering
+from profpipe.commands import arguments, confirmation, execution, rendering
+from profpipe.config.yaml import shown
+from profpipe.errors import ConfigError
 from profpipe.results import folders
 from profpipe.results.manifest import Manifest
-from profpipe.runner import pair_session, session
+from profpipe.runner import pair_session, seal, session
 from profpipe.runner.request import RunRequest
 from profpipe.runner.session import Session
 
 EXAMPLES = """\
   profpipe resume                                   # the latest run in out/ that is not finished
-  profpipe resume out/20261120T120000Z-attention"""
+  profpipe resume out/20261120T120000Z-attention
+  profpipe resume their-run --trust                 # a run that somebody else made: it starts what the run names"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", help="a run's folder or name (default: the latest that is not finished)")
+    parser.add_argument(
+        "--trust", action="store_true", help="resume a run that this user did not make on this machine without asking"
+    )
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    folder = folders.find_unfinished(args.out) if args.run is None else folders.find(args.run, args.out)
+    if args.run is None:
+        return finish(_find_own(args), args)
+    folder = folders.find(args.run, args.out)
+    if link := seal.find_link(folder):
+        what = "leads out of the folder of the run, and resume writes through no such link."
+        raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
+    if doubt := seal.find_doubt(folder):
+        confirmation.confirm(folder, doubt, is_trusted=args.trust)
     return finish(folder, args)
+
+
+def _find_own(args: argparse.Namespace) -> Path:
+    """Return the latest unfinished run of this user. Those of others must be named."""
+    if args.trust:
+        raise ConfigError("--trust", "is for a run that you name.", "profpipe resume RUN --trust")
+    others: list[Path] = []
+    for folder in folders.list_unfinished(args.out):
+        if seal.find_doubt(folder) is None and seal.find_link(folder) is None:
+            for other in others:
+                print(f"profpipe: left out {shown(other)}, which this user did not make here.", file=sys.stderr)
+            return folder
+        others.append(folder)
+    if others:
+        what = f"holds no unfinished run that this user made on this machine. Made elsewhere: {shown(others[0])}."
+        raise ConfigError(str(args.out), what, f"Name it to resume it: profpipe resume {shown(others[0])}")
+    raise ConfigError(str(args.out), "holds no unfinished run.", "`profpipe history` lists the runs.")
 
 
 def _load(folder: Path, request: RunRequest) -> Session:

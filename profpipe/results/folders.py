@@ -9,17 +9,19 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from profpipe.errors import ConfigError
 from profpipe.results import atomic
-from profpipe.results.manifest import FILE, Manifest
+from profpipe.results.manifest import FILE, Manifest, utc_now
 
 #: Only its owner may read it: with the salt, others could guess what is hashed into the manifests.
 _SALT = ".salt"
 #: The largest number of runs of one name that may start in one second.
 _MAX_FOLDERS = 999
+#: How far the clocks of machines that share a results folder may lie apart.
+_CLOCK_ERROR = timedelta(days=1)
 
 
 def folder_name(name: str, now: datetime) -> str:
@@ -93,9 +95,11 @@ def _sort_key(run: tuple[Path, Manifest]) -> tuple[str, bool, int, str]:
     A copy of a run under another name counts as older than the run.
     """
     folder, manifest = run
+    # A date in the future is wrong, and must not make a run the newest one for ever.
+    started = manifest.started if manifest.started <= (utc_now() + _CLOCK_ERROR).isoformat() else ""
     time, _, name = folder.name.partition("-")
     number = re.search(r"-(\d+)$", name)
-    return manifest.started, bool(re.fullmatch(r"\d{8}T\d{6}Z", time)), int(number[1]) if number else 1, folder.name
+    return started, bool(re.fullmatch(r"\d{8}T\d{6}Z", time)), int(number[1]) if number else 1, folder.name
 
 
 def find(name: str | None, out: Path) -> Path:
@@ -107,12 +111,9 @@ def find(name: str | None, out: Path) -> Path:
     raise ConfigError(str(candidates[0]), "is not the folder of a run.", "`profpipe history` lists the runs.")
 
 
-def find_unfinished(out: Path) -> Path:
-    """Return the folder of the latest run that has not ended."""
-    for folder, manifest in list_runs(out):
-        if not manifest.ended:
-            return folder.resolve()
-    raise ConfigError(str(out), "holds no unfinished run.", "`profpipe history` lists the runs.")
+def list_unfinished(out: Path) -> Iterator[Path]:
+    """Yield the folders of the runs that have not ended, the newest first."""
+    return (folder.resolve() for folder, manifest in list_runs(out) if not manifest.ended)
 
 
 @contextmanager

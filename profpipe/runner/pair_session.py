@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ from profpipe.measure.flags import Flag
 from profpipe.results import atomic, folders, manifest, noise, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
-from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, session, sides
+from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, seal, session, sides
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.sides import Side
@@ -41,9 +42,6 @@ Key = tuple[str, str]
 
 #: The times that pairs compare: of a step or a call, else of the whole process of a command.
 TIMES: Final = ("time", schema.PROCESS_WALL)
-
-#: The folder of another interpreter's PYTHONPATH: it holds profpipe and no other package of this interpreter.
-_LIBRARY: Final = Path("raw") / "library"
 
 
 def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
@@ -90,7 +88,7 @@ def _common_name(case: Case, without: Collection[str]) -> str:
 def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> PairSession:
     """Make the folder of a new run. ``request`` is that of A at the user's own pipeline file."""
     session.load_rules(request)
-    registry.parsers(request.pipeline_dir)
+    registry.parsers(request.plugin_dir)
     joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     checkout.remove_abandoned(request.out)
     machine, now = pair_captures.examine(request, settings), manifest.utc_now()
@@ -106,6 +104,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
     def fill(folder: Path) -> None:
         request.save(folder)
         sides.save(folder, both)
+        seal.save(folder)
         store.save(folder, Tables(), begun)
 
     folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
@@ -117,6 +116,10 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
 def load(folder: Path, request: RunRequest) -> PairSession:
     """Load the `ab` run in ``folder``, which must be locked."""
     atomic.remove_partial_files(folder)
+    for place in (folder / name for name in sides.MADE_ANEW):
+        if place.is_symlink():
+            place.unlink()
+        shutil.rmtree(place, ignore_errors=True)
     data, begun = store.load(folder)
     return PairSession(request, folder, begun, data, sides.load(folder))
 
@@ -186,7 +189,7 @@ class PairSession(Session):
     def _library(self) -> str:
         """Return a PYTHONPATH with profpipe alone: an installed profpipe lies among packages of this interpreter."""
         package = Path(profilers.__file__).resolve().parents[1]
-        link = self.folder / _LIBRARY / package.name
+        link = self.folder / sides.LIBRARY / package.name
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(package, target_is_directory=True)
@@ -201,6 +204,7 @@ class PairSession(Session):
         if not (self.folder / fingerprint.FILE).exists():
             a, b = self._side_jobs()
             fingerprint.save(self.folder, [*a, *b], self.folder, self.machine.described)
+            seal.save(self.folder)
 
     # --- running -----------------------------------------------------------------------------------------------------
 

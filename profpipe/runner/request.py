@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from profpipe import profilers
 from profpipe.config import yaml
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, one_line
 from profpipe.job import Missing, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
@@ -44,6 +45,8 @@ class RunRequest:
     secrets: Mapping[str, str] = field(default_factory=dict)
     #: The pipeline file of a program from the command line, which the run's folder will hold; empty for any other.
     text: str = ""
+    #: Whether the pipeline file lies in the folder of the run.
+    is_in_run: bool = False
 
     @classmethod
     def create(
@@ -75,9 +78,14 @@ class RunRequest:
     def pipeline_dir(self) -> Path:
         return self.path.parent
 
+    @property
+    def plugin_dir(self) -> Path | None:
+        """The folder whose ``parsers/`` and ``templates/`` are used; None where that would be the run's folder."""
+        return None if self.text or self.is_in_run else self.pipeline_dir
+
     def placed_in(self, folder: Path) -> RunRequest:
         """Return the request of the run in ``folder``."""
-        return replace(self, path=folder / PIPELINE_FILE) if self.text else self
+        return replace(self, path=folder / PIPELINE_FILE, is_in_run=True) if self.text else self
 
     def save(self, folder: Path) -> None:
         if self.text:
@@ -98,21 +106,31 @@ class RunRequest:
     @classmethod
     def load(cls, folder: Path) -> RunRequest:
         """Load the request of the run in ``folder``. The file and the environment may have changed since."""
-        try:
-            document = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
-        except OSError:
-            raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
-        return cls(
-            Pipeline.model_validate(document["pipeline"]),
-            folder.resolve() / document["path"],
-            folder.parent.resolve(),
-            tuple(document["workloads"]),
-            tuple(document["profilers"]),
-            document["reuse"],
-            # Runs of earlier versions have none.
-            document.get("captures"),
-            document["secrets"],
-        )
+        with readable(folder, REQUEST_FILE) as document:
+            return cls(
+                Pipeline.model_validate(document["pipeline"]),
+                folder.resolve() / document["path"],
+                folder.parent.resolve(),
+                tuple(map(str, document["workloads"])),
+                tuple(map(str, document["profilers"])),
+                bool(document["reuse"]),
+                # Runs of earlier versions have none.
+                document.get("captures"),
+                {str(word): str(public) for word, public in document["secrets"].items()},
+                is_in_run=document["path"] == PIPELINE_FILE,
+            )
+
+
+@contextmanager
+def readable(folder: Path, name: Path) -> Iterator[Any]:
+    """Yield the JSON document in the file ``name`` of a run. Raises ConfigError where it is not what profpipe wrote."""
+    try:
+        yield json.loads((folder / name).read_text(encoding="utf-8"))
+    except OSError:
+        raise ConfigError(str(folder), f"cannot be resumed: its {name} is gone.", "Start it again.") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"is not the file that profpipe wrote: {one_line(error)}."
+        raise ConfigError(str(folder / name), what, "Start the run again.") from None
 
 
 def _with_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:

@@ -38,7 +38,7 @@ from profpipe.measure import visible_gpus
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
-from profpipe.runner import environment, executor, fingerprint, guided_ncu, job_cache, plan
+from profpipe.runner import environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.scrub import job_files
 
@@ -90,7 +90,7 @@ def begin_run(
 def create(request: RunRequest, command: Sequence[str]) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
     load_rules(request)
-    registry.parsers(request.pipeline_dir)
+    registry.parsers(request.plugin_dir)
     machine, now = Machine.examine(request), manifest.utc_now()
     planned = plan_jobs(request, machine, request.out)
     if all(isinstance(job.tool, Missing) for job in planned):
@@ -100,6 +100,7 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
     def fill(folder: Path) -> None:
         request.save(folder)
         fingerprint.save(folder, planned, request.out, machine.described)
+        seal.save(folder)
         store.save(folder, Tables(), begun)
 
     folder = folders.create(request.out, request.pipeline.name, now, fill)
@@ -245,7 +246,7 @@ class Session:
         """Return the single launches in a file of this run; none where its parser gives none."""
         path = self.folder / source
         try:
-            return registry.launches(registry.choose(path, registry.parsers(self.request.pipeline_dir)), path)
+            return registry.launches(registry.choose(path, registry.parsers(self.request.plugin_dir)), path)
         except UnreadableFile:
             return launch_order.empty()
 
@@ -256,9 +257,9 @@ class Session:
         job, read = outcome.job, []
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
-        scrubbed = job_files.scrub_exports(outcome.files, self.request.pipeline_dir)
+        scrubbed = job_files.scrub_exports(outcome.files, self.request.plugin_dir)
         sources = reader.sources_of_job(outcome, self.folder)
-        for result in reader.ingest(sources, self.request.pipeline_dir, load_rules(self.request)):
+        for result in reader.ingest(sources, self.request.plugin_dir, load_rules(self.request)):
             if isinstance(result, reader.Refusal):
                 refused.append(RefusedFile(result.source.name, result.what, result.remedy))
             else:

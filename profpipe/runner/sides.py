@@ -9,17 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import SideEntry
 from profpipe.runner import checkout, environment, interpreter
-from profpipe.runner.request import RunRequest
+from profpipe.runner.request import RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
+
+#: The folder of another interpreter's PYTHONPATH: it holds profpipe and no other package of this interpreter.
+LIBRARY: Final = Path("raw") / "library"
+
+#: Folders with code. A resumed run makes them anew, for what is in them may have been changed.
+MADE_ANEW: Final = (LIBRARY, checkout.FOLDER)
 
 #: Time goes into processes and not into samples. Values that the pipeline file or ``--set`` gives are kept.
 _BUDGET_S = 0.15
@@ -264,12 +270,9 @@ def save(folder: Path, sides: Iterable[Side]) -> None:
 
 def load(folder: Path) -> tuple[Side, Side]:
     """Load the sides of the run in ``folder``."""
-    try:
-        document = json.loads((folder / SIDES_FILE).read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(str(folder), "cannot be resumed: its raw/ is gone.", "Start it again.") from None
-    a, b = (_load_side(entry, folder.parent.resolve()) for entry in document)
-    return a, b
+    with readable(folder, SIDES_FILE) as document:
+        a, b = (_load_side(entry, folder.parent.resolve()) for entry in document)
+        return a, b
 
 
 def _load_side(entry: Mapping[str, Any], out: Path) -> Side:

@@ -14,7 +14,7 @@ from profpipe.scrub import exports
 _REPORT_SUFFIXES = {".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep"}
 
 
-def scrub_exports(files: Iterable[Path], pipeline_dir: Path) -> dict[Path, bool]:
+def scrub_exports(files: Iterable[Path], pipeline_dir: Path | None) -> dict[Path, bool]:
     """Scrub the exports among ``files`` and return for each whether it is scrubbed. A damaged one stays as it was."""
     parsers = registry.parsers(pipeline_dir)
     scrubbed = {}

@@ -1,0 +1,237 @@
+"""`resume` starts what a run names. Without a question it resumes only runs that this user made on this machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profpipe import cli
+from profpipe.config import loader, program
+from profpipe.results import store
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.runner import pair_session, seal, session, sides
+from profpipe.runner.request import REQUEST_FILE, RunRequest
+from profpipe.runner.seal import Doubt
+
+PIPELINE = """
+version: 1
+name: small
+workloads: {w: {command: [touch, mark], profilers: [plain], hook: false}}
+"""
+
+
+@pytest.fixture
+def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
+    """A request whose command leaves the file ``mark``; the current folder is that of the pipeline."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE)
+    return RunRequest.create(loader.load_pipeline(path), path, tmp_path / "out")
+
+
+@pytest.fixture
+def run(request_of: RunRequest) -> Path:
+    """A run that was killed before its first job."""
+    return session.create(request_of, ["profpipe", "run"]).folder
+
+
+def resume(*words: object) -> int:
+    return cli.main(["resume", *map(str, words), "--quiet"])
+
+
+def mark() -> bool:
+    """Return whether the command of the run was started."""
+    return Path("mark").exists()
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_run_of_this_user_is_resumed_without_a_question(run: Path) -> None:
+    assert seal.find_doubt(run) is None
+    assert resume() == 0 and mark() and Manifest.load(run).ended
+
+
+def test_a_run_that_its_user_moved_is_resumed_without_a_question(run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    shutil.move(run, moved)
+    assert resume(moved) == 0 and mark()
+
+
+def test_the_key_is_private_and_made_once(run: Path, tmp_path: Path, request_of: RunRequest) -> None:
+    key = tmp_path / "state" / "profpipe" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600 and key.parent.stat().st_mode & 0o777 == 0o700
+    before = key.read_bytes()
+    session.create(request_of, ["profpipe", "run"])
+    assert key.read_bytes() == before and len(before) == 32
+
+
+def _no_seal(run: Path) -> None:
+    (run / seal.FILE).unlink()
+
+
+def _other_key(run: Path) -> None:
+    os.environ["XDG_STATE_HOME"] = str(run.parent)  # the fixture puts the variable back
+    (run.parent / "profpipe").mkdir()
+    (run.parent / "profpipe" / "key").write_bytes(bytes(32))
+    (run.parent / "profpipe" / "key").chmod(0o600)
+
+
+def _readable_key(run: Path) -> None:
+    Path(os.environ["XDG_STATE_HOME"], "profpipe", "key").chmod(0o644)
+
+
+def _no_home(run: Path) -> None:
+    os.environ["XDG_STATE_HOME"] = "/nonexistent"
+
+
+def _other_request(run: Path) -> None:
+    change(run / REQUEST_FILE, '"touch", "mark"', '"touch", "./mark"')
+
+
+def _no_fingerprint(run: Path) -> None:
+    (run / "raw" / "basis.json").unlink()
+
+
+def _sides_added(run: Path) -> None:
+    (run / "raw" / "sides.json").write_text("[]")
+
+
+def _other_owner(run: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a file away")
+    os.chown(run / "cases.csv", 12345, -1)
+
+
+CHANGES: list[tuple[Callable[[Path], None], Doubt]] = [
+    (_no_seal, Doubt.NO_SEAL),
+    (_other_key, Doubt.OTHER_SEAL),
+    (_readable_key, Doubt.OTHER_SEAL),
+    (_no_home, Doubt.NO_SEAL),
+    (_other_request, Doubt.OTHER_SEAL),
+    (_no_fingerprint, Doubt.OTHER_SEAL),
+    (_sides_added, Doubt.OTHER_SEAL),
+    (_other_owner, Doubt.OTHER_OWNER),
+]
+
+
+@pytest.mark.parametrize(("alter", "doubt"), CHANGES, ids=[alter.__name__.strip("_") for alter, _ in CHANGES])
+def test_any_other_run_is_refused_where_nobody_can_be_asked(
+    run: Path, alter: Callable[[Path], None], doubt: Doubt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alter(run)
+    assert seal.find_doubt(run) is doubt
+    assert resume(run) == 2 and not mark()
+    printed = capsys.readouterr().err
+    assert f"was not made by this user on this machine: {doubt.value}" in printed
+    assert f"in {Path.cwd()}: touch " in printed and f"profpipe resume out/{run.name} --trust" in printed
+    assert not [path for path in run.rglob("*") if path.name in ("lock", "SUMMARY.md")], "nothing was written"
+
+
+def test_trust_resumes_a_run_of_somebody_else(run: Path) -> None:
+    _no_seal(run)
+    assert resume(run, "--trust") == 0 and mark()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
+def test_on_a_terminal_the_user_is_asked(run: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+    _no_seal(run)
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", shown)
+    assert resume(run) == code and mark() is (code == 0)
+    assert "Resume it? [y/N]" in shown.getvalue()
+
+
+def test_what_is_shown_cannot_hide_a_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(run / REQUEST_FILE, '"touch", "mark"', '"touch", "mark", "\\u001b[1A\\u001b[2K\\r"')
+    change(run / REQUEST_FILE, '"env": {}', '"env": {"LD_PRELOAD": "evil.so"}')
+    assert resume(run) == 2
+    printed = capsys.readouterr().err
+    assert "LD_PRELOAD=evil.so touch mark" in printed and "\\x1b[1A\\x1b[2K\\r" in printed and "\x1b" not in printed
+
+
+def test_without_a_name_the_runs_of_others_are_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = run.with_name("20990101T000000Z-small")
+    shutil.copytree(run, foreign)
+    _no_seal(foreign)
+    data, record = store.load(foreign)
+    store.save(foreign, data, replace(record, started="2099-01-01T00:00:00+00:00"))
+    assert resume() == 0 and Manifest.load(run).ended and not Manifest.load(foreign).ended
+    assert (tmp_path / "out" / "latest").resolve() == run
+    capsys.readouterr()
+    Path("mark").unlink()
+    assert resume() == 2 and not mark()
+    assert f"Name it to resume it: profpipe resume out/{foreign.name}" in capsys.readouterr().err
+    assert resume("--trust") == 2 and not mark() and "--trust: is for a run that you name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["raw", "raw/w", "raw/w/plain/events.jsonl"])
+def test_a_run_with_a_link_out_of_its_folder_is_not_resumed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    outside = tmp_path / "outside"
+    if place == "raw":
+        shutil.move(run / "raw", outside)
+    else:
+        outside.mkdir()
+        (run / place).parent.mkdir(parents=True, exist_ok=True)
+    (run / place).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    assert resume(run, "--trust") == 2 and f"{run / place}: leads out of the folder" in capsys.readouterr().err
+    assert not mark() and sorted(outside.rglob("*")) == before
+
+
+def test_a_link_inside_the_folder_is_no_reason_to_refuse_a_run(run: Path) -> None:
+    (run / "raw" / "again").symlink_to("../cases.csv")
+    assert seal.find_link(run) is None and resume(run) == 0
+
+
+def test_code_that_somebody_put_into_a_run_of_this_user_is_not_used(request_of: RunRequest, tmp_path: Path) -> None:
+    both = tuple(sides.create(label, (), request_of) for label in "AB")
+    made = pair_session.create(request_of, both, PairsEntry(), ["profpipe", "ab"])  # type: ignore[arg-type]
+    for place in sides.MADE_ANEW:
+        (made.folder / place / "A").mkdir(parents=True)
+        (made.folder / place / "sitecustomize.py").write_text("import os; os.abort()")
+    (tmp_path / "outside" / "kept").mkdir(parents=True)
+    (made.folder / sides.LIBRARY / "profpipe").symlink_to(tmp_path / "outside")
+    assert seal.find_doubt(made.folder) is None and seal.find_link(made.folder) is None
+    pair_session.load(made.folder, RunRequest.load(made.folder))
+    assert not any((made.folder / place).exists() for place in sides.MADE_ANEW)
+    assert (tmp_path / "outside" / "kept").is_dir()
+
+
+def test_parsers_and_templates_in_the_folder_of_a_run_are_not_used(tmp_path: Path, request_of: RunRequest) -> None:
+    path = tmp_path / "out" / "run" / "pipeline.yaml"
+    found = program.read_program(["touch", "mark"], path, profilers=["plain"], is_secret=lambda name: False)
+    run = session.create(RunRequest.of_program(found, path, tmp_path / "out"), ["profpipe", "run"]).folder
+    for kind, name in (("parsers", "evil.py"), ("templates", "SUMMARY.md.j2")):
+        (run / kind).mkdir()
+        (run / kind / name).write_text("raise SystemExit('evil') {{ evil }}")
+    assert RunRequest.load(run).plugin_dir is None and request_of.plugin_dir == tmp_path
+    assert resume(run) == 0 and mark() and "evil" not in (run / "SUMMARY.md").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pipeline": []}', "\\xff", '{"pipeline": {"version": 2}}'])
+def test_a_damaged_request_is_named(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / REQUEST_FILE).write_bytes(text.encode().replace(b"\\xff", b"\xff"))
+    assert resume(run, "--trust") == 2
+    assert f"{run / REQUEST_FILE}: is not the file that profpipe wrote" in capsys.readouterr().err
