@@ -8,6 +8,6 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]) == Path.cwd() and Path.cwd() not in Path(__file__).resolve().parents:
     sys.path[0] = str(Path(sys.executable).parent)
 
-from profpipe.cli import main  # noqa: E402
+from profpipe.cli import main
 
 sys.exit(main())
