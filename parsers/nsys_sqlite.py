@@ -22,6 +22,7 @@ from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
 from profpipe.ingest.groupby import combine, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
+from profpipe.ingest.recording import Calls, Recording
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
 
@@ -74,6 +75,11 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
 def launches(path: Path) -> pd.DataFrame:
     """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
     return _or_refused(_launches, path)
+
+
+def recording(path: Path) -> Recording:
+    """Read the single events of an export. Raises ``UnreadableFile``."""
+    return _or_refused(_recording, path)
 
 
 def _or_refused(read: Callable[[Path], _Found], path: Path) -> _Found:
@@ -152,6 +158,35 @@ def _launches(path: Path) -> pd.DataFrame:
     names = np.array([kernel_classes.normalise(name) for name in work.names], dtype=object)
     seen = shapes.assign(kernel=names[work.name[rows]], duration_ns=(work.end - work.start)[rows])
     return launch_order.table(ranges, called, placed, rows, seen, work.start[rows])
+
+
+def _recording(path: Path) -> Recording:
+    export = _opened(path)
+    strings = columns.Strings(export, "StringIds", "id", "value")
+    work, calls = activities.read(export, strings)
+    latest = _latest(work, calls)
+    ranges, _ = nvtx.read(export, strings, latest)
+    launches = activities.launches(work, calls)
+    placed = attribution.attribute(ranges, launches)
+    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
+    called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
+    classes = kernel_classes.classes(work.names)
+    read_grids = functools.partial(activities.read_grids, export, work)
+    return Recording(
+        _operations(export, work, launches, called, classes, placed, read_grids),
+        placed.path,
+        cases,
+        activities.join(work, calls),
+        Calls(
+            calls.start, calls.end, calls.process, calls.thread & activities.THREAD_BITS,
+            *activities.read_call_names(export, strings),
+        ),
+        ranges,
+        _waits(calls),
+        activities.pids,
+        lambda threads: threads & activities.THREAD_BITS,
+        latest,
+    )  # fmt: skip
 
 
 def _latest(work: activities.Work, calls: activities.Calls) -> int:

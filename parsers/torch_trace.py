@@ -8,7 +8,7 @@ around that call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ import pandas as pd
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import attribution, comm_overlap, groupby, json_stream, kernel_classes, launch_order, range_stats
+from profpipe.ingest.recording import Calls, Recording
 from profpipe.ingest.steps import operations, partition, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
@@ -94,6 +95,33 @@ def launches(path: Path) -> pd.DataFrame:
     return launch_order.table(ranges, calls, placed, rows, seen, _ns(found["start"])[rows])
 
 
+def recording(path: Path) -> Recording:
+    """Read the single events of a trace. Raises ``UnreadableFile``, also for a trace without GPU events."""
+    trace = events.read(path)
+    launches = _launches(trace)
+    if launches.empty:
+        remedy = "Record with ProfilerActivity.CUDA, on a machine with a GPU."
+        raise UnreadableFile(path, "a Chrome trace without GPU events", remedy)
+    ranges = _ranges(trace)
+    placed = attribution.attribute(ranges, _calls(trace, launches))
+    cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
+    calls = _sorted_calls(trace)
+    start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
+    place = trace.process_codes[thread], trace.tids[thread]
+    return Recording(
+        _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path]),
+        placed.path,
+        cases,
+        launches["call"].to_numpy().astype(int),
+        Calls(start, start + _ns(calls["dur"]), *place, calls["name"].to_numpy().astype(int), trace.texts),
+        ranges,
+        _waits(trace),
+        _known_pids(trace),
+        lambda threads: trace.tids[threads],
+        offset_ns=trace.offset_ns,
+    )
+
+
 # --- launches --------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +131,7 @@ def _launches(trace: events.Trace) -> pd.DataFrame:
     The launch is the call with the same correlation id, else the operator with the same External id (``by_operator``).
     Ids that several processes of a merged trace use (``is_shared``) are not joined.
     """
-    gpu, calls = trace.frame("gpu"), trace.frame("call").sort_values("start", kind="stable")
+    gpu, calls = trace.frame("gpu"), _sorted_calls(trace)
     operators = pd.concat([trace.frame("op"), trace.frame("range")], ignore_index=True)
     gpu["is_shared"] = gpu["correlation"].isin(_shared(trace, calls, "correlation"))
     by_call = _by_id(trace, calls, "correlation").reindex(gpu["correlation"].to_numpy())
@@ -112,10 +140,17 @@ def _launches(trace: events.Trace) -> pd.DataFrame:
     gpu["thread"] = np.where(called, by_call["thread"], by_operator["thread"])
     gpu["time"] = np.where(called, by_call["start"], by_operator["start"])
     gpu["time_dur"] = np.where(called, by_call["dur"], by_operator["dur"])
+    gpu["call"] = by_call["row"].fillna(-1).to_numpy()
     gpu["by_operator"] = ~called & gpu["thread"].notna()
     gpu["kind"] = np.array(events.KINDS, dtype=object)[gpu["kind"].astype(int)]
     gpu["convolves"] = (gpu["kind"] == "kernel") & _are_in_convolutions(trace, gpu, by_call, by_operator)
     return gpu
+
+
+def _sorted_calls(trace: events.Trace) -> pd.DataFrame:
+    """Return the calls by their start, with the number ``row`` of each."""
+    calls = trace.frame("call").sort_values("start", kind="stable", ignore_index=True)
+    return calls.assign(row=np.arange(len(calls)))
 
 
 def _are_in_convolutions(
@@ -281,15 +316,19 @@ def _steps(
     step_range: str,
 ) -> search.Found:
     """Return the steps; of a trace without GPU events their periods on the CPU only."""
-    pids = dict(zip(trace.process_codes, trace.pids.fillna(events.MISSING), strict=False))
-
-    def known(codes: np.ndarray) -> np.ndarray:
-        return np.array([-1 if np.isnan(pid := pids.get(code, events.MISSING)) else int(pid) for code in codes])
-
+    known = _known_pids(trace)
     if (launches["kind"] == "cpu_op").any() or launches.empty:
         return search.find_on_host(ranges, own=step_range).of_processes(known)
     given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
     return search.find(given, ranges, _waits(trace), own=step_range).of_processes(known)
+
+
+def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from numbers of processes to process ids, -1 where they are unknown."""
+    pids = dict(zip(trace.process_codes, trace.pids.fillna(events.MISSING), strict=False))
+    return lambda codes: np.array(
+        [-1 if np.isnan(pid := pids.get(code, events.MISSING)) else int(pid) for code in codes], dtype=np.int64
+    )
 
 
 def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.ndarray) -> operations.Operations:

@@ -24,6 +24,7 @@ COMMANDS = {
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",
     "scrub": "remove environments, command lines and host names from exports, in place",
     "compare": "compare the times of two runs",
+    "trace": "write the recordings of a run as a trace for ui.perfetto.dev",
     "history": "list the last runs and the times of their cases",
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",

@@ -100,19 +100,26 @@ def _make_folder(out: Path) -> None:
 
 def _read(source: reader.Source) -> Iterator[reader.Read | reader.Refusal]:
     """Read a file. A report of nsys is exported first, where that is possible."""
-    path = source.path
-    if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
-        yield from reader.ingest([source])
-        return
     with tempfile.TemporaryDirectory(prefix="profpipe-") as folder:
-        target = Path(folder) / f"{path.stem}.sqlite"
         try:
-            ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
-            nsys_export.export(path, target, nsys.find(executor.ask), ask)
+            path = exported(source.path, Path(folder))
         except UnreadableFile as refused:
             yield reader.Refusal(source, refused.what, refused.remedy)
         else:
-            yield from reader.ingest([replace(source, path=target)])
+            yield from reader.ingest([replace(source, path=path)])
+
+
+def exported(path: Path, folder: Path) -> Path:
+    """Return the file to read: for a report of nsys its export, which is made in ``folder``; else ``path``.
+
+    Raises ``UnreadableFile`` where nsys cannot export it.
+    """
+    if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
+        return path
+    target = folder / f"{path.stem}.sqlite"
+    ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
+    nsys_export.export(path, target, nsys.find(executor.ask), ask)
+    return target
 
 
 def _refuse_empty(result: reader.Read | reader.Refusal) -> reader.Read | reader.Refusal:

@@ -247,6 +247,14 @@ def _read_calls(export: Source, strings: Strings) -> Calls:
     return Calls(*times, graphs, waits, wait_name, wait_names, failed)
 
 
+def read_call_names(export: Source, strings: Strings) -> tuple[npt.NDArray[np.intp], list[str]]:
+    """Return the number of each call's name, in the order of ``Calls``, and the names."""
+    # Read with the start, since SQLite may give a column that has an index in the order of that index.
+    columns = read_numbers(export, PREFIX + "RUNTIME", {"start": np.int64, "nameId": np.int32})
+    code, ids = pd.factorize(columns["nameId"])
+    return code, [_plain_call(name) for name in strings.of(ids)]
+
+
 def _plain_call(name: str | None) -> str:
     """Return the name without the version of the signature: ``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``."""
     return re.sub(r"_v\d+$", "", name or "a call")
@@ -258,8 +266,8 @@ def _calls_named(name_ids: npt.NDArray[Any], used: npt.NDArray[Any], chosen: lis
 
 
 def launches(work: Work, calls: Calls) -> attribution.Launches:
-    """Return the call behind each activity, joined by process and correlation id: ids are unique in a process only."""
-    call = _join(work, calls)
+    """Return the call behind each activity."""
+    call = join(work, calls)
     known = np.flatnonzero(call >= 0)
     start, end = np.zeros(len(call), np.int64), np.zeros(len(call), np.int64)
     thread = np.full(len(call), attribution.NO_THREAD)
@@ -268,8 +276,11 @@ def launches(work: Work, calls: Calls) -> attribution.Launches:
     return attribution.Launches(start, end, thread, work.process, work.is_kind("kernel", "graph"))
 
 
-def _join(work: Work, calls: Calls) -> npt.NDArray[np.int64]:
-    """Return the row of each activity's call, -1 where the file has none."""
+def join(work: Work, calls: Calls) -> npt.NDArray[np.int64]:
+    """Return the row of each activity's call, -1 where the file has none.
+
+    They are joined by process and correlation id: ids are unique in a process only.
+    """
     call = np.full(len(work.start), -1, dtype=np.int64)
     of_calls = dict(groups(calls.process))
     for process, rows in groups(work.process):

@@ -57,6 +57,8 @@ class Trace:
     shapes: dict[tuple[str, str], int] = field(default_factory=dict)
     top: dict[str, Any] = field(default_factory=dict)
     dropped: int = 0
+    #: ns to add to the times for the clock of the machine, which traces of several processes share.
+    offset_ns: int = 0
 
     def add(self, event: dict[str, Any]) -> None:
         category = event.get("cat")
@@ -107,6 +109,8 @@ class Trace:
             return
         # The first event may be damaged, and a mean of two need not be a whole nanosecond.
         origin = np.partition(starts, len(starts) // 2)[len(starts) // 2]
+        base = number(self.top.get("baseTimeNanoseconds"))
+        self.offset_ns = round(float(origin) * 1000) + (0 if math.isnan(base) else int(base))
         for sort, start in times.items():
             start -= origin
             possible = np.abs(start) < _FOREVER

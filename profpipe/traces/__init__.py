@@ -1,0 +1,1 @@
+"""Recordings as traces for ui.perfetto.dev and its trace processor."""

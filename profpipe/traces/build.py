@@ -1,0 +1,234 @@
+"""Make the tracks of a trace from a recording: ranges, calls, steps, idle time and the streams of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
+from profpipe.ingest.recording import Recording
+from profpipe.ingest.steps import operations, search
+from profpipe.ingest.steps.accounting import gaps
+from profpipe.ingest.steps.partition import Union
+from profpipe.results.schema import StepState
+from profpipe.traces.model import Process, Slices, Track
+
+#: The causes of idle time, by the number that ``_idle`` gives them.
+IDLE: Final = ("idle: dependency, or not recorded", "idle: the host launched late", "idle: the host waited for the GPU")
+#: Categories of slices that are no operations; those have their kernel class.
+RANGE, STEP, IDLE_TIME, LAUNCH, WAIT, CALL = "range", "step", "idle", "launch", "wait", "call"
+
+_STEP_COLUMNS: Final = (
+    "wall_ns", "compute_ns", "communication_ns", "copy_ns", "idle_launch_ns", "idle_blocked_ns", "idle_other_ns",
+    "kernels",
+)  # fmt: skip
+_ALWAYS: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a recording that is wanted: a case of its ranges, and a step; None: all.
+
+    ``step`` is a number, or ``steady`` for the steady step whose time is nearest to the median.
+    """
+
+    case: str | None = None
+    step: int | str | None = None
+
+
+class Builder:
+    """The tracks of one recording.
+
+    ``classes`` are the classes of kernels by their names, as in the tables of the run. ``step_range`` is the user's
+    regular expression for ranges that are steps.
+    """
+
+    def __init__(self, recording: Recording, classes: Mapping[str, str], step_range: str = "") -> None:
+        self._recording = recording
+        done = recording.operations
+        own = [classes.get(name) for name in done.table_names[0]]
+        number = done.table_names[1]
+        self._classes = [own[code] or done.classes[at] for at, code in enumerate(number.tolist())]
+        self._origin = int(done.start.min()) if len(done.start) else 0
+        given = recording.ranges, recording.waits, recording.latest, step_range
+        self._steps = search.find(done, *given).steps
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Return the steps of the recording: rows of the table `steps`."""
+        return self._steps
+
+    def processes(self, selection: Selection, name: Callable[[int | None, list[int]], str]) -> Iterator[Process]:
+        """Yield the processes that hold something; ``name`` makes their names from the process id and the devices."""
+        done = self._recording.operations
+        for process, rows in groups(done.process):
+            low, high = self._window(process, rows, selection)
+            chosen = rows[(done.start[rows] < high) & (done.end[rows] > low)]
+            if selection.case is not None:
+                chosen = chosen[self._cases(chosen) == selection.case]
+            if not len(chosen):
+                continue
+            host = _Host(self._recording, process, chosen, low, high, selection.case)
+            tracks = [*host.ranges(), *host.calls()]
+            devices = [device for device, _ in groups(done.device[rows])]
+            for device, of_device in groups(done.device[rows]):
+                mine = rows[of_device]
+                prefix = f"GPU {device} " if device >= 0 else "GPU "
+                tracks += self._device(process, device, mine, np.isin(mine, chosen), (low, high), prefix)
+            pid = int(self._recording.pids(np.array([process]))[0])
+            known = pid if pid >= 0 else None
+            yield Process(name(known, devices), known, tuple(tracks)).since(-self._recording.offset_ns)
+
+    def _cases(self, rows: Ints) -> Any:
+        return np.array(self._recording.cases, dtype=object)[self._recording.case[rows]]
+
+    def _window(self, process: int, rows: Ints, selection: Selection) -> tuple[int, int]:
+        """Return the time of the wanted step of a process; with the launches of its operations."""
+        if selection.step is None:
+            return _ALWAYS
+        steps = self._steps[self._steps["process"] == process]
+        if selection.step == StepState.STEADY.value:
+            steps = steps[steps["state"] == StepState.STEADY.value]
+            if len(steps):
+                nearest = (steps["wall_ns"] - steps["wall_ns"].median()).abs().astype(float).to_numpy().argmin()
+                steps = steps[steps["step"] == steps["step"].iloc[int(nearest)]]
+        else:
+            steps = steps[(steps["step"] == selection.step) & (steps["state"] != StepState.OTHER.value)]
+        if steps.empty:
+            return _ALWAYS[1], _ALWAYS[0]
+        low = int(steps["start_ns"].min()) + self._origin
+        return low, int((steps["start_ns"] + steps["wall_ns"]).max()) + self._origin
+
+    def _device(
+        self, process: int, device: int, rows: Ints, chosen: Bools, window: tuple[int, int], prefix: str
+    ) -> Iterator[Track]:
+        low, high = window
+        steps = self._steps[(self._steps["process"] == process) & (self._steps["device"] == device)]
+        begin = steps["start_ns"].to_numpy(dtype=np.int64) + self._origin
+        steps = steps[(begin < high) & (begin >= low)]
+        if len(steps):
+            yield Track(f"{prefix}steps", self._step_slices(steps))
+        idle = self._idle(process, rows, chosen, window)
+        if len(idle):
+            yield Track(f"{prefix}idle", idle)
+        own = rows[chosen]
+        streams = self._recording.operations.stream[own]
+        for stream, of_stream in sorted(groups(streams), key=lambda each: each[0]):
+            title = f"{prefix}stream {stream}" if stream >= 0 else f"{prefix}operations"
+            for number, lane in enumerate(self._operations(own[of_stream]).lanes(may_nest=False), start=1):
+                yield Track(title if number == 1 else f"{title} ({number})", lane)
+
+    def _step_slices(self, steps: pd.DataFrame) -> Slices:
+        start = steps["start_ns"].to_numpy(dtype=np.int64) + self._origin
+        is_other = (steps["state"] == StepState.OTHER.value).to_numpy()
+        names = [f"{'other work after step' if other else 'step'} {number}"
+                 for other, number in zip(is_other.tolist(), steps["step"].tolist(), strict=True)]  # fmt: skip
+        details: dict[str, list[Any]] = {key: steps[key].tolist() for key in ("state", "rule")}
+        details |= {key: [None if pd.isna(v) else int(v) for v in steps[key]] for key in _STEP_COLUMNS}
+        count = len(steps)
+        wall = steps["wall_ns"].to_numpy(dtype=np.int64)
+        return Slices(start, start + wall, np.arange(count), names, _zeros(count), (STEP,), _zeros(count), details)
+
+    def _idle(self, process: int, rows: Ints, chosen: Bools, window: tuple[int, int]) -> Slices:
+        """Return the gaps of a device between its chosen operations."""
+        line = operations.timeline(self._recording.operations, rows)
+        waits = self._recording.waits
+        own = waits.process == process
+        anything = Union(line.start, line.end)
+        found = gaps(line, anything, Union(waits.start[own], waits.end[own]))
+        following = anything.firsts[1:] if anything.order is None else anything.order[anything.firsts[1:]]
+        of_line = np.isin(line.rows, rows[chosen])
+        # A gap after the last operation of a case belongs to what follows.
+        ends = np.sort(line.end[of_line])
+        at = np.searchsorted(ends, found.start).clip(max=max(len(ends) - 1, 0))
+        kept = of_line[following] | (found.end >= window[1])
+        kept &= (ends[at] == found.start) & (found.start >= window[0]) & (found.start < window[1])
+        cause = (found.is_late + 2 * found.is_blocked)[kept]
+        start, end = found.start[kept], np.minimum(found.end[kept], window[1])
+        return Slices(start, end, cause, IDLE, _zeros(len(start)), (IDLE_TIME,), _zeros(len(start)))
+
+    def _operations(self, rows: Ints) -> Slices:
+        done = self._recording.operations
+        names, number = done.table_names
+        duration = done.end[rows] - done.start[rows]
+        details: dict[str, list[Any]] = {}
+        if any(self._recording.cases):
+            details["case"] = [case or None for case in self._cases(rows).tolist()]
+        known = done.launched[rows] != operations.UNKNOWN
+        queued = (done.start[rows] - done.launched[rows]).tolist()
+        details["ns_since_launch"] = [ns if is_known else None for ns, is_known in zip(queued, known, strict=True)]
+        if done.read_sizes is not None and (sizes := done.read_sizes()[rows]).any():
+            details["bytes"] = [size or None for size in sizes.tolist()]
+            rates = (sizes / np.maximum(duration, 1)).tolist()
+            details["GB/s"] = [round(rate, 2) if rate else None for rate in rates]
+        flow = self._flows(rows)
+        name = done.name[rows]
+        return Slices(done.start[rows], done.end[rows], number[name], names, name, self._classes, flow, details)
+
+    def _flows(self, rows: Ints) -> Int64s:
+        """Return the number of the arrow to each operation: of a graph to its first one."""
+        call = self._recording.call[rows]
+        order = np.lexsort((self._recording.operations.start[rows], call))
+        firsts = order[np.concatenate([[True], np.diff(call[order]) != 0])] if len(order) else order
+        flow = _zeros(len(rows))
+        flow[firsts] = call[firsts] + 1
+        return flow
+
+
+class _Host:
+    """The tracks of the threads of one process: its ranges, and its calls of the API."""
+
+    def __init__(self, recording: Recording, process: int, chosen: Ints, low: int, high: int, case: str | None) -> None:
+        self._recording, self._process, self._chosen = recording, process, chosen
+        self._low, self._high = low, high
+        if case is not None:
+            # The calls and ranges of a case are those in the time of its ranges.
+            ranges = recording.ranges
+            code = [i for i, name in enumerate(ranges.names) if name == f"profpipe:{case}"]
+            own = np.isin(ranges.name, code) & (ranges.process == process)
+            self._of_case: Union | None = Union(ranges.start[own], ranges.end[own])
+        else:
+            self._of_case = None
+
+    def _shown(self, start: Int64s, end: Int64s, process: Int64s) -> Bools:
+        shown: Bools = (process == self._process) & (start < self._high) & (end > self._low)
+        return shown if self._of_case is None else shown & self._of_case.contains(start)
+
+    def ranges(self) -> Iterator[Track]:
+        """Yield the ranges of each thread, with the names that the program gave them."""
+        given = self._recording.ranges
+        rows = np.flatnonzero(self._shown(given.start, given.end, given.process))
+        start, end = given.start[rows].clip(min=self._low), given.end[rows].clip(max=self._high)
+        names = list(given.recorded or given.names)
+        nothing = _zeros(len(rows))
+        slices = Slices(start, end, given.name[rows], names, nothing, (RANGE,), nothing)
+        yield from self._by_thread("ranges", self._recording.tids(given.thread[rows]), slices)
+
+    def calls(self) -> Iterator[Track]:
+        """Yield the calls of each thread; those that launched something have an arrow to it."""
+        calls = self._recording.calls
+        launching = np.zeros(len(calls.start), dtype=bool)
+        called = self._recording.call[self._chosen]
+        launching[called[called >= 0]] = True
+        rows = np.flatnonzero(self._shown(calls.start, calls.end, calls.process) | launching)
+        waiting = np.array([*map(operations.is_waiting_call, calls.names), False])[calls.name[rows]]
+        category = np.where(launching[rows], 0, np.where(waiting, 1, 2))
+        flow = np.where(launching[rows], rows + 1, 0)
+        categories = (LAUNCH, WAIT, CALL)
+        slices = Slices(calls.start[rows], calls.end[rows], calls.name[rows], calls.names, category, categories, flow)
+        yield from self._by_thread("API calls", calls.thread[rows], slices)
+
+    def _by_thread(self, title: str, threads: Any, slices: Slices) -> Iterator[Track]:
+        by_thread: Sequence[tuple[int, Ints]] = groups(np.asarray(threads, dtype=np.int64))
+        for thread, rows in sorted(by_thread, key=lambda each: -len(each[1])):
+            of = f"thread {thread} {title}" if thread >= 0 else title
+            for number, lane in enumerate(slices.only(rows).lanes(may_nest=True), start=1):
+                yield Track(of if number == 1 else f"{of} ({number})", lane)
+
+
+def _zeros(count: int) -> Int64s:
+    return np.zeros(count, dtype=np.int64)

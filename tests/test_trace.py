@@ -1,0 +1,268 @@
+"""`profpipe trace`: queries of Perfetto's own trace processor give back the sums of the tables."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from nsys_exports import Export
+from trace_processor import query
+
+from profpipe.cli import main
+from profpipe.results import store
+from profpipe.results.schema import STEP_PREFIX
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+
+#: Time by process, track and category; JSON has threads where Perfetto's own format has tracks.
+TRACKS = """
+select p.name as process, t.name as track, s.category, s.name, s.ts, s.dur
+from slice s join process_track t on s.track_id = t.id join process p using (upid)
+"""
+THREADS = """
+select p.name as process, h.name as track, s.category, s.name, s.ts, s.dur
+from slice s join thread_track t on s.track_id = t.id join thread h using (utid) join process p using (upid)
+"""
+OF_HOST = ("range", "launch", "wait", "call")
+
+
+@pytest.fixture
+def ingested(tmp_path: Path, no_pictures: None) -> Callable[[Path], Path]:
+    """The folder of the tables of a recording; a zipped one is unzipped first."""
+
+    def ingest(path: Path) -> Path:
+        if path.suffixes[-2:] == [".sqlite", ".gz"]:
+            (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+            path = tmp_path / path.stem
+        assert main(["ingest", str(path), "--out", str(tmp_path / "tables")]) == 0
+        return tmp_path / "tables"
+
+    return ingest
+
+
+def traced(folder: Path, *options: str, name: str = "trace.pftrace") -> pd.DataFrame:
+    """The slices of a trace of the run in ``folder``."""
+    assert main(["trace", str(folder), "--out", str(folder / name), *options]) == 0
+    (rows,) = query(folder / name, THREADS if ".json" in name else TRACKS)
+    return pd.DataFrame(rows)
+
+
+def operations(slices: pd.DataFrame) -> pd.DataFrame:
+    return slices[~slices["category"].isin([*OF_HOST, "step", "idle"])]
+
+
+def assert_sums_of_tables(slices: pd.DataFrame, folder: Path) -> None:
+    kernels = store.load(folder)[0].kernels
+    expected = kernels.groupby(["kernel", "kernel_class"])[["calls", "total_ns"]].sum()
+    found = operations(slices).groupby(["name", "category"])["dur"].agg(["size", "sum"])
+    assert found["size"].to_dict() == expected["calls"].to_dict()
+    assert found["sum"].to_dict() == expected["total_ns"].to_dict()
+
+
+RECORDINGS = {
+    "steps": DATA / "nsys-2025.3.1/loops/graphs.sqlite.gz",
+    "ranges": DATA / "nsys-2025.3.1/training/lm_eager.sqlite",
+    "torch": DATA / "torch-2.11/attention_h200.json.gz",
+}
+
+
+@pytest.mark.parametrize("name", ["trace.pftrace", pytest.param("trace.json", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recording", RECORDINGS)
+def test_the_operations_of_a_trace_have_the_sums_of_the_tables(
+    recording: str, name: str, ingested: Callable[[Path], Path]
+) -> None:
+    folder = ingested(RECORDINGS[recording])
+    assert_sums_of_tables(traced(folder, name=name), folder)
+
+
+def test_steps_and_their_idle_time_equal_the_table(ingested: Callable[[Path], Path]) -> None:
+    folder = ingested(RECORDINGS["steps"])
+    slices = traced(folder)
+    steps = store.load(folder)[0].steps
+    shown = slices[slices["category"] == "step"].sort_values("ts")
+    assert shown["dur"].tolist() == steps["wall_ns"].tolist()
+    idle = slices[slices["category"] == "idle"]
+    names = {"idle: the host launched late": "idle_launch_ns", "idle: the host waited for the GPU": "idle_blocked_ns",
+             "idle: dependency, or not recorded": "idle_other_ns"}  # fmt: skip
+    for at, length, row in zip(shown["ts"], shown["dur"], steps.to_dict("records"), strict=True):
+        inside = idle[(idle["ts"] >= at) & (idle["ts"] < at + length)]
+        by_cause = inside.groupby("name")["dur"].sum()
+        assert {column: by_cause.get(name, 0) for name, column in names.items()} == {
+            column: row[column] for column in names.values()
+        }
+
+
+def test_one_step_is_written_with_the_calls_that_launched_it(ingested: Callable[[Path], Path]) -> None:
+    folder = ingested(RECORDINGS["steps"])
+    data = store.load(folder)[0]
+    slices = traced(folder, "--step", "steady")
+    (step,) = slices[slices["category"] == "step"].to_dict("records")
+    (number,) = data.timeline["step"].unique()
+    assert step["name"] == f"step {number}"
+    inside = operations(slices)
+    assert (inside["ts"] + inside["dur"] > step["ts"]).all() and (inside["ts"] < step["ts"] + step["dur"]).all()
+    row = data.steps[(data.steps["step"] == number) & (data.steps["state"] == "steady")].iloc[0]
+    assert slices.loc[slices["category"] == "idle", "dur"].sum() == row["idle_ns"]
+    assert len(slices[slices["category"] == "launch"]) > 0
+
+
+@pytest.mark.slow
+def test_an_arrow_leads_from_each_launch_to_its_operation(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    folder = ingested(RECORDINGS["ranges"])
+    traced(folder)
+    trace = Trace.FromString((folder / "trace.pftrace").read_bytes())
+    for packet in trace.packet:
+        # The trace processor of the tests, of 2021, knows the field that `flow_ids` has replaced.
+        packet.track_event.flow_ids_old.extend(packet.track_event.flow_ids)
+    old = tmp_path / "old.pftrace"
+    old.write_bytes(trace.SerializeToString())
+    arrows = """select o.category as a, o.ts as called, i.category as b, i.ts as ran
+        from flow f join slice o on o.id = f.slice_out join slice i on i.id = f.slice_in"""
+    rows, (launches,) = query(old, arrows, "select count(*) as n from slice where category = 'launch'")
+    assert len(rows) == launches["n"] > 100
+    assert all(row["a"] == "launch" and row["b"] not in OF_HOST and row["called"] <= row["ran"] for row in rows)
+
+
+def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    export = Export()
+    for n, case in enumerate(["impl=a", "impl=b", "impl=a"]):
+        at = 1000 * n
+        export.range(at, at + 900, f"profpipe:{case}")
+        export.range(at + 5, at + 100, "forward")
+        export.launch(at + 100, 2 * n + 1, f"kernel of {case}", lasts=100)
+        export.launch(at + 300, 2 * n + 2, f"kernel of {case}", lasts=100)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
+    slices = traced(folder, "--case", "impl=a")
+    assert set(operations(slices)["name"]) == {"kernel of impl=a"} and len(operations(slices)) == 4
+    assert slices["category"].value_counts()[["launch", "range", "idle"]].tolist() == [4, 4, 2]
+    assert set(slices.loc[slices["category"] == "range", "name"]) == {"profpipe:impl=a", "forward"}
+    assert (slices["ts"] >= 0).all() and slices["ts"].min() == 0
+
+
+def test_operations_of_a_stream_that_overlap_have_two_tracks(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    export = Export()
+    for n, (start, end) in enumerate([(0, 100), (50, 150), (100, 200), (160, 170)], start=1):
+        export.call(start, start + 1, n)
+        export.kernel(start, end, n, f"k{n}")
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
+    tracks = operations(traced(folder)).groupby("track")["name"].agg(list).to_dict()
+    assert tracks == {"GPU 0 stream 7": ["k1", "k3"], "GPU 0 stream 7 (2)": ["k2", "k4"]}
+
+
+def test_names_from_outside_stay_text(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    names = ['</script><img src=x onerror="alert(1)">', "\x1b[31mred\x1b[0m", "名前\\\"'", "k" * 10_000]
+    export = Export()
+    for n, name in enumerate(names, start=1):
+        export.launch(1000 * n, n, name)
+        export.range(1000 * n - 10, 1000 * n + 100, name)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
+    for name in ("trace.pftrace", "trace.json.gz"):
+        slices = traced(folder, name=name)
+        assert set(operations(slices)["name"]) == set(store.load(folder)[0].kernels["kernel"])
+        assert set(slices.loc[slices["category"] == "range", "name"]) == set(names)
+
+
+def torch_trace(folder: Path, rank: int, offset_us: float) -> Path:
+    events: list[dict[str, Any]] = []
+    for n in range(4):
+        at = offset_us + 100 * n
+        args = {"correlation": n + 1}
+        base = {"ph": "X", "pid": 100 + rank, "tid": 1}
+        events.append({**base, "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": at, "dur": 100})
+        events.append({**base, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at + 1, "dur": 2, "args": args})
+        gpu = {"device": rank, "stream": 7, **args}
+        events.append(
+            {"ph": "X", "cat": "kernel", "name": "k", "ts": at + 5, "dur": 10, "pid": rank, "tid": 7, "args": gpu}
+        )
+    path = folder / f"rank{rank}.json"
+    top = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "baseTimeNanoseconds": 1_700_000_000_000_000_000}
+    path.write_text(json.dumps({**top, "traceEvents": events}))
+    return path
+
+
+def test_the_traces_of_two_ranks_share_a_clock(tmp_path: Path) -> None:
+    from profpipe.commands import trace
+    from profpipe.ingest import reader
+    from profpipe.results.manifest import Manifest, file_entry
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    files = [torch_trace(folder, rank, 1e6 + 40 * rank) for rank in (0, 1)]
+    sources = [reader.Source(path, path.name, "run", "w", "torch", "c=1") for path in files]
+    read = [result for result in reader.ingest(sources) if isinstance(result, reader.Read)]
+    entries = tuple(file_entry(result.source.name, result.parser, result.tables.origin) for result in read)
+    manifest = Manifest(name="run", started="2026-11-20T05:55:00+00:00", ended="", files=entries)
+    store.save(folder, reader.combine(result.tables for result in read), manifest)
+    assert trace.EXAMPLES
+    slices = traced(folder, "--case", "c=1")
+    firsts = operations(slices).groupby("process")["ts"].min()
+    assert firsts.index.tolist() == ["w c=1 rank 0 (pid 100)", "w c=1 rank 1 (pid 101)"]
+    assert firsts.diff().iloc[1] == 40_000
+
+
+def test_without_the_package_a_trace_is_json(
+    ingested: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ingested(RECORDINGS["torch"])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "perfetto" else find(name, *more)
+    )
+    capsys.readouterr()
+    assert main(["trace", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "trace.json.gz: " in printed and "pip install 'profpipe[perfetto]'" in printed
+    with gzip.open(folder / "trace.json.gz") as stream:
+        assert json.load(stream)["traceEvents"]
+    assert main(["trace", str(folder), "--out", str(folder / "x.pftrace")]) == 2
+    assert "pip install 'profpipe[perfetto]'" in capsys.readouterr().err
+
+
+def test_errors_say_what_is_missing(
+    ingested: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ingested(RECORDINGS["steps"])
+
+    def error(*options: str) -> str:
+        capsys.readouterr()
+        assert main(["trace", str(folder), *options]) == 2
+        return capsys.readouterr().err
+
+    assert "has no step 999. Known: 0 to" in error("--step", "999")
+    assert "has no case 'impl=x'" in error("--case", "impl=x")
+    assert "has no recording of torch. It has: nsys." in error("--profiler", "torch")
+    assert "is a folder. Name a file" in error("--out", str(tmp_path))
+    next(tmp_path.glob("*.sqlite")).unlink()
+    assert "is gone, and the tables do not hold single calls. Copy the recording there" in error()
+    shutil.rmtree(folder)
+    assert "is not the folder of a run" in error()
+
+
+def test_a_run_without_a_recording_of_single_launches_is_refused(
+    ingested: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ingested(DATA / "ncu-2025.3/attention_h200.raw.csv.gz")
+    assert main(["trace", str(folder)]) == 2
+    assert "has no recording of nsys or torch.profiler. Run with `-p nsys`" in capsys.readouterr().err
+
+
+def test_one_step_of_a_command_is_chosen_by_its_number(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    export = Export()
+    for n in range(6):
+        at = 1000 * n
+        export.range(at, at + 900, f"{STEP_PREFIX}marker:{n + 10}")
+        export.launch(at + 100, n + 1, f"k{n}", lasts=100)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
+    slices = traced(folder, "--step", "12")
+    assert operations(slices)["name"].tolist() == ["k2"]
+    assert slices.loc[slices["category"] == "step", "name"].tolist() == ["step 12"]
