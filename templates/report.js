@@ -86,10 +86,6 @@
   }
 
   for (const table of all("table.sortable")) {
-    if (table.tBodies[0].rows.length < 2) {
-      for (const button of all("thead button", table)) button.disabled = true;
-      continue;
-    }
     for (const [i, head] of [...table.tHead.rows[0].cells].entries()) {
       const button = head.querySelector("button");
       if (!button) continue;

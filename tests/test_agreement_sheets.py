@@ -91,7 +91,7 @@ def test_the_smallest_and_the_largest_profiler_overhead_are_shown() -> None:
     (found,) = analyze(tables(metrics=[*rows, *times]), {}).workloads
     nsys, torch = agreement.overheads(found).rows
     assert [cell.value for cell in nsys[1:4]] == pytest.approx([-0.05, -0.4, 0.3])
-    assert (nsys[0].text, nsys[2].note, nsys[4].text) == (Code("nsys"), ("(", Code("b"), ")"), "1 of 2")
+    assert (nsys[0].text, plain(nsys[2].note), nsys[4].text) == (Code("nsys"), "(b)", "1 of 2")
     assert torch[2] == Cell(missing=Missing.NOT_MEASURED) and torch[4].text == "0 of 1"
 
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import Basis, CaseResult, Findings, Iteration, WorkloadFindings
-from profpipe.report.document import Code, Text, join
+from profpipe.report.document import CaseLink, Code, Text, join
 from profpipe.results.manifest import Manifest
 
 PART_NAMES: Mapping[str, str] = {
@@ -30,10 +30,17 @@ DENSE_WORK = (
 
 
 def case_text(point: CaseResult) -> Text:
-    """Return a case in words: ``seqlen 512, flash`` with the compared value as code."""
+    """Return a case in words: ``seqlen 512, flash`` with the compared value as code. It leads to the case."""
     parts: list[Text] = [in_words(point.shape)] if point.shape else []
     parts += [Code(point.variant)] if point.variant else []
-    return join(parts, last=", ") or (Code(unquote(point.id)) if point.id else "whole capture")
+    if not parts and not point.id:
+        return "whole capture"
+    return CaseLink(join(parts, last=", ") or Code(unquote(point.id)), point.id)
+
+
+def variant_text(point: CaseResult) -> Text:
+    """Return the compared value of a case as code. It leads to the case."""
+    return CaseLink(Code(point.variant), point.id)
 
 
 def case_texts(cases: Iterable[CaseResult]) -> dict[str, Text]:

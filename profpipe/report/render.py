@@ -22,6 +22,7 @@ from profpipe.report.plots import matplotlib_charts
 from profpipe.report.sections import (
     accuracy,
     agreement,
+    case_pages,
     cases,
     classification,
     commands,
@@ -50,10 +51,11 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
-from profpipe.results import atomic
+from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
+_NO_RAW_FILES = raw_files.RawFiles()
 _PLOT = re.compile(r"!\[[^\]]*\]\((plots/[\w.-]+)\)")
 
 
@@ -61,7 +63,7 @@ def render(findings: Findings, tables: Tables, run: Manifest, folder: Path, temp
     """Write plots, text files and the pages into ``folder``; return the document."""
     for name, text in text_files.texts(findings, tables, run).items():
         atomic.write_text(folder / name, text)
-    document = build(findings, tables, run)
+    document = build(findings, tables, run, raw_files.read(folder, run))
     write(document, folder, template)
     return document
 
@@ -83,7 +85,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     return Document(f"B against A · {title}", tuple(section for section in sections if section))
 
 
-def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
+def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
     """Return the document of a run: its sections in the order of the page."""
     first = tuple(replace(studies.study_table(s), id="first_studies") for s in findings.studies if s.is_first)
     answer = "Answer" if first or len(findings.workloads) > 1 else ""
@@ -112,9 +114,15 @@ def build(findings: Findings, tables: Tables, run: Manifest) -> Document:
         files.files(findings, run),
         environment.environment(run),
         commands.commands(run),
+        case_pages.logs(run, raw),
     )  # fmt: skip
     title = environment.title([workload.name for workload in findings.workloads], findings.case_count, run, tables)
-    return Document(title, tuple(section for section in sections if section))
+    return Document(
+        title,
+        tuple(section for section in sections if section),
+        case_pages.case_pages(findings, run, raw),
+        flags.meanings(findings.workloads),
+    )
 
 
 def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, Section]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from profpipe.errors import ProfpipeError, one_line
 from profpipe.report import document as doc
 from profpipe.report.html.markup import anchor, flat, short
-from profpipe.report.html.writer import Html, section_ids
+from profpipe.report.html.writer import Html, all_ids, section_ids
 from profpipe.report.text import write_text
 from profpipe.results import atomic
 
@@ -49,7 +49,7 @@ def write(document: doc.Document, folder: Path, files: PageFiles) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A section of the page: the id of its element, its heading and its content."""
+    """A section of the page, or the page of a case: the id of its element, its heading and its content."""
 
     id: str
     workload: str
@@ -60,7 +60,7 @@ class Entry:
 def render(document: doc.Document, files: PageFiles, exists: object = None) -> str:
     """Return the page. Raise ProfpipeError where a template of the user is wrong or out of date."""
     sections = list(section_ids(_ordered(document)))
-    anchors = {(section.workload, section.id): id for section, id in reversed(sections)}
+    anchors = {(section.workload, section.id): id for section, id in reversed(list(all_ids(sections)))}
     cases = {(case.workload, case.id): anchor("case", case.workload, case.id) for case in document.cases}
     html = Html(
         anchors, cases, {flag: write_text(text) for flag, text in document.flags.items()},
@@ -70,10 +70,12 @@ def render(document: doc.Document, files: PageFiles, exists: object = None) -> s
         Entry(id, flat(section.workload), flat(write_text(section.title)), html.section(section, id))
         for section, id in sections
     ]
+    # What stands inside a page of a case has short ids: nothing leads there.
+    alone = replace(html, cases={})
     pages = [
         Entry(cases[case.workload, case.id], flat(case.workload), flat(write_text(case.title)),
-              html.section(case, f"{cases[case.workload, case.id]}-content"))
-        for case in document.cases
+              alone.section(case, f"c{i}"))
+        for i, case in enumerate(document.cases)
     ]  # fmt: skip
     style = _joined(files.styles)
     script = _joined(files.scripts)

@@ -26,14 +26,23 @@ def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], re
     if not table.rows:
         return Markup("")
     shown = replace(table, rows=table.rows[:MOST_ROWS])
-    head = [_head(column, write) for column in shown.columns]
+    can_sort = len(shown.rows) > 1
+    head = [_head(column, write, can_sort) for column in shown.columns]
     body = [
-        element("tr", *(_cell(cell, column, write, flags) for cell, column in zip(row, shown.columns, strict=True)))
+        element(
+            "tr",
+            *(_cell(cell, column, write, flags, can_sort) for cell, column in zip(row, shown.columns, strict=True)),
+        )
         for row in shown.rows
     ]
     title = element("caption", write(table.title)) if table.title else ""
     grid = element(
-        "table", title, element("thead", element("tr", *head)), element("tbody", *body), id=id, class_="sortable"
+        "table",
+        title,
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+        id=id,
+        class_="sortable" if can_sort else None,
     )
     own_name = flat(doc.plain(table.title)) or "Table"
     left_out = len(table.rows) - len(shown.rows)
@@ -49,16 +58,16 @@ def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], re
     return element("div", field, scroll, more, class_="table")
 
 
-def _head(column: doc.Column, write: Writer) -> Markup:
+def _head(column: doc.Column, write: Writer, can_sort: bool) -> Markup:
     unit = format_head(column)
     words = join([write(column.title), element("span", unit, class_="unit") if unit else ""], " ")
     # A head without words names nothing that could be sorted.
-    content = element("button", words, type="button") if words else Markup("")
+    content = element("button", words, type="button") if words and can_sort else words
     kind = "n" if column.is_numeric else None
     return element("th" if words else "td", content, scope="col" if words else None, class_=kind)
 
 
-def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str, str]) -> Markup:
+def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str, str], can_sort: bool) -> Markup:
     number = format_cell(cell, column)
     content = Markup.escape(number) if number else write(cell.text)
     if not number and column.id == "flags":
@@ -67,7 +76,7 @@ def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str,
         content = element("strong", content)
     note = element("span", write(cell.note), class_="note") if cell.note else ""
     own_flags = [explain(flag, flags) for flag in cell.flags]
-    value = f"{cell.value:.6g}" if cell.value is not None else None
+    value = f"{cell.value:.6g}" if cell.value is not None and can_sort else None
     inner = join([content, note, *own_flags], " ")
     if column.is_label:
         return element("th", inner, scope="row", data_v=value)

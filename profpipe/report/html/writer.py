@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from markupsafe import Markup
@@ -23,6 +23,10 @@ _MOST_TEXT = 4_000
 
 #: The files that have all rows of a section's tables; those of others are in metrics.
 _FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
+
+
+#: Sections that the style sheet shows in their own way.
+_STYLED = ("headline", "warnings")
 
 
 @dataclass(frozen=True)
@@ -168,11 +172,12 @@ class Html:
         own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
         title = element(f"h{min(level, 6)}", self.heading(section), id=f"{id}-title") if section.title else ""
         summary = element("p", own.text(section.summary), class_="summary") if section.summary else ""
-        children = [own.section(child, anchor(id, child.id, str(i)), level + 1)
-                    for i, child in enumerate(section.sections)]  # fmt: skip
+        inner = replace(own, names_workloads=False)
+        children = [inner.section(child, child_id, level + 1) for child, child_id in children_ids(section, id)]
         return element(
             "section", title, summary, *map(own.block, section.blocks), *children,
-            id=id, class_=f"section {anchor(section.id)}", data_workload=flat(section.workload) or None,
+            id=id, class_=" ".join(("section", *(id for id in _STYLED if id == section.id))),
+            data_workload=flat(section.workload) or None,
             aria_labelledby=f"{id}-title" if section.title else None,
         )  # fmt: skip
 
@@ -182,6 +187,18 @@ def code(text: str) -> Markup:
     own = flat(text)
     is_long = len(own) > _MOST_CHARACTERS
     return element("code", cut(own, _MOST_CHARACTERS), title=own if is_long else None)
+
+
+def children_ids(section: doc.Section, id: str) -> Iterator[tuple[doc.Section, str]]:
+    """Yield the sections in ``section``, whose element is ``id``, each with the id of its own element."""
+    return ((child, anchor(id, child.id, str(i))) for i, child in enumerate(section.sections))
+
+
+def all_ids(sections: Iterable[tuple[doc.Section, str]]) -> Iterator[tuple[doc.Section, str]]:
+    """Yield the sections and those inside them, each with the id of its element."""
+    for section, id in sections:
+        yield section, id
+        yield from all_ids(children_ids(section, id))
 
 
 def section_ids(sections: Sequence[doc.Section]) -> Iterator[tuple[doc.Section, str]]:

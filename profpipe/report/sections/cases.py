@@ -12,7 +12,7 @@ from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report import selection
 from profpipe.report.inlines import fill, plural, share_cell
-from profpipe.report.labels import DENSE_WORK, case_text
+from profpipe.report.labels import DENSE_WORK, case_text, variant_text
 from profpipe.report.units import MISSING, Unit, size_unit, time_unit
 
 #: Columns of a table of times; more are plotted, and listed by case.
@@ -155,5 +155,5 @@ def _clock(case: CaseResult) -> doc.Cell | None:
 def _labels(case: CaseResult, workload: WorkloadFindings) -> list[doc.Text]:
     labels: list[doc.Text] = [shown(value) for _, value in case.shape]
     if workload.compare:
-        labels.append(fill("{} (baseline)" if case.is_baseline else "{}", doc.Code(case.variant)))
+        labels.append(fill("{} (baseline)" if case.is_baseline else "{}", variant_text(case)))
     return labels or [case_text(case)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from profpipe.job import Status
 from profpipe.report.document import Code, CodeBlock, Details, Paragraph, Section
@@ -14,7 +14,7 @@ def commands(run: Manifest) -> Section:
     """Return the command of the run, and the commands that each job started."""
     command = shlex.join(run.command)
     code = (CodeBlock(command),) if command else ()
-    return Section("commands", "How to repeat it", (*code, *_pipeline_file(run), *_jobs(run)))
+    return Section("commands", "How to repeat it", (*code, *_pipeline_file(run), *jobs(run.jobs)))
 
 
 def _pipeline_file(run: Manifest) -> Iterator[Paragraph]:
@@ -25,17 +25,18 @@ def _pipeline_file(run: Manifest) -> Iterator[Paragraph]:
         yield Paragraph((file, " in the folder of this run repeats it", *how))
 
 
-def _jobs(run: Manifest) -> Iterator[Details]:
+def jobs(entries: Iterable[JobEntry]) -> Iterator[Details]:
+    """Yield the commands of each job, folded below what became of it."""
     # The processes that repeat a command differ in nothing but their time.
     alike: dict[tuple[object, ...], list[JobEntry]] = {}
-    for job in run.jobs:
+    for job in entries:
         if job.argv:
             key = (job.workload, job.profiler, job.cases, job.argv, job.reused_from, job.status, job.interrupted)
             alike.setdefault(key, []).append(job)
-    for jobs in alike.values():
-        job, seconds = jobs[0], sum(job.seconds for job in jobs)
+    for own in alike.values():
+        job, seconds = own[0], sum(job.seconds for job in own)
         status = Status.INTERRUPTED if job.interrupted else job.status
-        processes = f", {len(jobs)} processes" if len(jobs) > 1 else ""
+        processes = f", {len(own)} processes" if len(own) > 1 else ""
         ended = "" if status is Status.OK else f", {status}"
         took = f", {seconds:.1f} s" if seconds else ""
         took = f", reused from {job.reused_from}" if job.reused_from else took

@@ -36,13 +36,26 @@ def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
 
 
 def explanations(workloads: Sequence[WorkloadFindings]) -> list[doc.Text]:
-    """Return one line for each flag of a timed case of the workloads."""
-    timed = [(workload, case) for workload in workloads for case in workload.cases if case.time]
+    """Return one line for each flag of a timed case of the workloads, with the number of these cases."""
+    timed = sum(1 for workload in workloads for case in workload.cases if case.time)
     found: list[doc.Text] = []
-    for flag in dict.fromkeys(mark for _, case in timed for mark in case.marks):
-        flagged = [(workload, case) for workload, case in timed if flag in case.marks]
-        count = "every case" if len(flagged) == len(timed) else f"{len(flagged)} of {len(timed)} cases"
+    for flag, flagged in _flagged(workloads).items():
+        count = "every case" if len(flagged) == timed else f"{len(flagged)} of {timed} cases"
         found.append(fill(f"{{}} ({count}): {_meaning(flag, flagged)}", doc.Strong(flag)))
+    return found
+
+
+def meanings(workloads: Sequence[WorkloadFindings]) -> dict[str, str]:
+    """Return what each flag of a timed case of the workloads means."""
+    return {flag: _meaning(flag, flagged) for flag, flagged in _flagged(workloads).items()}
+
+
+def _flagged(workloads: Sequence[WorkloadFindings]) -> dict[str, list[tuple[WorkloadFindings, CaseResult]]]:
+    found: dict[str, list[tuple[WorkloadFindings, CaseResult]]] = {}
+    for workload in workloads:
+        for case in workload.cases:
+            for flag in dict.fromkeys(case.marks if case.time else ()):
+                found.setdefault(flag, []).append((workload, case))
     return found
 
 

@@ -118,7 +118,7 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
     for case in workload.cases:
         if value := quantity.value(case):
             low, high = (case.time.p10, case.time.p90) if case.time and quantity.name == "time" else (None, None)
-            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks)
+            mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks, case.id)
             # A speed-up is of accurate cases only.
             is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
             points.append(Point(selection.drop_axes(case.shape, (axis, lines)), _name(case, lines), mark, is_wrong))
@@ -318,7 +318,7 @@ def breakdown(workload: WorkloadFindings, shape: Shape) -> doc.Chart:
         chart_id(workload.name, "share"),
         ", ".join(filter(None, [f"{time} of a call", in_words(shape.axes)])),
         doc.ChartKind.STACKED_BARS,
-        doc.Axis(workload.compare or "", labels=names),
+        doc.Axis(workload.compare or "", labels=names, cases=tuple(case.id for case, _ in bars)),
         doc.Axis(f"{unit.name} per call ({workload.kernel_profiler})", unit, quantity="ns"),
         (doc.Panel("", series),),
         caption=several if gpus > 1 and not is_cpu else "",

@@ -9,7 +9,7 @@ from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, 
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names, percent, plural, share_cell
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, variant_text
 from profpipe.report.sections import ranks
 from profpipe.report.units import MISSING, number, size_unit, time_unit
 
@@ -63,7 +63,7 @@ def table(
     columns = [
         (
             doc.label("case", workload.compare or "case"),
-            lambda c: doc.Code(c.variant) if is_one_shape and c.variant else case_text(c),
+            lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c),
         ),
         (
             doc.Column("gpu", "GPU", times),

@@ -257,7 +257,7 @@ def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:
         plots.chart_id(workload.name, "step"),
         "Where a step goes",
         doc.ChartKind.STACKED_BARS,
-        doc.Axis("", labels=labels),
+        doc.Axis("", labels=labels, cases=tuple(case.id for case, *_ in cases)),
         doc.Axis(f"{unit.name} of a steady step ({cases[0][1].profiler})", unit, quantity="ns"),
         (doc.Panel("", series),),
         subtitle=plots.fixed(workload),

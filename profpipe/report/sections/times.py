@@ -9,7 +9,7 @@ from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerd
 from profpipe.report import document as doc
 from profpipe.report import selection
 from profpipe.report.inlines import fill, names, ratio
-from profpipe.report.labels import case_text, quantity
+from profpipe.report.labels import case_text, quantity, variant_text
 from profpipe.report.sections import flags, steps
 from profpipe.report.sections.wins import doubt_of, tied_names
 from profpipe.report.units import size_unit, time_unit
@@ -140,7 +140,7 @@ def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.
 def _fastest(win: Win) -> doc.Text:
     if win.verdict == WinVerdict.TIE:
         return fill("tie: {}", tied_names(win))
-    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", doc.Code(win.best.variant))
+    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", variant_text(win.best))
 
 
 _SUFFIXES = {WinVerdict.INCONCLUSIVE: ", in doubt", WinVerdict.UNOPPOSED: ", alone"}
@@ -192,7 +192,7 @@ def _winner(shape: Shape | None) -> doc.Cell:
     win = shape.win if shape else None
     if win is None:
         return doc.Cell()
-    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else doc.Code(win.best.variant)
+    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else variant_text(win.best)
     has_lead = win.best.speedup is not None and not win.best.is_baseline
     lead = fill(" {}", ratio(win.best.speedup)) if has_lead else ""
     return doc.Cell(text=fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead))

@@ -1,0 +1,299 @@
+"""The page of each case, which report.html opens: its figures, samples, kernels, phases and commands."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from profpipe.analysis.cases import in_words
+from profpipe.analysis.findings.steps import CaseSteps
+from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import duration, fill, margin, ratio
+from profpipe.report.labels import case_text, of_what
+from profpipe.report.sections import (
+    agreement,
+    cases,
+    commands,
+    flags,
+    kernel_share,
+    kernels,
+    memory,
+    phases,
+    plots,
+    ranks,
+    recording,
+    roofline,
+    step_list,
+    step_times,
+    steps,
+)
+from profpipe.results.manifest import JobEntry, Manifest
+from profpipe.results.raw_files import RawFiles
+from profpipe.results.schema import StepState
+
+#: Pages of a run; a larger run has them for its first cases, and the tables for all.
+MOST_PAGES = 600
+
+#: Points of all samples together, so that many cases do not make a large file.
+_MOST_POINTS = 60_000
+
+#: Points of a strip that are worth drawing.
+_FEWEST_POINTS = 40
+
+#: Cases of a job whose pages show its command.
+_FEW_CASES = 3
+
+Samples = Sequence[tuple[int, float]]
+
+
+def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Section, ...]:
+    """Return a section for each case, in the order of the tables."""
+    every = [(workload, case) for workload in findings.workloads for case in workload.cases][:MOST_PAGES]
+    most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
+    return tuple(
+        _page(workload, case, run, thin(raw.samples.get((workload.name, case.id), ()), most), raw)
+        for workload, case in every
+    )
+
+
+def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
+    alone = only(workload, case)
+    own = workload.steps.of(case.id)
+    blocks: list[doc.Block | None] = [
+        _flags(alone),
+        strip_of_samples(samples, case) if len(samples) > 1 else None,
+        strip_of_steps(own, case) if own else None,
+        _figures(alone, case),
+        _classes(alone),
+    ]
+    sections = (
+        _lower(steps.steps(alone)),
+        step_times.by_profiler(alone),
+        recording.recording(alone),
+        kernel_share.kernel_share(alone) if not alone.steps else doc.Section("kernel_share", ""),
+        replace(kernels.kernels(alone), title="Top CPU operators" if alone.is_on_cpu else "Top kernels"),
+        phases.phases(alone),
+        phases.host_phases(alone),
+        phases.phase_work(alone),
+        agreement.agreement(alone),
+        memory.memory(alone),
+        ranks.ranks(alone),
+        step_list.outliers(alone),
+        _repeat(workload, case, run, raw),
+    )
+    title = case_text(case) if case.id else workload.name
+    made = doc.make_section(case.id, title, blocks, _summary(workload, case), workload.name)
+    return replace(made, title=title, sections=tuple(section for section in sections if section))
+
+
+def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
+    """Return ``workload`` with the findings of one case."""
+    shape = next(shape for shape in workload.shapes if case in shape.cases)
+    found = workload.steps
+    return replace(
+        workload,
+        shapes=(Shape(shape.axes, (case,)),),
+        agreements=tuple(each for each in workload.agreements if each.case == case.id),
+        ranks=tuple(each for each in workload.ranks if each.case == case.id),
+        phases=tuple(each for each in workload.phases if each.case == case.id),
+        phase_work=tuple(each for each in workload.phase_work if each.case == case.id),
+        host_phases=tuple(each for each in workload.host_phases if each.case == case.id),
+        memory=tuple(each for each in workload.memory if each.case == case.id),
+        steps=replace(
+            found,
+            cases=tuple(own for own in found.cases if own.case == case.id),
+            without_steps=tuple(name for name in found.without_steps if name == case.id),
+            recordings=tuple(own for own in found.recordings if own.case == case.id),
+        ),
+    )
+
+
+def _lower(section: doc.Section) -> doc.Section:
+    """Return the section without the chart of several cases' steps, which stands on the page of the workload."""
+    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, doc.Chart)))
+
+
+def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
+    """Return the time of the case and its speed-up; why it has none."""
+    if case.time is None:
+        return fill("No time: {}.", case.outcome or "not measured")
+    text: doc.Text = fill(f"{{}} {of_what(workload.basis)}", doc.Strong(duration(case.time.ns)))
+    if case.time.margin is not None:
+        text = fill("{} (95 % interval {})", text, margin(case.time.margin))
+    if case.is_baseline:
+        text = fill("{}, the baseline", text)
+    elif case.speedup is not None:
+        text = fill("{}, {} over the baseline", text, ratio(case.speedup))
+    fixed = f" Every case: {in_words(workload.fixed)}." if workload.fixed else ""
+    return fill(f"{{}}.{fixed}", text)
+
+
+def _flags(alone: WorkloadFindings) -> doc.Bullets:
+    meanings = flags.meanings([alone])
+    return doc.Bullets(tuple(fill("{}: {}", doc.Strong(flag), text) for flag, text in meanings.items()))
+
+
+def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
+    """Return the figures of the case as rows, each with its unit; what limits it follows its rates."""
+    rows: dict[str, doc.Cell] = {}
+    for wide in (cases.by_case(alone, [case]), roofline.table(alone, [case], is_one_shape=False)):
+        for column, cell in zip(wide.columns, wide.rows[0] if wide.rows else [], strict=bool(wide.rows)):
+            if (column.is_numeric or column.id == "limiter") and not cell.is_empty and cell.missing is None:
+                title = doc.plain(column.title) or (column.unit.name if column.unit else "")
+                rows.setdefault(title, _with_unit(cell, column))
+    columns = [doc.label("figure"), doc.words("value")]
+    table = doc.make_table("figures", columns, list(rows.items()), "Figures", doc.Placement.HTML)
+    return replace(table, is_divisible=False)
+
+
+def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
+    """Return a cell whose number is followed by its unit, for a row of its own."""
+    text: doc.Text = cell.text
+    if cell.value is not None:
+        text = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
+    return replace(cell, value=None, text=text)
+
+
+def _classes(alone: WorkloadFindings) -> doc.Chart | None:
+    """Return a bar of the kernel time by class; of a program with steps a bar of the step."""
+    case = alone.cases[0]
+    if alone.steps:
+        charts = (block for block in steps.steps(alone).blocks if isinstance(block, doc.Chart))
+        chart = next(charts, None)
+        return replace(chart, placement=doc.Placement.HTML, subtitle="") if chart else None
+    if case.breakdown is None or not case.breakdown.total.ns:
+        return None
+    chart = plots.breakdown(alone, alone.shapes[0])
+    return replace(chart, id="classes", placement=doc.Placement.HTML, subtitle="")
+
+
+# --- strips ----------------------------------------------------------------------------------------------------------
+
+
+def thin(samples: Samples, most: int) -> Samples:
+    """Return at most ``most`` samples: of equal parts the least and the largest, in their order."""
+    if len(samples) <= most:
+        return samples
+    parts = max(most // 2, 1)
+    found = []
+    for i in range(parts):
+        own = range(i * len(samples) // parts, (i + 1) * len(samples) // parts)
+        found += sorted({min(own, key=lambda j: samples[j][1]), max(own, key=lambda j: samples[j][1])})
+    return [samples[j] for j in found]
+
+
+def strip_of_samples(samples: Samples, case: CaseResult) -> doc.Chart:
+    """Return the samples of a case in their order, coloured by the round in which they were taken."""
+    rounds = sorted({number for number, _ in samples})
+    series = tuple(
+        doc.Series(
+            f"round {number}" if len(rounds) > 1 else "sample",
+            f"round {number}",
+            tuple(doc.Mark(float(i), ns) for i, (own, ns) in enumerate(samples, start=1) if own == number),
+        )
+        for number in rounds
+    )
+    total = case.time.n if case.time and case.time.n else len(samples)
+    thinned = f" {len(samples)} of {total} are drawn, the least and the largest of each part." * (total > len(samples))
+    middle = case.time.ns if case.time else statistics.median(ns for _, ns in samples)
+    return doc.Chart(
+        "samples",
+        "Samples in the order of measuring",
+        doc.ChartKind.STRIP,
+        doc.Axis("sample"),
+        doc.Axis("time", quantity="ns"),
+        (doc.Panel("", series),),
+        f"Rounds alternate with those of the other cases.{thinned}" if len(rounds) > 1 else thinned.strip(),
+        doc.Placement.HTML,
+        keys=tuple(f"round {number}" for number in rounds),
+        references=(doc.Reference(doc.ReferenceKind.LEVEL, middle, "median"),),
+    )
+
+
+_STATES: Mapping[StepState, str] = {
+    StepState.STEADY: "steady",
+    StepState.WARMUP: "warm-up",
+    StepState.OUTLIER: "outlier",
+    StepState.OTHER: "between steps",
+}
+
+
+def strip_of_steps(own: CaseSteps, case: CaseResult) -> doc.Chart | None:
+    """Return the time of every step under the profiler that recorded them."""
+    rows = [row for row in own.rows if row.state in _STATES]
+    if len(rows) < 2:
+        return None
+    series = tuple(
+        doc.Series(name, name, tuple(doc.Mark(float(row.step), row.wall_ns) for row in rows if row.state is state))
+        for state, name in _STATES.items()
+    )
+    time = own.times.get(own.profiler)
+    return doc.Chart(
+        "steps",
+        f"Every step ({own.profiler or 'no profiler'})",
+        doc.ChartKind.STRIP,
+        doc.Axis("step"),
+        doc.Axis("time", quantity="ns"),
+        (doc.Panel("", tuple(each for each in series if each.marks)),),
+        "Points of several ranks share a place." if len(own.ranks) > 1 else "",
+        doc.Placement.HTML,
+        keys=tuple(_STATES.values()),
+        references=(doc.Reference(doc.ReferenceKind.LEVEL, time.ns, "median of steady steps"),) if time else (),
+    )
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: RawFiles) -> doc.Section:
+    """Return the command that measures the case alone, and the commands and logs of its jobs."""
+    blocks: list[doc.Block] = []
+    if words := alone_command(workload.name, case, run):
+        blocks.append(doc.CodeBlock(shlex.join(words), placement=doc.Placement.HTML))
+    jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
+    # A command that measures many cases stands once, below the report.
+    blocks += commands.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
+    if logs := list(_logs(jobs, raw)):
+        blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
+    return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
+
+
+def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
+    """Return the command of the run with the parameters of one case; empty where no command is known."""
+    if not run.command or run.ab is not None:
+        return []
+    axes = run.workload(workload).get("matrix") or {}
+    chosen = [f"{name}={_written(case.params[name])}" for name, values in axes.items()
+              if name in case.params and isinstance(values, list) and len(values) > 1]  # fmt: skip
+    several = len((run.pipeline.get("workloads") or {}).keys()) > 1
+    options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
+    at = run.command.index("--") if "--" in run.command else len(run.command)
+    return [*run.command[:at], *options, *run.command[at:]]
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _logs(jobs: Sequence[JobEntry], raw: RawFiles) -> Iterator[doc.Text]:
+    for job in jobs:
+        if job.folder in raw.logs:
+            yield doc.Link(job.profiler, f"#{log_id(job)}")
+
+
+def log_id(job: JobEntry) -> str:
+    return f"log {job.folder}"
+
+
+def logs(run: Manifest, raw: RawFiles) -> doc.Section:
+    """Return the ends of the logs of the jobs, for report.html."""
+    found = tuple(
+        doc.Section(log_id(job), doc.Code(job.log), (doc.CodeBlock(raw.logs[job.folder], "", doc.Placement.HTML),))
+        for job in run.jobs
+        if job.folder in raw.logs
+    )
+    intro = doc.Paragraph("The last lines of each job's log.", doc.Placement.HTML)
+    return doc.Section("logs", "Logs", (intro,), sections=found) if found else doc.Section("logs", "")

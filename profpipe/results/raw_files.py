@@ -1,0 +1,88 @@
+"""What report.html shows of the raw files of a run: the samples of each case, and the ends of the logs.
+
+A run may come from somebody else, so a path that leads out of its folder is not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profpipe.results.manifest import JobEntry, Manifest
+
+#: The end of a log that is kept: lines, and bytes.
+_LINES, _BYTES = 40, 4_000
+
+
+@dataclass(frozen=True)
+class RawFiles:
+    """Samples by workload and case, as (round, ns) in the order in which they were taken; logs by the job's folder."""
+
+    samples: Mapping[tuple[str, str], tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    logs: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(folder: Path, run: Manifest) -> RawFiles:
+    """Return what is left of the raw files; without ``raw/`` both parts are empty."""
+    samples: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    logs = {}
+    for job in run.jobs:
+        place = _inside(folder, job.folder)
+        if place is None:
+            continue
+        if text := _end_of(place / "log.txt", folder):
+            logs[job.folder] = text
+        for case, values in _samples(place / "events.jsonl", job) if job.profiler == "plain" else ():
+            samples.setdefault((job.workload, case), []).extend(values)
+    return RawFiles({key: tuple(values) for key, values in samples.items()}, logs)
+
+
+def _inside(folder: Path, name: str) -> Path | None:
+    """Return the folder of a job; None where it is not a folder below ``folder``."""
+    path = (folder / name).resolve()
+    return path if name and path.is_dir() and path.is_relative_to(folder.resolve()) else None
+
+
+def _samples(path: Path, job: JobEntry) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """Yield the samples of the time of a call by round; a round that was measured again counts once."""
+    rounds: dict[tuple[str, int], list[float]] = {}
+    for event in _events(path):
+        if event.get("event") == "samples" and event.get("metric") == "time" and event.get("case") in job.cases:
+            values = [float(value) for value in event.get("values") or () if isinstance(value, (int, float))]
+            rounds[event["case"], int(event.get("round") or 1)] = values
+    for (case, number), values in rounds.items():
+        yield case, [(number, value) for value in values]
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events; a line that a library printed between them is none."""
+    if not path.is_file() or path.is_symlink():
+        return
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            # Parsing the other lines, which are many, would take most of the time.
+            if '"samples"' not in line[:40]:
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+def _end_of(path: Path, folder: Path) -> str:
+    """Return the last lines of a log, without the commands in it, which may hold secrets, and with relative paths."""
+    if not path.is_file() or path.is_symlink():
+        return ""
+    with path.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - _BYTES))
+        lines = stream.read().decode("utf-8", "replace").splitlines()
+    # The first line is cut where the log is longer.
+    lines = lines[1:] if size > _BYTES else lines
+    kept = [line.replace(f"{folder.resolve()}/", "") for line in lines if not line.startswith("$ ")]
+    return "\n".join(kept[-_LINES:])
