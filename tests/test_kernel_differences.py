@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +18,7 @@ from recorded_pairs import export, place, read, renamed, slower, twice, without
 
 from profpipe.analysis import kernel_differences, pairs
 from profpipe.analysis.kernel_differences import Capture, Work
-from profpipe.report import ci, render
+from profpipe.report import ci, render, verdict_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.kernel_differences import explain, variation
@@ -245,6 +249,26 @@ def test_two_of_a_class_that_appear_for_one_are_not_called_exchanged():
     assert {k.change for k in found.kernels} == {KernelChange.APPEARED, KernelChange.VANISHED}
 
 
+def test_kernels_of_a_class_that_says_little_are_exchanged_only_if_their_names_are_alike():
+    def change(name, other, kernel_class):
+        a, b = [Capture(1, {name: Work(1, 10.0, kernel_class)})], [Capture(1, {other: Work(1, 5.0, kernel_class)})]
+        return {kernel.change for kernel in kernel_differences.compare(0.0, a, b).kernels}
+
+    assert change("mul_kernel", "where_kernel", "elementwise") == {KernelChange.APPEARED, KernelChange.VANISHED}
+    assert change("triton_poi_fused_mul_3", "triton_poi_fused_mul_5", "fused") == {KernelChange.EXCHANGED}
+    assert change("memcpy HtoD", "memcpy DtoH", "memcpy") == {KernelChange.APPEARED, KernelChange.VANISHED}
+
+
+def test_several_kernels_of_a_class_that_says_little_are_counted():
+    times = timed({"default": around(-20)}, 1e6, "train")
+    before = {f"op_{letter}": (10.0, 20_000.0) for letter in "abcd"}
+    parts = [with_steps(n, s, k) for n in (1, 2) for s, k in (("A", before), ("B", {"fused_op": (1.0, 30_000.0)}))]
+    data = schema.concat([times, *parts])
+    data = replace(data, kernels=data.kernels.assign(kernel_class="elementwise"))
+    line = plain(explain(comparison(data, as_command(run_of()))))
+    assert line.startswith("-200 us: -150 us not in kernels, -50 us 5 elementwise kernels (39 fewer launches)")
+
+
 # --- commands with steps ---------------------------------------------------------------------------------------------
 
 
@@ -272,6 +296,13 @@ def training(times: Tables) -> Tables:
 
 def as_command(run: Manifest) -> Manifest:
     return Manifest(**{**vars(run), "pipeline": {"workloads": {"train": {"command": ["python", "train.py"]}}}})
+
+
+def test_a_case_without_kernels_is_named():
+    data = training(timed({"default": around(6)}, workload="train"))
+    wall = replace(data, metrics=data.metrics.replace({"metric": {"time": schema.PROCESS_WALL}}))
+    assert "No kernel explains `train/default`" in page_of(wall, as_command(run_of()))
+    assert "No kernel explains" not in page_of(data, as_command(run_of()))
 
 
 def test_a_command_with_steps_has_the_kernels_of_a_steady_step():
@@ -317,8 +348,8 @@ def test_the_page_is_the_golden_one(captured, regenerate):
     ],
 )
 def test_the_page_says_why_there_are_no_captures(reason, expected):
-    assert expected in page_of(timed({"c": around(3)}), run_of(no_captures=reason))
-    silent = page_of(timed({"c": around(3)}), run_of(no_captures=NoCaptures.NOT_REQUESTED))
+    assert expected in page_of(timed({"c": around(3)}), run_of(no_captures=reason, captures=3 if reason is None else 0))
+    silent = page_of(timed({"c": around(3)}), run_of(no_captures=NoCaptures.NOT_REQUESTED, captures=0))
     assert "capture" not in silent.lower()
 
 
@@ -328,6 +359,36 @@ def test_messages_of_ci_have_the_explanation_of_what_failed(captured):
     suite = ElementTree.fromstring(ci.junit(found, "small")).find("testsuite")
     assert suite.find("testcase/failure").get("message") == line
     assert next(iter(ci.workflow_commands(found))).endswith(line.replace("%", "%25"))
+
+
+def test_the_json_document_has_the_explanation_and_what_limits_it(captured):
+    data = captured([("flash",), ("cudnn",), ("flash",)], [("flash", *twice(ADD))] * 3, percent=10.0)
+    failed = {"run": "r", "workload": "attention", "case": CASE, "profiler": "nsys", "status": "timeout"}
+    rows = schema.frame(CASES, [{**failed, "reason": "pair 3 B: too long", "params": "{}", "flags": "[]"}])
+    data, run = schema.concat([data, Tables(cases=rows)]), run_of()
+    found = pairs.analyze(data, run)
+    data = replace(data, verdicts=pairs.verdict_rows(found, "r"))
+    document = json.loads(json.dumps(verdict_json.document(found, data, run, "SUMMARY.md", 0)))
+    (case,) = document["cases"]
+    assert case["explanation"] == "+15 us: +15 us add (1 more launch)"
+    assert sum(kernel["part_ns"] for kernel in case["kernels"]) == pytest.approx(case["difference_ns"], abs=0.001)
+    assert document["statuses"] == {"ok": 1} and (document["captures"], document["profiler"]) == (3, "nsys")
+    warnings = {warning["kind"]: warning["text"] for warning in document["warnings"]}
+    assert warnings["capture_failed"].endswith("nsys: timeout: pair 3 B: too long")
+    assert "2 of 3 processes of A launched" in warnings["kernels_vary"]
+
+
+def test_the_benchmark_says_which_kernels_it_found(captured, tmp_path):
+    script = ROOT / "benchmarks" / "verdicts_kernels.py"
+    data = captured([("flash",)] * 3, [("flash", *twice(ADD))] * 3, percent=10.0)
+    for name, found in (("add", "yes"), ("tf32", "**no**")):
+        renamed_case = {"case": {CASE: f"operation={name}"}, "workload": {"attention": "operations"}}
+        frames = {t: getattr(data, t).replace(renamed_case) for t in ("cases", "kernels", "ranges", "metrics")}
+        store.save(tmp_path, Tables(**frames), run_of())
+        done = subprocess.run([sys.executable, script, "--runs", tmp_path], capture_output=True, text=True)
+        assert done.returncode == (found != "yes"), done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if "operation=" in line]
+        assert line.endswith(f"| {found} |") and "(1 more launch)" in line
 
 
 def test_the_page_of_200_cases_with_kernels_stays_short(captured, tmp_path):

@@ -25,6 +25,8 @@ _WHOLE: Final = 0.005
 _LEAST_CALLS: Final = 0.01
 #: Sums of such multiples of a ns are exact below 2^43 ns, which is two hours.
 _GRID: Final = 1024.0
+#: Classes of kernels that may do quite different work.
+VAGUE_CLASSES: Final = ("other", "elementwise", "fused", "graph", "")
 #: What distinguishes the names of two kernels that do the same: architecture, tiles, stages, types.
 _VARIANT: Final = re.compile(r"sm_?\d+|ampere|volta|turing|hopper|blackwell|\d+")
 
@@ -200,14 +202,15 @@ def are_as_many(calls: float, others: float) -> bool:
 def _exchanged(vanished: Mapping[str, Work], appeared: Mapping[str, Work]) -> Iterator[tuple[str, str]]:
     """Yield (name on A, name on B) of kernels that are clearly in the same place.
 
-    They have the same class and as many launches, and no other kernel has. Of several, those belong together whose
-    names differ in numbers and architectures only, if there is one such kernel on each side.
+    They have the same class and as many launches, and no other kernel has. Of several, and of a class that says little,
+    those belong together whose names differ in numbers and architectures only, if there is one on each side.
     """
     left, right = dict(vanished), dict(appeared)
-    for key in (_variant_key, _place_key):
+    for key, without in ((_variant_key, COPIES), (_place_key, (*COPIES, *VAGUE_CLASSES))):
         for ours, theirs in list(_matches(left, right, key)):
-            yield ours, theirs
-            del left[ours], right[theirs]
+            if left[ours].kernel_class not in without:
+                yield ours, theirs
+                del left[ours], right[theirs]
 
 
 def _matches(
@@ -216,7 +219,7 @@ def _matches(
     on_a, on_b = _by_key(left, key), _by_key(right, key)
     for each, names in on_a.items():
         others = on_b.get(each, [])
-        if len(names) == len(others) == 1 and left[names[0]].kernel_class not in COPIES:
+        if len(names) == len(others) == 1:
             yield names[0], others[0]
 
 

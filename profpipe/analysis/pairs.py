@@ -114,6 +114,13 @@ class PairFindings:
             return Gate.FAILED
         return Gate.UNDECIDED if self.open and self.undecided is Undecided.REPORT else Gate.PASSED
 
+    @property
+    def without_kernels(self) -> tuple[CaseVerdict, ...]:
+        """The cases with a verdict that no capture explains, although none of their captures failed."""
+        failed = {(each.workload, each.case) for each in self.failed_captures}
+        judged = (case for case in self.cases if case.judgement and not case.kernels)
+        return tuple(case for case in judged if (case.workload, case.case) not in failed)
+
     def _with(self, gate: Gate) -> tuple[CaseVerdict, ...]:
         return tuple(case for case, own in zip(self.cases, self.gates, strict=False) if own is gate)
 

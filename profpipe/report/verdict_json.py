@@ -11,7 +11,10 @@ from typing import Any, Final
 from profpipe.analysis import verdict
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Judgement
-from profpipe.report.sections.verdicts import write_verdict
+from profpipe.job import readable
+from profpipe.report import document as doc
+from profpipe.report.sections.kernel_differences import explain, variation
+from profpipe.report.sections.verdicts import name, write_verdict
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables, Verdict
 
@@ -30,7 +33,7 @@ def document(findings: PairFindings, data: Tables, run: Manifest, summary: str, 
     assert run.ab is not None
     kernels = _kernels(data)
     gates = [gate.value for gate in findings.gates] if findings.gates else [None] * len(findings.cases)
-    statuses = data.cases["status"].value_counts()
+    statuses = data.cases.loc[data.cases["profiler"] == "plain", "status"].value_counts()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -45,6 +48,8 @@ def document(findings: PairFindings, data: Tables, run: Manifest, summary: str, 
         "aa": run.ab.is_aa,
         "pairs": run.ab.pairs,
         "seed": run.ab.seed,
+        "captures": run.ab.captures,
+        "profiler": run.ab.profiler or None,
         "gate": _gate(findings),
         "counts": {str(each): findings.count(each) for each in Verdict},
         "expected_false": findings.false_verdicts,
@@ -77,6 +82,8 @@ def _case(case: CaseVerdict) -> dict[str, Any]:
         "metric": case.metric or None,
         "a_ns": _known(case.a_ns),
         "b_ns": _known(case.b_ns),
+        "difference_ns": _known(case.difference_ns),
+        "explanation": doc.plain(explain(case)) or None,
         **_judgement(case.judgement),
         "first_block": _judgement(case.first) if case.first else None,
         "log_ratios": list(case.log_ratios),
@@ -121,3 +128,8 @@ def _warnings(findings: PairFindings) -> Iterator[dict[str, str]]:
             yield {"kind": "failed", "text": f"{write_verdict(case)}: {case.failure.reason}"}
         elif case.is_newly_inaccurate:
             yield {"kind": "inaccurate", "text": write_verdict(case)}
+        if case.kernels and case.kernels.variations:
+            yield {"kind": "kernels_vary", "text": f"{name(case)}: {doc.plain(variation(case))}"}
+    for each in findings.failed_captures:
+        text = f"{each.workload}/{readable(each.case)}, {each.profiler}: {each.status}: {each.reason}"
+        yield {"kind": "capture_failed", "text": text}

@@ -94,6 +94,8 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
     machine, now = pair_captures.examine(request, settings), manifest.utc_now()
     has_commands = any(workload.command for workload in request.pipeline.workloads.values())
     settings = pair_captures.choose(settings, machine, has_commands)
+    used = ("plain", settings.profiler)
+    machine = replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used})
     planned = [
         replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
         for job in session.plan_jobs(request, machine, request.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from profpipe.analysis.kernel_differences import KernelComparison, KernelDifference, SetVariation
+from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, SetVariation
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.job import readable
 from profpipe.report import document as doc
@@ -19,15 +19,12 @@ from profpipe.results.schema import KernelChange, Verdict
 _MOST_PARTS, _LEAST_PART = 3, 0.1
 #: Characters of a kernel's name in a line and in a table.
 _IN_LINE, _IN_TABLE = 32, 60
-#: Rows of the table of a case. Kernels that change in more than their time always have one.
-_MOST_ROWS = 12
+#: Rows of the table of a case; kernels that change in more than their time have one beyond the first number too.
+_MOST_ROWS, _MOST_CHANGED = 12, 40
 #: Cases up to which the details have a table for each of them; beyond, for those with an explanation.
 _MOST_TABLES = 24
 #: Kernels that a sentence names; more are counted.
 _MOST_NAMED = 2
-
-#: Classes that do not say what a kernel does.
-_VAGUE = ("other", "elementwise", "fused", "graph", "")
 
 _REST = "not in kernels"
 
@@ -61,7 +58,7 @@ class _Part:
 
     @property
     def has_other_kernels(self) -> bool:
-        return any(kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED) for kernel in self.kernels)
+        return any(map(_is_other, self.kernels))
 
 
 def is_explained(case: CaseVerdict) -> bool:
@@ -95,11 +92,12 @@ def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
     for kernel in kernels:
         classes.setdefault(kernel.kernel_class, []).append(kernel)
     for name, own in classes.items():
-        if name not in _VAGUE:
-            yield _Part(sum(kernel.part_ns for kernel in own), name, tuple(own))
-            continue
-        for kernel in own:
-            yield _Part(kernel.part_ns, doc.Code(shorten(kernel.name, _IN_LINE)), (kernel,))
+        changed = [kernel for kernel in own if kernel.change is not KernelChange.UNCHANGED]
+        label: doc.Text = name
+        if name in VAGUE_CLASSES:
+            first = doc.Code(shorten((changed or own)[0].name, _IN_LINE))
+            label = first if len(own) == 1 or len(changed) == 1 else f"{len(own)} {name or 'other'} kernels"
+        yield _Part(sum(kernel.part_ns for kernel in own), label, tuple(own))
 
 
 def _write_part(part: _Part, unit: Unit) -> doc.Text:
@@ -201,7 +199,8 @@ def kernel_differences(findings: PairFindings) -> doc.Section:
 def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     found = case.kernels
     assert found is not None and case.judgement is not None
-    shown = [kernel for i, kernel in enumerate(found.kernels) if i < _MOST_ROWS or _has_always_a_row(kernel)]
+    first = found.kernels[:_MOST_CHANGED]
+    shown = [kernel for i, kernel in enumerate(first) if i < _MOST_ROWS or _is_other(kernel)]
     others = [kernel for kernel in found.kernels if kernel not in shown]
     unit = time_unit([time for kernel in shown for time in (kernel.a.ns, kernel.b.ns)])
     columns = [
@@ -233,7 +232,8 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
     )
 
 
-def _has_always_a_row(kernel: KernelDifference) -> bool:
+def _is_other(kernel: KernelDifference) -> bool:
+    """Return True for a kernel that one side does not launch, or launches more often."""
     return kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
 
 

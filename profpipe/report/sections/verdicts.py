@@ -91,7 +91,8 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
     yield from capture_facts(settings)
-    yield from _kernel_facts(findings)
+    if settings.captures:
+        yield from _kernel_facts(findings)
 
 
 def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
@@ -102,6 +103,8 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
         yield fill(words, doc.Code(name(case)), variation(case))
     if len(varying) > _MOST_NAMED:
         yield f"{plural(len(varying) - _MOST_NAMED, 'further case')} with the flag {Flag.KERNELS_VARY}."
+    if without := findings.without_kernels:
+        yield fill("No kernel explains {}: their captures show none of an iteration or a step.", _named(without))
     changed = [case for case in findings.cases if case.judgement and case.judgement.verdict in _CHANGED]
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
     for case, line in explained[:_MOST_EXPLAINED]:
