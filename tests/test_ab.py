@@ -540,6 +540,75 @@ def test_a_checkout_of_a_shallow_clone_works_for_the_commit_that_it_has(project,
     assert found.commit == commit_id and (tmp_path / "copy" / "sums.py").exists()
 
 
+@pytest.fixture
+def crowded(project, tmp_path):
+    """A detached worktree of a repository with a submodule, LFS pointers and changes of every kind; and the state."""
+    (tmp_path / "library").mkdir()
+    git(tmp_path / "library", "init", "--quiet")
+    (tmp_path / "library" / "version.txt").write_text("1")
+    commit(tmp_path / "library", "one")
+    git(project, "submodule", "--quiet", "add", str(tmp_path / "library"), "lib")
+    (project / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    (project / "weights.bin").write_text(POINTER)
+    (project / ".gitignore").write_text("out/\n")
+    commit(project, "two")
+    git(project, "worktree", "add", "--quiet", "--detach", str(tmp_path / "worktree"))
+    worktree = tmp_path / "worktree"
+    git(worktree, "submodule", "--quiet", "update", "--init")
+    for folder in (project, worktree):
+        (folder / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))
+        (folder / "untracked.txt").write_text("untracked")
+        (folder / "staged.txt").write_text("staged")
+        git(folder, "add", "staged.txt")
+        (folder / "lib" / "version.txt").write_text("changed")
+        # `git status` would write the index anew for it.
+        os.utime(folder / "pipeline.yaml")
+    return project, worktree
+
+
+POINTER = """version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
+
+
+@pytest.mark.slow
+def test_nothing_of_a_repository_with_changes_submodules_and_worktrees_is_touched(crowded):
+    before = [state_of(folder) for folder in crowded]
+    seen = []
+    for folder, revision in zip(crowded, ("HEAD", "HEAD~1"), strict=True):
+        done = ab(folder, "--a", f"git:{revision}", "--pairs", "1", PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen.append(loaded(folder)[1].ab.a.commit)
+    assert seen == [git(crowded[0], "rev-parse", "HEAD"), git(crowded[0], "rev-parse", "HEAD~1")]
+    assert [state_of(folder) for folder in crowded] == before
+    assert len(git(crowded[0], "worktree", "list").splitlines()) == 2
+
+
+def test_a_checkout_of_a_worktree_has_its_submodules_and_the_pointers_of_lfs(crowded, tmp_path):
+    for number, folder in enumerate(crowded):
+        before = state_of(folder)
+        found = checkout.find(folder, "HEAD", "--a")
+        checkout.create(found.repository, found.commit, tmp_path / str(number))
+        assert (tmp_path / str(number) / "lib" / "version.txt").read_text() == "1"
+        assert (tmp_path / str(number) / "weights.bin").read_text() == POINTER
+        assert state_of(folder) == before
+
+
+def test_a_commit_whose_objects_a_partial_clone_lacks_is_refused_and_nothing_is_fetched(project, tmp_path):
+    first = git(project, "rev-parse", "HEAD")
+    (project / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))
+    commit(project, "two")
+    git(project, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "--quiet", "--filter=blob:none", f"file://{project}", "partial")
+    before = state_of(tmp_path / "partial")
+    found = checkout.find(tmp_path / "partial", first, "--a")
+    with pytest.raises(ConfigError, match=f"commit {first[:12]} cannot be checked out: .*dir:FOLDER"):
+        checkout.create(found.repository, found.commit, tmp_path / "copy")
+    assert state_of(tmp_path / "partial") == before
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_revision_that_does_not_exist_is_refused(project, tmp_path):
     with pytest.raises(ConfigError, match="--a: git:nowhere names no commit of"):
         checkout.find(project, "nowhere", "--a")
@@ -688,10 +757,14 @@ def test_a_command_with_steps_is_compared_by_its_step_time(project):
 def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_on(project):
     (project / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))
     before = state_of(project)
+    undisturbed = ab(project, "--a", "git:HEAD", "--pairs", "4", "--seed", "1", "--out", "../undisturbed")
+    assert undisturbed.returncode == 0, undisturbed.stderr
     rng, argv = random.Random(11), [sys.executable, "-m", "profpipe"]
     quiet = {"cwd": project, "env": environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     start = ["ab", "--a", "git:HEAD", "--pairs", "4", "--seed", "1"]
     kills = 0
+    # As a process that was killed while it made the folder of its run leaves it.
+    (project / "out" / ".20261123T100000Z-small-ab-1" / "raw").mkdir(parents=True)
     while True:
         has_run = any((project / "out").glob("[!.]*-ab"))
         child = subprocess.Popen([*argv, *(["resume"] if has_run else start)], start_new_session=True, **quiet)
@@ -714,6 +787,19 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_
     assert set(data.cases["status"]) == {"ok"}
     assert math.isfinite(data.verdicts["ratio"].sum())
     assert not (project / "out" / "latest" / checkout.FOLDER).exists()
+    out, other = project / "out", project.parent / "undisturbed"
+    assert [path.name for path in out.iterdir() if path.is_dir() and path.name.startswith(".")] == []
+    assert apart_from_times(out / "latest") == apart_from_times(other / "latest")
+
+
+def apart_from_times(folder):
+    """Return what a run has besides its times: cases, the processes in their order, their pairs, and its files."""
+    data, run = store.load(folder)
+    jobs = [(job.folder, job.cases, job.argv[0][:3], str(job.status)) for job in run.jobs]
+    metrics = data.metrics[["workload", "case", "profiler", "subject", "metric", "unit"]].sort_values("subject")
+    cases = data.cases.drop(columns=["run", "seconds", "flags"])
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return jobs, metrics.to_dict("records"), cases.to_dict("records"), files, run.ab, run.planned
 
 
 @pytest.mark.slow

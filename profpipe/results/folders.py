@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -20,6 +22,11 @@ from profpipe.results.manifest import FILE, Manifest, utc_now
 _SALT = ".salt"
 #: The largest number of runs of one name that may start in one second.
 _MAX_FOLDERS = 999
+#: Some file systems of clusters have no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+#: A folder that is being filled, and how long it may be empty.
+_UNFINISHED = re.compile(r"\.\d{8}T\d{6}Z-")
+_NEW_S = 60.0
 #: How far the clocks of machines that share a results folder may lie apart.
 _CLOCK_ERROR = timedelta(days=1)
 
@@ -38,12 +45,18 @@ def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) 
     temporary = out / atomic.temporary_name(stem)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(out)
         temporary.mkdir()
-        fill(temporary)
+        with _locked(temporary):
+            fill(temporary)
+            return _rename(temporary, out, stem)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         what = f"cannot hold results: {error.strerror or error}."
         raise ConfigError(str(out), what, "Nothing was run. Choose another --out.") from None
+
+
+def _rename(temporary: Path, out: Path, stem: str) -> Path:
     for number in range(1, _MAX_FOLDERS + 1):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -55,6 +68,39 @@ def create(out: Path, name: str, now: datetime, fill: Callable[[Path], object]) 
         _point(out / "latest", folder)
         return folder
     raise ConfigError(str(out), f"holds {_MAX_FOLDERS} runs named {stem}.", "Choose another --out.")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Keep other processes from removing a folder that is being filled. Yield False if another one fills it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _take_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Without locks nothing tells a folder in progress from one that a killed process left. NFS locks only files
+        # that are open for writing, and refuses a folder with EBADF.
+        if error.errno not in (errno.EWOULDBLOCK, errno.EBADF, *_NO_LOCKS):
+            raise
+        return False
+    return True
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove the folders that killed processes began to fill. An empty one may be just made, before it is locked."""
+    for folder in out.glob(".*-*"):
+        if not _UNFINISHED.match(folder.name) or folder.is_symlink() or not folder.is_dir():
+            continue
+        with suppress(OSError), _locked(folder) as is_abandoned:
+            is_new = time.time() - folder.stat().st_mtime < _NEW_S
+            if is_abandoned and (not is_new or any(folder.iterdir())):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def point_latest(out: Path) -> None:
@@ -129,8 +175,7 @@ def lock(folder: Path) -> Iterator[None]:
             what = "another profpipe is working on this run."
             raise ConfigError(str(folder), what, "Wait until it ends.") from None
         except OSError as error:
-            # Some file systems of clusters have no locks.
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            if error.errno not in _NO_LOCKS:
                 raise
         yield
 

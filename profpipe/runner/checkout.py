@@ -95,8 +95,11 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
         if shallow.is_file():
             shutil.copy(shallow, target / ".git" / "shallow")
         printed.append(_git(target, "checkout", "--quiet", "--detach", commit))
-    if (_git(target, "rev-parse", "--verify", "HEAD") or "").strip() != commit:
-        what = f"commit {commit[:12]} cannot be checked out: {' '.join(filter(None, printed)).strip() or 'git failed'}."
+    # git 2.39 ends with 0 where a partial clone lacks the content of a file, and leaves out the file.
+    is_whole = (_git(target, "ls-files", "--deleted") or "").strip() == ""
+    if not is_whole or (_git(target, "rev-parse", "--verify", "HEAD") or "").strip() != commit:
+        why = " ".join(" ".join(filter(None, printed)).split()) or "git failed"
+        what = f"commit {commit[:12]} cannot be checked out: {why}."
         remedy = f"Try `git worktree add FOLDER {commit[:12]}` and dir:FOLDER; in a submodule `git submodule update`."
         raise ConfigError(str(repository), what, remedy)
     for path, own_commit in _submodules(target):

@@ -38,7 +38,7 @@ from profpipe.measure import visible_gpus
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
-from profpipe.runner import environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
+from profpipe.runner import checkout, environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.scrub import job_files
 
@@ -95,6 +95,7 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
     planned = plan_jobs(request, machine, request.out)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
+    checkout.remove_abandoned(request.out)
     begun = begin_run(request, machine, now, planned, command, planned[0].cwd)
 
     def fill(folder: Path) -> None:
