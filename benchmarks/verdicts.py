@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--changes", default="1, 2, 3, 5", help="changes in %% of --measure; empty: none")
     parser.add_argument("--times", type=int, default=2, help="runs with the changes")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of each run")
-    parser.add_argument("--sizes", default="512, 1024, 2048, 3072", help="four sizes of the operations")
+    parser.add_argument("--sizes", default="1536, 2048, 3072, 4096", help="four sizes of the operations")
     parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="folders of ab runs to read")
     args = parser.parse_args()
     if args.measure:

@@ -3,8 +3,8 @@
 The whole call must be queued before the GPU starts it, or the sample includes launch time. The cache flush keeps the
 GPU busy for some 60 us meanwhile; where launching takes longer, a kernel that spins for a fixed time holds the GPU
 before the flush. (nvbench's ``blocking_kernel`` spins until the host releases it, which deadlocks when the call
-synchronises.) Behind a sample that is still running no hold is needed: a GPU that idles for a tenth of the loop has
-power to spare, and reaches a clock that it does not keep under load.
+synchronises.) Behind a sample that has not started yet, the hold is shorter by the work of that sample: a GPU that
+idles for a tenth of the loop has power to spare, and reaches a clock that it does not keep under load.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class CudaTimer(DeviceTimer):
     @property
     def _overhead_ns(self) -> float:
         """GPU time of the sample loop without the call."""
-        return self._flush_ns + self._hold_ns
+        return self._flush_ns + self._steady_hold_ns
 
     def _load_for_fixed_time(
         self, fn: Callable[[], object], call_ns: float, ranks: Ranks, keeps_clock: bool = False
@@ -262,6 +262,15 @@ class CudaTimer(DeviceTimer):
             return 0.0
         return min(LONGEST_HOLD_NS, FIRST_HOLD_FACTOR * self._hold_ns + FIRST_HOLD_EXTRA_NS)
 
+    @property
+    def _steady_hold_ns(self) -> float:
+        """The hold before a sample behind one that has not started yet.
+
+        Without a jump: a call that takes the GPU about as long as its hold would be held for all of that time in one
+        process and not at all in the next, and a GPU at its power limit then differed by 5 %.
+        """
+        return max(0.0, self._hold_ns - (self._launch.gpu_tail_ns if self._launch else 0.0))
+
     def extend_hold(self, ranks: Ranks = SINGLE_PROCESS) -> bool:
         """Where more than one sample in ten was late, double the hold; the batch must be taken again."""
         late, self._late = int(ranks.all_max(self._late)), 0
@@ -277,15 +286,14 @@ class CudaTimer(DeviceTimer):
         self._buffer.zero_()
 
     def flush(self) -> None:
-        if not self._is_busy():
-            self._hold(self._hold_ns if self._events else self._first_hold_ns)
+        if not self._events:
+            self._hold(self._first_hold_ns)
+        elif self._steady_hold_ns < self._hold_ns and not self._events[-1][0].query():
+            self._hold(self._steady_hold_ns)
+        else:
+            self._hold(self._hold_ns)
         if self.flush_bytes:
             self._clear()
-
-    def _is_busy(self) -> bool:
-        """Return True if no hold is needed: the sample before has not started, and takes the GPU longer than a hold."""
-        long_enough = self._launch is not None and self._launch.gpu_tail_ns >= self._hold_ns
-        return long_enough and bool(self._events) and not self._events[-1][0].query()
 
     def start(self) -> None:
         if self._timed:
@@ -349,8 +357,8 @@ class CudaTimer(DeviceTimer):
                 " synchronises in a way that torch does not report, so part of the launch time is in the sample"
             )
         if self._hold_ns:
-            each = "each sample" if launch and launch.gpu_tail_ns < self._hold_ns else "each sample that finds it idle"
-            hold_us, first_us = self._hold_ns / 1e3, self._first_hold_ns / 1e3
+            each = "each sample" if self._steady_hold_ns else "each sample that finds it idle"
+            hold_us, first_us = (self._steady_hold_ns or self._hold_ns) / 1e3, self._first_hold_ns / 1e3
             notes.append(f"the GPU is held for {hold_us:.0f} us before {each}, {first_us:.0f} us before a batch")
         if launch and not launch.host_waits and self._launches_too_long(launch.host_ns):
             notes.append(
