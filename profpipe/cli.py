@@ -23,8 +23,8 @@ COMMANDS = {
     "report": "render SUMMARY.md again from the files of a run, without running anything",
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",
     "scrub": "remove environments, command lines and host names from exports, in place",
-    "compare": "compare the times of two runs",
     "trace": "write the recordings of a run as a trace for ui.perfetto.dev",
+    "compare": "compare the times of two runs, or of two groups of runs",
     "history": "list the last runs and the times of their cases",
     "doctor": "check which tools work on this machine, and how to fix the others",
     "list": "list the workloads of a pipeline and their cases",
@@ -73,12 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Return the words before ``--`` of ``run`` or ``ab`` and the program after it; None where there is no ``--``."""
+    """Return the words before ``--`` and those after it; None where there is no ``--``.
+
+    After it stands the program of ``run`` and ``ab``. For ``compare`` it is the runs of B, up to the next option.
+    """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in ("run", "ab") or "--" not in argv:
+    if command not in ("run", "ab", "compare") or "--" not in argv:
         return argv, None
     at = list(argv).index("--")
-    return argv[:at], argv[at + 1 :]
+    before, after = list(argv[:at]), list(argv[at + 1 :])
+    end = len(after)
+    if command == "compare":
+        end = next((i for i, word in enumerate(after) if word.startswith("-")), end)
+    return [*before, *after[end:]], after[:end]
 
 
 def _only_prints(args: argparse.Namespace) -> bool:

@@ -11,6 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,9 @@ def p_values(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """
     ranks = _doubled_ranks([*a, *b])
     observed = sum(ranks[len(a) :])
-    below = _cumulative(tuple(sorted(ranks)), len(b))
-    return min(1.0, below[observed]), 1.0 - below[observed - 1] if observed else 1.0
+    choices = _choices(tuple(sorted(ranks)), len(b))
+    every = math.comb(len(ranks), len(b))
+    return float(choices[: observed + 1].sum() / every), float(choices[observed:].sum() / every)
 
 
 def two_sided_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -46,10 +48,11 @@ def interval(a: Sequence[float], b: Sequence[float], confidence: float) -> tuple
     found = sorted(_differences(a, b))
     tail = (1 - confidence) / 2
     n = len(a) + len(b)
-    below = _cumulative(tuple(range(2, 2 * n + 1, 2)), len(b))
+    choices = _choices(tuple(range(2, 2 * n + 1, 2)), len(b))
     smallest = len(b) * (len(b) + 1)
     # The ranks of a test without ties are whole, and doubled here.
-    rejected = sum(p <= tail for p in below[smallest::2])
+    below = np.cumsum(choices[smallest::2]) / math.comb(n, len(b))
+    rejected = int((below <= tail).sum())
     return (found[rejected - 1], found[-rejected]) if rejected else None
 
 
@@ -73,13 +76,15 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _cumulative(doubled_ranks: tuple[int, ...], count: int) -> tuple[float, ...]:
-    """Return P(S <= s) for s from 0 on, where S is the sum of ``count`` of the ranks, all choices equally likely."""
-    # By number of chosen ranks: how many choices have each sum. Sums of positive numbers keep 13 digits.
+def _choices(doubled_ranks: tuple[int, ...], count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return for each sum from 0 on how many choices of ``count`` ranks have it; exact up to 2**53."""
+    # By number of chosen ranks.
     ways = np.zeros((count + 1, sum(doubled_ranks) + 1))
     ways[0, 0] = 1
     for rank in doubled_ranks:
         # From the end: each rank is chosen once at most.
         for chosen in range(count, 0, -1):
             ways[chosen, rank:] += ways[chosen - 1, :-rank]
-    return tuple((np.cumsum(ways[count]) / math.comb(len(doubled_ranks), count)).tolist())
+    own: np.ndarray[Any, np.dtype[np.float64]] = ways[count]
+    own.setflags(write=False)
+    return own

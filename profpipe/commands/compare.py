@@ -1,4 +1,4 @@
-"""``profpipe compare``: the times of two runs, and a gate for CI."""
+"""``profpipe compare``: the times of two runs, or of two groups of runs, and a gate for CI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from profpipe import errors
+from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_runs import (
     Change,
     Comparison,
@@ -14,18 +15,27 @@ from profpipe.analysis.compare_runs import (
     find_gate_failure,
 )
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError
 from profpipe.job import count_cases
+from profpipe.report import group_comparison
 from profpipe.report.units import time_unit
 from profpipe.results import folders, noise, store
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
-  profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower"""
+  profpipe compare out/before out/after --gate 5    # exit code 4 if a case is more than 5 % slower
+  profpipe compare A1 A2 A3 A4 A5 A6 -- B1 B2 B3 B4 B5 B6    # groups of runs that took turns"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="the run to compare with: its folder, its name below --out, or latest")
-    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.usage = "profpipe compare [OPTIONS] A B\n       profpipe compare [OPTIONS] A [A ...] -- B [B ...]"
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="A, the run to compare with, and B, the run to judge: a folder, a name below --out, or latest;"
+        " with --, the runs of each side",
+    )
     parser.add_argument(
         "--gate",
         type=arguments.percentage,
@@ -36,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in (args.a, args.b))
+    if args.program is not None:
+        return _compare_groups(args.runs, args.program, args)
+    if len(args.runs) != 2:
+        what = f"needs two runs, and {len(args.runs)} {'is' if len(args.runs) == 1 else 'are'} given."
+        raise ConfigError("profpipe compare", what, "Put -- between the runs of A and those of B to compare groups.")
+    (a, manifest_a), (b, manifest_b) = (store.load(folders.find(name, args.out)) for name in args.runs)
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
     found = compare_runs(a, b, manifest_a, manifest_b, known)
@@ -49,29 +64,39 @@ def main(args: argparse.Namespace) -> int:
     return errors.OK
 
 
+def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argparse.Namespace) -> int:
+    """Compare the runs before ``--`` with those after it."""
+    if not names_b:
+        raise ConfigError("profpipe compare", "has no run after '--'.", "Name the runs of B there.")
+    a, b = ([store.load(folders.find(name, args.out)) for name in names] for names in (names_a, names_b))
+    folders_of = [folders.find(name, args.out) for name in (*names_a, *names_b)]
+    if twice := next((path for path in folders_of if folders_of.count(path) > 1), None):
+        raise ConfigError("profpipe compare", f"{twice.name} is given twice.", "Name each run once.")
+    machines = {(run.name, run.device) for _, run in (*a, *b)}
+    known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
+    found = compare_groups.compare_groups(a, b, known, args.gate)
+    print(group_comparison.text(found))
+    if args.gate is None:
+        return errors.OK
+    if why := group_comparison.gate_failure(found, args.gate):
+        raise errors.GateFailed(why)
+    if why := group_comparison.gate_undecided(found, args.gate):
+        raise errors.GateUndecided(why)
+    print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
+    return errors.OK
+
+
 def text(found: Comparison) -> str:
     """Return one line for each case, and one for each difference between the runs."""
     same = "is the same" if found.changed_params else "has a time"
     lines = _table(found.changes) or [f"No case {same} in both runs."]
-    lines += [f"{name}: has a time in A and failed in B" for name in found.lost]
-    lines += [f"{name}: has a time in A and none in B" for name in found.absent]
+    lines += group_comparison.missing(found)
     if any(change.is_beyond_noise is None for change in found.changes):
         lines.append(
             "no verdict: the spread between processes is not known for the case."
             " `profpipe ab --aa` and `profpipe run --captures 5` measure it."
         )
-    if found.changed_params:
-        lines.append(
-            f"Not compared, because parameters differ ({count_cases(len(found.changed_params))}; in A and in B):"
-        )
-        for case in found.changed_params:
-            texts = {name: ["none" if v is None else v for v in values] for name, values in case.differences.items()}
-            lines.append(f"{case.name}: {', '.join(f'{name} {a} and {b}' for name, (a, b) in texts.items())}")
-    if found.gpus:
-        lines.append(f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}.")
-    if found.is_b_unfinished:
-        lines.append("B has not ended: `profpipe resume` continues it.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *group_comparison.differences(found)])
 
 
 def _table(changes: Sequence[Change]) -> list[str]:

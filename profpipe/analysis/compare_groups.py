@@ -1,0 +1,286 @@
+"""Compare the runs of two groups, case by case: processes that are not paired, so in whatever order they were measured.
+
+The unit is the process: the median of its samples. Processes of one run share the state of the machine in that run, so
+where runs hold several processes, the difference must also stand out between the runs. A drift of the machine looks
+like a difference where all runs of A came before those of B, so a verdict needs runs that take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from profpipe.analysis import rank_sum, student_t
+from profpipe.analysis.compare_runs import (
+    ChangedCase,
+    changed_case,
+    differing_gpus,
+    failed_cases,
+    is_unfinished,
+    plain_processes,
+    timed_cases,
+)
+from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR
+from profpipe.job import readable
+from profpipe.results.manifest import Manifest
+from profpipe.results.noise import Model, Noise
+from profpipe.results.schema import Tables, Verdict
+
+#: The level of the two-sided tests. It is half of that of pairs: at 1 % up to 0.9 % of the verdicts would be false
+#: where processes vary by 1 %, for the floor holds back fewer of them.
+ALPHA: Final = 0.005
+#: The confidence of the interval of the ratio.
+CONFIDENCE: Final = 0.99
+#: The largest imbalance in time: 0 where the runs of A and B are on average equally late, 1 where all of A came first.
+MOST_IMBALANCE: Final = 0.5
+
+_UNKNOWN: Final = Noise()
+
+#: (workload, case id).
+Key = tuple[str, str]
+Run = tuple[Tables, Manifest]
+
+
+class Hindrance(Enum):
+    """Why no difference could be decided, whatever its size."""
+
+    #: Even without any overlap the p value is too large.
+    TOO_FEW_PROCESSES = "too_few_processes"
+    #: The runs of one side came mostly before those of the other.
+    NOT_INTERLEAVED = "not_interleaved"
+    #: Each side is one run of several processes: how far runs differ is not known.
+    ONE_RUN_A_SIDE = "one_run_a_side"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A case in the runs of a side: the times of the processes of each run in ns."""
+
+    runs: tuple[tuple[float, ...], ...]
+
+    @property
+    def logs(self) -> list[float]:
+        return [math.log(time) for time in itertools.chain.from_iterable(self.runs)]
+
+    @property
+    def run_logs(self) -> list[float]:
+        """The log of the median of each run."""
+        return [math.log(statistics.median(run)) for run in self.runs]
+
+    @property
+    def median_ns(self) -> float:
+        return statistics.median(itertools.chain.from_iterable(self.runs))
+
+
+@dataclass(frozen=True)
+class GroupChange:
+    """A case in both groups. ``ratio`` is B / A with its 99 % interval, ``floor`` the smallest difference that counts.
+
+    ``p_slower`` is the one-sided p value of the hypothesis that B is slower by the gate or more; None without a gate.
+    """
+
+    name: str
+    a: Side
+    b: Side
+    verdict: Verdict
+    ratio: float
+    ci_low: float | None
+    ci_high: float | None
+    p: float
+    floor: float
+    hindrance: Hindrance | None = None
+    #: The sides on which a run's result was outside the tolerance: ``A``, ``B`` or both.
+    inaccurate_in: tuple[str, ...] = ()
+    p_slower: float | None = None
+
+    @property
+    def percent(self) -> float:
+        """Positive: B takes longer than A."""
+        return (self.ratio - 1) * 100
+
+
+@dataclass(frozen=True)
+class GroupComparison:
+    """The runs of B compared with those of A. ``imbalance`` is by their start: -1 (all of B first) to 1."""
+
+    changes: tuple[GroupChange, ...]
+    runs: tuple[int, int]
+    imbalance: float
+    #: Cases with a time in A that failed in a run of B, and those that have no time in B for another reason.
+    lost: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    changed_params: tuple[ChangedCase, ...] = ()
+    gpus: tuple[str, str] | None = None
+    is_b_unfinished: bool = False
+
+    @property
+    def is_interleaved(self) -> bool:
+        return abs(self.imbalance) <= MOST_IMBALANCE
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether all runs of one side came before all runs of the other."""
+        return abs(self.imbalance) == 1
+
+
+def compare_groups(
+    a: Sequence[Run], b: Sequence[Run], noise: Model = MappingProxyType({}), gate: float | None = None
+) -> GroupComparison:
+    """Compare the cases of the runs of A with those of B. ``noise`` is what is known of their spread on this machine.
+
+    A case counts in the runs in which it has a time. It is lost if it failed in a run of B, and not compared if its
+    parameters differ between runs. ``gate`` is a percentage.
+    """
+    imbalance = _imbalance([run.started for _, run in a], [run.started for _, run in b])
+    times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
+    processes_a, processes_b = ([_times(data) for data, _ in runs] for runs in (a, b))
+    failed = set().union(*(failed_cases(data) for data, _ in b))
+    changes: list[GroupChange] = []
+    lost: list[str] = []
+    absent: list[str] = []
+    changed: list[ChangedCase] = []
+    for key in dict.fromkeys(itertools.chain.from_iterable(times_a)):
+        name = f"{key[0]}/{readable(key[1])}"
+        known = [[times[key] for times in side if key in times] for side in (times_a, times_b)]
+        params = [case.params for case in itertools.chain.from_iterable(known) if case.params]
+        other = next((own for own in params if own != params[0]), None)
+        if key in failed or not known[1]:
+            (lost if key in failed else absent).append(name)
+        elif other is not None:
+            changed.append(changed_case(name, params[0], other))
+        else:
+            sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
+            judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
+            where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
+            changes.append(_with_accuracy(judged, where))
+    return GroupComparison(
+        tuple(changes), (len(a), len(b)), imbalance, tuple(lost), tuple(absent), tuple(changed),
+        next(filter(None, (differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))), None),
+        any(is_unfinished(run) for _, run in b),
+    )  # fmt: skip
+
+
+def _with_accuracy(change: GroupChange, where: tuple[str, ...]) -> GroupChange:
+    return replace(change, inaccurate_in=where)
+
+
+def _times(data: Tables) -> Mapping[Key, tuple[float, ...]]:
+    """Return the times of the processes of each case; of a case that one process measured, its time."""
+    single = {key: (case.median_ns,) for key, case in timed_cases(data).items()}
+    return single | {key: tuple(times) for key, times in plain_processes(data).items()}
+
+
+def _imbalance(a: Sequence[str], b: Sequence[str]) -> float:
+    """Return how much later the runs of B started: the share of pairs of runs in which B is later, less the others."""
+    pairs = list(itertools.product(a, b))
+    return sum((after > before) - (after < before) for before, after in pairs) / len(pairs)
+
+
+def judge(
+    name: str, a: Side, b: Side, imbalance: float, noise: Noise = _UNKNOWN, gate: float | None = None
+) -> GroupChange:
+    """Return the verdict on a case.
+
+    FASTER and SLOWER need the exact rank-sum test of the processes at 0.5 %, the Hodges-Lehmann shift and the
+    difference of the medians beyond the floor, runs that take turns, and, where runs hold several processes, a
+    difference of the runs by Student's t at 0.5 %. SAME needs both tests of equivalence at 5 %, on processes and on
+    runs. Everything else is INCONCLUSIVE.
+    """
+    floor = max([LEAST_FLOOR, *(each.spread for each in (noise.of_runs,) if each)])
+    limit, logs_a, logs_b = math.log1p(floor), a.logs, b.logs
+    shift, p = rank_sum.shift(logs_a, logs_b), rank_sum.two_sided_p(logs_a, logs_b)
+    least = min(abs(shift), abs(math.log(b.median_ns / a.median_ns)))
+    hindrance = _hindrance(a, b, imbalance, noise)
+    verdict = Verdict.INCONCLUSIVE
+    if hindrance is None and p <= ALPHA and least > limit and abs(shift) > _run_margin(a, b, noise, ALPHA / 2):
+        verdict = Verdict.FASTER if shift < 0 else Verdict.SLOWER
+    elif hindrance in (None, Hindrance.TOO_FEW_PROCESSES) and _is_same(a, b, noise, limit, imbalance):
+        verdict = Verdict.SAME
+    low, high = rank_sum.interval(logs_a, logs_b, CONFIDENCE) or (None, None)
+    return GroupChange(
+        name, a, b, verdict, math.exp(shift),
+        ci_low=None if low is None else math.exp(low),
+        ci_high=None if high is None else math.exp(high),
+        p=p, floor=floor, hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
+        p_slower=None if gate is None else _p_slower(a, b, noise, math.log1p(gate / 100), hindrance),
+    )  # fmt: skip
+
+
+def _hindrance(a: Side, b: Side, imbalance: float, noise: Noise) -> Hindrance | None:
+    if abs(imbalance) > MOST_IMBALANCE:
+        return Hindrance.NOT_INTERLEAVED
+    if _run_margin(a, b, noise, ALPHA / 2) == math.inf:
+        return Hindrance.ONE_RUN_A_SIDE
+    if rank_sum.smallest_two_sided_p(len(a.logs), len(b.logs)) > ALPHA:
+        return Hindrance.TOO_FEW_PROCESSES
+    return None
+
+
+def _run_margin(a: Side, b: Side, noise: Noise, tail: float) -> float:
+    """Return the difference that runs of the same code exceed with probability ``tail`` on each side.
+
+    It is 0 where each run is one process, for the test of the processes is then one of the runs. The variance of a run
+    is pooled from the runs here and from known runs of the same code. Infinite where neither shows it.
+    """
+    if all(len(run) == 1 for run in (*a.runs, *b.runs)):
+        return 0.0
+    own = [side.run_logs for side in (a, b) if len(side.runs) > 1]
+    samples = [(statistics.variance(logs), len(logs) - 1.0) for logs in own]
+    if noise.between:
+        # Its spread is that of a difference of two runs.
+        samples.append((math.log1p(noise.between.spread) ** 2 / 2, noise.between.degrees))
+    degrees = sum(own_degrees for _, own_degrees in samples)
+    if not degrees:
+        return math.inf
+    variance = sum(value * own_degrees for value, own_degrees in samples) / degrees
+    return student_t.quantile(1 - tail, degrees) * math.sqrt(variance * (1 / len(a.runs) + 1 / len(b.runs)))
+
+
+def _is_same(a: Side, b: Side, noise: Noise, limit: float, imbalance: float) -> bool:
+    """Return True if both one-sided tests place the shift within the floor, for the processes and for the runs."""
+    if abs(imbalance) > MOST_IMBALANCE:
+        return False
+    logs_a, logs_b = a.logs, b.logs
+    above = rank_sum.p_values(logs_a, [value + limit for value in logs_b])[1]
+    below = rank_sum.p_values(logs_a, [value - limit for value in logs_b])[0]
+    margin = _run_margin(a, b, noise, ALPHA_SAME)
+    return max(above, below) <= ALPHA_SAME and abs(rank_sum.shift(logs_a, logs_b)) + margin <= limit
+
+
+def _p_slower(a: Side, b: Side, noise: Noise, limit: float, hindrance: Hindrance | None) -> float:
+    """Return the one-sided p value of B being slower by ``limit`` or more; 1 where the runs do not exclude it."""
+    if hindrance in (Hindrance.NOT_INTERLEAVED, Hindrance.ONE_RUN_A_SIDE):
+        return 1.0
+    if rank_sum.shift(a.logs, b.logs) + _run_margin(a, b, noise, ALPHA_SAME) > limit:
+        return 1.0
+    return rank_sum.p_values(a.logs, [value - limit for value in b.logs])[0]
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+class Gate(Enum):
+    """What a case means for a gate."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+
+
+def judge_gate(change: GroupChange, percent: float) -> Gate:
+    """Return what a case means for a gate of ``percent``, by the rule of `profpipe ab`."""
+    if change.inaccurate_in == ("B",):
+        return Gate.FAILED
+    if change.verdict is Verdict.SLOWER and change.percent > percent:
+        return Gate.FAILED
+    is_fine = change.verdict is Verdict.SAME and 100 * change.floor <= percent
+    if change.verdict in (Verdict.FASTER, Verdict.SLOWER) or is_fine:
+        return Gate.PASSED
+    is_below = change.p_slower is not None and change.p_slower <= ALPHA_SAME
+    return Gate.PASSED if is_below else Gate.UNDECIDED
