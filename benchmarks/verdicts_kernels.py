@@ -104,7 +104,7 @@ version: 1
 name: program
 workloads:
   gpt:
-    command: [python, gpt.py, --layers, "4", --batch, "8", --steps, "40", --heads, "{heads}"]
+    command: ["{python}", gpt.py, --layers, "4", --batch, "8", --steps, "40", --heads, "{heads}"]
     matrix: {heads: [12]}
 """
 
@@ -161,7 +161,8 @@ def measure(out: Path, names: Sequence[str], options: Sequence[str]) -> list[Pat
     folders = []
     for name in names:
         pipeline = out / f"{name}.yaml"
-        pipeline.write_text({"operations": OPERATIONS, "program": PROGRAM}[name], encoding="utf-8")
+        text = {"operations": OPERATIONS, "program": PROGRAM.replace("{python}", sys.executable)}[name]
+        pipeline.write_text(text, encoding="utf-8")
         a, b = SIDES[name]
         argv = [sys.executable, "-m", "profpipe", "ab", str(pipeline), "--a", a, "--b", b, *options]
         done = subprocess.run([*argv, "--quiet", "--out", str(out / name)], cwd=ROOT, check=False)

@@ -406,6 +406,10 @@ def test_the_page_of_200_cases_with_kernels_stays_short(captured, tmp_path):
     page = (tmp_path / "SUMMARY.md").read_text()
     assert len(page.splitlines()) <= 150 and "Differences by kernel" in page
     assert (tmp_path / "details.md").read_text().count("**the case**") == 200
+    # In a job summary the kernels of all cases are below one fold.
+    summary = ci.job_summary(document, found, "out/run")
+    assert len(summary.encode()) < 1 << 20
+    assert "<details><summary>Differences by kernel</summary>" in summary
 
 
 def test_the_sql_of_these_tests_changes_the_recording(tmp_path):

@@ -122,6 +122,8 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
         "ab",
         *(["--aa"] if args.aa else []),
         *(["--pairs", str(args.pairs)] * (args.pairs != _PAIRS)),
+        *(["--captures", str(args.captures)] * (args.captures != _CAPTURES)),
+        *(["-p", args.profiler] if args.profiler else []),
     ]
     for option, specs in zip(("--a", "--b"), both[: 1 if args.aa else 2], strict=False):
         repeat += [word for spec in specs for word in (option, spec.published_from(path.parent))]

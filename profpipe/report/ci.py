@@ -31,7 +31,7 @@ _MOST_ANNOTATIONS: Final = 10
 _MOST_ROWS: Final = 30
 _FEW_MORE: Final = 5
 #: Sections that are folded as a whole.
-_BACKGROUND: Final = ("environment", "commands")
+_BACKGROUND: Final = ("kernel_differences", "environment", "commands")
 
 
 def junit(findings: PairFindings, name: str) -> str:

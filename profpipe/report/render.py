@@ -82,7 +82,8 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
         commands.commands(run),
     )
     title = environment.title(workloads, len(findings.cases), run, tables)
-    return Document(f"B against A · {title}", tuple(section for section in sections if section))
+    shown = tuple(section for section in sections if section)
+    return Document(f"B against A · {title}", shown, flags=flags.MEANINGS_OF_SIDES)
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:

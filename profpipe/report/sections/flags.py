@@ -29,6 +29,11 @@ _MEANINGS: Mapping[str, str] = {
     Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
 }
 
+#: The flags of an `ab` run that come from its captures.
+MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {
+    Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them."
+}
+
 
 def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     """Return the section with one line for each flag of a timed case, whatever its workload."""
