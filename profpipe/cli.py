@@ -6,6 +6,7 @@ import argparse
 import atexit
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(50_000)
     stdio.open_closed_streams()
     words, program = _split_program(sys.argv[1:] if argv is None else argv)
+    if "ingest" in words[:1]:
+        # Nothing here is linear algebra, for which numpy starts a thread on every core when it is imported.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _build_parser().parse_args(words)
     args.program = program
     with nullcontext() if _only_prints(args) else stdio.ignore_output_errors():

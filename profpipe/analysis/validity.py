@@ -93,7 +93,7 @@ def pending(run: Manifest) -> tuple[NotRun, ...]:
 
 def preferred(kernels: pd.DataFrame) -> str | None:
     """Return the profiler whose kernels represent a workload."""
-    present = set(device_rows(kernels)["profiler"])
+    present = set(device_rows(kernels)["profiler"].unique())
     return next((name for name in PREFERENCE if name in present), None)
 
 

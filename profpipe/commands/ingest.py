@@ -21,7 +21,6 @@ from profpipe.profilers import nsys, nsys_export
 from profpipe.results import schema, store
 from profpipe.results.manifest import FILE, FileEntry, Manifest, RefusedFile, file_entry
 from profpipe.results.schema import Tables
-from profpipe.runner import executor
 
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
@@ -117,6 +116,9 @@ def exported(path: Path, folder: Path) -> Path:
     if not (nsys_export.is_report(path) or nsys_export.is_recording(path)):
         return path
     target = folder / f"{path.stem}.sqlite"
+    # Only an export needs what starts processes, and that takes longer to load than a small file takes to read.
+    from profpipe.runner import executor
+
     ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
     nsys_export.export(path, target, nsys.find(executor.ask), ask)
     return target

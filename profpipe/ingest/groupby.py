@@ -26,8 +26,8 @@ def groups(key: Int64s) -> list[tuple[int, Ints]]:
 
 def combine(*keys: Ints) -> tuple[Ints, Ints]:
     """Return (number of each row's combination of keys, first row of each), numbered in order of appearance."""
-    codes = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:
+    codes, _ = pd.factorize(keys[0])
+    for key in keys[1:]:
         code, values = pd.factorize(key)
         codes *= max(len(values), 1)
         codes += code
