@@ -5,6 +5,7 @@ One JSON object a line; ``hook`` names what the line holds:
 * ``started``: process id, rank, Python and torch;
 * ``recording``: the first step began;
 * ``steps``: numbers, starts on the host (ns since the epoch) and durations (ns), and torch's peak memory so far;
+* ``span``: the recording of a span of time began; ``memory``: at its end, the peaks of torch's memory and the host's;
 * ``restart``: the steps before it were none, since a rule applied that says more;
 * ``note``, ``error``: what the report must say; ``finished``: the process ended.
 """
@@ -64,7 +65,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _tables(lines: list[dict[str, Any]]) -> schema.Tables:
     about = next((line for line in lines if line["hook"] == "started"), {})
     first = max((number for number, line in enumerate(lines) if line["hook"] == "restart"), default=0)
-    written = [line for line in lines[first:] if line["hook"] == "steps"]
+    written = [line for line in lines[first:] if line["hook"] in ("steps", "memory")]
     notes = [str(line["text"]) for line in lines if line["hook"] == "note"]
     notes += [
         f"the start-up hook failed ({line['type']}: {line['message']}, during {line['during']})"
@@ -90,6 +91,7 @@ def _steps(written: list[dict[str, Any]], about: dict[str, Any]) -> list[dict[st
     rows: list[dict[str, Any]] = [
         {"step": int(number), "start_ns": float(start), "wall_ns": float(wall), "rule": schema.StepRule(line["rule"])}
         for line in written
+        if line["hook"] == "steps"
         for number, start, wall in zip(line["step"], line["start_ns"], line["wall_ns"], strict=True)
     ]
     if not rows:
@@ -115,7 +117,7 @@ def _memory(written: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[di
     """Yield the peaks of torch's memory: of rank 0 for the case, of other ranks by rank."""
     rank = about.get("rank")
     subject = f"{schema.RANK_PREFIX}{rank}" if rank else ""
-    for metric in ("peak_allocated", "peak_reserved"):
+    for metric in ("peak_allocated", "peak_reserved", "peak_host"):
         values = [line[metric] for line in written if metric in line]
         if values:
             yield {"subject": subject, "metric": metric, "value": float(max(values)), "unit": "byte", "n": 1}

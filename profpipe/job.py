@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,12 +67,16 @@ def count_cases(number: int) -> str:
 
 @dataclass(frozen=True)
 class Tool:
-    """A profiler on this machine. ``path`` is its executable (empty: a Python library), ``variant`` its generation."""
+    """A profiler on this machine. ``path`` is its executable (empty: a Python library), ``variant`` its generation.
+
+    ``options`` are those of its options that not every version has.
+    """
 
     name: str
     version: str
     path: str = ""
     variant: str = ""
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,17 @@ class Job:
 
     @property
     def is_hooked(self) -> bool:
-        """Return True if the Python processes of the job's command get the start-up hook, which finds its steps."""
+        """Return True if the start-up hook finds the steps of the job's command in its Python processes."""
         return self.script is None and bool(self.options.get("hook")) and not self.options.get("capture")
+
+    @property
+    def loads_hook(self) -> bool:
+        """Return True if the Python processes of the job's command load the start-up hook.
+
+        Instead of steps, it may record a span of time for the profilers that work inside the process.
+        """
+        is_span = self.script is None and bool(self.options.get("hook") and self.options.get("capture"))
+        return self.is_hooked or (is_span and self.profiler in ("plain", "torch"))
 
     @property
     def stem(self) -> str:
@@ -188,8 +200,9 @@ class Command:
     names, ``makes_like`` is a glob that must find one below the job's folder. ``runs_workload`` is false for an export
     after the process of the workload. ``false_starts`` are texts that a tool prints when it fails by chance before the
     workload runs: the command is then started again. ``otherwise`` is started instead of a command whose workload ended
-    well and that made no file, for its tool waited for a step that never began. ``ends_workload`` says that the tool
-    ends the workload by a signal, when it has recorded enough.
+    well and that made no file, for its tool waited for a step that never began. ``ends_after_s`` is set for a workload
+    that would not end by itself: after so many seconds SIGTERM ends it, from its tool where ``is_ended_by_tool``, else
+    from the runner.
     """
 
     argv: tuple[str, ...]
@@ -199,16 +212,28 @@ class Command:
     runs_workload: bool = True
     false_starts: tuple[str, ...] = ()
     otherwise: Command | None = None
-    ends_workload: bool = False
+    ends_after_s: float | None = None
+    is_ended_by_tool: bool = False
 
-    def has_failed(self, returncode: int | None) -> bool:
-        """Return True if the exit code says that the workload did not end well."""
-        by_signal = (-signal.SIGTERM, 128 + signal.SIGTERM)
-        return bool(returncode) and not (self.ends_workload and returncode in by_signal)
+    def has_failed(self, returncode: int | None, seconds: float) -> bool:
+        """Return True if the exit code says that the workload, which ran for ``seconds``, did not end well.
+
+        What a program returns after SIGTERM says nothing: a server returns 0, 1 or the signal.
+        """
+        was_ended = self.ends_after_s is not None and seconds >= self.ends_after_s
+        return bool(returncode) and not was_ended
+
+
+def capture_end_s(job: Job) -> float | None:
+    """Return when the span of time ends that the job records, in seconds after its start; None for other jobs."""
+    span = job.options.get("capture") if job.script is None else None
+    return span["after_s"] + span["for_s"] if span else None
 
 
 #: Environment of a command that records the whole process: the start-up hook then starts and ends no capture.
 WHOLE: Mapping[str, str] = {"PROFPIPE_RECORD": "whole"}
+#: Environment of a command under a rocprofv3 that records nothing before the start-up hook resumes it.
+REGIONS_ONLY: Mapping[str, str] = {"PROFPIPE_RECORD": "regions"}
 
 
 class Cause(str, Enum):

@@ -50,6 +50,8 @@ class _Backend:
     """How this process opens ranges; an attribute, so that ``annotate`` sees a later ``use``."""
 
     open: Open = staticmethod(_decide)
+    #: Whether profpipe records all threads with torch.profiler. Only the thread that started it can see that.
+    records_all_threads = False
 
 
 class annotate:
@@ -177,6 +179,17 @@ def _roctx() -> tuple[str, Open]:
     return soname, open_range
 
 
+def roctx_control() -> Any:
+    """Return the ROCTX library whose roctxProfilerResume and roctxProfilerPause rocprofv3 obeys, None without one."""
+    _, library = _roctx_library()
+    for name in ("roctxProfilerResume", "roctxProfilerPause"):
+        if not hasattr(library, name):  # the older library has none
+            return None
+        # The argument is a thread's id, 0 for all.
+        getattr(library, name).argtypes = [ctypes.c_uint64]
+    return library
+
+
 def _roctx_library() -> tuple[str, Any]:
     """Load ROCTX through its C interface: the library of rocprofv3 first, then the older one.
 
@@ -206,10 +219,15 @@ def record(name: str) -> Callable[[], object]:
     return functools.partial(entered.__exit__, None, None, None)
 
 
+def record_all_threads(is_on: bool) -> None:
+    """Note that torch.profiler records all threads of this process from now on, or no longer."""
+    _Backend.records_all_threads = is_on
+
+
 def is_profiled() -> bool:
     """Return True if torch.profiler is on now, whoever started it. Costs a tenth of a microsecond."""
     try:
-        return bool(sys.modules["torch"].autograd._profiler_enabled())
+        return _Backend.records_all_threads or bool(sys.modules["torch"].autograd._profiler_enabled())
     except (KeyError, AttributeError):  # torch is not imported, or not to its end
         return False
 

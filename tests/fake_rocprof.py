@@ -44,6 +44,9 @@ def main(tool: str, *arguments: str) -> int:
     if tool == "rocprofv3" and arguments == ("--version",):
         print("      version: 1.0.0\n git_revision: 0\n")
         return 0
+    if tool == "rocprofv3" and arguments == ("--help",):
+        print("  -P, --collection-period (START):(TIME):(REPEAT)\n  --collection-period-unit\n  --selected-regions\n")
+        return 0
     options, application = _read(tool, arguments)
     done = subprocess.run(application, check=False)
     {"rocprofv3": write_v3, "rocprofv2": write_v2, "rocprof": write_v1}[tool](options, list(_launches(application)))
@@ -64,6 +67,9 @@ def _read(tool: str, arguments: tuple[str, ...]) -> tuple[argparse.Namespace, li
     if tool != "rocprof":
         parser.add_argument("-d", required=True, type=Path)
     if tool == "rocprofv3":
+        parser.add_argument("--collection-period", nargs="+")
+        parser.add_argument("--collection-period-unit", choices=["hour", "min", "sec", "msec", "usec", "nsec"])
+        parser.add_argument("--selected-regions", action="store_true")
         parser.add_argument("-f", choices=["csv"], required=True)
         if "--" not in arguments:
             parser.error("the application stands behind --")

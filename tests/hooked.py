@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +93,10 @@ def run(
     job = replace(job, command=argv, options=given)
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": environment.python_path(), **(env or {})}
     variables |= hook_files.variables(job, variables)
+    began = time.monotonic()
     done = subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s)
-    return Hooked(job_folder, done.returncode, done.stdout + done.stderr, hook_files.explain_missing_steps(job))
+    why = hook_files.explain_missing_records(job, time.monotonic() - began)
+    return Hooked(job_folder, done.returncode, done.stdout + done.stderr, why)
 
 
 def run_python(folder: Path, program: str, *arguments: str, **options: Any) -> Hooked:

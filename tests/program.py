@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_TORCH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'no_torch'}"
 
 
-def profpipe(folder: Path, *arguments: object, **environment: str) -> str:
-    """Run profpipe in ``folder`` and return what it prints; fail unless it exits with 0."""
+def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment: str) -> str:
+    """Run profpipe in ``folder`` and return what it prints; fail unless it exits with ``exit_code``."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "profpipe", *map(str, arguments)],
         cwd=folder, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout
 
 

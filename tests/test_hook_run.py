@@ -46,7 +46,7 @@ def test_nsys_records_the_whole_process_without_the_hook() -> None:
 def test_nsys_records_a_span_of_time_and_its_signal_is_no_failure() -> None:
     profile = nsys.commands(job_of("nsys", capture={"after_s": 60.0, "for_s": 5.0}))[0]
     assert "--delay=60" in profile.argv and "--duration=5" in profile.argv
-    assert not profile.has_failed(143) and profile.has_failed(1)
+    assert not profile.has_failed(143, seconds=66.0) and profile.has_failed(1, seconds=3.0)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,19 @@ for number in range(600):
     with nvtx.annotate("request"):
         time.sleep(0.1)
 """
-    pipeline(tmp_path, program, profilers=["nsys", "torch"], capture={"after_s": 1, "for_s": 2})
+    pipeline(tmp_path, program, profilers=["nsys", "ncu"], capture={"after_s": 1, "for_s": 2})
     profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", **nsys_on_path)
     statuses = {row["profiler"]: row for row in rows(tmp_path / "out/latest/cases.csv")}
-    assert statuses["nsys"]["status"] == "ok" and "span of time" in statuses["torch"]["reason"]
+    assert statuses["nsys"]["status"] == "ok" and "skipped" in statuses["ncu"]["status"]
     (request,) = (row for row in rows(tmp_path / "out/latest/ranges.csv") if row["range"].endswith("request"))
     assert 10 <= int(request["instances"]) <= 40
+
+
+def test_a_program_that_ends_before_the_span_of_nsys_says_so(tmp_path: Path, nsys_on_path: dict[str, str]) -> None:
+    pipeline(tmp_path, "print('short')", profilers=["nsys"], capture={"after_s": 30, "for_s": 2})
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out", exit_code=1, **nsys_on_path)
+    (case,) = rows(tmp_path / "out/latest/cases.csv")
+    assert case["reason"] == "nothing was recorded: the program ended before capture.after_s (30 s)"
 
 
 @pytest.fixture

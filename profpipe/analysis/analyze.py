@@ -43,6 +43,7 @@ from profpipe.analysis.findings.workloads import (
     Iteration,
     Limit,
     Shape,
+    Span,
     SwitchCost,
     WorkloadFindings,
 )
@@ -97,7 +98,7 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     planned = [case for job in run.jobs_of(name) for case in job.cases]
     is_command = bool(declared.get("command"))
     layout, index = lay_out(own, declared, planned), CaseIndex.of(own, is_command)
-    breakdowns = index.breakdowns(once=is_command)
+    breakdowns = index.breakdowns(once=is_command and not declared.get("capture"))
     basis = choose_basis(index, breakdowns)
     profiler = validity.preferred(own.kernels)
     if index.step_totals and profiler not in {name for _, name in index.step_totals}:
@@ -155,6 +156,7 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtC
         ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
         steps=own_steps,
         iteration=_iteration(data),
+        span=Span(**declared["capture"]) if declared.get("capture") else None,
         memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),
         agreements=tuple(filter(None, agreements)),
         overheads=tuple(roofline.overheads(index.numbers)),

@@ -289,6 +289,8 @@ class Workload(Settings):
         changed = [name for name in OF_COMMANDS if getattr(self, name) != type(self).model_fields[name].default]
         if self.command is None and changed:
             raise ValueError(f"'{changed[0]}' is for a 'command'. A 'script' has iterations instead of steps")
+        if self.capture and (end_s := self.capture.after_s + self.capture.for_s) >= self.timeout_s:
+            raise ValueError(f"'capture' ends after {end_s:g} s. Set timeout_s higher than {self.timeout_s:g}")
         if self.flag and self.command is None:
             raise ValueError("'flag' is for a 'command'. A script gets the parameter itself in build(params)")
         if self.processes > 1 and self.command is not None:

@@ -6,14 +6,12 @@ at 0; ``finish`` once, when the steps are over or the process ends.
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
 import time
 from typing import Any, Callable, List, Optional
 
 from profpipe import ranges
-from profpipe.hook import clock, settings
+from profpipe.hook import clock, memory, torch_profiler, window
 from profpipe.hook.record import Record
 from profpipe.hook.settings import Settings
 
@@ -92,16 +90,7 @@ class Times(Capture):
             "start_ns": [row[1] for row in rows],
             "wall_ns": [round(row[2]) for row in rows],
         }
-        library = clock.cuda()
-        memory = {}
-        if library is not None:
-            device = library.current_device()
-            memory = {
-                "device": device,
-                "peak_allocated": library.max_memory_allocated(device),
-                "peak_reserved": library.max_memory_reserved(device),
-            }
-        self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **memory)
+        self.record.write("steps", rule=self._rule, clock=self._clock.name, **columns, **memory.of_torch())
 
 
 class TorchTrace(Capture):
@@ -115,7 +104,7 @@ class TorchTrace(Capture):
         if given.is_collected:
             self._is_over = True
         else:
-            self._watch_others()
+            torch_profiler.make_room_for_others(self._is_own, self._make_room, record)
 
     def begin(self, rule: str, number: int) -> None:
         if self._is_over:
@@ -156,14 +145,10 @@ class TorchTrace(Capture):
         if self._profile is not None:
             return  # the numbers started again
         if torch.autograd._profiler_enabled():
-            self._yield_to_program()
+            self._is_over = True
+            torch_profiler.note_other(self.record)
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if clock.cuda() is not None:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(
-            activities=activities, with_stack=self.settings.with_stack, record_shapes=self.settings.record_shapes
-        )
+        self._profile = torch_profiler.new(self.settings)
         self._profile.prepare_trace()
 
     def _start(self) -> None:
@@ -178,45 +163,21 @@ class TorchTrace(Capture):
         if library is not None:
             library.synchronize()
         profile.stop_trace()
-        name = f"{self.settings.stem}.{_process_name()}.pt.trace.json.gz"
-        # Renamed when complete, so that the trace of a killed process is not read.
-        partial = os.path.join(self.settings.folder, f"partial-{name}")
-        profile.export_chrome_trace(partial)
-        os.replace(partial, os.path.join(self.settings.folder, name))
+        torch_profiler.export(profile, self.settings)
 
-    def _watch_others(self) -> None:
-        """Make room when the program starts torch.profiler itself: a process has one profiler."""
-        kind = sys.modules["torch"].autograd.profiler.profile
-        for method in ("_prepare_trace", "__enter__"):
-            original = getattr(kind, method, None)
-            if original is not None:
-                setattr(kind, method, self._before(original))
+    def _is_own(self, profiler: Any) -> bool:
+        return profiler is getattr(self._profile, "profiler", None)
 
-    def _before(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-            own = getattr(self._profile, "profiler", None)
-            if profiler is not own and not self._is_over:
-                try:
-                    self._yield_to_program()
-                except Exception as error:  # the program's own profiler must start all the same
-                    self.record.error(error, "torch.profiler of the program")
-            return original(profiler, *args, **kwargs)
-
-        return call
-
-    def _yield_to_program(self) -> None:
-        self.record.note(
-            "the program uses torch.profiler itself, and a process has one profiler: profpipe's was not used. "
-            "Name the trace that the program writes under `collect:`, or turn its profiler off"
-        )
+    def _make_room(self) -> bool:
+        """End the trace for the program's own profiler."""
+        was_over, self._is_over = self._is_over, True
         if self._is_on:
             self._export()
-        self._is_over = True
+        return not was_over
 
 
 class Ranges(Capture):
-    """A range around each chosen step, for nsys and rocprof, and the capture of nsys from the first to the last one.
+    """A range around each chosen step, for nsys and rocprof, and the recording from the first to the last one only.
 
     These ranges may begin and end inside ranges of the program, so they are no part of its stack.
     """
@@ -224,10 +185,7 @@ class Ranges(Capture):
     def __init__(self, given: Settings, record: Record) -> None:
         super().__init__(given, record)
         self._close: Optional[Callable[[], object]] = None
-        self._is_started = False
-        # With PROFPIPE_RECORD=whole the profiler records the whole process, and cudaProfilerStop would end that.
-        is_whole = os.environ.get("PROFPIPE_RECORD") == "whole"
-        self._is_windowed = given.profiler in ("nsys", "ncu") and not is_whole
+        self._window = window.choose(given, record)
         self._open = ranges.free_ranges(given.profiler) if given.profiler != "ncu" else None
         if self._open is None and given.profiler == "nsys":
             record.note(
@@ -236,8 +194,8 @@ class Ranges(Capture):
             )
 
     def begin(self, rule: str, number: int) -> None:
-        if number == self.settings.warmup and self._is_windowed:
-            self._is_started = _cuda_profiler("cudaProfilerStart")
+        if number == self.settings.warmup and self._window is not None:
+            self._window.begin()
         if self._open is not None and self.is_chosen(number):
             self._close = self._open(f"{ranges.STEP_PREFIX}{rule}:{number}")
 
@@ -245,46 +203,16 @@ class Ranges(Capture):
         if self._close is not None:
             close, self._close = self._close, None
             close()
-        if self._is_started and number >= self.settings.last and self._is_last_process():
-            self._is_started = False
-            _cuda_profiler("cudaProfilerStop")
+        if self._window is not None and number >= self.settings.last:
+            self._window.end(number - self.settings.last)
 
     def abandon(self) -> None:
         # A range without an end is no step for the parsers.
         self._close = None
 
-    def _is_last_process(self) -> bool:
-        """Return True when all processes of this machine have come to their last step.
-
-        They share one capture, and the first cudaProfilerStop ends it. Each process leaves an empty file here, looks
-        for the others at each later step, and the last to come ends the capture.
-        """
-        size = settings.local_size()
-        if size == 1:
-            return True
-        mark = self.settings.path(f"done-{os.getpid()}")
-        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
-        prefix = os.path.basename(self.settings.path("done-"))
-        return sum(name.startswith(prefix) for name in os.listdir(self.settings.folder)) >= size
-
-
-def _cuda_profiler(call: str) -> bool:
-    """Call cudaProfilerStart or cudaProfilerStop; return False on a machine without a GPU.
-
-    The call goes through torch. A program that uses the GPU without torch gets a context of torch by it.
-    """
-    library = getattr(sys.modules.get("torch"), "cuda", None)
-    if library is None or not library.is_available():
-        return False
-    library.synchronize()
-    getattr(library.cudart(), call)()
-    return True
-
-
-def _process_name() -> str:
-    """Return the part of a file's name that stands for this process: its rank, or its id."""
-    number = settings.rank()
-    return f"rank{number}" if number is not None else str(os.getpid())
+    def finish(self) -> None:
+        if self._window is not None:
+            self._window.leave()
 
 
 def choose(given: Settings, record: Record) -> Capture:

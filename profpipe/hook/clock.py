@@ -17,6 +17,14 @@ def cuda() -> Any:
     return library if library is not None and library.is_initialized() else None
 
 
+def synchronize_all() -> None:
+    """Wait for all devices that this process uses: a new thread does not know the device of the others."""
+    library = cuda()
+    for device in range(library.device_count() if library is not None else 0):
+        if library.max_memory_reserved(device):
+            library.synchronize(device)
+
+
 class HostClock:
     """Times on a CPU, where a step is over when its last call returns."""
 

@@ -8,13 +8,16 @@ import sys
 import weakref
 from typing import Any, Callable, List, Optional
 
-from profpipe.hook import settings, steps
+from profpipe.hook import settings, span, steps
 from profpipe.hook.steps import Steps
 
 
 def after_import(name: str) -> None:
     """Install the hooks for the module ``name``, which this process has just imported."""
     given, found = settings.read(), steps.of_process()
+    if given is not None and given.capture is not None and name == "torch":
+        _note_import(given.path("torch"))
+        span.begin(given)
     if given is None or found is None:
         return
     try:

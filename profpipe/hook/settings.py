@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Pattern
 
 #: Variables in which launchers give a process its number among all processes, and among those of this machine.
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -29,6 +30,8 @@ class Settings:
         torch = given.get("torch") or {}
         self.with_stack = bool(torch.get("with_stack"))
         self.record_shapes = bool(torch.get("record_shapes"))
+        #: The span of time to record instead of steps: ``started_s`` (since the epoch), ``after_s`` and ``for_s``.
+        self.capture: Optional[Dict[str, float]] = given.get("capture")
         #: Whether the program writes a trace itself, which the runner collects.
         self.is_collected = bool(given.get("collect"))
 
@@ -51,6 +54,11 @@ def read() -> Optional[Settings]:
 def rank() -> Optional[int]:
     """Return the number of this process among those that work together, None where no launcher gave one."""
     return _number(_RANK)
+
+
+def local_rank() -> Optional[int]:
+    """Return the number of this process among those on this machine, None where no launcher gave one."""
+    return _number(_LOCAL_RANK)
 
 
 def local_size() -> int:

@@ -7,9 +7,9 @@ import functools
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
-from profpipe.hook import captures, settings
+from profpipe.hook import captures, process, settings
 from profpipe.hook.captures import Capture
 from profpipe.hook.record import Record
 from profpipe.hook.sequence import Sequence
@@ -30,7 +30,7 @@ class Steps:
 
     def __init__(self, given: Settings) -> None:
         self._settings = given
-        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), self._describe)
+        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: process.describe(given))
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -150,7 +150,7 @@ class Steps:
         self._capture = captures.choose(self._settings, self._record)
         at_exit = functools.partial(self._at_exit, os.getpid())
         atexit.register(at_exit)
-        _finalize_with_multiprocessing(at_exit)
+        process.at_end_of_multiprocessing(at_exit)
 
     def _at_exit(self, pid: int) -> None:
         """Complete the files. A forked child inherits this function, and the steps are not its own."""
@@ -205,23 +205,6 @@ class Steps:
         except Exception as error:
             self._record.error(error, "destroy_process_group")
 
-    def _describe(self) -> Dict[str, Any]:
-        torch = sys.modules.get("torch")
-        about: Dict[str, Any] = {
-            "profiler": self._settings.profiler,
-            "rank": settings.rank(),
-            "python": sys.version.split()[0],
-            "warmup": self._settings.warmup,
-            "torch": str(getattr(torch, "__version__", "")),
-        }
-        distributed = getattr(torch, "distributed", None)
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            about["rank"] = distributed.get_rank()
-        library = captures.clock.cuda()
-        if library is not None:
-            about["device_name"] = library.get_device_name(library.current_device())
-        return about
-
 
 def _is_capturing() -> bool:
     """Return True while the program captures a CUDA graph: an event would become a part of the graph."""
@@ -229,23 +212,15 @@ def _is_capturing() -> bool:
     return library is not None and bool(library.is_current_stream_capturing())
 
 
-def _finalize_with_multiprocessing(finish: Callable[[], None]) -> None:
-    """Have ``finish`` called in a process of multiprocessing too, which ends without ``atexit``."""
-    util = sys.modules.get("multiprocessing.util")
-    process = sys.modules.get("multiprocessing.process")
-    if util is not None and process is not None and process.parent_process() is not None:
-        util.Finalize(None, finish, exitpriority=0)
-
-
 _STEPS: Optional[Steps] = None
 _IS_READ = False
 
 
 def of_process() -> Optional[Steps]:
-    """Return the steps of this process, None where no profpipe profiles it."""
+    """Return the steps of this process, None where no profpipe records them."""
     global _STEPS, _IS_READ
     if not _IS_READ:
         _IS_READ = True
         given = settings.read()
-        _STEPS = Steps(given) if given is not None else None
+        _STEPS = Steps(given) if given is not None and given.capture is None else None
     return _STEPS

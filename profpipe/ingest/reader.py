@@ -78,7 +78,15 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
 
 def combine(read: Iterable[Tables]) -> Tables:
     """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps."""
-    return figures.with_metrics(schema.concat(tuple(read)))
+    return figures.with_metrics(_with_largest_peaks(schema.concat(tuple(read))))
+
+
+def _with_largest_peaks(tables: Tables) -> Tables:
+    """Keep the largest of the peaks of memory that processes without a rank have for the same case."""
+    metrics = tables.metrics
+    peaks = metrics[metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
+    smaller = peaks.index[peaks.duplicated(["workload", "case", "profiler", "subject", "metric"])]
+    return replace(tables, metrics=metrics.drop(index=smaller)) if len(smaller) else tables
 
 
 def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:
@@ -207,9 +215,12 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
 
 
 def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
-    """Add the wall time of a command's process under plain to the numbers that its steps have."""
+    """Add the wall time of a command's process under plain to the numbers that its steps have.
+
+    A process that ran until the end of its span has none: the user chose that time.
+    """
     job = outcome.job
-    if job.script is not None or outcome.status != "ok" or job.profiler != "plain":
+    if job.script is not None or outcome.status != "ok" or job.profiler != "plain" or job.options.get("capture"):
         return fresh
     key = {"run": run, "workload": job.workload, "case": job.cases[0].id, "profiler": job.profiler}
     row = {**key, "metric": schema.PROCESS_WALL, "value": outcome.last_s * 1e9, "unit": "ns", "n": 1}

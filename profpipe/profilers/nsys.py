@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
 
 NAME = "nsys"
 KEEPS_ENDED_CASES = False
@@ -51,7 +51,8 @@ def commands(job: Job) -> list[Command]:
         _profile(nsys, job, capture),
         makes=(report(job),),
         false_starts=_AGENT_TOO_LATE,
-        ends_workload=bool(job.options.get("capture")),
+        ends_after_s=capture_end_s(job),
+        is_ended_by_tool=True,
     )
     if capture and job.is_hooked:
         # Where no step begins, nsys writes no file at all.

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import REGIONS_ONLY, WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
 
 NAME = "rocprof"
 KEEPS_ENDED_CASES = False
 
 #: ROCm does not add its tools to PATH.
 _ROCM = Path("/opt/rocm/bin")
+
+#: Record a span of time (start:duration:repeat), or what lies between roctxProfilerResume and roctxProfilerPause.
+PERIOD, REGIONS = "--collection-period", "--selected-regions"
+
+#: The period begins when rocprofv3 has loaded its library in the program, a little after the start of the command.
+_START_S = 5.0
 
 _GENERATIONS = ("rocprofv3", "rocprofv2", "rocprof")
 
@@ -24,7 +32,7 @@ def find(ask: Ask) -> Tool | Missing:
     for variant in _GENERATIONS:
         path = shutil.which(variant) or shutil.which(variant, path=str(_ROCM))
         if path is not None:
-            return Tool(NAME, _version(ask, path, variant), path, variant)
+            return Tool(NAME, _version(ask, path, variant), path, variant, _options(ask, path, variant))
     return Missing(NAME, "no rocprof on PATH or in /opt/rocm/bin", "It belongs to ROCm, for AMD GPUs.")
 
 
@@ -37,6 +45,12 @@ def _version(ask: Ask, path: str, variant: str) -> str:
     return f"ROCm {info.read_text(encoding='utf-8').strip()}" if info.is_file() else ""
 
 
+def _options(ask: Ask, path: str, variant: str) -> tuple[str, ...]:
+    """Return the options that only newer versions have: since ROCm 6.4 a period, later the regions of the program."""
+    text = ask([path, "--help"]) or "" if variant == "rocprofv3" else ""
+    return tuple(option for option in (PERIOD, REGIONS) if option in text)
+
+
 def commands(job: Job) -> list[Command]:
     """Trace HIP, so that a file has the call of each kernel; else ranges are known by time only.
 
@@ -44,18 +58,33 @@ def commands(job: Job) -> list[Command]:
     In v1 ``--hip-trace`` implies time stamps, and writes the kernels' ranges.
     """
     assert isinstance(job.tool, Tool)
-    variant, folder = job.tool.variant, str(job.folder)
+    env = {} if job.tool.variant == "rocprofv3" else {"PROFPIPE_ROCTX": "libroctx64"}
+    makes, ends_after_s = _MAKES[job.tool.variant].format(job.stem), capture_end_s(job)
+    if ends_after_s is not None:
+        span = job.options["capture"]
+        period = [PERIOD, f"{span['after_s']:g}:{span['for_s']:g}:1", f"{PERIOD}-unit", "sec"]
+        return [Command(_argv(job, period), makes_like=makes, env=env, ends_after_s=ends_after_s + _START_S)]
+    whole = Command(_argv(job), makes_like=makes, env=env)
+    if not job.is_hooked or REGIONS not in job.tool.options:
+        return [whole]
+    # Where no step begins, nothing is recorded.
+    chosen = Command(_argv(job, [REGIONS]), makes_like=makes, env={**env, **REGIONS_ONLY})
+    return [replace(chosen, otherwise=replace(whole, env={**env, **WHOLE}))]
+
+
+def _argv(job: Job, chosen: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command line. ``chosen`` are the options of rocprofv3 that record a part of the process."""
+    assert isinstance(job.tool, Tool)
+    folder = str(job.folder)
     options = {
         "rocprofv3": [
-            "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--hip-trace", "--stats",
+            "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--hip-trace", "--stats", *chosen,
             "-d", folder, "-o", job.stem, "-f", "csv", "--",
         ],
         "rocprofv2": ["--kernel-trace", "--roctx-trace", "--hip-trace", "-d", folder, "-o", job.stem],
         "rocprof": ["--hip-trace", "--roctx-trace", "-o", f"{folder}/{job.stem}.csv"],
     }  # fmt: skip
-    argv = (job.tool.path, *options[variant], *workload_argv(job))
-    env = {} if variant == "rocprofv3" else {"PROFPIPE_ROCTX": "libroctx64"}
-    return [Command(argv, makes_like=_MAKES[variant].format(job.stem), env=env)]
+    return (job.tool.path, *options[job.tool.variant], *workload_argv(job))
 
 
 #: Patterns of the files that the tools write.

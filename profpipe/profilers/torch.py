@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
+from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
 
 NAME = "torch"
+
+#: The line of the log in which the runner explains what the start-up hook did not record.
+_NOTHING_RECORDED = (
+    r"^profpipe: ((?:no step|nothing) was recorded: (the program made |the program ended |no operator )?.+)$"
+)
 KEEPS_ENDED_CASES = True
 
 
@@ -23,7 +28,7 @@ def find(ask: Ask) -> Tool | Missing:
 
 def commands(job: Job) -> list[Command]:
     if job.script is None:
-        return [Command(workload_argv(job), makes_like=_traces_of_command(job))]
+        return [Command(workload_argv(job), makes_like=_traces_of_command(job), ends_after_s=capture_end_s(job))]
     return [Command(workload_argv(job), makes=(job.records[0],))]
 
 
@@ -46,7 +51,7 @@ def diagnose(log: str) -> tuple[str, str] | None:
     # PROFILERS: pytorch#117935, one CUPTI client a process.
     if "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED" in log:
         return "failed", "another profiler holds CUPTI in this process. Do not run profpipe under nsys or ncu."
-    if found := re.search(r"^profpipe: (no step was recorded: (the program made )?.+)$", log, re.MULTILINE):
-        # A program without steps of torch is nothing for this profiler; one with too few steps needs other settings.
+    if found := re.search(_NOTHING_RECORDED, log, re.MULTILINE):
+        # A program without torch is nothing for this profiler; one that ended too early needs other settings.
         return "failed" if found[2] else "skipped", found[1].removesuffix(".")
     return None

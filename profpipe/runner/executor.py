@@ -47,6 +47,7 @@ from profpipe.runner import (
     oom,
     outcome,
     process,
+    span,
 )
 from profpipe.runner.event_log import EventLog
 from profpipe.runner.journal import Entry, ProcessEnd
@@ -346,7 +347,7 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
         context.listener.message(f"{job.title}: {job.profiler} failed before it ran the workload; starting it again")
         time.sleep(start * _RESTART_PAUSE_S)
     if command.otherwise and end.missing and not end.returncode and not end.stopped and not context.interrupts.count:
-        why = hook_files.explain_missing_steps(job) or "no step was recorded"
+        why = hook_files.explain_missing_records(job, end.seconds) or "no step was recorded"
         context.listener.message(f"{job.title}: {why.rstrip('.')}. Running it again to record the whole process")
         lost_s += end.seconds
         end = _start_and_wait(command.otherwise, job, events, context)
@@ -375,9 +376,11 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
             details = job.masked(failure_reasons.describe_failed_start(error))
             stopped = CaseOutcome(Status.FAILED, cause, details)
         else:
-            stopped, ended = _attend(child, _stop_condition(command, job, events, context), spared, context)
-            returncode, seconds = child.returncode, ended - began
-            if stopped is None:
+            conditions = (_stop_condition(command, job, events, context), _end_condition(command, job))
+            stopped, was_due, ended = _attend(child, *conditions, spared, context)
+            # What a server returns when the runner ends it says nothing.
+            returncode, seconds = 0 if was_due else child.returncode, ended - began
+            if stopped is None and not was_due:
                 events.read()
                 # The death of an export says nothing about the case in which the workload's process died.
                 if command.runs_workload and (events.inside or job.script is None):
@@ -386,9 +389,9 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
             collected_traces.collect(job, earlier_traces)
         # A program that failed has its own reason, which is the end of its output.
         has_ended = command.runs_workload and returncode == 0
-        if has_ended and (missing_steps := hook_files.explain_missing_steps(job)):
+        if has_ended and (why := hook_files.explain_missing_records(job, seconds)):
             log.seek(0, os.SEEK_END)
-            log.write(f"\nprofpipe: {missing_steps}\n".encode())
+            log.write(f"\nprofpipe: {why}\n".encode())
             log.flush()
         output_end = log.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
@@ -421,18 +424,26 @@ def _start(
 
 
 def _attend(
-    child: subprocess.Popen[bytes], find_stop: Callable[[], CaseOutcome | None], spared: set[int], context: _Context
-) -> tuple[CaseOutcome | None, float]:
+    child: subprocess.Popen[bytes],
+    find_stop: Callable[[], CaseOutcome | None],
+    is_due: Callable[[], bool],
+    spared: set[int],
+    context: _Context,
+) -> tuple[CaseOutcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
 
-    Returns why the runner ended the process, or None, and when the process itself ended (``time.monotonic``).
+    Returns why the runner stopped the process, or None; whether it ended the process because its work was done; and
+    when the process itself ended (``time.monotonic``).
     """
-    stop, ended = None, 0.0
+    stop, was_due, ended = None, False, 0.0
     try:
         with process.waiter(child) as wait:
-            while child.returncode is None and not (stop := find_stop()):
+            while child.returncode is None and not (stop := find_stop()) and not (was_due := is_due()):
                 wait(_POLL_S)
                 ended = time.monotonic()
+        if was_due:
+            ended = time.monotonic()
+            process.terminate(child, context.grace, is_urgent=lambda: context.interrupts.count > 0)
         if stop:
             hint = " (Ctrl-C again kills it)" if stop.cause is Cause.INTERRUPTED else ""
             context.listener.message(f"{stop.reason}; waiting for the process to write its report{hint}")
@@ -443,7 +454,13 @@ def _attend(
         raise
     if left := process.end_remaining(child, spared, context.grace):
         context.listener.message(f"Ended processes that were still running: {left}")
-    return stop, ended
+    return stop, was_due, ended
+
+
+def _end_condition(command: Command, job: Job) -> Callable[[], bool]:
+    """Return a function that says whether the process has done its work and would go on for ever."""
+    began = time.monotonic()
+    return lambda: span.is_over(command, job, time.monotonic() - began)
 
 
 def _stop_condition(

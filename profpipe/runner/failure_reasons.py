@@ -79,6 +79,8 @@ def describe_missing_file(missing: Path, log: str) -> str:
 
     nsys (2022.4 to 2025.3) ends with the application's exit code in each of these cases.
     """
+    if found := re.search(r"^profpipe: (nothing was recorded: .+?)\.?$", log, re.MULTILINE):
+        return found[1]
     if "Importer error status" in log or "skipping importation of the QDSTRM" in log:
         return _with_error_line(f"nsys could not convert its recording to {missing.name}", log, _IMPORTER)
     if leftover := sorted(missing.parent.glob(f"{missing.stem}*.qdstrm")):

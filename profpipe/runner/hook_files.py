@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from profpipe.results import atomic
 _PACKAGE = Path(__file__).resolve().parents[1]
 STARTUP = _PACKAGE / "hook" / "startup"
 
-#: Begins the line of a job's log that says why no step was recorded.
-NO_STEPS = "no step was recorded: "
+#: Begin the line of a job's log that says why no step, or nothing in a span of time, was recorded.
+NO_STEPS, NO_SPAN = "no step was recorded: ", "nothing was recorded: "
 
 
 def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
@@ -25,7 +26,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     another Python. The hook finds profpipe without it.
     """
     found = {ranges.PROFILER_VARIABLE: job.profiler}
-    if not job.is_hooked:
+    if not job.loads_hook:
         return found
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     others = paths[1:] if paths[0] == str(_PACKAGE.parent) else paths
@@ -35,6 +36,8 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         "profiler": job.profiler,
         **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
+    if span := job.options.get("capture"):
+        settings["capture"] = {**span, "started_s": time.time()}
     return {
         **found,
         "PROFPIPE_HOOK": json.dumps(settings),
@@ -43,21 +46,27 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_NOT_LOADED = (
+    "the start-up hook was not loaded. The command starts no Python, or starts it with -I, -E or -S, or replaces "
+    "PYTHONPATH."
+)
+
+
 def _loaded(job: Job) -> Path:
     return job.folder / f"hook.{job.stem}.loaded"
 
 
-def explain_missing_steps(job: Job) -> str:
-    """Return why the ended processes of a job recorded no step, empty if they did or have no hook.
+def explain_missing_records(job: Job, seconds: float) -> str:
+    """Return why nothing was recorded of the processes of a job, which ended after ``seconds``; empty if something was.
 
     The reason is also written where the parser of the hook's files finds it.
     """
-    if not job.is_hooked:
-        return ""
-    why = _explain(job)
+    if not job.loads_hook:
+        return f"{NO_SPAN}{why}" if (why := _explain_short(job, seconds)) else ""
+    why = _explain(job) if job.is_hooked else _explain_span(job, seconds)
     if not why:
         return ""
-    text = f"{NO_STEPS}{why}"
+    text = f"{NO_STEPS if job.is_hooked else NO_SPAN}{why}"
     lines = [{"hook": "started", "profiler": job.profiler, "rank": None}, {"hook": "note", "text": text}]
     content = "".join(json.dumps(line) + "\n" for line in lines)
     atomic.write_text(job.folder / f"hook.{job.stem}.none.jsonl", content)
@@ -67,10 +76,7 @@ def explain_missing_steps(job: Job) -> str:
 def _explain(job: Job) -> str:
     by_hand = "Mark the steps with profpipe.step(), or name a range that is opened in each: steps: {range: REGEX}."
     if not _loaded(job).exists():
-        return (
-            "the start-up hook was not loaded. The command starts no Python, or starts it with -I, -E or -S, or "
-            "replaces PYTHONPATH."
-        )
+        return _NOT_LOADED
     counts = [count for path in job.records if (count := _count_steps(path)) is not None]
     if not counts and not (job.folder / f"hook.{job.stem}.torch").exists():
         return f"no process imported torch. {by_hand}"
@@ -82,6 +88,30 @@ def _explain(job: Job) -> str:
     if most <= (0 if job.profiler == "plain" else warmup):
         which = f"and the first {warmup} are warm-up. Set steps.warmup lower" if most else "which did not end"
         return f"the program made {most or 'one'} step{'s' * (most > 1)}, {which}."
+    return ""
+
+
+def _explain_short(job: Job, seconds: float) -> str:
+    """Return that a program ended before the span of time that was to be recorded of it."""
+    span = job.options.get("capture") if job.script is None else None
+    return (
+        f"the program ended before capture.after_s ({span['after_s']:g} s)."
+        if span and seconds < span["after_s"]
+        else ""
+    )
+
+
+def _explain_span(job: Job, seconds: float) -> str:
+    if not _loaded(job).exists():
+        return _NOT_LOADED
+    if not (job.folder / f"hook.{job.stem}.torch").exists():
+        return "no process imported torch."
+    if why := _explain_short(job, seconds):
+        return why
+    has_traces = job.options.get("collect") or any(job.folder.glob(f"{job.stem}.*.pt.trace.json.gz"))
+    if job.profiler == "torch" and not has_traces:
+        for_s = job.options["capture"]["for_s"]
+        return f"no operator of torch ran in the {for_s:g} s of the capture. Send requests during that time."
     return ""
 
 

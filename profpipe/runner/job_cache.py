@@ -143,7 +143,7 @@ def _hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]
         start = package_dir / "profpipe" / "measure" / "harness.py"
         harness = trace_imports([start], _without_packages([package_dir]))
     else:
-        harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if job.is_hooked else set()
+        harness = set((Path(ranges.__file__).parent / "hook").rglob("*.py")) if job.loads_hook else set()
         starts = [*_files_in_words(job), *filter(None, [_find_program(job, variables)])]
         roots = [job.cwd, *(path.parent for path in starts), *sources]
         for option, name in itertools.pairwise(job.command):

@@ -106,7 +106,7 @@ def judge(
 
 
 def _has_failed(ended: CommandEnd) -> bool:
-    return bool(ended.end.stopped) or ended.command.has_failed(ended.end.returncode)
+    return bool(ended.end.stopped) or ended.command.has_failed(ended.end.returncode, ended.end.seconds)
 
 
 def _find_problem(

@@ -179,9 +179,8 @@ def _fill(text: str, params: Mapping[str, Scalar], words: Mapping[str, Sequence[
 
 def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
     """Return ``tool``, or why it cannot profile ``workload``."""
-    if workload.capture is not None and tool.name != "nsys":
-        what = f"{tool.name} records steps, and `capture` asks for a span of time"
-        return Missing(tool.name, what, "Use nsys, or remove `capture`.")
+    if workload.capture is not None and (missing := _check_capture(tool)):
+        return missing
     if tool.name == "torch" and workload.command is not None:
         if not workload.hook and not workload.collect:
             return Missing(
@@ -192,3 +191,16 @@ def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
     if workload.processes > 1 and tool.name in _OF_ONE_PROCESS:
         return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or processes: 1.")
     return tool
+
+
+def _check_capture(tool: Tool | Missing) -> Missing | None:
+    """Return why ``tool`` cannot record a span of time, None where it can."""
+    if isinstance(tool, Missing):
+        return None
+    if tool.name == "ncu":
+        what = "ncu records steps, and `capture` asks for a span of time"
+        return Missing(tool.name, what, "Use nsys, torch or rocprof, or remove `capture`.")
+    if tool.name == "rocprof" and "--collection-period" not in tool.options:
+        what = "this rocprof cannot record a span of time"
+        return Missing(tool.name, what, "rocprofv3 of ROCm 6.4 or newer can (--collection-period).")
+    return None

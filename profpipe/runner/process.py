@@ -205,6 +205,13 @@ def stop(process: subprocess.Popen[bytes], grace: GracePeriods, is_urgent: Calla
     kill_group(process)
 
 
+def terminate(process: subprocess.Popen[bytes], grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
+    """End the process group of a server as its supervisor would: SIGTERM, and time to finish. nsys does the same."""
+    _signal(process.pid, signal.SIGTERM, os.killpg)
+    if not _wait_until(lambda: process.poll() is not None, grace.interrupt_s, unless=is_urgent):
+        kill_group(process)
+
+
 def end_remaining(process: subprocess.Popen[bytes], spared: Collection[int], grace: GracePeriods) -> int:
     """End the processes that an ended process left running, and return how many did not end themselves.
 

@@ -365,6 +365,14 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The time that was recorded of a program without steps, in seconds from its start."""
+
+    after_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
 class WorkloadFindings:
     """The findings of one workload or one ingested file."""
 
@@ -394,6 +402,7 @@ class WorkloadFindings:
     memory: tuple[Memory, ...] = ()
     steps: StepFindings = field(default_factory=StepFindings)
     iteration: Iteration = Iteration.CALL
+    span: Span | None = None
     ranks: tuple[RankResult, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     overheads: tuple[Overhead, ...] = ()

@@ -99,6 +99,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     timed = [case for case in cases if case.time]
     unit = time_unit(case.ns for case in timed)
     memory = size_unit(case.values.get("peak_allocated") for case in timed)
+    host = size_unit(case.values.get("peak_host") for case in timed)
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
@@ -117,6 +118,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
         (doc.Column("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
         (doc.Column("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
         (doc.Column("peak_allocated", "peak", memory), lambda c: c.values.get("peak_allocated")),
+        (doc.Column("peak_host", "peak of the host", host), lambda c: c.values.get("peak_host")),
         (doc.Column("error_max", "max error of output"), lambda c: c.values.get("error_max")),
         (doc.Column("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
         (doc.Column("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),

@@ -10,7 +10,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import LEAST_SHOWN, PART_NAMES, copy_table
-from profpipe.report.units import step_unit
+from profpipe.report.units import size_unit, step_unit
 
 #: Copies of at least this share of the kernel time are in the headline.
 _LEAST_COPIES = 0.05
@@ -76,7 +76,8 @@ def _part(parts: StepParts, part: StepPart) -> doc.Cell:
 
 
 def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
-    """Yield what the sum of the kernels leaves out: idle time and copies."""
+    """Yield which time was recorded, and what the sum of the kernels leaves out: idle time and copies."""
+    yield from _of_span(workload)
     if workload.steps or workload.iteration not in (Iteration.CAPTURE, Iteration.PROCESS):
         return
     if found := workload.steps.recordings:
@@ -89,3 +90,20 @@ def remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     kernels = sum(case.breakdown.total.ns for case in workload.cases if case.breakdown)
     if copied >= _LEAST_COPIES * kernels > 0:
         yield fill("Copies and sets took {} beside {} of kernels.", duration(copied), duration(kernels))
+
+
+def _of_span(workload: WorkloadFindings) -> Iterator[doc.Text]:
+    """Yield the span of time that was recorded, and the memory of the only case."""
+    if workload.span is None:
+        return
+    yield f"Recorded: {workload.span.for_s:g} s, from {workload.span.after_s:g} s after the start of the program."
+    if len(workload.cases) == 1:
+        values = workload.cases[0].values
+        peaks = {name: values[key] for key, name in _PEAKS.items() if key in values}
+        parts = [f"{size_unit([peak]).with_name(peak)} of the {name}" for name, peak in peaks.items()]
+        if parts:
+            yield f"Peak memory of a process: {' and '.join(parts)}."
+
+
+#: Metrics of the peak memory of a process, and whose memory it is.
+_PEAKS = {"peak_allocated": "GPU, allocated by torch,", "peak_host": "host"}

@@ -1,0 +1,143 @@
+"""Record a span of time of a program without steps, such as a server: ``capture: {after_s, for_s}``.
+
+A thread waits for the span, so the program goes on as without it. The seconds count from the start of the command, so
+that all processes of the command record the same span. The runner ends the program afterwards.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from profpipe import ranges
+from profpipe.hook import clock, memory, process, torch_profiler
+from profpipe.hook.record import Record
+from profpipe.hook.settings import Settings
+
+#: How long the end of a process waits for its trace to be written.
+_EXPORT_S = 300.0
+
+
+def begin(given: Settings) -> None:
+    """Record the span of this process, and that of processes which it forks before the span begins."""
+    span = _Span(given)
+    span.start()
+    os.register_at_fork(after_in_child=span.after_fork)
+
+
+class _Span:
+    """The span of one process. Errors are written to the record: the program goes on."""
+
+    def __init__(self, given: Settings) -> None:
+        assert given.capture is not None
+        self._settings = given
+        self._begin_s = float(given.capture["started_s"]) + float(given.capture["after_s"])
+        self._for_s = float(given.capture["for_s"])
+        self._end_s = self._begin_s + self._for_s
+        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: process.describe(given))
+        self._reset()
+        if given.profiler == "torch":
+            torch_profiler.make_room_for_others(self._is_own, self._make_room, self._record)
+
+    def _reset(self) -> None:
+        self._profile: Any = None
+        self._is_on = self._has_begun = False
+        #: Set where the span must end before its time: the process ends, or the program starts its own profiler.
+        self._is_cut = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="profpipe", daemon=True)
+
+    def start(self) -> None:
+        finish = functools.partial(self._finish, os.getpid())
+        atexit.register(finish)
+        process.at_end_of_multiprocessing(finish)
+        self._thread.start()
+
+    def after_fork(self) -> None:
+        """Record the span in a forked process too. A profiler that is on is a copy, which must not be used."""
+        self._record.forget()
+        was_on = self._is_on
+        self._reset()
+        ranges.record_all_threads(False)
+        if not was_on and time.time() < self._end_s:
+            self.start()
+
+    def _run(self) -> None:
+        try:
+            if self._is_cut.wait(max(0.0, self._begin_s - time.time())) or time.time() >= self._end_s:
+                return
+            self._has_begun = True
+            self._record.write("span")
+            if self._settings.profiler == "torch" and not self._settings.is_collected:
+                self._record_trace()
+            else:
+                self._wait()
+            if self._settings.profiler == "plain":
+                self._record.write("memory", **memory.of_torch_on_any_device(), **memory.of_host())
+        except Exception as error:  # an error of the hook must not end the program
+            self._record.error(error, "capture")
+        self._record.write("finished", steps=0, stopped=False)
+
+    def _wait(self) -> None:
+        self._is_cut.wait(max(0.0, self._end_s - time.time()))
+
+    def _record_trace(self) -> None:
+        self._profile = self._new_profile()
+        self._is_on = True
+        self._profile.prepare_trace()
+        self._profile.start_trace()
+        # The start may take seconds: torch imports its compiler for it.
+        self._end_s = time.time() + self._for_s
+        ranges.record_all_threads(True)
+        self._wait()
+        ranges.record_all_threads(False)
+        clock.synchronize_all()
+        self._profile.stop_trace()
+        self._is_on = False
+        # The parent of worker processes may run nothing.
+        if self._profile.profiler.kineto_results.events():
+            torch_profiler.export(self._profile, self._settings)
+        self._profile = None
+
+    def _new_profile(self) -> Any:
+        """Return torch.profiler for all threads: requests are served in threads, and this one runs nothing."""
+        library = sys.modules["torch"].profiler
+        try:
+            every_thread = {"experimental_config": library._ExperimentalConfig(profile_all_threads=True)}
+        except (AttributeError, TypeError):  # an older torch
+            every_thread = {}
+            version = sys.modules["torch"].__version__
+            self._record.note(
+                f"torch {version} records operators of the thread that starts torch.profiler only, so the operators of "
+                "the program are missing. Kernels on a GPU are recorded. Newer versions record all threads"
+            )
+        return torch_profiler.new(self._settings, **every_thread)
+
+    # --- the program's own profiler, and its end ---------------------------------------------------------------------
+
+    def _is_own(self, profiler: Any) -> bool:
+        return profiler is getattr(self._profile, "profiler", None)
+
+    def _make_room(self) -> bool:
+        """End the span: a process has one profiler, and the program starts another one."""
+        if not self._has_begun or not self._thread.is_alive():
+            return False
+        self._cut()
+        return True
+
+    def _finish(self, pid: int) -> None:
+        """Export what was recorded, if the program ends inside the span. A forked child inherits this function."""
+        if pid != os.getpid() or not self._thread.is_alive():
+            return
+        left_s = self._end_s - time.time()
+        if self._has_begun and left_s > 0:
+            self._record.note(f"the program ended {left_s:.1f} s before the end of the capture")
+        self._cut()
+
+    def _cut(self) -> None:
+        self._is_cut.set()
+        self._thread.join(_EXPORT_S)

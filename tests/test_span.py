@@ -1,0 +1,179 @@
+"""``capture: {after_s, for_s}``: a span of time of a real server, which has no steps and does not end by itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import hooked
+import pytest
+from program import profpipe, rows
+
+from profpipe.config.loader import load_pipeline
+from profpipe.errors import ConfigError
+from profpipe.ingest import reader
+
+SERVER = """
+import json, sys, threading, urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import torch
+from profpipe import annotate
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        with torch.no_grad(), annotate("answer"):
+            body = json.dumps(model(torch.ones(4, 8)).sum().item()).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_): pass
+
+torch.set_num_threads(1)
+server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("ready", flush=True)
+server.serve_forever()
+"""
+#: A client that asks until its server is gone.
+CLIENT = """
+import sys, time, urllib.request
+last = time.monotonic()
+while time.monotonic() < last + 60:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}", timeout=5).read()
+    except OSError:
+        time.sleep(0.1)
+    time.sleep(0.02)
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def pipeline(folder: Path, program: str, **workload: Any) -> Path:
+    (folder / "server.py").write_text(program, encoding="utf-8")
+    (folder / "client.py").write_text(CLIENT, encoding="utf-8")
+    port = free_port()
+    line = f"{sys.executable} client.py {port} & exec {sys.executable} server.py {port}"
+    document = {"version": 1, "workloads": {"server": {"command": ["sh", "-c", line], **workload}}}
+    (folder / "pipeline.yaml").write_text(json.dumps(document), encoding="utf-8")
+    return folder / "pipeline.yaml"
+
+
+@pytest.mark.slow
+def test_a_server_is_recorded_for_a_span_and_ended(tmp_path: Path) -> None:
+    pipeline(tmp_path, SERVER, profilers=["plain", "torch"], capture={"after_s": 4, "for_s": 1})
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+    latest = tmp_path / "out" / "latest"
+    cases = {row["profiler"]: row for row in rows(latest / "cases.csv")}
+    assert cases["plain"]["status"] == cases["torch"]["status"] == "ok"
+    assert 5 <= float(cases["plain"]["seconds"]) < 10
+    metrics = {(row["profiler"], row["metric"]): float(row["value"]) for row in rows(latest / "metrics.csv")}
+    assert metrics["plain", "peak_host"] > 50e6 and ("plain", "process_wall") not in metrics
+    # Requests are served in other threads than the one that started torch.profiler.
+    (answer,) = (row for row in rows(latest / "ranges.csv") if row["range"] == "answer")
+    assert int(answer["instances"]) >= 3
+    assert any(row["kernel"] == "aten::addmm" for row in rows(latest / "kernels.csv"))
+    page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    assert "Recorded: 1 s, from 4 s after the start of the program." in page and "of the host." in page
+
+
+def run_span(folder: Path, program: str, profiler: str = "torch", after_s: float = 0.0) -> hooked.Hooked:
+    """Run a program that ends by itself under a span of 60 seconds."""
+    return hooked.run_python(folder, program, profiler=profiler, capture={"after_s": after_s, "for_s": 60})
+
+
+WORKS = """
+import time
+import torch
+ends = time.monotonic() + {}
+while time.monotonic() < ends:
+    torch.ones(8).cumsum(0)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path: Path) -> None:
+    # torch imports its compiler when the profiler starts, which takes seconds.
+    done = run_span(tmp_path, "import torch._inductor.config\n" + WORKS.format(3))
+    assert done.returncode == 0 and "before the end of the capture" in done.notes, done.output
+    with gzip.open(done.traces[0], "rt", encoding="utf-8") as file:
+        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    assert "aten::cumsum" in names
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print('ran')", "no process imported torch"),
+        (WORKS.format(0.1), "the program ended before capture.after_s (30 s)"),
+    ],
+    ids=["no torch", "too short"],
+)
+def test_a_program_that_leaves_nothing_says_why(tmp_path: Path, program: str, why: str) -> None:
+    done = run_span(tmp_path, program, after_s=30)
+    assert done.returncode == 0 and not done.traces and why in done.explanation
+
+
+FORKS = """
+import multiprocessing, time
+import torch
+
+def work():
+    held = [bytearray(200 << 20)]
+    time.sleep(2)
+
+workers = [multiprocessing.get_context("fork").Process(target=work) for _ in range(2)]
+for worker in workers: worker.start()
+for worker in workers: worker.join()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_a_server_forks_are_recorded_too_and_the_largest_counts(tmp_path: Path) -> None:
+    done = run_span(tmp_path, FORKS, "plain")
+    assert done.returncode == 0 and len(done.tables) == 3, done.output
+    tables = reader.combine(own.with_columns(workload="w", case="c", profiler="plain") for own in done.tables)
+    peaks = [own.metrics["value"].max() for own in done.tables]
+    assert list(tables.metrics["value"]) == [max(peaks)] and max(peaks) - min(peaks) > 40e6
+
+
+@pytest.mark.slow
+def test_a_profiler_of_the_program_ends_the_span(tmp_path: Path) -> None:
+    program = WORKS.format(2) + "with torch.profiler.profile() as own:\n    torch.ones(3).cumprod(0)\n"
+    program += "print([event.key for event in own.key_averages()])"
+    done = run_span(tmp_path, "import torch._inductor.config\n" + program)
+    assert "aten::cumprod" in done.output and "the program uses torch.profiler itself" in done.notes
+
+
+def test_a_span_longer_than_the_time_limit_is_refused(tmp_path: Path) -> None:
+    path = pipeline(tmp_path, "", capture={"after_s": 890, "for_s": 20})
+    with pytest.raises(ConfigError, match=r"'capture' ends after 910 s\. Set timeout_s higher than 900"):
+        load_pipeline(path)
+
+
+@pytest.mark.slow
+def test_what_a_program_returns_when_it_is_ended_is_no_failure(tmp_path: Path) -> None:
+    program = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('asked'))\ntime.sleep(1)\n"
+    # It ends a second after it was asked, with a code of its own.
+    program += "while True:\n    time.sleep(0.1)\n    if time.monotonic() > ends: raise SystemExit(3)\n"
+    program = "import time; ends = time.monotonic() + 4\n" + program
+    (tmp_path / "stubborn.py").write_text(program, encoding="utf-8")
+    document = {"command": [sys.executable, "-u", "stubborn.py"], "profilers": ["plain"], "capture": {"for_s": 1}}
+    text = json.dumps({"version": 1, "workloads": {"stubborn": document}})
+    (tmp_path / "pipeline.yaml").write_text(text, encoding="utf-8")
+    profpipe(tmp_path, "run", "pipeline.yaml", "--out", "out")
+    log = (tmp_path / "out/latest/raw/stubborn/plain/log.txt").read_text(encoding="utf-8")
+    assert "asked" in log
+    (case,) = rows(tmp_path / "out/latest/cases.csv")
+    assert case["status"] == "ok"
