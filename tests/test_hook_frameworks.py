@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from hooked import Hooked, run
+from hooked import LOOP, Hooked, run
 
 from profpipe.ingest import reader, registry
 from profpipe.results import schema
@@ -62,6 +63,23 @@ def test_each_rank_leaves_a_trace(tmp_path: Path) -> None:
     parsers = registry.parsers()
     ranges = [registry.parse(registry.choose(trace, parsers), trace).ranges for trace in done.traces]
     assert all(frame["range"].str.contains("profpipe.step:optimizer").any() for frame in ranges)
+
+
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
+def test_mpirun_gives_each_process_its_rank(tmp_path: Path, profiler: str) -> None:
+    mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if mpirun is None:
+        pytest.skip("mpirun is missing: pip install mpich")
+    (tmp_path / "train.py").write_text(LOOP, encoding="utf-8")
+    done = run(tmp_path, mpirun, "-n", "2", sys.executable, "train.py", "9", profiler=profiler)
+    assert done.returncode == 0, done.output
+    ranks = [done.lines(file)[0]["rank"] for file in done.files]
+    assert sorted(ranks) == [0, 1]
+    if profiler == "plain":
+        steps = {int(frame["rank"].iloc[0]): list(frame["step"]) for frame in (own.steps for own in done.tables)}
+        assert steps == {0: list(range(8)), 1: list(range(8))}
+    else:
+        assert [path.name for path in done.traces] == [f"capture.rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
 
 
 ACCELERATE = """
