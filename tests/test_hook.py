@@ -379,9 +379,51 @@ model = torch.compile(Block(), backend=compiled)
 )
 
 
-def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path: Path) -> None:
-    done = run_python(tmp_path, f"{COMPILED}\nprint('compiled', compiled.frame_count)", steps={"forward": True})
+@pytest.mark.parametrize("how", ["torch.compile", "model.compile"])
+def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path: Path, how: str) -> None:
+    program = COMPILED
+    if how == "model.compile":
+        program = program.replace(
+            "torch.compile(Block(), backend=compiled)", "Block()\nmodel.compile(backend=compiled)"
+        )
+    done = run_python(tmp_path, f"{program}\nprint('compiled', compiled.frame_count)", steps={"forward": True})
     assert list(done.steps["step"]) == list(range(8)) and "compiled 1" in done.output, done.output
+
+
+COMPILED_STEP = """
+import torch
+from torch._dynamo.testing import CompileCounter
+
+compiled = CompileCounter()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+{}
+for number in range(9):
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    step()
+print("compiled", compiled.frame_count)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    [
+        "step = torch.compile(optimizer.step, backend=compiled)",
+        "@torch.compile(backend=compiled)\ndef step():\n    optimizer.step()",
+    ],
+    ids=["method", "function"],
+)
+def test_a_compiled_step_of_an_optimizer_is_seen_and_compiled_once(tmp_path: Path, step: str) -> None:
+    done = run_python(tmp_path, COMPILED_STEP.format(step))
+    assert list(done.steps["step"]) == list(range(8)) and "compiled 1\n" in done.output, done.output
+
+
+@pytest.mark.slow
+def test_a_compiled_function_with_a_break_before_the_optimizer_counts_once(tmp_path: Path) -> None:
+    step = "@torch.compile(backend=compiled)\ndef step():\n    torch._dynamo.graph_break()\n    optimizer.step()"
+    assert list(run_python(tmp_path, COMPILED_STEP.format(step)).steps["step"]) == list(range(8))
 
 
 RANGED = """

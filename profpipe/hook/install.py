@@ -6,9 +6,9 @@ import functools
 import importlib
 import sys
 import weakref
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
-from profpipe.hook import settings, span, steps
+from profpipe.hook import compiled, settings, span, steps
 from profpipe.hook.steps import Steps
 
 
@@ -55,21 +55,19 @@ def _watch_optimizers(torch: Any, found: Steps) -> None:
         found.note(f"torch {torch.__version__} has no hook for all optimizers: mark the steps with profpipe.step()")
         return
     is_compiling = _compiling(torch)
-    #: Weak, and per optimizer: how many steps the hook has seen.
-    seen: Any = weakref.WeakKeyDictionary()
+    seen = compiled.OptimizerWatch(torch, is_compiling, functools.partial(found.call, "optimizer"))
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         # torch.compile traces this function as a part of the optimizer, where it must do nothing.
-        if is_compiling():
-            return
-        seen[optimizer] = seen.get(optimizer, 0) + 1
-        found.call("optimizer", optimizer)
+        if not is_compiling():
+            seen.step(optimizer)
 
     register(after_step)
+    compiled.watch(torch, seen.wrap)
     _watch_skipped_steps(torch, found, seen)
 
 
-def _watch_skipped_steps(torch: Any, found: Steps, seen: Any) -> None:
+def _watch_skipped_steps(torch: Any, found: Steps, seen: compiled.OptimizerWatch) -> None:
     """Count an iteration whose optimizer GradScaler leaves out, because gradients overflowed."""
     scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
     original = getattr(scaler, "_maybe_opt_step", None)
@@ -78,9 +76,9 @@ def _watch_skipped_steps(torch: Any, found: Steps, seen: Any) -> None:
 
     @functools.wraps(original)
     def maybe_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = seen.get(optimizer)
+        before = seen.count(optimizer)
         result = original(self, optimizer, *args, **kwargs)
-        if seen.get(optimizer) == before:
+        if seen.count(optimizer) == before:
             found.call("optimizer", optimizer)
         return result
 
@@ -97,42 +95,65 @@ def _compiling(torch: Any) -> Callable[[], bool]:
 
 
 def _watch_modules(torch: Any, found: Steps) -> None:
-    """Begin a step at each call of a module that no other module contains.
+    watch = _ModuleWatch(torch, found)
+    compiled.watch(torch, watch.wrap)
+
+
+class _ModuleWatch:
+    """Begins a step at each call of a module that no other module contains.
 
     A hook of all modules costs about a microsecond for each of them, which a small model notices. So it only lasts
     until a module is called for the second time, and hooks of the modules that began steps follow it. torch.compile
     compiles a model again when the hooks of all modules change: the hook goes before the first call of such a model.
     """
-    is_compiling = _compiling(torch)
-    inner: Any = weakref.WeakSet()
-    outer: Any = weakref.WeakSet()
-    handles: List[Any] = []
 
-    def before_step(module: Any, args: Any) -> None:
-        if not is_compiling():
-            found.boundary("forward")
+    def __init__(self, torch: Any, found: Steps) -> None:
+        self._module, self._is_compiling, self._found = torch.nn.Module, _compiling(torch), found
+        self._inner: Any = weakref.WeakSet()
+        self._outer: Any = weakref.WeakSet()
+        self._handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(self._before_any)
 
-    def before_any(module: Any, args: Any) -> None:
-        if is_compiling() or module in inner:
+    def wrap(self, target: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call`` with the begin of a step where ``model.compile()`` made it: there no hook runs."""
+        module = getattr(target, "__self__", None)
+        if not isinstance(module, self._module) or getattr(target, "__name__", "") != "_call_impl":
+            return call
+
+        @functools.wraps(call)
+        def call_module(*args: Any, **kwargs: Any) -> Any:
+            self._before_any(module, args)
+            return call(*args, **kwargs)
+
+        return call_module
+
+    def _before_any(self, module: Any, args: Any) -> None:
+        if self._is_compiling() or module in self._inner:
             return
-        is_known = module in outer
+        is_known = module in self._outer
         if not is_known:
-            outer.add(module)
-            inner.update(child for child in module.modules() if child is not module)
-        if is_known or _is_compiled(module):
-            handles.pop().remove()
-            for each in outer:
-                if each not in inner:
-                    each.register_forward_pre_hook(before_step)
-        found.boundary("forward")
+            self._outer.add(module)
+            self._inner.update(child for child in module.modules() if child is not module)
+        if self._handle is not None and (is_known or _is_compiled(module)):
+            self._watch_outer()
+        self._found.boundary("forward")
 
-    handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_any))
+    def _before(self, module: Any, args: Any) -> None:
+        if not self._is_compiling():
+            self._found.boundary("forward")
+
+    def _watch_outer(self) -> None:
+        handle, self._handle = self._handle, None
+        handle.remove()
+        for each in self._outer:
+            if each not in self._inner and getattr(each, "_compiled_call_impl", None) is None:
+                each.register_forward_pre_hook(self._before)
 
 
 def _is_compiled(module: Any) -> bool:
-    """Return True for what ``torch.compile(model)`` returns."""
+    """Return True for what ``torch.compile(model)`` returns, and after ``model.compile()``."""
     library = sys.modules.get("torch._dynamo.eval_frame")
-    return library is not None and isinstance(module, library.OptimizedModule)
+    is_wrapped = library is not None and isinstance(module, library.OptimizedModule)
+    return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 # --- ranges of the program -------------------------------------------------------------------------------------------
