@@ -195,3 +195,35 @@ def test_torch_names_the_operators_of_a_cpu(project):
     rows = kernel_rows(project).set_index("kernel")
     assert (rows.loc["aten::add", "cause"], rows.loc["aten::add", "b_calls"]) == ("appeared", 1)
     assert rows.loc["aten::mm", "a_calls"] == 1
+
+
+TRAINING = """
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_with_steps_has_the_kernels_of_its_steady_steps(project):
+    pytest.importorskip("torch")
+    (project / "train.py").write_text(TRAINING)
+    train = {"command": [sys.executable, "train.py"], "steps": {"warmup": 5}}
+    (project / "pipeline.yaml").write_text(json.dumps({"version": 1, "name": "t", "workloads": {"train": train}}))
+    words = ("--a", "env:RECORDING=evals", "--b", "env:RECORDING=graphs", "-p", "nsys", "--pairs", "1")
+    done = profpipe(project, "ab", *words, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, run = loaded(project)
+    (case,) = pairs.analyze(data, run).cases
+    assert case.metric == "time" and case.kernels is not None
+    # The sums of a steady step, as the metrics of each capture state them.
+    times = data.metrics[data.metrics["metric"] == "step_kernel_time"]
+    for side, own in (("A", [k.a.ns for k in case.kernels.kernels]), ("B", [k.b.ns for k in case.kernels.kernels])):
+        expected = times.loc[times["subject"].str.startswith(f"pair 1 {side} "), "value"].sum()
+        assert expected > 0 and sum(own) == pytest.approx(expected, abs=1)
+    assert {"appeared", "vanished"} <= set(kernel_rows(project)["cause"])
