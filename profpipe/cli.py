@@ -98,7 +98,7 @@ def _only_prints(args: argparse.Namespace) -> bool:
         case "history" | "list" | "schema":
             return True
         case "compare":
-            return args.gate is None
+            return args.gate is None and args.json in (None, "-")
         case "doctor":
             return not args.measure_peaks
         case "run":

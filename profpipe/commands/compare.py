@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from profpipe import errors
 from profpipe.analysis import compare_groups
+from profpipe.analysis.compare_groups import GroupComparison
 from profpipe.analysis.compare_runs import (
     Change,
     Comparison,
@@ -15,11 +18,12 @@ from profpipe.analysis.compare_runs import (
     find_gate_failure,
 )
 from profpipe.commands import arguments
-from profpipe.errors import ConfigError
+from profpipe.errors import ConfigError, ProfpipeError
 from profpipe.job import count_cases
-from profpipe.report import group_comparison
+from profpipe.report import comparison_json, group_comparison
 from profpipe.report.units import time_unit
 from profpipe.results import folders, noise, store
+from profpipe.results.manifest import Manifest
 
 EXAMPLES = """\
   profpipe compare 20261120T120000Z-attention latest
@@ -42,10 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 4 if a case of B is slower by more, with 5 if that is undecided",
     )
+    arguments.add_json_file(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.json and args.json != arguments.STDOUT:
+        arguments.check_output_file("--json", Path(args.json))
     if args.program is not None:
         return _compare_groups(args.runs, args.program, args)
     if len(args.runs) != 2:
@@ -55,11 +62,34 @@ def main(args: argparse.Namespace) -> int:
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
     found = compare_runs(a, b, manifest_a, manifest_b, known)
-    print(text(found))
-    if args.gate is not None:
-        if failure := find_gate_failure(found, args.gate):
-            kind = errors.GateUndecided if failure.cause is GateCause.UNDECIDED else errors.GateFailed
-            raise kind(gate_text(found, args.gate))
+    stop: ProfpipeError | None = None
+    if args.gate is not None and (failure := find_gate_failure(found, args.gate)):
+        kind = errors.GateUndecided if failure.cause is GateCause.UNDECIDED else errors.GateFailed
+        stop = kind(gate_text(found, args.gate))
+    return _end(args, text(found), stop, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
+
+
+def _end(
+    args: argparse.Namespace,
+    page: str,
+    stop: ProfpipeError | None,
+    found: Comparison | GroupComparison,
+    names: tuple[Sequence[str], Sequence[str]],
+    run: Manifest,
+) -> int:
+    """Print the comparison, or write it as JSON, and end as the gate demands."""
+    if args.json:
+        code = stop.exit_code if stop else errors.OK
+        line = json.dumps(comparison_json.document(found, names, run, args.gate, code))
+        if args.json == arguments.STDOUT:
+            print(line)
+        else:
+            arguments.write_output_file("--json", Path(args.json), line + "\n")
+    if args.json != arguments.STDOUT:
+        print(page)
+    if stop:
+        raise stop
+    if args.gate is not None and args.json != arguments.STDOUT:
         print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
     return errors.OK
 
@@ -75,15 +105,13 @@ def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argpar
     machines = {(run.name, run.device) for _, run in (*a, *b)}
     known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
     found = compare_groups.compare_groups(a, b, known, args.gate)
-    print(group_comparison.text(found))
-    if args.gate is None:
-        return errors.OK
-    if why := group_comparison.gate_failure(found, args.gate):
-        raise errors.GateFailed(why)
-    if why := group_comparison.gate_undecided(found, args.gate):
-        raise errors.GateUndecided(why)
-    print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
-    return errors.OK
+    stop: ProfpipeError | None = None
+    if args.gate is not None:
+        if why := group_comparison.gate_failure(found, args.gate):
+            stop = errors.GateFailed(why)
+        elif why := group_comparison.gate_undecided(found, args.gate):
+            stop = errors.GateUndecided(why)
+    return _end(args, group_comparison.text(found), stop, found, (names_a, names_b), b[-1][1])
 
 
 def text(found: Comparison) -> str:

@@ -27,7 +27,7 @@ def text(found: GroupComparison) -> str:
     lines = [f"A: {_count(found.runs[0], 'run')}, B: {_count(found.runs[1], 'run')}"]
     lines += _table(found.changes) or ["No case has a time in both groups."]
     lines += missing(found)
-    lines += _hindrances(found)
+    lines += hindrances(found)
     return "\n".join([*lines, *differences(found)])
 
 
@@ -79,7 +79,7 @@ def _table(changes: Sequence[GroupChange]) -> list[str]:
     ]
 
 
-def _hindrances(found: GroupComparison) -> Iterator[str]:
+def hindrances(found: GroupComparison) -> Iterator[str]:
     """Yield why no verdict was possible, whatever the difference."""
     hindrances = {change.hindrance for change in found.changes}
     if Hindrance.NOT_INTERLEAVED in hindrances:

@@ -55,7 +55,7 @@ def document(findings: PairFindings, data: Tables, run: Manifest, summary: str, 
         "expected_false": findings.false_verdicts,
         "statuses": {str(status): int(count) for status, count in statuses.items()},
         "cases": [
-            {**_case(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
+            {**case_document(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
             for case, gate in zip(findings.cases, gates, strict=True)
         ],
         "warnings": list(_warnings(findings)),
@@ -74,7 +74,8 @@ def _gate(findings: PairFindings) -> dict[str, Any] | None:
     }
 
 
-def _case(case: CaseVerdict) -> dict[str, Any]:
+def case_document(case: CaseVerdict) -> dict[str, Any]:
+    """Return a case without its gate and its kernels."""
     failure = case.failure
     return {
         "workload": case.workload,

@@ -1,0 +1,103 @@
+"""The result of ``profpipe compare`` as the JSON document of verdicts. docs/verdicts.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from profpipe.analysis.compare_groups import GroupChange, GroupComparison, judge_gate
+from profpipe.analysis.compare_runs import Change, Comparison, GateCause, find_gate_failure
+from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
+from profpipe.report import group_comparison, verdict_json
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.schema import Tables, Verdict
+
+_Found = Comparison | GroupComparison
+
+
+def document(
+    found: _Found, names: tuple[Sequence[str], Sequence[str]], run: Manifest, gate: float | None, exit_code: int
+) -> dict[str, Any]:
+    """Return the document of a comparison. ``names`` are the runs of each side, ``run`` is the last one of B."""
+    cases = [_case(change, gate) for change in found.changes]
+    cases += [_case_of_a(name, is_lost=True, gate=gate) for name in found.lost]
+    cases += [_case_of_a(name, is_lost=False, gate=gate) for name in found.absent]
+    return {
+        **_empty(run, exit_code),
+        "kind": "compare" if isinstance(found, Comparison) else "compare_groups",
+        "a": {"runs": list(names[0])},
+        "b": {"runs": list(names[1])},
+        "gate": None if gate is None else _gate(found, gate, cases),
+        "counts": {str(each): sum(case["verdict"] == str(each) for case in cases) for each in Verdict},
+        "cases": cases,
+        "warnings": list(_warnings(found)),
+    }
+
+
+def _empty(run: Manifest, exit_code: int) -> dict[str, Any]:
+    """Return the document without a case: all keys that ``profpipe ab`` writes, of which most have no value here."""
+    nothing = verdict_json.document(PairFindings((), 0.0), Tables(), _as_pairs(run), "", exit_code)
+    unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
+    return {**nothing, **dict.fromkeys(key for key in unknown if key in nothing)}
+
+
+def _as_pairs(run: Manifest) -> Manifest:
+    return Manifest(name=run.name, ab=PairsEntry())
+
+
+def _case(change: Change | GroupChange, gate: float | None) -> dict[str, Any]:
+    if isinstance(change, GroupChange):
+        a_ns, b_ns, ratio = change.a.median_ns, change.b.median_ns, change.ratio
+        figures = {"verdict": str(change.verdict), "p": change.p, "floor": change.floor}
+        figures |= {"ci_low": change.ci_low, "ci_high": change.ci_high}
+        figures |= {"processes": [len(change.a.logs), len(change.b.logs)]}
+        figures |= {"hindrance": change.hindrance.value if change.hindrance else None}
+        result = judge_gate(change, gate).value if gate is not None else None
+    else:
+        a_ns, b_ns = change.before_ns, change.after_ns
+        ratio = b_ns / a_ns
+        figures = {"is_beyond_noise": change.is_beyond_noise}
+        result = _result(change, gate).value if gate is not None else None
+    known = {"a_ns": a_ns, "b_ns": b_ns, "difference_ns": a_ns * (ratio - 1), "ratio": ratio}
+    inaccurate = {"is_newly_inaccurate": change.inaccurate_in == ("B",)}
+    return {**_unknown(change.name), **known, **figures, **inaccurate, "gate": result}
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    """Return a case of which nothing but its name is known."""
+    workload, _, case = name.partition("/")
+    nan = float("nan")
+    return {**verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None)), "kernels": []}
+
+
+def _case_of_a(name: str, is_lost: bool, gate: float | None) -> dict[str, Any]:
+    failure = {"status": "failed", "reason": "failed in B", "is_of_b_alone": True}
+    result = None if gate is None else Gate.FAILED.value if is_lost else Gate.PASSED.value
+    return {**_unknown(name), "failure": failure if is_lost else None, "gate": result}
+
+
+def _result(change: Change, gate: float) -> Gate:
+    is_slower = change.is_slower_by(gate)
+    if is_slower or change.inaccurate_in == ("B",):
+        return Gate.FAILED
+    return Gate.PASSED if is_slower is False else Gate.UNDECIDED
+
+
+def _gate(found: _Found, percent: float, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(found, Comparison):
+        failure = find_gate_failure(found, percent)
+        is_open = failure is not None and failure.cause is GateCause.UNDECIDED
+        is_failed = failure is not None and not is_open
+    else:
+        is_failed = bool(group_comparison.gate_failure(found, percent))
+        is_open = bool(group_comparison.gate_undecided(found, percent))
+    result = Gate.FAILED if is_failed else Gate.UNDECIDED if is_open else Gate.PASSED
+    counts = {key: sum(case["gate"] == key for case in cases) for key in ("failed", "undecided")}
+    return {"percent": percent, "inconclusive": "report", "result": result.value, **counts}
+
+
+def _warnings(found: _Found) -> Iterator[dict[str, str]]:
+    yield from ({"kind": "not_compared", "text": text} for text in group_comparison.missing(found))
+    yield from ({"kind": "runs_differ", "text": text} for text in group_comparison.differences(found))
+    if isinstance(found, GroupComparison):
+        yield from ({"kind": "no_verdict", "text": text} for text in group_comparison.hindrances(found))

@@ -1,0 +1,91 @@
+"""``profpipe compare --json``: the same document as that of ``profpipe ab``, from stored runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import cli
+from profpipe.analysis import pairs
+from profpipe.report import verdict_json
+from profpipe.results import schema, store
+from profpipe.results.manifest import Manifest, PairsEntry
+from profpipe.results.schema import CASES, METRICS, Tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def save_run(folder: Path, number: int, **times: float) -> Path:
+    """Store a run that started at the minute ``number``, with the times of its cases in ns."""
+    key = {"run": folder.name, "workload": "w", "profiler": "plain"}
+    cases = [{**key, "case": case, "status": "ok", "reason": "", "params": "{}", "flags": "[]"} for case in times]
+    rows = [
+        {**key, "case": case, "subject": "", "metric": "time", "unit": "ns", "n": 9, "value": time,
+         "ci_low": time * 0.999, "ci_high": time * 1.001}
+        for case, time in times.items()
+    ]  # fmt: skip
+    folder.mkdir()
+    started = f"2026-11-23T10:{number:02}:00+00:00"
+    run = Manifest(name="w", started=started, ended=started)
+    store.save(folder, Tables(cases=schema.frame(CASES, cases), metrics=schema.frame(METRICS, rows)), run)
+    return folder
+
+
+def document_of(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["compare", *map(str, argv)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def cases_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    assert document["format"] == "profpipe.verdicts" and document["version"] == 1
+    return {case["case"]: case for case in document["cases"]}
+
+
+def test_two_runs_have_differences_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = save_run(tmp_path / "a", 1, slow=1e6, same=2e6, gone=3e6)
+    b = save_run(tmp_path / "b", 2, slow=1.1e6, same=2e6)
+    code, document = document_of(capsys, a, b, "--gate", "5", "--json")
+    assert (code, document["exit_code"], document["kind"]) == (5, 5, "compare")
+    assert document["a"] == {"runs": [str(a)]} and document["gate"]["result"] == "undecided"
+    cases = cases_of(document)
+    assert cases["slow"]["ratio"] == pytest.approx(1.1) and cases["slow"]["difference_ns"] == pytest.approx(1e5)
+    assert [cases[name]["verdict"] for name in cases] == [None] * 3
+    assert [cases[name]["gate"] for name in ("slow", "same", "gone")] == ["undecided", "passed", "passed"]
+    assert [cases[name].get("is_beyond_noise") for name in ("slow", "same", "gone")] == [None, False, None]
+    assert document["warnings"] == [{"kind": "not_compared", "text": "w/gone: has a time in A and none in B"}]
+
+
+def test_groups_of_runs_have_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [save_run(tmp_path / f"run{i}", i, c=(1e6 if i % 4 in (0, 3) else 1.05e6) + 100 * i) for i in range(12)]
+    a, b = ([run for i, run in enumerate(runs) if (i % 4 in (0, 3)) is is_a] for is_a in (True, False))
+    file = tmp_path / "out.json"
+    assert cli.main(["compare", "--gate", "2", "--json", str(file), *map(str, a), "--", *map(str, b)]) == 4
+    assert "w/c" in capsys.readouterr().out
+    document = json.loads(file.read_text(encoding="utf-8"))
+    (case,) = document["cases"]
+    assert (document["kind"], document["counts"]["slower"], document["gate"]["result"]) == (
+        "compare_groups",
+        1,
+        "failed",
+    )
+    assert (case["verdict"], case["processes"], case["gate"]) == ("slower", [6, 6], "failed")
+    assert case["ratio"] == pytest.approx(1.05, abs=0.001) and case["p"] < 0.005
+
+
+def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [save_run(tmp_path / name, i, c=1e6) for i, name in enumerate("ab")]
+    _, of_two = document_of(capsys, *runs, "--json")
+    _, of_groups = document_of(capsys, "--json", "-", runs[0], "--", runs[1])
+    data, run = Tables(), Manifest(name="w", ab=PairsEntry())
+    of_ab = verdict_json.document(pairs.analyze(data, run), data, run, "", 0)
+    assert set(of_two) == set(of_groups) == set(of_ab)
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("### The JSON document")[2]
+    words = set(re.findall(r"`(\w+)`", page.partition("### How often")[0]))
+    for document in (of_two, of_groups):
+        assert words >= {*document, *document["cases"][0]}
