@@ -14,8 +14,12 @@ import pytest
 import recorded_nsys
 
 from profpipe.analysis import pairs
+from profpipe.errors import ToolMissing
+from profpipe.job import Missing, Tool
 from profpipe.results import store
-from profpipe.results.manifest import NoCaptures
+from profpipe.results.manifest import NoCaptures, PairsEntry
+from profpipe.runner import pair_captures
+from profpipe.runner.request import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -143,6 +147,36 @@ def test_without_a_gpu_or_by_choice_there_are_no_captures(project):
         run = loaded(project)[1]
         assert (run.ab.captures, run.ab.no_captures, len(run.jobs)) == (0, reason, 2)
         assert ("there is no GPU" in done.stdout) is (reason is NoCaptures.NO_GPU)
+
+
+NSYS, TORCH = Tool("nsys", "2025.3.1", "/usr/bin/nsys"), Tool("torch", "2.11.0")
+NO_NSYS, NO_TORCH = Missing("nsys", "nsys is not on PATH", "Install it."), Missing("torch", "no torch", "Install it.")
+
+
+@pytest.mark.parametrize(
+    ("nsys_tool", "torch_tool", "gpus", "has_commands", "expected"),
+    [
+        (NSYS, TORCH, 1, False, ("nsys", 3, None)),
+        (NO_NSYS, TORCH, 1, False, ("torch", 3, None)),
+        # The Python of a command may have torch.
+        (NO_NSYS, NO_TORCH, 1, True, ("torch", 3, None)),
+        (NO_NSYS, NO_TORCH, 1, False, ("", 0, NoCaptures.NO_PROFILER)),
+        (NSYS, TORCH, 0, True, ("", 0, NoCaptures.NO_GPU)),
+    ],
+)
+def test_the_profiler_of_captures_is_nsys_else_torch_and_none_without_a_gpu(
+    nsys_tool, torch_tool, gpus, has_commands, expected
+):
+    machine = Machine({"nsys": nsys_tool, "torch": torch_tool}, (), {"gpus": [{"name": "GPU"}] * gpus})
+    found = pair_captures.choose(PairsEntry(captures=3), machine, has_commands)
+    assert (found.profiler, found.captures, found.no_captures) == expected
+
+
+def test_a_profiler_that_the_user_names_is_used_without_a_gpu_too():
+    machine = Machine({"torch": TORCH}, (), {"gpus": []})
+    assert pair_captures.choose(PairsEntry(captures=2, profiler="torch"), machine, False).captures == 2
+    with pytest.raises(ToolMissing, match="nsys is not on PATH"):
+        pair_captures.choose(PairsEntry(profiler="nsys"), Machine({"nsys": NO_NSYS}, (), {"gpus": []}), True)
 
 
 def test_a_profiler_that_is_requested_and_missing_is_an_error(project):
