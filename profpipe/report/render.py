@@ -73,7 +73,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     workloads = list(dict.fromkeys(case.workload for case in findings.cases))
     sections = (
         verdicts.headline(findings, run),
-        verdicts.verdicts(findings),
+        verdicts.verdicts(findings, run),
         verdicts.failures(findings),
         kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from profpipe.analysis import verdict
 from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
+from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
@@ -46,16 +47,12 @@ _MOST_VERSIONS = 6
 def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     """Return the counts of verdicts, the gate, the sides and how many verdicts may be false."""
     assert run.ab is not None
-    counts = ", ".join(
-        f"{findings.count(each)} {words}"
-        for each, words in _COUNTED.items()
-        if findings.count(each) or each is Verdict.SLOWER
-    )
-    judged = sum(findings.count(each) for each in Verdict)
+    judged = [case.judgement for case in findings.cases if case.judgement]
     about = "Both sides are the same" if run.ab.is_aa else "B compared with A"
-    strong = (
-        doc.Strong(f"{about}, {plural(judged, 'case')}: {counts}.") if judged else doc.Strong("No case has a pair.")
+    answer = (
+        f"{about}, {plural(len(judged), 'case')}: {_answer(findings, judged)}." if judged else "No case has a pair."
     )
+    strong = doc.Strong(answer)
     return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run.ab)))])
 
 
@@ -65,6 +62,14 @@ _COUNTED: Mapping[Verdict, str] = {
     Verdict.SAME: "the same",
     Verdict.INCONCLUSIVE: "inconclusive",
 }
+
+
+def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
+    """Return the number of each verdict; of a single case its verdict and the difference."""
+    if len(judged) == 1:
+        return f"{_COUNTED[judged[0].verdict]}, {signed_percent(judged[0].ratio - 1)}"
+    shown = [each for each in _COUNTED if findings.count(each) or each is Verdict.SLOWER]
+    return ", ".join(f"{findings.count(each)} {_COUNTED[each]}" for each in shown)
 
 
 def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
@@ -84,9 +89,8 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     if settings.pairs < verdict.FEWEST_PAIRS:
         yield f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."
     elif any(case.judgement for case in findings.cases):
-        expected = f"{findings.false_verdicts:.2g}" if findings.false_verdicts else "none"
-        words = "Verdicts {} and {} to expect by chance alone if nothing had changed: " + expected + "."
-        yield fill(words, doc.Code(Verdict.FASTER), doc.Code(Verdict.SLOWER))
+        expected = f"about {findings.false_verdicts:.2g} cases" if findings.false_verdicts else "no case"
+        yield f"If nothing had changed, chance alone would call {expected} faster or slower."
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
@@ -159,7 +163,7 @@ def name(case: CaseVerdict) -> str:
     return f"{case.workload}/{readable(case.case)}"
 
 
-def verdicts(findings: PairFindings) -> doc.Section:
+def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     """Return a row for each case, the slower ones first."""
     judged = [case for case in findings.cases if case.judgement]
     unit = time_unit([time for case in judged for time in (case.a_ns, case.b_ns)])
@@ -188,15 +192,25 @@ def verdicts(findings: PairFindings) -> doc.Section:
     notes: list[doc.Block | None] = [
         table.without(*empty),
         doc.Paragraph(
-            "A, B: median over processes of their median times"
-            f"{', of whole processes' if any(c.metric == PROCESS_WALL for c in cases) else ''}. B - A: Hodges-Lehmann"
-            " estimate over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest"
-            f" difference that counts, {100 * verdict.LEAST_FLOOR:g} % or the known spread of A-A pairs."
+            f"A, B: median over processes of the median time of {_timed(cases, run)}. B - A: Hodges-Lehmann estimate"
+            " over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest difference"
+            f" that counts, {100 * verdict.LEAST_FLOOR:g} % or how far processes of the same code are known to differ."
         )
         if cases
         else None,
     ]
     return doc.make_section("times", "Verdicts", notes)
+
+
+def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
+    """Return what the times are of: ``a step``, ``a call``, ``the whole process``, or several of these."""
+    kinds = dict.fromkeys(
+        "the whole process" if case.metric == PROCESS_WALL
+        else "a step" if run.workload(case.workload).get("command")
+        else "a call"
+        for case in cases
+    )  # fmt: skip
+    return " or ".join(kinds)
 
 
 def _rank(case: CaseVerdict) -> tuple[int, float]:
