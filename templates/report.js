@@ -145,6 +145,7 @@
 
   /** Fade all series but those with this key; every chart follows. */
   function highlight(key) {
+    document.dispatchEvent(new CustomEvent("series", { detail: key }));
     for (const each of all("svg.plot .series[data-series]")) {
       const figure = each.closest("figure");
       const has = key && figure.querySelector(`.legend [data-series="${CSS.escape(key)}"]`);
@@ -172,6 +173,7 @@
 
   const tip = byId("tip");
   function showTip(text, x, y) {
+    (document.querySelector("dialog[open]") ?? document.body).append(tip);
     tip.textContent = text;
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
@@ -179,13 +181,14 @@
     tip.style.top = `${y + 18 + box.height > innerHeight ? y - box.height - 12 : y + 18}px`;
   }
   document.addEventListener("pointermove", (event) => {
+    if (event.target.matches?.("canvas")) return;
     const mark = event.target.closest?.("[data-tip]") ?? nearest(event);
     if (mark) {
       showTip(mark.dataset.tip + (mark.dataset.case ? "\nClick: the case" : ""), event.clientX, event.clientY);
-      (document.querySelector("dialog[open]") ?? document.body).append(tip);
-    } else tip.hidden = true;
+    } else hideTip();
   });
-  document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+  function hideTip() { tip.hidden = true; }
+  document.addEventListener("scroll", hideTip, { passive: true });
 
   /** Return the mark nearest to the pointer in a plot of points, up to 18 pixels away. */
   function nearest(event) {
@@ -259,6 +262,7 @@
       }
       if (kind === "show") showOption(element, text);
     }
+    document.dispatchEvent(new Event("shown"));
     const target = place ? byId(place) : null;
     if (target?.matches("dialog.page")) { open(target); return; }
     for (const dialog of all("dialog[open]")) dialog.close();
@@ -281,6 +285,9 @@
     for (const select of all(":scope > .controls select", choice)) select.value = String(values[select.dataset.dimension]);
     choose(choice);
   }
+
+  // What timeline.js uses too.
+  window.reportPage = { remember, read, showTip, hideTip };
 
   for (const each of all(".scripted")) each.hidden = false;
   if (matchMedia("(max-width: 960px)").matches) document.querySelector("nav details").open = false;

@@ -24,6 +24,7 @@ from profpipe.report.document import (
     Details,
     Document,
     Lane,
+    LaneKind,
     Link,
     Mark,
     Option,
@@ -111,7 +112,15 @@ def document(name: str) -> Document:
         *(chart(kind, name) for kind in ChartKind),
         Details(name, (table,)),
         Choice(name, (name, "profiler"), (Option((name, "nsys"), (table,)), Option((name, "ncu"), ())), name),
-        Timeline(name, name, (Lane(name, (Box(0, 10, name, name),), name),), 10, name, name),
+        Timeline(
+            name,
+            name,
+            (Lane(name, (Box(0, 10, name, name),), LaneKind.STREAM, name, {name: (1, 10.0)}),),
+            10,
+            {name: name},
+            caption=name,
+            case=name,
+        ),
     )
     return Document(
         f"{name} · {name}",

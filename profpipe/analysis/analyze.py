@@ -27,6 +27,7 @@ from profpipe.analysis import (
     roofline,
     steps,
     study_tables,
+    timeline,
     validity,
     winner,
 )
@@ -155,6 +156,7 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtC
         # The ranks of a program with steps are among its steps.
         ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
         steps=own_steps,
+        timelines=timeline.find_timelines(index.tables.timeline, index.tables.steps),
         iteration=_iteration(data),
         span=Span(**declared["capture"]) if declared.get("capture") else None,
         memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),

@@ -419,7 +419,8 @@ class Box:
     """A box of a timeline: an operation of the GPU, a call of the host or idle time.
 
     ``start_ns`` counts from the start of the timeline. ``key`` chooses the colour: a kernel class, or the cause of idle
-    time as ``step_idle_launch``. ``operations`` is how many were merged, because they are too short to be seen.
+    time as ``step_idle_launch``. ``operations`` is how many were merged, because they are too short to be seen;
+    ``busy_ns`` is the sum of their times. ``launched_ns`` is when the launch call of an operation began.
     """
 
     start_ns: float
@@ -427,29 +428,47 @@ class Box:
     name: str
     key: str
     operations: int = 1
+    busy_ns: float = 0.0
+    launched_ns: float | None = None
+    bytes: float | None = None
+
+
+class LaneKind(str, Enum):
+    """What a lane of a timeline shows."""
+
+    HOST = "host"  # calls of a thread
+    IDLE = "idle"  # the time in which nothing runs on the device
+    STREAM = "stream"  # operations of the GPU
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A lane of a timeline: the launches of a host thread, or the operations of a stream.
+    """A lane of a timeline. Lanes of one ``group`` (a rank and its device) stand together.
 
-    Lanes of one ``group`` (a rank and its device) stand together.
+    ``totals`` are the number of events and the sum of their times by key, whatever was merged.
     """
 
     title: str
     boxes: tuple[Box, ...]
+    kind: LaneKind
     group: str = ""
-    is_host: bool = False
+    totals: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What ran when: lanes over the time of one steady step, or of the first part of a capture."""
+    """What ran when: lanes over the time of one steady step, or of the first part of a capture.
+
+    ``labels`` are the names of the keys, in the order of the legend. So many of the largest gaps are ``numbered``, as
+    in a table beside the picture.
+    """
 
     id: str
     title: Text
     lanes: tuple[Lane, ...]
     duration_ns: float
+    labels: Mapping[str, str]
+    numbered: int = 0
     caption: Text = ""
     case: str = ""
     placement: Placement = Placement.HTML

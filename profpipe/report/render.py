@@ -47,6 +47,7 @@ from profpipe.report.sections import (
     studies,
     study_plots,
     switch_cost,
+    timeline,
     times,
     verdicts,
     warnings,
@@ -126,8 +127,8 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
     )
 
 
-def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, Section]:
-    return steps.steps(workload), recording.recording(workload)
+def _where_time_goes(workload: WorkloadFindings) -> tuple[Section, ...]:
+    return steps.steps(workload), recording.recording(workload), timeline.timeline(workload)
 
 
 def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterator[Section]:

@@ -17,6 +17,7 @@ from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
 from profpipe.analysis.findings.ranks import RankResult
 from profpipe.analysis.findings.steps import StepFindings
 from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.timeline import CaseTimeline
 from profpipe.analysis.findings.warnings import (
     Coverage,
     DuplicateTimes,
@@ -401,6 +402,7 @@ class WorkloadFindings:
     host_phases: tuple[HostPhase, ...] = ()
     memory: tuple[Memory, ...] = ()
     steps: StepFindings = field(default_factory=StepFindings)
+    timelines: tuple[CaseTimeline, ...] = ()
     iteration: Iteration = Iteration.CALL
     span: Span | None = None
     ranks: tuple[RankResult, ...] = ()

@@ -3,56 +3,110 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html.markup import element, flat
+from profpipe.report.html.markup import cut, element, empty, flat, short
+from profpipe.report.html.palette import key_class
 from profpipe.report.units import time_unit
+
+#: Characters of a name. Templates of kernels can have thousands.
+_MOST_CHARACTERS = 500
+
+_ACTIONS = {
+    "gap": "Next largest gap", "in": "Zoom in", "out": "Zoom out", "left": "Earlier", "right": "Later", "all": "Whole",
+}  # fmt: skip
+_KEYS = (
+    "Drag to move. The mouse wheel zooms after a click into the timeline, or with Ctrl. Keys: + and − zoom, arrows go"
+    " from box to box, Shift with an arrow moves, g goes to the next largest gap, 0 shows the whole."
+)
 
 
 def figure(timeline: doc.Timeline, id: str, title: Markup, caption: Markup, table: Markup) -> Markup:
     """Return the timeline as data that timeline.js draws, and ``table``, which holds the time of each lane."""
     data = element("script", Markup(_json(timeline)), type="application/json")
     canvas = element("div", class_="canvas", data_timeline=id)
+    buttons = (element("button", text, type="button", data_action=action) for action, text in _ACTIONS.items())
+    scripted = element(
+        "div", element("div", *buttons, class_="actions"), canvas, element("p", class_="readout", role="status"),
+        element("p", _KEYS, class_="caption", id=f"{id}-keys"), class_="scripted", hidden=True,
+    )  # fmt: skip
     values = element("details", element("summary", "Table of the lanes"), table, class_="values")
     below = element("p", caption, class_="caption") if caption else ""
     head = element("figcaption", element("h3", title, id=f"{id}-title"))
-    return element("figure", head, data, canvas, below, values, class_="timeline", id=id,
+    return element("figure", head, below, _legend(timeline), data, scripted, values, class_="timeline", id=id,
                    aria_labelledby=f"{id}-title")  # fmt: skip
+
+
+def _legend(timeline: doc.Timeline) -> Markup:
+    def entry(key: str, label: str) -> Markup:
+        patch = empty("rect", width="16", height="12", y="2", class_="piece")
+        swatch = element("svg", patch, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")
+        return element(
+            "button",
+            swatch,
+            short(label, 60),
+            type="button",
+            data_series=flat(key),
+            aria_pressed="false",
+            class_=key_class(key),
+        )
+
+    return element("div", *(entry(*each) for each in timeline.labels.items()), class_="legend")
 
 
 def _json(timeline: doc.Timeline) -> str:
     """Return the lanes for timeline.js: names and keys once, boxes as numbers in ns."""
     names = list(dict.fromkeys(box.name for lane in timeline.lanes for box in lane.boxes))
-    keys = list(dict.fromkeys(box.key for lane in timeline.lanes for box in lane.boxes))
+    keys = list(timeline.labels)
     name_at, key_at = ({text: i for i, text in enumerate(texts)} for texts in (names, keys))
     lanes = [
         {
             "title": flat(lane.title),
             "group": flat(lane.group),
-            "host": lane.is_host,
-            "boxes": [
-                [round(box.start_ns), round(box.duration_ns), name_at[box.name], key_at[box.key], box.operations]
-                for box in lane.boxes
-            ],
+            "kind": lane.kind.value,
+            "boxes": [_box(box, name_at[box.name], key_at[box.key]) for box in lane.boxes],
         }
         for lane in timeline.lanes
     ]
-    document = {"duration": timeline.duration_ns, "case": timeline.case, "names": list(map(flat, names)), "keys": keys,
-                "lanes": lanes}  # fmt: skip
+    document = {
+        "duration": round(timeline.duration_ns),
+        "names": [cut(flat(name), _MOST_CHARACTERS) for name in names],
+        "keys": list(map(flat, keys)),
+        "numbered": timeline.numbered,
+        "labels": list(map(flat, timeline.labels.values())),
+        "classes": list(map(key_class, keys)),
+        "lanes": lanes,
+    }
     # No text may end the element of the script.
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def _box(box: doc.Box, name: int, key: int) -> list[Any]:
+    """Return the numbers of a box, as timeline.js names them; without those at the end that are unknown."""
+    found: list[Any] = [round(box.start_ns), round(box.duration_ns), name, key]
+    more = [box.operations, round(box.busy_ns), _rounded(box.launched_ns), _rounded(box.bytes)]
+    if box.operations == 1:
+        more[1] = None
+    while more and more[-1] is None:
+        more.pop()
+    return found + (more if more != [1] else [])
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
 def lane_table(timeline: doc.Timeline) -> doc.Table:
     """Return the operations and the time of each lane by key."""
-    sums: dict[tuple[str, str, str], tuple[int, float]] = {}
-    for lane in timeline.lanes:
-        for box in lane.boxes:
-            count, ns = sums.get((lane.group, lane.title, box.key), (0, 0.0))
-            sums[lane.group, lane.title, box.key] = count + box.operations, ns + box.duration_ns
-    unit = time_unit(ns for _, ns in sums.values())
+    rows = [
+        (lane.group, lane.title, timeline.labels[key], float(count), ns)
+        for lane in timeline.lanes
+        for key, (count, ns) in lane.totals.items()
+    ]
+    unit = time_unit(row[-1] for row in rows)
     columns = [doc.label("group", "rank"), doc.label("lane"), doc.label("class"), doc.count("operations"),
                doc.Column("ns", "time", unit)]  # fmt: skip
-    return doc.make_table("lanes", columns, [[*names, float(n), ns] for names, (n, ns) in sums.items()])
+    return doc.make_table("lanes", columns, rows)

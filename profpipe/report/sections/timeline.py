@@ -1,0 +1,168 @@
+"""What ran when in one step of a case, and its largest gaps. Markdown leaves it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from profpipe.analysis.findings import timeline as findings
+from profpipe.analysis.findings.steps import IDLE_PARTS
+from profpipe.analysis.findings.timeline import CaseTimeline, Event, RankTimeline
+from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.inlines import fill, percent
+from profpipe.report.labels import case_text
+from profpipe.report.sections.steps import PART_NAMES
+from profpipe.report.short_kernel_names import shorten
+from profpipe.report.units import time_unit
+from profpipe.results.schema import EventKind
+
+_NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
+#: Classes of operations whose name says more in the legend.
+_CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)"}
+_KINDS: Mapping[findings.LaneKind, doc.LaneKind] = {kind: doc.LaneKind(kind.value) for kind in findings.LaneKind}
+#: Gaps that are listed, and characters of the names beside them.
+_GAPS, _WIDTH = 5, 48
+#: A call that waits has the colour of the idle time that it causes.
+_WAIT = EventKind.IDLE_BLOCKED.value
+
+
+def timeline(workload: WorkloadFindings) -> doc.Section:
+    """Return the timelines of the cases, of which a reader sees one; empty without single launches."""
+    order = {case.id: number for number, case in enumerate(sorted(workload.cases, key=lambda c: not c.is_baseline))}
+    own = sorted((each for each in workload.timelines if _has_work(each)), key=lambda t: order.get(t.case, len(order)))
+    if not own:
+        return doc.Section("timeline", "", workload=workload.name)
+    texts = {case.id: case_text(case) for case in workload.cases}
+    options = [
+        doc.Option((doc.plain(texts.get(each.case, each.case)) or workload.name,), tuple(_blocks(each))) for each in own
+    ]
+    blocks: tuple[doc.Block, ...] = options[0].blocks
+    if len(options) > 1:
+        blocks = (doc.Choice("timeline", ("case",), tuple(options)),)
+    return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
+
+
+def _has_work(timeline: CaseTimeline) -> bool:
+    return any(lane.kind is findings.LaneKind.STREAM for rank in timeline.ranks for lane in rank.lanes)
+
+
+def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
+    several = len(timeline.ranks) > 1
+    lanes = tuple(
+        doc.Lane(
+            _lane_title(lane),
+            tuple(map(_box, lane.events)),
+            _KINDS[lane.kind],
+            _rank_title(rank, several),
+            {_key(key): total for key, total in lane.totals.items()},
+        )
+        for rank in timeline.ranks
+        for lane in rank.lanes
+    )
+    picture = doc.Timeline(
+        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes), _GAPS,
+        _caption(timeline), timeline.case,
+    )  # fmt: skip
+    return [picture, _gap_table(timeline)]
+
+
+def _title(timeline: CaseTimeline) -> doc.Text:
+    steps = {rank.step for rank in timeline.ranks}
+    number = f" {steps.pop()}" if len(steps) == 1 else ""
+    if timeline.kind == EventKind.STEP.value:
+        return (
+            f"One steady step: step{number} ({timeline.profiler})"
+            if number
+            else f"One steady step ({timeline.profiler})"
+        )
+    if timeline.kind == EventKind.ITERATION.value:
+        return f"One call ({timeline.profiler})"
+    return fill(
+        f"The first {{}} ({timeline.profiler})", doc.Number(timeline.duration_ns, time_unit([timeline.duration_ns]))
+    )
+
+
+def _caption(timeline: CaseTimeline) -> doc.Text:
+    """Return what is shown where it is not everything, and how idle time is drawn."""
+    parts: list[doc.Text] = [
+        "Calls of the host stand above the operations that they launched. The ground of a stream is coloured where "
+        "nothing runs on the device, by the cause."
+    ]
+    if timeline.step_ns is not None:
+        share = timeline.duration_ns / timeline.step_ns
+        parts.append(fill(" The step has very many launches: its first {} are shown.", percent(share)))
+    if timeline.merged_below_ns:
+        unit = time_unit([timeline.merged_below_ns])
+        parts.append(fill(" Neighbours shorter than {} are drawn as one box, with the class that has most of the time.",
+                          doc.Number(timeline.merged_below_ns, unit)))  # fmt: skip
+    return doc.concat(*parts)
+
+
+def _rank_title(rank: RankTimeline, several: bool) -> str:
+    device = f"GPU {rank.device}" if rank.device is not None else "GPU"
+    process = f"process {rank.process}" if rank.process is not None else ""
+    step = f"step {rank.step}" if several and rank.step is not None else ""
+    return " · ".join(part for part in (f"rank {rank.rank}" if several else "", device, process, step) if part)
+
+
+def _lane_title(lane: findings.Lane) -> str:
+    if lane.kind is findings.LaneKind.IDLE:
+        return "idle"
+    if lane.others:
+        return f"{lane.others} other streams"
+    what = "thread" if lane.kind is findings.LaneKind.HOST else "stream"
+    return f"{what} {lane.number}" if lane.number is not None else ("host" if what == "thread" else what)
+
+
+def _key(key: str) -> str:
+    own = _WAIT if key == EventKind.WAIT.value else key
+    return f"step_{own}" if own in _NAMES else own or "other"
+
+
+def _box(event: Event) -> doc.Box:
+    return doc.Box(
+        event.start_ns, event.duration_ns, event.name, _key(event.key), event.count, event.busy_ns, event.launched_ns,
+        event.bytes,
+    )  # fmt: skip
+
+
+def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
+    """Return the names of the keys: those of operations by their time, then those of idle time."""
+    time: dict[str, float] = {}
+    for lane in lanes:
+        for key, (_, ns) in lane.totals.items():
+            time[key] = time.get(key, 0.0) + (ns if lane.kind is not doc.LaneKind.HOST else 0.0)
+    names = {f"step_{part}": name for part, name in _NAMES.items()}
+    ordered = sorted(time, key=lambda key: (key in names, -time[key]))
+    return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
+
+
+def _gap_table(timeline: CaseTimeline) -> doc.Table:
+    """Return the largest gaps, with what ran before and after. Their numbers stand in the picture too."""
+    several = len(timeline.ranks) > 1
+    found = sorted(((rank, gap) for rank in timeline.ranks for gap in rank.gaps), key=lambda each: -each[1].duration_ns)
+    found = found[:_GAPS]
+    columns = [
+        doc.label("number", "gap"),
+        *([doc.label("rank")] if several else []),
+        doc.Column("start", "begins at", time_unit([timeline.duration_ns])),
+        doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in found)),
+        doc.percent("share", "of the time shown"),
+        doc.words("cause"),
+        doc.words("after"),
+        doc.words("before"),
+    ]
+    rows = [
+        [
+            str(number),
+            *([str(rank.rank)] if several else []),
+            gap.start_ns,
+            gap.duration_ns,
+            gap.duration_ns / rank.duration_ns,
+            fill(f"{_NAMES[gap.cause]}, in {{}}", doc.Code(gap.wait)) if gap.wait else _NAMES[gap.cause],
+            doc.Code(shorten(gap.after, _WIDTH)) if gap.after else "",
+            doc.Code(shorten(gap.before, _WIDTH)) if gap.before else "the end of the time shown",
+        ]
+        for number, (rank, gap) in enumerate(found, start=1)
+    ]
+    return doc.make_table(f"gaps {timeline.case}", columns, rows, "Largest gaps", doc.Placement.HTML)

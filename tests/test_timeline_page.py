@@ -1,0 +1,217 @@
+"""The timeline of report.html: what is drawn equals the tables, and a real browser zooms and explains it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from browser import opened
+from nsys_exports import Export
+
+from profpipe.analysis import analyze
+from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind
+from profpipe.analysis.timeline import MOST_BOXES, find_timelines
+from profpipe.cli import main
+from profpipe.results import schema, store
+from profpipe.results.schema import STEP_PREFIX
+
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">'\"&amp;\u202e" + "k" * 10_000
+
+
+def ingested(path: Path, folder: Path) -> Path:
+    if path.suffix == ".gz":
+        (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+        path = folder / path.stem
+    assert main(["ingest", str(path), "--out", str(folder / "tables")]) == 0
+    return folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the tables and the page of a loop whose steps are known."""
+    return ingested(DATA / "nsys-2025.3.1/loops/evals.sqlite.gz", tmp_path_factory.mktemp("steps"))
+
+
+def data_of(page: str) -> list[dict[str, Any]]:
+    """The data of each timeline in a page."""
+    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+
+
+def test_the_boxes_of_the_page_have_the_sums_of_the_table(steps: Path) -> None:
+    (drawn,) = data_of((steps / "report.html").read_text())
+    timeline = store.load(steps)[0].timeline
+    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[str] = Counter()
+    for lane in drawn["lanes"]:
+        for _, duration, _, key, *_ in lane["boxes"]:
+            found[lane["kind"], drawn["keys"][key]] += duration
+            counts[lane["kind"]] += 1
+    operations = timeline[timeline["kind"].isin(schema.KINDS)]
+    for name, ns in operations.groupby("kernel_class")["duration_ns"].sum().items():
+        assert found["stream", name] == ns
+    for cause in ("idle_launch", "idle_blocked", "idle_other"):
+        assert found["idle", f"step_{cause}"] == timeline.loc[timeline["kind"] == cause, "duration_ns"].sum()
+    assert counts["stream"] == len(operations)
+    assert counts["host"] == timeline["kind"].isin(["launch", "wait"]).sum()
+
+
+def events(ranks: int, number: int) -> pd.DataFrame:
+    """A timeline with ``number`` kernels of two classes on each rank, with gaps between them."""
+    rows: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        place = {"profiler": "nsys", "case": "c", "rank": rank, "process": rank, "device": rank, "step": 5}
+        rows.append({**place, "kind": "step", "start_ns": 0, "duration_ns": 100 * number})
+        for n in range(number):
+            of = {"name": f"k{n % 3}", "kernel_class": ("gemm", "add")[n % 2], "stream": 7}
+            rows.append({**place, **of, "kind": "kernel", "start_ns": 100 * n, "duration_ns": 60 + n % 7})
+            rows.append({**place, "kind": "idle_other", "start_ns": 100 * n + 60 + n % 7, "duration_ns": 40 - n % 7})
+    return schema.frame(schema.TIMELINE, rows)
+
+
+def boxes(timeline: CaseTimeline) -> int:
+    return sum(len(lane.events) for rank in timeline.ranks for lane in rank.lanes)
+
+
+def test_very_many_boxes_are_merged_and_their_sums_stay() -> None:
+    rows = events(ranks=3, number=8000)
+    (timeline,) = find_timelines(rows, schema.empty(schema.STEPS))
+    assert boxes(timeline) <= MOST_BOXES and timeline.merged_below_ns > 0
+    for rank in timeline.ranks:
+        own = rows[(rows["rank"] == rank.rank) & (rows["kind"] == "kernel")]
+        (lane,) = (lane for lane in rank.lanes if lane.kind is LaneKind.STREAM)
+        sums = own.groupby("kernel_class")["duration_ns"].agg(["size", "sum"])
+        assert lane.totals == {key: (n, ns) for key, n, ns in sums.itertuples()}
+        assert sum(event.count for event in lane.events) == len(own)
+        assert sum(event.busy_ns for event in lane.events) == own["duration_ns"].sum()
+
+
+def test_few_boxes_are_drawn_one_by_one() -> None:
+    (timeline,) = find_timelines(events(ranks=2, number=1000), schema.empty(schema.STEPS))
+    assert boxes(timeline) == 4000 and timeline.merged_below_ns == 0
+
+
+def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(6):
+        at = 10_000 * n
+        export.range(at, at + 9000, f"{STEP_PREFIX}marker:{n}")
+        export.launch(at + 100, 3 * n + 1, "first", lasts=500)
+        export.call(at + 590, at + 3000, 900 + n, name="cudaDeviceSynchronize_v3020")
+        export.launch(at + 3200, 3 * n + 2, "second", lasts=500)
+        export.launch(at + 4500, 3 * n + 3, "third", lasts=500)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"), tmp_path)
+    (workload,) = analyze.analyze(*store.load(folder)).workloads
+    (timeline,) = workload.timelines
+    gaps = timeline.ranks[0].gaps
+    assert [(gap.duration_ns, gap.cause, gap.after, gap.before, gap.wait) for gap in gaps] == [
+        (5100, "idle_launch", "third", "", ""),
+        (2600, "idle_blocked", "first", "second", "cudaDeviceSynchronize"),
+        (800, "idle_launch", "second", "third", ""),
+    ]
+    page = (folder / "report.html").read_text()
+    assert "Largest gaps" in page and "Largest gaps" not in (folder / "SUMMARY.md").read_text()
+
+
+def middle_of(element: Any) -> tuple[float, float]:
+    box = element.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.slow
+def test_a_browser_zooms_and_moves_the_timeline(steps: Path) -> None:
+    from playwright.sync_api import expect
+
+    with opened(steps / "report.html") as page:
+        canvas = page.locator("figure.timeline canvas")
+        canvas.scroll_into_view_if_needed()
+
+        def view() -> tuple[float, float]:
+            return tuple(map(float, (canvas.get_attribute("data-from"), canvas.get_attribute("data-to"))))
+
+        whole = view()
+        page.mouse.move(*middle_of(canvas))
+        page.mouse.wheel(0, -300)
+        assert view() == whole, "without the focus the wheel scrolls the page"
+        canvas.scroll_into_view_if_needed()
+        middle = middle_of(canvas)
+        page.mouse.click(middle[0], canvas.bounding_box()["y"] + 5)
+        page.mouse.wheel(0, -300)
+        expect(canvas).not_to_have_attribute("data-from", "0")
+        near = view()
+        assert near[1] - near[0] < whole[1] - whole[0]
+        page.mouse.move(*middle)
+        page.mouse.down()
+        page.mouse.move(middle[0] - 100, middle[1], steps=3)
+        page.mouse.up()
+        assert view()[0] > near[0] and view()[1] - view()[0] == pytest.approx(near[1] - near[0], abs=2)
+        page.keyboard.press("0")
+        assert view() == whole
+        page.keyboard.press("+")
+        assert view()[1] - view()[0] == pytest.approx(0.6 * whole[1], rel=0.01)
+        page.locator("figure.timeline [data-action=all]").click()
+        assert view() == whole
+        page.locator("figure.timeline [data-action=gap]").click()
+        shown = view()
+        page.wait_for_url(lambda url: "zoom." in url)
+        address = page.url
+        page.goto("about:blank")
+        page.goto(address)
+        again = page.locator("figure.timeline canvas")
+        assert float(again.get_attribute("data-from")) == pytest.approx(shown[0], abs=2)
+
+
+@pytest.mark.slow
+def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps: Path) -> None:
+    data = store.load(steps)[0].timeline
+    longest = data[data["kind"] == "kernel"].nlargest(1, "duration_ns").iloc[0]
+    with opened(steps / "report.html") as page:
+        canvas = page.locator("figure.timeline canvas")
+        canvas.scroll_into_view_if_needed()
+        place = page.evaluate(
+            """([start, length]) => {
+              const timeline = document.querySelector("canvas").timeline;
+              const isIt = (box) => box[0] === start && box[1] === length;
+              const lane = timeline.data.lanes.find((each) => each.boxes.some(isIt));
+              return [timeline.x(start + length / 2), lane.y + lane.height / 2];
+            }""",
+            [longest["start_ns"], longest["duration_ns"]],
+        )
+        box = canvas.bounding_box()
+        page.mouse.move(box["x"] + place[0], box["y"] + place[1])
+        tip = page.locator("#tip").text_content()
+        assert longest["name"][:200] in tip and longest["kernel_class"] in tip and "before it ran" in tip
+        page.mouse.click(box["x"] + place[0], box["y"] + place[1])
+        assert longest["name"][:200] in page.locator("figure.timeline .readout").text_content()
+        page.keyboard.press("ArrowRight")
+        after = page.locator("figure.timeline .readout").text_content()
+        assert after and longest["name"][:200] not in after
+        page.locator("figure.timeline [data-action=gap]").click()
+        assert page.locator("figure.timeline .readout").text_content().startswith("idle: ")
+        button = page.locator("figure.timeline .legend button").first
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true" and "series=" in page.url
+        assert page.evaluate("document.querySelector('canvas').timeline.faded") == button.get_attribute("data-series")
+
+
+@pytest.mark.slow
+def test_names_from_outside_run_nothing_in_a_browser(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(6):
+        export.range(1000 * n, 1000 * n + 900, f"{STEP_PREFIX}marker:{n}")
+        export.launch(1000 * n + 100, n + 1, HOSTILE, lasts=500)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"), tmp_path)
+    with opened(folder / "report.html") as page:
+        canvas = page.locator("figure.timeline canvas")
+        canvas.scroll_into_view_if_needed()
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        said = page.locator("figure.timeline .readout").text_content()
+        assert "</script><img src=x onerror=" in said and len(said) < 1000
+        assert page.title() != "owned" and page.locator("img[src=x]").count() == 0
