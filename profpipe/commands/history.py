@@ -1,40 +1,71 @@
-"""``profpipe history``: the last runs, and the time of each case in them."""
+"""``profpipe history``: the last runs, the time of each case in them, its noise and its changes."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from profpipe import errors
+from profpipe.analysis import history
+from profpipe.analysis.history import HistoryFindings
 from profpipe.commands import arguments
 from profpipe.job import readable
+from profpipe.report import course_pages
 from profpipe.report.units import time_unit
-from profpipe.results import database
+from profpipe.results import atomic, database, noise
 
 EXAMPLES = """\
   profpipe history
-  profpipe history -n 3 --out results"""
+  profpipe history -n 3 --out results
+  profpipe history --json > history.json
+  profpipe history --page history.md"""
 
 Row = Mapping[str, Any]
 
+#: The runs whose times make a course.
+MOST_RUNS: Final = 100
+_NO_COURSES: Final = HistoryFindings(())
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", type=arguments.positive_count, default=10, help="how many runs (default: 10)")
+    parser.add_argument("-n", type=arguments.positive_count, default=10, help="how many runs to list (default: 10)")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print the courses as one JSON object")
+    formats.add_argument("--page", type=Path, metavar="FILE", help="write the courses to a Markdown page")
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    print(text(*database.read_history(args.out, args.n)))
+    runs, times = database.read_history(args.out, max(args.n, MOST_RUNS))
+    found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
+    if args.json:
+        print(json.dumps(asdict(found)))
+    elif args.page:
+        atomic.write_text(args.page, course_pages.markdown(found))
+        print(args.page)
+    else:
+        shown = {row["run"] for row in runs[: args.n]}
+        is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
+        print(text(runs[: args.n], [row for row in times if row["run"] in shown], found, is_ascii=is_ascii))
     return errors.OK
 
 
-def text(runs: Sequence[Row], times: Sequence[Row]) -> str:
-    """Return the runs and a table of times for each pipeline.
+def text(
+    runs: Sequence[Row], times: Sequence[Row], found: HistoryFindings = _NO_COURSES, *, is_ascii: bool = False
+) -> str:
+    """Return the runs, a table of times and the courses for each pipeline.
 
-    ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first.
+    ``runs`` are the newest first; ``times`` (ns) are sorted by case and within a case the oldest first. ``found`` has
+    the courses, which may cover more runs.
     """
+    courses = {pipeline.name: pipeline.courses for pipeline in found.pipelines}
     parts = []
     for name in dict.fromkeys(str(row["name"]) for row in runs):
         own = [row for row in runs if row["name"] == name]
@@ -42,6 +73,8 @@ def text(runs: Sequence[Row], times: Sequence[Row]) -> str:
         lines = [f"Pipeline {name}", *_run_lines(own)]
         if own_times := [row for row in times if row["run"] in ids]:
             lines += ["", *_time_lines(own_times, ids)]
+        if own_courses := list(course_pages.lines(courses.get(name, ()), is_ascii=is_ascii)):
+            lines += ["", *own_courses]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No runs."
 

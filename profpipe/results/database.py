@@ -150,6 +150,7 @@ def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for row in rows:
             params = row.pop("params")
             values = ", ".join(f"{name} {params[name]}" for name in differing if name in params)
+            row["case_id"] = row["case"]
             row["case"] += f" ({values})" if values else ""
             by_name.setdefault(row["case"], []).append(row)
         found += itertools.chain.from_iterable(by_name.values())

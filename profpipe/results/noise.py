@@ -110,11 +110,16 @@ def store(out: Path, manifest: Manifest, samples: Iterable[Sample], run: str) ->
 
 
 def read(out: Path, manifest: Manifest) -> Model:
+    """Return the noise of the cases of a pipeline on the GPU and driver of a run."""
+    return read_of(out, manifest.name, *manifest.device)
+
+
+def read_of(out: Path, name: str, device: str, driver: str) -> Model:
     """Return the noise of the cases of a pipeline on a GPU and driver. Without a database nothing is known."""
     if not (out / database.FILE).is_file():
         return {}
     with database.connect(out) as db:
-        rows = list(db.query(_READ, [manifest.name, *manifest.device]))
+        rows = list(db.query(_READ, [name, device, driver]))
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["workload"], row["case"]), []).append(row)

@@ -1,0 +1,192 @@
+"""The runs of a results folder to the course of each case: its noise, and the runs at which it changed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from profpipe.analysis import change_points
+from profpipe.analysis.verdict import LEAST_FLOOR
+from profpipe.job import readable
+from profpipe.results.noise import Model, Noise, Source
+
+#: 99 % of a normal distribution lie within so many standard deviations.
+_BAND: Final = statistics.NormalDist().inv_cdf(0.995)
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run in the history. ``ok`` of ``cases`` rows of its cases ended well."""
+
+    run: str
+    started: str
+    is_ended: bool
+    cases: int
+    ok: int
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The time of a case in one run, in ns. ``fingerprint`` is a hash of the code that it measured; it may be empty."""
+
+    run: str
+    time_ns: float
+    commit: str = ""
+    torch: str = ""
+    driver: str = ""
+    fingerprint: str = ""
+    #: The time is outside the noise band of its level.
+    is_outside: bool = False
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """The run at which the time changed and stayed changed. ``ratio`` is that of the medians after and before.
+
+    ``differs`` names what changed with it: ``code``, ``commit``, ``torch``, ``driver``.
+    """
+
+    run: str
+    position: int
+    ratio: float
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Course:
+    """A case on one device over the runs, the oldest first.
+
+    ``band`` is the noise as a ratio minus 1: 99 % of the runs of the same code lie within it around their level. It is
+    None where it is not known. ``sources`` says what it comes from; empty: from the neighbours of this course alone.
+    """
+
+    workload: str
+    case: str
+    device: str
+    points: tuple[Point, ...]
+    band: float | None
+    sources: Mapping[Source, int]
+    changes: tuple[ChangePoint, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}/{readable(self.case)}"
+
+    @property
+    def level_ns(self) -> float:
+        """The median since the last change."""
+        first = self.changes[-1].position if self.changes else 0
+        return statistics.median(point.time_ns for point in self.points[first:])
+
+
+@dataclass(frozen=True)
+class PipelineHistory:
+    """The runs of one pipeline, the newest first, and the courses of its cases."""
+
+    name: str
+    runs: tuple[RunEntry, ...]
+    courses: tuple[Course, ...]
+
+
+@dataclass(frozen=True)
+class HistoryFindings:
+    pipelines: tuple[PipelineHistory, ...]
+
+
+#: The noise of a pipeline on a device with a driver.
+FindNoise = Callable[[str, str, str], Model]
+
+
+def analyze(
+    runs: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], find_noise: FindNoise
+) -> HistoryFindings:
+    """Return the courses of the cases of each pipeline.
+
+    ``runs`` are the newest first; ``times`` are sorted by case and within a case the oldest first. Times on different
+    devices are different courses; a driver or a torch may change within a course.
+    """
+    names = dict.fromkeys(str(row["name"]) for row in runs)
+    return HistoryFindings(tuple(_pipeline(name, runs, times, find_noise) for name in names))
+
+
+def _pipeline(
+    name: str, runs: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]], find_noise: FindNoise
+) -> PipelineHistory:
+    own = [
+        RunEntry(row["run"], row["started"], bool(row["ended"]), row["cases"] or 0, row["ok"] or 0,
+                 row.get("git_commit") or "")
+        for row in runs if row["name"] == name
+    ]  # fmt: skip
+    ids = {entry.run for entry in own}
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in times:
+        if row["run"] in ids and row["value"] and row["value"] > 0:
+            groups.setdefault((row["workload"], row["case"], row.get("device") or ""), []).append(row)
+    known: dict[tuple[str, str], Model] = {}
+    courses = []
+    for (workload, case, device), rows in groups.items():
+        driver = rows[-1].get("driver") or ""
+        model = known.setdefault((device, driver), find_noise(name, device, driver))
+        noise = model.get((workload, str(rows[-1].get("case_id", case))), Noise())
+        courses.append(_course(workload, case, device, rows, noise))
+    return PipelineHistory(name, tuple(own), tuple(courses))
+
+
+def _course(workload: str, case: str, device: str, rows: Sequence[Mapping[str, Any]], noise: Noise) -> Course:
+    logs = [math.log(row["value"]) for row in rows]
+    sigma, sources = _sigma(logs, noise)
+    found = [] if sigma is None else change_points.find(logs, sigma, math.log1p(LEAST_FLOOR))
+    band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
+    points = _points(rows, logs, found, band)
+    changes = tuple(_changes(points, logs, found))
+    return Course(workload, case, device, points, band, sources, changes)
+
+
+def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[Source, int]]:
+    """Return the standard deviation of one run around its level, and what it comes from.
+
+    The spread between runs of the same code comes first. Without it the larger one of the spread within a session,
+    which holds no change from day to day, and of the distances of neighbours in the course.
+    """
+    if noise.between:
+        return math.log1p(noise.between.spread) / math.sqrt(2), noise.between.counts
+    own = change_points.estimate_sigma(logs)
+    if noise.within is None:
+        return own, {}
+    within = math.log1p(noise.within.spread) / math.sqrt(2)
+    return (within, noise.within.counts) if own is None or own < within else (own, {})
+
+
+def _points(
+    rows: Sequence[Mapping[str, Any]], logs: Sequence[float], found: Sequence[int], band: float | None
+) -> tuple[Point, ...]:
+    ends = [0, *found, len(logs)]
+    levels = [statistics.median(logs[a:b]) for a, b in itertools.pairwise(ends) for _ in range(a, b)]
+    return tuple(
+        Point(
+            row["run"], float(row["value"]), row.get("git_commit") or "", row.get("torch") or "",
+            row.get("driver") or "", row.get("fingerprint") or "",
+            is_outside=band is not None and abs(log - level) > math.log1p(band),
+        )
+        for row, log, level in zip(rows, logs, levels, strict=True)
+    )  # fmt: skip
+
+
+def _changes(points: Sequence[Point], logs: Sequence[float], found: Sequence[int]) -> Iterator[ChangePoint]:
+    ends = [0, *found, len(logs)]
+    for start, position, end in zip(ends, ends[1:], ends[2:], strict=False):
+        before, after = points[position - 1], points[position]
+        ratio = math.exp(statistics.median(logs[position:end]) - statistics.median(logs[start:position]))
+        pairs = {
+            "code": (before.fingerprint, after.fingerprint),
+            "commit": (before.commit, after.commit),
+            "torch": (before.torch, after.torch),
+            "driver": (before.driver, after.driver),
+        }
+        differs = tuple(name for name, (old, new) in pairs.items() if old and new and old != new)
+        yield ChangePoint(after.run, position, ratio, differs)

@@ -1,0 +1,120 @@
+"""The courses of `profpipe history`: lines for the terminal, and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
+from profpipe.report import document as doc
+from profpipe.report.markdown import Markdown
+from profpipe.report.sparkline import sparkline
+from profpipe.report.units import time_unit
+from profpipe.results.noise import Source
+
+#: Fewer runs are no course.
+_FEWEST_RUNS: Final = 3
+_SOURCES: Final[Mapping[Source, str]] = {
+    Source.PAIRS: "A-A pairs",
+    Source.CAPTURES: "processes",
+    Source.RUNS: "runs of the same code",
+}
+
+
+def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
+    """Yield a line for each course: its chart, its level, its noise and its changes."""
+    shown = [course for course in courses if len(course.points) >= _FEWEST_RUNS]
+    if not shown:
+        return
+    yield "course of each case, the oldest run first; | is a change, the level is the median since the last change, and"
+    yield "99 % of the runs of the same code lie within the band around it"
+    charts = [_chart(course, is_ascii=is_ascii) for course in shown]
+    levels = [
+        f"{time_unit([course.level_ns]).with_name(course.level_ns)} {_band(course, is_ascii)}" for course in shown
+    ]
+    names = [_name(course, shown) for course in shown]
+    widths = [max(map(len, column)) for column in (names, charts, levels)]
+    for course, *cells in zip(shown, names, charts, levels, strict=True):
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield f"{padded}  {_state(course)}".rstrip()
+
+
+def _chart(course: Course, *, is_ascii: bool) -> str:
+    times = [point.time_ns for point in course.points]
+    # The whole band is half of the height: what stands out is outside of it.
+    least = 4 * (course.band or 0.0) * course.level_ns
+    return sparkline(times, {change.position for change in course.changes}, least, ascii=is_ascii)
+
+
+def _name(course: Course, among: Sequence[Course]) -> str:
+    """Return the name of the case, with its device where it ran on several."""
+    devices = {other.device for other in among if other.name == course.name}
+    return f"{course.name} on {course.device or 'an unknown device'}" if len(devices) > 1 else course.name
+
+
+def _band(course: Course, is_ascii: bool) -> str:
+    return "" if course.band is None else f"{'+-' if is_ascii else '±'}{100 * course.band:.1f} %"
+
+
+def _state(course: Course) -> str:
+    """Return the changes of a course, and whether its last run stands out."""
+    if course.band is None:
+        return "noise unknown"
+    parts = [_change(change) for change in course.changes]
+    if course.points[-1].is_outside:
+        share = course.points[-1].time_ns / course.level_ns - 1
+        parts.append(f"the last run is {100 * share:+.1f} % off its level: outside the band, not yet a change")
+    return "; ".join(parts) or "no change"
+
+
+def _change(change: ChangePoint) -> str:
+    what = f" (other {' and '.join(change.differs)})" if change.differs else ""
+    return f"{100 * (change.ratio - 1):+.1f} % since {change.run}{what}"
+
+
+def _source(course: Course) -> str:
+    if course.band is None:
+        return ""
+    known = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
+    return ", ".join(known) or "neighbouring runs"
+
+
+def markdown(found: HistoryFindings) -> str:
+    """Return a page with a section for each pipeline."""
+    sections = [
+        doc.make_section(f"history-{number}", f"History of {pipeline.name}", list(_blocks(pipeline.courses)))
+        for number, pipeline in enumerate(found.pipelines, start=1)
+    ]
+    return "\n\n".join(filter(None, (Markdown().section(section) for section in sections))) + "\n"
+
+
+def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
+    if not courses:
+        yield doc.Paragraph("No run has times.")
+        return
+    columns = (
+        doc.label("case"),
+        doc.words("course"),
+        doc.count("runs"),
+        doc.Column("level", "level", time_unit(course.level_ns for course in courses)),
+        doc.plus_minus("band", "band"),
+        doc.words("noise", "noise from"),
+        doc.words("changes"),
+    )
+    rows = [
+        (
+            _name(course, courses),
+            doc.Code(_chart(course, is_ascii=False)),
+            len(course.points),
+            course.level_ns,
+            course.band,
+            _source(course),
+            _state(course),
+        )
+        for course in courses
+    ]
+    yield doc.make_table("courses", columns, rows)
+    yield doc.Paragraph(
+        "Course: the oldest run first; | is a change. Level: median since the last change. Band: 99 % of the runs of"
+        " the same code lie within it around the level."
+    )

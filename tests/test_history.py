@@ -1,0 +1,243 @@
+"""The history: the course of each case with its noise, the runs at which it changed, the chart and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import WITHOUT_TORCH, profpipe
+from test_noise import on_gpu, tables
+from test_verdict import load_benchmark
+
+from profpipe import cli
+from profpipe.analysis import change_points, history
+from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
+from profpipe.report import course_pages
+from profpipe.report.sparkline import sparkline
+from profpipe.results import database, noise
+from profpipe.results.manifest import GitState, JobEntry
+from profpipe.results.noise import Noise, Sample, Source, Spread
+
+simulation = load_benchmark()
+
+CALM = (0.1, -0.2, 0.0, 0.3, -0.1, 0.2, -0.3, 0.1, 0.0, -0.1)
+
+
+def logs(*levels: tuple[int, float]) -> list[float]:
+    """Return calm values in %, so many on each level."""
+    steps = [level for count, level in levels for _ in range(count)]
+    return [math.log1p((level + CALM[i % len(CALM)]) / 100) for i, level in enumerate(steps)]
+
+
+# --- change points ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("levels", "found"),
+    [
+        ([(10, 0.0)], []),
+        ([(6, 0.0), (4, 3.0)], [6]),
+        ([(5, 0.0), (4, 4.0), (5, 0.0)], [5, 9]),
+        ([(4, 0.0), (4, 2.0), (4, 4.0)], [4, 8]),
+        # Below the floor of 1 %.
+        ([(8, 0.0), (8, 0.8)], []),
+    ],
+)
+def test_changes_that_persist_are_found_at_their_run(levels: list[tuple[int, float]], found: list[int]) -> None:
+    assert change_points.find(logs(*levels), sigma=0.002, floor=0.01) == found
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_one_or_two_slow_runs_are_no_change(slow: int) -> None:
+    assert change_points.find(logs((8, 0.0), (slow, 10.0)), sigma=0.002, floor=0.01) == []
+    assert change_points.find(logs((5, 0.0), (slow, 10.0), (5, 0.0)), sigma=0.002, floor=0.01) == []
+
+
+def test_fewer_than_six_runs_have_no_change() -> None:
+    assert change_points.find(logs((3, 0.0), (2, 50.0)), sigma=0.002, floor=0.01) == []
+    assert change_points.find(logs((3, 0.0), (3, 50.0)), sigma=0.002, floor=0.01) == [3]
+
+
+def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]
+    assert change_points.estimate_sigma(values) == pytest.approx(0.01, rel=0.25)
+    assert change_points.estimate_sigma(values[:4]) is None
+
+
+def alarm_share(runs: int, *, is_known: bool, repetitions: int) -> float:
+    """Return the share of courses without a change that get one, in %, over all shapes of the noise."""
+    rng, found = random.Random(5), 0
+    for name, effect in simulation.EFFECTS.items():
+        sd = 0.005 if "0.5" in name else 0.01
+        for _ in range(repetitions):
+            values = [effect(rng) + rng.gauss(0, simulation.SAMPLING) for _ in range(runs)]
+            sigma = sd if is_known else change_points.estimate_sigma(values)
+            assert sigma is not None
+            found += bool(change_points.find(values, sigma, math.log1p(0.01)))
+    return 100 * found / (repetitions * len(simulation.EFFECTS))
+
+
+@pytest.mark.parametrize("runs", [6, 10, 20, 40])
+def test_false_alarms_are_rare(runs: int) -> None:
+    repetitions = 2000 // runs
+    assert alarm_share(runs, is_known=True, repetitions=repetitions) <= 0.1
+    assert alarm_share(runs, is_known=False, repetitions=repetitions) <= 1.0
+
+
+def test_a_change_of_three_percent_is_found_after_three_runs_where_runs_vary_by_half_a_percent() -> None:
+    rng = random.Random(2)
+    courses = [[rng.gauss(0, 0.005) + (0.03 if i >= 10 else 0.0) for i in range(13)] for _ in range(100)]
+    assert sum(change_points.find(course, 0.005, 0.01) == [10] for course in courses) >= 95
+
+
+# --- courses ---------------------------------------------------------------------------------------------------------
+
+
+def row(number: int, value: float, **more: Any) -> dict[str, Any]:
+    key = {"run": f"run{number:02d}", "workload": "w", "case": "n=1", "device": "H200", "driver": "580", "torch": "2.9"}
+    return {**key, "value": value, "git_commit": f"c{number}", "fingerprint": "one", **more}
+
+
+def entry(number: int, name: str = "study") -> dict[str, Any]:
+    return {"run": f"run{number:02d}", "name": name, "started": f"2026-11-{number:02d}", "ended": "x", "cases": 1,
+            "ok": 1}  # fmt: skip
+
+
+def course_of(times: Sequence[dict[str, Any]], known: Noise | None = None) -> Course:
+    runs = [entry(number) for number in range(len(times), 0, -1)]
+    model = {("w", "n=1"): known} if known else {}
+    (pipeline,) = history.analyze(runs, times, lambda *_: model).pipelines
+    (course,) = pipeline.courses
+    return course
+
+
+def changed(**more: Any) -> list[dict[str, Any]]:
+    """Twelve runs, which take 5 % longer from the seventh on."""
+    values = [1000 * math.exp(log) for log in logs((6, 0.0), (6, 5.0))]
+    return [row(i, value, **(more if i > 6 else {})) for i, value in enumerate(values, start=1)]
+
+
+def test_a_change_names_its_run_its_size_and_what_else_differs_there() -> None:
+    course = course_of(changed(torch="2.10", fingerprint="two"))
+    assert course.changes == (
+        ChangePoint("run07", 6, pytest.approx(1.05, rel=0.003), ("code", "commit", "torch")),
+    )  # fmt: skip
+    assert course.level_ns == pytest.approx(1050, rel=0.003) and not any(point.is_outside for point in course.points)
+
+
+def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known() -> None:
+    within, between = Spread(0.02, 9.0, {Source.PAIRS: 8}), Spread(0.06, 4.0, {Source.RUNS: 5})
+    times = changed()
+    assert course_of(times, Noise(within, between)).sources == {Source.RUNS: 5}
+    assert course_of(times, Noise(within, None)).sources == {Source.PAIRS: 8}
+    assert course_of(times).sources == {} and course_of(times[:3]).band is None
+    wide = course_of(times, Noise(between=between))
+    assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
+    assert wide.changes == (), "5 % are less than runs of the same code differ"
+
+
+def test_the_last_run_outside_the_band_is_marked_before_it_is_a_change() -> None:
+    times = [row(i, 1000 * math.exp(log)) for i, log in enumerate(logs((8, 0.0), (1, 6.0)), start=1)]
+    course = course_of(times)
+    assert course.changes == () and [point.is_outside for point in course.points] == [False] * 8 + [True]
+    (line,) = list(course_pages.lines([course], is_ascii=True))[2:]
+    assert "the last run is +5.9 % off its level" in line and "not yet a change" in line
+
+
+def test_pipelines_and_devices_are_not_mixed() -> None:
+    runs = [entry(3, "other"), entry(2), entry(1)]
+    times = [row(1, 100.0), row(2, 200.0, device="A100"), row(3, 300.0)]
+    found = history.analyze(runs, times, lambda *_: {})
+    assert [(each.name, [(c.device, len(c.points)) for c in each.courses]) for each in found.pipelines] == [
+        ("other", [("H200", 1)]), ("study", [("H200", 1), ("A100", 1)]),
+    ]  # fmt: skip
+
+
+# --- the chart -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chart_goes_from_the_lowest_to_the_highest_value_with_its_changes() -> None:
+    assert sparkline([1, 1, 2, 8, 8], {3}, ascii=False) == "▁▁▂|██"
+    assert sparkline([1, 1, 2, 8, 8], {3}, ascii=True) == "__.|@@"
+
+
+def test_noise_is_not_drawn_as_large_as_a_change_and_equal_values_are_in_the_middle() -> None:
+    assert set(sparkline([100.0, 101.0, 100.5], least_range=10.0, ascii=True)) <= set("=+-")
+    assert sparkline([5.0, 5.0], ascii=True) == "=="
+
+
+def test_the_lines_and_the_page_of_a_course() -> None:
+    course = course_of(changed())
+    head, _, line = course_pages.lines([course], is_ascii=True)
+    assert head.startswith("course of each case, the oldest run first")
+    assert line.split()[0] == "w/n=1" and "|" in line and line.isascii() and "+-1.0 %" in line
+    assert line.endswith("+4.9 % since run07 (other commit)")
+    page = course_pages.markdown(
+        HistoryFindings((history.PipelineHistory("study", (), (course,)),)),
+    )
+    assert "## History of study" in page and "since run07" in page and "neighbouring runs" in page
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A results folder with twelve runs of one case, which changed at the seventh, and their noise."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for number, time in enumerate(changed(), start=1):
+        job = JobEntry(workload="w", profiler="plain", cases=("c",), key="new" if number > 6 else "old")
+        run = on_gpu(started=f"2026-11-{number:02d}T00:00:00+00:00", jobs=(job,), git=GitState(f"commit{number > 6}"))
+        name = f"run{number:02d}"
+        database.store_run(out, out / name, tables(name, {"": time["value"]}), run)
+    noise.store(out, on_gpu(), [Sample(Source.RUNS, "print", "w", "c", 12, 9.0, 0.004)], "run12")
+    return out
+
+
+def test_history_prints_courses_over_more_runs_than_it_lists(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["history", "-n", "2", "--out", str(results)]) == 0
+    printed = capsys.readouterr().out
+    assert "run12" in printed and "run10" not in printed and "since run07 (other code and commit)" in printed
+    assert "±1.0 %" in printed and "|" in printed
+
+
+def test_a_terminal_without_utf8_gets_ascii(results: Path) -> None:
+    printed = profpipe(results.parent, "history", PYTHONIOENCODING="ascii:backslashreplace")
+    assert printed.isascii() and "since run07" in printed and "|" in printed and "\\" not in printed
+
+
+def test_history_as_json_and_as_a_page(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["history", "--json", "--out", str(results)]) == 0
+    (pipeline,) = json.loads(capsys.readouterr().out)["pipelines"]
+    (course,) = pipeline["courses"]
+    assert pipeline["name"] == "study" and len(course["points"]) == 12 and course["sources"] == {"runs": 12}
+    assert [(change["run"], change["differs"]) for change in course["changes"]] == [("run07", ["code", "commit"])]
+    page = tmp_path / "history.md"
+    assert cli.main(["history", "--page", str(page), "--out", str(results)]) == 0
+    assert "12 runs of the same code" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_program_that_became_slower_is_marked_where_its_code_changed(tmp_path: Path) -> None:
+    pipeline = (
+        "version: 1\nname: study\nworkloads: {sleep: {script: sleep.py, profilers: [plain], repeats: 3, warmup: 0,"
+    )
+    (tmp_path / "pipeline.yaml").write_text(pipeline + " timing: {budget_s: 0.05, rounds: 1}}}\n", encoding="utf-8")
+    for number in range(6):
+        pause = 0.02 if number < 3 else 0.04
+        text = f"import time\n\n\ndef build(params):\n    return lambda: time.sleep({pause})\n"
+        (tmp_path / "sleep.py").write_text(text, encoding="utf-8")
+        profpipe(tmp_path, "run", PYTHONPATH=WITHOUT_TORCH)
+    (pipeline_found,) = json.loads(profpipe(tmp_path, "history", "--json"))["pipelines"]
+    (course,) = pipeline_found["courses"]
+    assert [(change["position"], change["differs"]) for change in course["changes"]] == [(3, ["code"])]
+    rows = sqlite3.connect(tmp_path / "out" / database.FILE).execute("select source, n from noise").fetchall()
+    assert rows == [("runs", 3), ("runs", 3)]
