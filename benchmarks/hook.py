@@ -31,8 +31,8 @@ import sys, time, torch
 steps, width, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
 torch.set_num_threads(1)
-layers = [torch.nn.Linear(width, width) for _ in range(4)]
-model = torch.nn.Sequential(*layers).to(device)
+layers = [torch.nn.Linear(width, width, device=device) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters())
 batch = torch.randn(64, width, device=device)
 def run(number):
