@@ -831,7 +831,7 @@ def test_the_page_names_the_versions_of_another_interpreter_that_differ(project,
         (packages / "torch").mkdir()
         (packages / "torch" / "__init__.py").write_text("raise SystemExit('is not imported')\n")
         (packages / "torch" / "version.py").write_text(f"cuda: Optional[str] = '{cuda}'\nhip = None\n")
-        for package, own in (("torch", version), ("Flash_Attn", more)):
+        for package, own in (("torch", version), ("A_Tool", more)):
             if own:
                 info = packages / f"{package}-{own}.dist-info"
                 info.mkdir()
@@ -841,9 +841,11 @@ def test_the_page_names_the_versions_of_another_interpreter_that_differ(project,
     sides_of_both = ("--a", f"python:{interpreters['old']}", "--b", f"python:{interpreters['new']}")
     done = ab(project, *sides_of_both, "--pairs", "1", "--", "python", "bench.py", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
-    expected = "torch 2.7.0 in A, 2.8.0 in B, CUDA of torch 12.6 in A, 12.8 in B and flash-attn 1.0 in A, missing in B."
+    expected = (
+        "torch 2.7.0 in A and 2.8.0 in B; CUDA of torch 12.6 in A and 12.8 in B; a-tool 1.0 in A and missing in B."
+    )
     page = (project / "out" / "latest" / "SUMMARY.md").read_text()
     assert f"- Versions that differ and may explain a difference: {expected}\n" in page
     _, run = loaded(project)
     assert [job.argv[0][0] for job in run.jobs if job.folder.endswith("B")] == [str(interpreters["new"])]
-    assert run.ab.b.versions == {"torch": "2.8.0", "CUDA of torch": "12.8"}
+    assert run.ab.b.versions == {"torch": "2.8.0", "CUDA of torch": "12.8", "a-tool": ""}

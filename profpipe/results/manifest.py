@@ -176,7 +176,8 @@ class RefusedFile:
 class SideEntry:
     """A side of an `ab` run: what the command line says of it, and its commit where ``git:`` names one.
 
-    ``versions`` has the versions of Python and of packages that differ from those of the other side.
+    ``versions`` has the versions of Python and of packages that differ from those of the other side; one is
+    empty where the package is missing.
     """
 
     specs: tuple[str, ...] = ()

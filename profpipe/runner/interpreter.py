@@ -32,13 +32,14 @@ print(json.dumps({name: version for name, version in found.items() if name}))
 def differing_versions(a: str, b: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the versions in the interpreters ``a`` and ``b`` that differ: Python, torch, its CUDA, and packages.
 
-    A package that only one of them has is missing in the other mapping. Both are empty where one cannot be asked.
+    Both have the same names, those that explain most first; a version is empty where the package is missing. Both are
+    empty where one interpreter cannot be asked.
     """
     if a == b or not (of_a := _versions(a)) or not (of_b := _versions(b)):
         return {}, {}
     names = sorted(name for name in {*of_a, *of_b} if of_a.get(name) != of_b.get(name))
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    return tuple({name: own[name] for name in names if name in own} for own in (of_a, of_b))  # type: ignore[return-value]
+    return tuple({name: own.get(name, "") for name in names} for own in (of_a, of_b))  # type: ignore[return-value]
 
 
 def _versions(python: str) -> Mapping[str, str]:

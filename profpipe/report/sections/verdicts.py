@@ -79,7 +79,10 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
     if differing := _differing_versions(settings):
-        yield fill("Versions that differ and may explain a difference: {}.", doc.join(differing, most=_MOST_VERSIONS))
+        yield fill(
+            "Versions that differ and may explain a difference: {}.",
+            doc.join(differing, "; ", "; ", most=_MOST_VERSIONS),
+        )
     yield (
         f"{plural(settings.pairs, 'pair')} of processes, one right after the other. The order in each pair is drawn"
         f" (seed {settings.seed})."
@@ -132,9 +135,9 @@ def _side(side: SideEntry) -> doc.Text:
 
 
 def _differing_versions(settings: PairsEntry) -> list[doc.Text]:
-    """Return ``torch 2.7.0 in A, 2.8.0 in B`` for each version that differs between the interpreters."""
+    """Return ``torch 2.7.0 in A and 2.8.0 in B`` for each version that differs between the interpreters."""
     a, b = settings.a.versions, settings.b.versions
-    return [f"{name} {a.get(name, 'missing')} in A, {b.get(name, 'missing')} in B" for name in {**a, **b}]
+    return [f"{name} {a[name] or 'missing'} in A and {b.get(name) or 'missing'} in B" for name in a]
 
 
 def _gate(findings: PairFindings) -> tuple[doc.Text, ...]:
