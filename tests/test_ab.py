@@ -605,6 +605,10 @@ def test_a_commit_whose_objects_a_partial_clone_lacks_is_refused_and_nothing_is_
     found = checkout.find(tmp_path / "partial", first, "--a")
     with pytest.raises(ConfigError, match=f"commit {first[:12]} cannot be checked out: .*dir:FOLDER"):
         checkout.create(found.repository, found.commit, tmp_path / "copy")
+    done = ab(tmp_path / "partial", "--a", f"git:{first}")
+    assert (done.returncode, done.stdout) == (2, "") and f"commit {first[:12]} cannot be checked out" in done.stderr
+    # The run that could not begin is gone, so `resume` has nothing to do.
+    assert [path.name for path in (tmp_path / "partial" / "out").iterdir()] == []
     assert state_of(tmp_path / "partial") == before
     assert not (tmp_path / "copy").exists()
 

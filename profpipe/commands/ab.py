@@ -196,7 +196,13 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     run = pair_session.create(request, both, settings, _published_command(both, request))
     run.choose_again = pairs.choose_again
     with folders.lock(run.folder):
-        code = execution.carry_out(run, args)
+        try:
+            code = execution.carry_out(run, args)
+        except ConfigError:
+            # A commit that cannot be checked out: there is nothing to resume.
+            if not run.manifest.jobs:
+                folders.discard(run.folder)
+            raise
     findings = pairs.analyze(run.data, run.manifest)
     if args.junit:
         arguments.write_output_file("--junit", args.junit, ci.junit(findings, run.manifest.name))

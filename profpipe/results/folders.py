@@ -103,6 +103,15 @@ def _remove_unfinished(out: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def discard(folder: Path) -> None:
+    """Remove a run that measured nothing, and point ``latest`` at the newest of the others."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if next(list_runs(folder.parent), None):
+        point_latest(folder.parent)
+    else:
+        (folder.parent / "latest").unlink(missing_ok=True)
+
+
 def point_latest(out: Path) -> None:
     """Point ``out/latest`` at the newest run."""
     _check_latest(out)
