@@ -171,7 +171,7 @@ def test_the_cases_of_a_missing_tool_are_skipped_with_the_reason(project):
 
 
 def test_the_report_is_rendered_again_from_the_files_alone(project):
-    profpipe(project, "run")
+    profpipe(project, "run", "--set", "n=1")
     summary = project / "out" / "latest" / "SUMMARY.md"
     before = summary.read_text()
     summary.unlink()
@@ -219,7 +219,7 @@ def test_a_command_that_fails_keeps_its_exit_code_and_its_log(project):
 def test_values_of_environment_variables_are_in_no_published_file(project):
     text = PIPELINE.replace("    script: sums.py", "    script: sums.py\n    env: {HF_TOKEN: hunter2}")
     (project / "pipeline.yaml").write_text(text)
-    given = ["--set", "workloads.sums.env.DB_PASSWORD=opensesame", "--set=defaults.env.PIN=open=sesame2"]
+    given = ["--set", "workloads.sums.env.DB_PASSWORD=opensesame", "--set=defaults.env.PIN=open=sesame2", "--set=n=1"]
     assert profpipe(project, "run", *given, env={"MY_SECRET_KEY": "swordfish"}).returncode == 0
     folder = (project / "out" / "latest").resolve()
     for path in (p for p in folder.rglob("*") if p.is_file() and p.name != "order.json"):
@@ -544,7 +544,7 @@ def in_a_shell(project, line):
 @pytest.mark.parametrize(
     "line",
     [
-        "profpipe run | true",
+        "N=1 profpipe run | true",
         pytest.param("profpipe run 2>&1 | head -n 1", marks=pytest.mark.slow),
         pytest.param("profpipe run 2>/dev/full >/dev/full", marks=pytest.mark.slow),
         pytest.param("profpipe run 2>&-", marks=pytest.mark.slow),
@@ -554,7 +554,7 @@ def in_a_shell(project, line):
 def test_a_run_continues_when_its_output_cannot_be_written(project, line):
     done = in_a_shell(project, line)
     assert done.returncode == 0 and "rror" not in done.stderr, done
-    assert latest(project)[1].ended and list(statuses(project).values()) == ["ok"] * 3
+    assert latest(project)[1].ended and set(statuses(project).values()) == {"ok"}
     assert (project / "out" / "latest" / "SUMMARY.md").is_file()
 
 

@@ -25,11 +25,8 @@ def test_each_return_of_an_optimizer_ends_a_step(tmp_path: Path) -> None:
     assert list(done.steps["step"]) == list(range(7))
     assert set(done.steps["rule"]) == {"optimizer"} and (done.steps["wall_ns"] > 0).all()
     assert list(done.steps["state"][:2]) == ["warmup", "warmup"] and (done.steps["state"] == "steady").any()
-
-
-def test_the_parts_of_a_step_are_missing_without_a_profiler(tmp_path: Path) -> None:
-    steps = run_python(tmp_path, LOOP, "5").steps
-    assert steps[["compute_ns", "idle_ns", "kernels"]].isna().all().all()
+    # Only a profiler knows the parts of a step.
+    assert done.steps[["compute_ns", "idle_ns", "kernels"]].isna().all().all()
 
 
 @pytest.mark.slow
@@ -52,7 +49,7 @@ for number in range(10):
 """
 
 
-@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("calls", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_optimizers_that_take_turns_make_one_step(tmp_path: Path, calls: int) -> None:
     assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
 
@@ -276,19 +273,15 @@ def step_numbers(trace: Path) -> list[int]:
     return [int(event["name"].rpartition(":")[2]) for event in sorted(found, key=lambda event: event["ts"])]
 
 
-def test_torch_records_the_steps_after_the_warmup(tmp_path: Path) -> None:
-    done = run_python(tmp_path, LOOP, "10", profiler="torch")
+def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_demand(tmp_path: Path) -> None:
+    done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
     (trace,) = done.traces
     assert step_numbers(trace) == [2, 3, 4, 5]
     parsers = registry.parsers()
     kernels = registry.parse(registry.choose(trace, parsers), trace).kernels
     # One of the four steps may share its operators with the start of the recording.
     assert kernels.loc[kernels["kernel"] == "aten::mm", "calls"].sum() in (4, 8)
-
-
-def test_stack_and_shapes_are_recorded_on_demand(tmp_path: Path) -> None:
-    done = run_python(tmp_path, LOOP, "10", profiler="torch", torch={"with_stack": True, "record_shapes": True})
-    with gzip.open(done.traces[0], "rt", encoding="utf-8") as file:
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
         content = json.load(file)
     assert content["with_stack"] and content["record_shapes"]
     assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
@@ -326,7 +319,7 @@ def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
 # --- the end of the program ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profiler", ["plain", "torch"])
+@pytest.mark.parametrize("profiler", [pytest.param("plain", marks=pytest.mark.slow), "torch"])
 def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str) -> None:
     program = LOOP + "\nprint('not reached')\n"
     program = "import atexit\natexit.register(print, 'cleaned up')\n" + program
