@@ -198,6 +198,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
             f"A, B: median over processes of the median time of {_timed(cases, run)}. B - A: Hodges-Lehmann estimate"
             " over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest difference"
             f" that counts, {100 * verdict.LEAST_FLOOR:g} % or how far processes of the same code are known to differ."
+            + (" First block: the verdict before the case was measured again." if any(c.first for c in cases) else "")
         )
         if cases
         else None,
