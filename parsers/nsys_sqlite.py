@@ -130,18 +130,20 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         kernels = executor.submit(_kernel_rows, work, placed)
         called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
+        range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
+        # What needs no classes is done before them.
+        origin = _origin(export, work, placed)
         launched = _kernels(work, placed, classes.result())
         given = _operations(export, work, launches, called, classes.result(), placed, grids)
         del launches
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
-    range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     return schema.Tables(
         kernels=kernels.result().assign(profiler="nsys"),
         ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
         **steps.tables(profiler="nsys"),
-        origin=replace(_origin(export, work, placed), notes=tuple(notes), details=tuple(details)),
+        origin=replace(origin, notes=tuple(notes), details=tuple(details)),
     )
 
 
