@@ -67,7 +67,7 @@
 
     // --- drawing ---------------------------------------------------------------------------------------------------
 
-    get gutter() { return this.width < 620 ? 62 : 124; }
+    get gutter() { return this.width < 620 ? 76 : 124; }
     x(ns) { return this.gutter + ((ns - this.view[0]) / (this.view[1] - this.view[0])) * (this.width - this.gutter); }
     ns(x) { return this.view[0] + ((x - this.gutter) / (this.width - this.gutter)) * (this.view[1] - this.view[0]); }
 
@@ -195,7 +195,7 @@
       const x = this.x(box[START] + box[DURATION] / 2);
       if (x < this.gutter || x > this.width) return;
       const y = lane.y + lane.height / 2;
-      const isWide = this.x(box[START] + box[DURATION]) - this.x(box[START]) > 90;
+      const isWide = this.x(box[START] + box[DURATION]) - this.x(box[START]) > 68;
       const at = isWide ? Math.max(this.x(box[START]), this.gutter) + 8 : x;
       context.fillStyle = this.ink;
       context.beginPath();

@@ -201,6 +201,26 @@ def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps: Path) -> 
 
 
 @pytest.mark.slow
+def test_of_several_cases_the_chosen_one_is_drawn(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(9):
+        at = 10_000 * n
+        export.range(at, at + 9000, f"profpipe:impl={'abc'[n % 3]}")
+        export.launch(at + 100, 2 * n + 1, f"kernel of {'abc'[n % 3]}", lasts=500)
+        export.launch(at + 700, 2 * n + 2, "after", lasts=500)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"), tmp_path)
+    with opened(folder / "report.html") as page:
+        choice = page.locator(".choice", has=page.locator("figure.timeline"))
+        assert choice.locator("canvas:visible").count() == 1
+        choice.locator("select").first.select_option(index=2)
+        shown = choice.locator("canvas:visible")
+        shown.focus()
+        page.keyboard.press("ArrowRight")
+        said = choice.locator(".readout:visible").text_content()
+        assert "kernel of c" in said and shown.get_attribute("width") != "300"
+
+
+@pytest.mark.slow
 def test_names_from_outside_run_nothing_in_a_browser(tmp_path: Path) -> None:
     export = Export()
     for n in range(6):

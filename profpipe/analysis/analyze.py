@@ -75,7 +75,9 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
     unreliable |= {(timed.workload, timed.case): DoubtCause.CONTRADICTED for timed in contradicted}
     return Findings(
         workloads=tuple(
-            _workload(data, run, {case: why for (name, case), why in unreliable.items() if name == data.name})
+            _workload(
+                data, run, {case: why for (name, case), why in unreliable.items() if name == data.name}, len(workloads)
+            )
             for data in workloads
         ),
         studies=studies,
@@ -107,7 +109,9 @@ def _workload_data(tables: Tables, name: str, run: Manifest) -> WorkloadData:
     return WorkloadData(name, declared, layout, index, breakdowns, basis, profiler)
 
 
-def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause]) -> WorkloadFindings:
+def _workload(
+    data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtCause], workloads: int
+) -> WorkloadFindings:
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
     targets = (declared.get("ncu") or {}).get("targets") or {}
@@ -156,7 +160,7 @@ def _workload(data: WorkloadData, run: Manifest, unreliable: Mapping[str, DoubtC
         # The ranks of a program with steps are among its steps.
         ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
         steps=own_steps,
-        timelines=timeline.find_timelines(index.tables.timeline, index.tables.steps),
+        timelines=timeline.find_timelines(index.tables.timeline, index.tables.steps, workloads),
         iteration=_iteration(data),
         span=Span(**declared["capture"]) if declared.get("capture") else None,
         memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),

@@ -13,7 +13,7 @@ from profpipe.analysis.findings.timeline import CaseTimeline, Event, Gap, Lane, 
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.results.schema import KINDS, EventKind
 
-#: Boxes of all timelines of a workload.
+#: Boxes of all timelines of a run.
 MOST_BOXES: Final = 20_000
 #: The fewest boxes of one timeline, whatever the number of cases.
 _LEAST_BOXES: Final = 300
@@ -28,8 +28,8 @@ _SMALL_STREAM: Final = 0.01
 _GAPS: Final = 5
 
 
-def find_timelines(timeline: pd.DataFrame, steps: pd.DataFrame) -> tuple[CaseTimeline, ...]:
-    """Return the timeline of each case of one workload, from the profiler that the kernel times come from."""
+def find_timelines(timeline: pd.DataFrame, steps: pd.DataFrame, workloads: int = 1) -> tuple[CaseTimeline, ...]:
+    """Return the timeline of each case of one of ``workloads``, from the profiler that the kernel times come from."""
     found = []
     for case, own in timeline.groupby("case", sort=False):
         known = set(own["profiler"])
@@ -37,7 +37,7 @@ def find_timelines(timeline: pd.DataFrame, steps: pd.DataFrame) -> tuple[CaseTim
         chosen = own[own["profiler"] == profiler]
         of_case = steps[(steps["case"] == case) & (steps["profiler"] == profiler)]
         found.append(_of_case(str(case), profiler, chosen, of_case))
-    most = max(MOST_BOXES // max(len(found), 1), _LEAST_BOXES)
+    most = max(MOST_BOXES // max(workloads * len(found), 1), _LEAST_BOXES)
     return tuple(_merged(each, most) for each in found)
 
 

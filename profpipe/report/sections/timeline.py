@@ -9,7 +9,7 @@ from profpipe.analysis.findings.steps import IDLE_PARTS
 from profpipe.analysis.findings.timeline import CaseTimeline, Event, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, percent
+from profpipe.report.inlines import duration, fill, percent
 from profpipe.report.labels import case_text
 from profpipe.report.sections.steps import PART_NAMES
 from profpipe.report.short_kernel_names import shorten
@@ -77,9 +77,7 @@ def _title(timeline: CaseTimeline) -> doc.Text:
         )
     if timeline.kind == EventKind.ITERATION.value:
         return f"One call ({timeline.profiler})"
-    return fill(
-        f"The first {{}} ({timeline.profiler})", doc.Number(timeline.duration_ns, time_unit([timeline.duration_ns]))
-    )
+    return fill(f"The recording from its start: {{}} ({timeline.profiler})", duration(timeline.duration_ns))
 
 
 def _caption(timeline: CaseTimeline) -> doc.Text:
