@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -239,5 +238,3 @@ def test_a_program_that_became_slower_is_marked_where_its_code_changed(tmp_path:
     (pipeline_found,) = json.loads(profpipe(tmp_path, "history", "--json"))["pipelines"]
     (course,) = pipeline_found["courses"]
     assert [(change["position"], change["differs"]) for change in course["changes"]] == [(3, ["code"])]
-    rows = sqlite3.connect(tmp_path / "out" / database.FILE).execute("select source, n from noise").fetchall()
-    assert rows == [("runs", 3), ("runs", 3)]

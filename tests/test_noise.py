@@ -118,9 +118,16 @@ def test_runs_with_the_same_fingerprint_show_the_spread_between_runs_and_others_
     assert (case, times, others) == (["w", "c"], [100.0, 101.0, 99.0], [])
     # A job that was reused measured nothing, and a job without a key may have measured anything.
     assert noise.read_repeated(tmp_path, "run5") == noise.read_repeated(tmp_path, "run6") == {}
-    (sample,) = shown.of_repeated(noise.read_repeated(tmp_path, "run4"))
-    assert (sample.source, sample.n) == (Source.RUNS, 3)
-    assert sample.spread == pytest.approx(math.log(101 / 100) / 0.6745, rel=0.02)
+
+
+def test_five_runs_show_a_spread_and_a_single_slow_one_does_not_change_it() -> None:
+    times = [100.0, 101.0, 99.0, 100.0, 100.5]
+    (calm,) = shown.of_repeated({("print", "w", "c"): times})
+    (slow,) = shown.of_repeated({("print", "w", "c"): [*times[:4], 150.0]})
+    assert (calm.source, calm.origin, calm.n) == (Source.RUNS, "print", 5)
+    assert calm.spread == pytest.approx(math.log(101 / 100) / 0.6745, rel=0.05)
+    assert slow.spread < 2.5 * calm.spread
+    assert list(shown.of_repeated({("print", "w", "c"): times[:4]})) == []
 
 
 def test_of_runs_with_several_processes_the_first_one_counts(tmp_path: Path) -> None:
@@ -199,15 +206,15 @@ def test_captures_and_repeated_runs_fill_the_noise_model(tmp_path: Path) -> None
     (tmp_path / "sums.py").write_text("def build(params):\n    return lambda: sum(range(20000))\n", encoding="utf-8")
     text = "version: 1\nname: study\nworkloads: {sums: {script: sums.py, profilers: [plain], timing: {budget_s: 0.05}}}"
     (tmp_path / "pipeline.yaml").write_text(text, encoding="utf-8")
-    for _ in range(2):
-        profpipe(tmp_path, "run", "--captures", "3", PYTHONPATH=WITHOUT_TORCH)
+    for _ in range(5):
+        profpipe(tmp_path, "run", "--captures", "2", PYTHONPATH=WITHOUT_TORCH)
     rows = sqlite3.connect(tmp_path / "out" / database.FILE).execute("select source, n from noise order by source, n")
-    assert rows.fetchall() == [("captures", 3), ("captures", 3), ("runs", 2)]
+    assert rows.fetchall() == [("captures", 2)] * 5 + [("runs", 5)]
     manifest = Manifest.load((tmp_path / "out" / "latest").resolve())
     known = noise.read(tmp_path / "out", manifest)["sums", "default"]
-    assert known.within is not None and known.within.counts == {Source.CAPTURES: 6}
+    assert known.within is not None and known.within.counts == {Source.CAPTURES: 10}
     # A change of the code is another fingerprint.
     (tmp_path / "sums.py").write_text("def build(params):\n    return lambda: sum(range(40000))\n", encoding="utf-8")
-    profpipe(tmp_path, "run", "--captures", "3", PYTHONPATH=WITHOUT_TORCH)
+    profpipe(tmp_path, "run", "--captures", "2", PYTHONPATH=WITHOUT_TORCH)
     (between,) = [noise.read(tmp_path / "out", manifest)["sums", "default"].between]
-    assert between is not None and between.counts == {Source.RUNS: 2}
+    assert between is not None and between.counts == {Source.RUNS: 5}

@@ -18,6 +18,9 @@ from profpipe.results.schema import Tables
 #: deviation of normal values (Rousseeuw and Croux, J. Am. Stat. Assoc. 88 (1993) 1273; Bickel and Lehmann, 1979).
 _EFFICIENCY_OF_DISTANCE: Final = 0.37
 _EFFICIENCY_OF_PAIRWISE: Final = 0.86
+#: The fewest runs of the same code that show a spread. Of three or four, one that met a busy machine decides: it has
+#: half of the distances or more.
+FEWEST_RUNS: Final = 5
 #: Half of a normal distribution lies within so many standard deviations.
 _HALF: Final = statistics.NormalDist().inv_cdf(0.75)
 
@@ -57,5 +60,6 @@ def of_run(run: str, data: Tables, manifest: Manifest) -> Iterator[Sample]:
 def of_repeated(times: Mapping[tuple[str, str, str], Sequence[float]]) -> Iterator[Sample]:
     """Yield what runs of the same code show. ``times`` are by (fingerprint, workload, case)."""
     for (fingerprint, workload, case), own in times.items():
-        if sample := of_processes(Source.RUNS, fingerprint, workload, case, own):
+        sample = of_processes(Source.RUNS, fingerprint, workload, case, own) if len(own) >= FEWEST_RUNS else None
+        if sample:
             yield sample
