@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from profpipe import cli
-from profpipe.analysis import pairs
+from profpipe.analysis import pairs, verdict
 from profpipe.analysis.pairs import Gate
 from profpipe.commands import ab as ab_command
 from profpipe.config import loader
@@ -676,7 +676,7 @@ def test_an_a_a_run_is_the_floor_of_later_runs(project):
     (project / "out" / "latest").unlink()
     assert ab(project, "--b", "env:EXTRA=1", "--pairs", "1").returncode == 0
     _, run = loaded(project)
-    expected = {case: spread for _, case, _, spread in pairs.spreads(first)}
+    expected = {case.case: verdict.spread(case.log_ratios) for case in first.cases}
     assert run.ab.spreads == {"sums": pytest.approx(expected)}
 
 
