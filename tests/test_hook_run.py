@@ -121,6 +121,10 @@ def test_a_run_has_the_step_time_under_plain_and_the_trace_of_the_chosen_steps(t
     assert ("plain", "step_time") in metrics and ("plain", "time") in metrics
     kernels = [row for row in rows(latest / "kernels.csv") if row["profiler"] == "torch"]
     assert sum(int(row["calls"]) for row in kernels if row["kernel"] == "aten::mm") in (4, 8)
+    page = (latest / "SUMMARY.md").read_text(encoding="utf-8")
+    times = page.partition("## Times")[2].partition("\n## ")[0]
+    assert "Time: median time of a steady step" in times and "| `default` |" in times
+    assert "divide by the number of recorded steps (`steps.measure`)" in page
 
 
 @pytest.mark.slow

@@ -74,14 +74,15 @@ def per_iteration(workload: WorkloadFindings) -> str:
     return {Iteration.CALL: "/call", Iteration.STEP: "/step"}.get(workload.iteration, "")
 
 
-def quantity(basis: Basis | None) -> str:
-    """What the times of a workload are, in words."""
+def quantity(basis: Basis | None, are_uneven: bool = False) -> str:
+    """What the times of a workload are, in words. ``are_uneven``: steps of a case are, and their time is the mean."""
     if basis is None:
         return ""
     if basis.quantity == "time":
         return "median time of a call"
     if basis.quantity == "step":
-        return "median time of a steady step" + ("" if basis.profiler == "plain" else f" ({basis.profiler})")
+        average = "median time of a steady step" + (", of uneven steps the mean" if are_uneven else "")
+        return average + ("" if basis.profiler == "plain" else f" ({basis.profiler})")
     if basis.quantity == "wall":
         return "process wall time, start-up included"
     if basis.quantity == "cpu_op":

@@ -55,7 +55,13 @@ def _context(workload: WorkloadFindings) -> doc.Text:
     profiler = workload.kernel_profiler
     if workload.is_on_cpu:
         of = _OF.get(workload.iteration, "of the whole recording")
-        return f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
+        text = f"Self time of CPU operators {of} ({profiler}); copy: the class of copying operators."
+        if workload.steps and workload.iteration is not Iteration.STEP:
+            advice = (
+                " CPU operators are not divided by step: for one step, divide by the number of recorded steps ({})."
+            )
+            return fill(text + advice, doc.Code("steps.measure"))
+        return text
     if workload.iteration is Iteration.CAPTURE:
         return f"Sums over the whole recording ({profiler}): the file does not say how many iterations it has."
     text = f"Kernel time {_OF[workload.iteration]} ({profiler}). direct_copy: PyTorch's {{}}, which changes layout or"

@@ -52,7 +52,17 @@ def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
     ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}
     named = [f"{name} {' to '.join(own)}" for name, own in ends.items()]
-    return fill("Each profiler's own overhead: {}.", doc.join(named))
+    unclear = [name for name in added if all(_overlaps(own, name) for _, own in cases if name in own.times)]
+    doubt = fill(" The 95 % intervals with and without {} overlap: no overhead was measured.", doc.join(unclear))
+    return fill("Each profiler's own overhead: {}.{}", doc.join(named), doubt if unclear else "")
+
+
+def _overlaps(own: CaseSteps, profiler: str) -> bool:
+    """Return True if the interval of the step time under ``profiler`` overlaps that of no profiler."""
+    bare, time = own.times.get("plain"), own.times[profiler]
+    if bare is None or bare.ci_low is None or bare.ci_high is None or time.ci_low is None or time.ci_high is None:
+        return False
+    return bare.ci_low <= time.ci_high and time.ci_low <= bare.ci_high
 
 
 def ranks(workload: WorkloadFindings) -> doc.Section:

@@ -12,7 +12,7 @@ from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity, variant_text
 from profpipe.report.sections import flags, steps
 from profpipe.report.sections.wins import doubt_of, tied_names
-from profpipe.report.units import size_unit, time_unit
+from profpipe.report.units import size_unit, step_unit, time_unit
 
 #: What a time is measured over, one and several; sums of kernels are over iterations.
 _SAMPLES = {"time": ("sample", "samples"), "step": ("step", "steps"), "wall": ("process", "processes")}
@@ -25,7 +25,7 @@ def times(workload: WorkloadFindings, on_cpu: bool = False, explains_flags: bool
     """Return the times, what they are, and one line for each flag. ``on_cpu``: the machine has no GPU."""
     lines = doc.Bullets(tuple(flags.explanations([workload]) if explains_flags else ()))
     context = doc.join(filter(None, (_context(workload, on_cpu), _found_steps(workload))), last=" ")
-    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload), lines]
+    blocks: list[doc.Block] = [doc.Paragraph(context), *_tables(workload, on_cpu), lines]
     return doc.make_section("times", "Times", blocks, workload=workload.name)
 
 
@@ -35,12 +35,11 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     if workload.fixed:
         parts.append(f"Every case: {', '.join(f'{axis} {shown(value)}' for axis, value in workload.fixed)}.")
     counts = [case.time.n for case in workload.cases if case.time and case.time.n is not None]
-    # The headline has the time and the steps of a single program.
-    if workload.basis and counts and not (workload.basis.quantity == "step" and len(workload.cases) == 1):
+    if workload.basis and counts and not _is_in_headline(workload, on_cpu):
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
-        samples = f"{over} {one if over == '1' else several}"
-        parts.append(f"Time: {quantity(workload.basis)}, over {samples}{_of_processes(workload)}.")
+        what = quantity(workload.basis, _are_uneven(workload))
+        parts.append(f"Time: {what}, over {over} {one if over == '1' else several}.")
     if workload.is_on_cpu:
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:
@@ -48,14 +47,16 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     return " ".join(parts)
 
 
-def _of_processes(workload: WorkloadFindings) -> str:
-    """Return in how many processes the samples of each case were taken, where several repeated it."""
-    counts = sorted({case.time.processes for case in workload.cases if case.time})
-    if workload.basis is None or workload.basis.quantity == "wall" or not counts or counts[-1] == 1:
-        return ""
-    over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    meaning = "The time of a case is the median of its processes; the interval is that of these medians"
-    return f" in {over} processes. {meaning}"
+def _are_uneven(workload: WorkloadFindings) -> bool:
+    """Return True if the time of a step is the mean, because the steps of a case are uneven."""
+    profiler = workload.basis.profiler if workload.basis else ""
+    return any(profiler in own.uneven for own in workload.steps.cases)
+
+
+def _is_in_headline(workload: WorkloadFindings, on_cpu: bool) -> bool:
+    """Return True if the section can be left out: the headline has the time and the steps of a single program."""
+    is_single = workload.basis is not None and workload.basis.quantity == "step" and len(workload.cases) == 1
+    return is_single and not (workload.is_on_cpu or on_cpu or _found_steps(workload))
 
 
 def _found_steps(workload: WorkloadFindings) -> doc.Text:
@@ -64,10 +65,11 @@ def _found_steps(workload: WorkloadFindings) -> doc.Text:
     return steps.found_text(own) if own and all(each.parts is None for each in own) else ""
 
 
-def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
+def _tables(workload: WorkloadFindings, on_cpu: bool) -> Iterator[doc.Table]:
     cases = [case for shape in workload.shapes for case in shape.timed]
     if not workload.compare or len(workload.shapes) == 1:
-        if len(cases) > 1 or (cases and cases[0].marks):
+        is_of_steps = workload.basis is not None and workload.basis.quantity == "step"
+        if len(cases) > 1 or (cases and cases[0].marks) or (is_of_steps and not _is_in_headline(workload, on_cpu)):
             yield every_case(workload, cases)
         return
     grid = winner_grid(workload)
@@ -78,7 +80,8 @@ def _tables(workload: WorkloadFindings) -> Iterator[doc.Table]:
 
 def every_case(workload: WorkloadFindings, cases: Sequence[CaseResult]) -> doc.Table:
     """Return a row for each case: its time, how well that is known, its speed-up and its flags."""
-    unit = time_unit(case.ns for case in cases)
+    of_steps = workload.basis is not None and workload.basis.quantity == "step"
+    unit = (step_unit if of_steps else time_unit)([case.ns for case in cases])
     memory = size_unit(peak_memory(workload, case) for case in cases)
 
     def label(case: CaseResult) -> doc.Text:
