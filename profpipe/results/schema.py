@@ -155,7 +155,7 @@ METRICS: Final = _table(
         "subject",
         "str",
         "empty: the case; else a kernel's name, the path of a range, a line of the source, a kept file, `rank 1`, "
-        "`device 0`",
+        "`device 0`, `process 2`",
     ),
     Column("metric", "str", "name of the quantity"),
     Column("value", "Float64", "value, in `unit`"),
