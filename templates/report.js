@@ -113,6 +113,10 @@
     field.addEventListener("input", () => { filter(field); remember(`filter.${field.dataset.filter}`, field.value); });
   }
 
+  for (const flag of all(".flag[aria-describedby]")) {
+    flag.title = byId(flag.getAttribute("aria-describedby"))?.textContent ?? "";
+  }
+
   // --- choices ----------------------------------------------------------------------------------------------------
 
   function options(choice) {
@@ -184,7 +188,9 @@
     if (event.target.matches?.("canvas")) return;
     const mark = event.target.closest?.("[data-tip]") ?? nearest(event);
     if (mark) {
-      showTip(mark.dataset.tip + (mark.dataset.case ? "\nClick: the case" : ""), event.clientX, event.clientY);
+      const name = mark.closest("[data-name]")?.dataset.name;
+      const lines = [name, mark.dataset.tip, mark.dataset.case && "Click: the case"];
+      showTip(lines.filter(Boolean).join("\n"), event.clientX, event.clientY);
     } else hideTip();
   });
   function hideTip() { tip.hidden = true; }
@@ -206,8 +212,8 @@
 
   document.addEventListener("click", (event) => {
     const mark = event.target.closest?.("svg.plot [data-case]") ?? nearest(event);
-    const link = mark?.dataset.case && byId(mark.dataset.case);
-    if (link) go(mark.dataset.case);
+    const page = mark?.dataset.case && byId(mark.dataset.case)?.closest("dialog");
+    if (page) go(page.id);
   });
 
   // --- cases ------------------------------------------------------------------------------------------------------

@@ -90,10 +90,11 @@ class Elements(HTMLParser):
 
 
 def chart(kind: ChartKind, name: str) -> Chart:
-    marks = (Mark(0, 1e6, 0.9e6, 1.2e6, ("noisy",), name), Mark(1, 4e6, case=name))
+    first = 1 if kind is ChartKind.ROOFLINE else 0  # the scale of a roofline is logarithmic
+    marks = (Mark(first, 1e6, 0.9e6, 1.2e6, ("noisy",), name, 0.1, name), Mark(first + 1, 4e6, case=name))
     is_over_axis = kind in (ChartKind.LINES, ChartKind.STRIP, ChartKind.ROOFLINE)
     x = Axis(name) if is_over_axis else Axis(name, labels=(name, name), cases=(name, name))
-    references = (Reference(ReferenceKind.LEVEL, 2e6, name),)
+    references = (Reference(ReferenceKind.LEVEL, 2e6, name), Reference(ReferenceKind.ROOF, 5e6, name, 10))
     panels = (Panel(name, (Series(name, name, marks), Series("other", "gemm", marks))),)
     return Chart(f"{kind.value} {name}", name, kind, x, Axis(name, quantity="ns"), panels, name, subtitle=name,
                  references=references)  # fmt: skip

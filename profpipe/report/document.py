@@ -292,8 +292,8 @@ class ChartKind(str, Enum):
 class Axis:
     """An axis of a chart: its title and unit, or the names of its positions.
 
-    ``quantity`` is the stored unit of its values (ns, byte, x, share, or empty): ticks are written by it. ``cases`` are
-    the ids of the cases that the labels name; empty where they name something else.
+    ``quantity`` is the stored unit of its values (ns, byte, x, share, change, or empty): ticks are written by it.
+    ``cases`` are the ids of the cases that the labels name; empty where they name something else.
     """
 
     title: str
@@ -308,7 +308,8 @@ class Axis:
 class Mark:
     """A point of a series in stored units, with the 10th and 90th percentile where they are known, and its flags.
 
-    In a chart of intervals ``low`` and ``high`` are the ends of the interval. ``case`` is the id of the case.
+    In a chart of intervals ``low`` and ``high`` are the ends of the interval. ``case`` is the id of the case. ``floor``
+    is the smallest difference from zero that counts. ``note`` is a remark that a reader sees beside the point.
     """
 
     x: float
@@ -317,6 +318,8 @@ class Mark:
     high: float | None = None
     flags: tuple[str, ...] = ()
     case: str = ""
+    floor: float | None = None
+    note: str = ""
 
     @property
     def has_visible_range(self) -> bool:
@@ -350,15 +353,17 @@ class ReferenceKind(str, Enum):
     LEVEL = "level"  # a value that divides good from bad
     LIMIT = "limit"  # the largest or smallest value that is allowed; named beside the lines
     PEAK = "peak"  # the machine's limit; drawn where it is near the data
+    ROOF = "roof"  # the machine's limit over FLOP per byte: slanted up to the ridge, then level
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A horizontal line of every panel."""
+    """A horizontal line of every panel. A roof is slanted up to ``ridge``, a position of the x axis."""
 
     kind: ReferenceKind
     value: float
     name: str = ""
+    ridge: float | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from profpipe.report.sections import (
     classification,
     commands,
     environment,
+    explorer,
     files,
     flags,
     headline,
@@ -49,6 +50,7 @@ from profpipe.report.sections import (
     switch_cost,
     timeline,
     times,
+    verdict_plots,
     verdicts,
     warnings,
 )
@@ -74,6 +76,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     workloads = list(dict.fromkeys(case.workload for case in findings.cases))
     sections = (
         verdicts.headline(findings, run),
+        verdict_plots.forest(findings),
         verdicts.verdicts(findings, run),
         verdicts.failures(findings),
         kernel_differences.failed_captures(findings),
@@ -84,7 +87,8 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
     )
     title = environment.title(workloads, len(findings.cases), run, tables)
     shown = tuple(section for section in sections if section)
-    return Document(f"B against A · {title}", shown, flags=flags.MEANINGS_OF_SIDES)
+    pages = verdict_plots.case_pages(findings, run)
+    return Document(f"B against A · {title}", shown, pages, flags.MEANINGS_OF_SIDES)
 
 
 def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawFiles = _NO_RAW_FILES) -> Document:
@@ -136,6 +140,8 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     part = selection.select(workload, findings.workloads)
     if note := selection.note(workload, findings.workloads):
         yield Section("selection", "", summary=note, workload=workload.name)
+    yield explorer.explorer(workload)
+    yield explorer.roofline(workload)
     yield step_times.ranks(workload)
     yield step_list.outliers(workload)
     yield step_times.by_profiler(workload)

@@ -19,7 +19,8 @@ Target = Callable[[str], str]
 def figure(chart: doc.Chart, id: str, caption: Markup, table: Markup, target: Target) -> Markup:
     """Return the chart with its title, its legend and ``table``, which holds its values."""
     linked = _with_targets(chart, target)
-    unit = f", {chart.y.unit.name}" if chart.kind is doc.ChartKind.LINES and chart.y.unit and chart.y.unit.name else ""
+    is_over_axis = chart.kind in (doc.ChartKind.LINES, doc.ChartKind.ROOFLINE)
+    unit = f", {chart.y.unit.name}" if is_over_axis and chart.y.unit and chart.y.unit.name else ""
     head = element(
         "figcaption",
         element("h3", short(chart.title + unit), id=f"{id}-title"),
@@ -72,7 +73,7 @@ def _legend(chart: doc.Chart) -> Markup:
             colour, mark = key_class(key), _patch()
         else:
             colour, shape = classes[key]
-            mark = lines.swatch(shape) if chart.kind is doc.ChartKind.LINES else _patch()
+            mark = lines.swatch(shape, chart.kind is doc.ChartKind.LINES)
         rejected = " rejected" if series.is_rejected else ""
         buttons.append(element("button", mark, short(series.name, 60), type="button", aria_pressed="false",
                                class_=f"series {colour}{rejected}", data_series=key))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -32,13 +32,14 @@ def pictures(chart: doc.Chart) -> list[tuple[str, Markup]]:
 def _panel(chart: doc.Chart, panel: doc.Panel) -> Markup:
     is_alone = len(chart.panels) == 1
     width, height = _ALONE if is_alone else _BESIDE
-    names = [cut(flat(series.name), 30) for series in panel.series] if is_alone else []
-    right = max((_LETTER * len(name) for name in names), default=0) + 26 if is_alone and len(names) > 1 else _RIGHT
+    names = [cut(flat(series.name), 30) for series in panel.series]
+    has_names = is_alone and len(names) > 1 and chart.kind is doc.ChartKind.LINES
+    right = max(_LETTER * len(name) for name in names) + 26 if has_names else _RIGHT
     x, y = _scales(chart, width - right, height)
-    parts = [_grid(chart, x, y), _references(chart, x, y)]
+    parts = [_grid(chart, x, y), _references(chart, x, y), *_roofs(chart, x, y)]
     classes = line_classes(chart)
     parts += [_series(each, classes, chart, x, y) for each in sorted(panel.series, key=lambda s: not s.is_rejected)]
-    if is_alone and len(names) > 1:
+    if has_names:
         parts.append(_end_labels(panel.series, classes, x, y))
     name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
     return element(
@@ -48,6 +49,8 @@ def _panel(chart: doc.Chart, panel: doc.Panel) -> Markup:
 
 def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale]:
     xs = [mark.x for mark in chart.marks]
+    if chart.kind is doc.ChartKind.ROOFLINE:
+        return _scales_of_roofline(chart, xs, right, height)
     low, high = value_range(chart)
     peaks = [each.value for each in chart.references if each.kind is doc.ReferenceKind.PEAK]
     high = max([high, *(1.04 * peak for peak in peaks if peak <= _NEAR * high)])
@@ -55,6 +58,29 @@ def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale
         Scale(min(xs), max(xs), _LEFT + 12, right - 12, chart.x.is_log),
         Scale(low, high, height - _BOTTOM, _TOP, chart.y.is_log),
     )
+
+
+def _scales_of_roofline(chart: doc.Chart, xs: Sequence[float], right: float, height: float) -> tuple[Scale, Scale]:
+    """Return scales with room for the ridges beside the marks."""
+    every = [*xs, *(each.ridge for each in chart.references if each.ridge)]
+    ys = [mark.y for mark in chart.marks]
+    top = max([*ys, *(each.value for each in chart.references)])
+    return (
+        Scale(min(every) / 2, max(every) * 2, _LEFT + 12, right - 12, True),
+        Scale(min(ys) / 2, 1.6 * top, height - _BOTTOM, _TOP, True),
+    )
+
+
+def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
+    """Yield the roofs: the bandwidth's line up to the ridge, then the level of the peak."""
+    for each in chart.references:
+        if each.kind is doc.ReferenceKind.ROOF and each.ridge:
+            # From where the bandwidth's line enters the plot.
+            left = max(x.low, y.low * each.ridge / each.value)
+            start, ridge = (x(left), y(each.value * left / each.ridge)), (x(each.ridge), y(each.value))
+            d = f"M{start[0]:g} {start[1]:g}L{ridge[0]:g} {ridge[1]:g}H{x.end + 12:g}"
+            yield empty("path", d=d, class_="roof")
+            yield element("text", cut(flat(each.name), 40), x=x.end + 8, y=ridge[1] - 6, class_="tick end")
 
 
 def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
@@ -67,7 +93,7 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     xs = sorted({mark.x for mark in chart.marks})
     # The largest is always named.
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
-    for value in xs[::-1][::step]:
+    for value in x.ticks() if chart.kind is doc.ChartKind.ROOFLINE else xs[::-1][::step]:
         text = f"{value:g}" if value < 1e6 else f"{value:.3g}"
         parts.append(empty("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(element("text", text, x=x(value), y=bottom + 17, class_="tick middle"))
@@ -81,7 +107,7 @@ def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     parts = []
     left, right = x.start - 12, x.end + 12
     for each in chart.references:
-        if not y.low <= each.value <= y.high:
+        if each.kind is doc.ReferenceKind.ROOF or not y.low <= each.value <= y.high:
             continue
         kind = each.kind.value
         parts.append(empty("line", x1=left, x2=right, y1=y(each.value), y2=y(each.value), class_=f"ref {kind}"))
@@ -102,9 +128,10 @@ def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: d
     if chart.kind is not doc.ChartKind.ROOFLINE:
         parts.append(empty("path", d=path, class_="line"))
     for mark, (px, py) in zip(series.marks, points, strict=True):
-        parts.append(marker(shape, px, py, bool(mark.flags), tip(series.name, mark, chart), mark.case))
+        parts.append(marker(shape, px, py, bool(mark.flags), tip(mark, chart), mark.case))
     rejected = " rejected" if series.is_rejected else ""
-    return element("g", *parts, class_=f"series {colour}{rejected}", data_series=series.key)
+    return element("g", *parts, class_=f"series {colour}{rejected}", data_series=series.key,
+                   data_name=cut(flat(series.name), 200))  # fmt: skip
 
 
 def marker(shape: str, x: float, y: float, is_hollow: bool, text: str, case: str = "") -> Markup:
@@ -125,9 +152,9 @@ _SHAPES = {
 }
 
 
-def swatch(shape: str) -> Markup:
+def swatch(shape: str, has_line: bool = True) -> Markup:
     """Return the mark of a series for the legend."""
-    line = empty("path", d="M1 8h22", class_="line")
+    line = empty("path", d="M1 8h22", class_="line") if has_line else ""
     return element(
         "svg", line, marker(shape, 12, 8, False, ""), viewBox="0 0 24 16", class_="swatch", aria_hidden="true"
     )

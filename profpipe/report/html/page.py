@@ -57,40 +57,50 @@ class Entry:
     content: Markup
 
 
-def render(document: doc.Document, files: PageFiles, exists: object = None) -> str:
+def render(document: doc.Document, files: PageFiles, exists: Callable[[str], bool] = lambda path: False) -> str:
     """Return the page. Raise ProfpipeError where a template of the user is wrong or out of date."""
     sections = list(section_ids(_ordered(document)))
     anchors = {(section.workload, section.id): id for section, id in reversed(list(all_ids(sections)))}
     cases = {(case.workload, case.id): anchor("case", case.workload, case.id) for case in document.cases}
     html = Html(
-        anchors, cases, {flag: write_text(text) for flag, text in document.flags.items()},
-        exists if callable(exists) else (lambda path: False), len(document.workloads) > 1,
-    )  # fmt: skip
+        anchors=anchors,
+        cases=cases,
+        contents={key: f"c{i}" for i, key in enumerate(cases)},
+        flags={flag: write_text(text) for flag, text in document.flags.items()},
+        exists=exists,
+        names_workloads=len(document.workloads) > 1,
+    )
     entries = [
         Entry(id, flat(section.workload), flat(write_text(section.title)), html.section(section, id))
         for section, id in sections
     ]
     # What stands inside a page of a case has short ids: nothing leads there.
-    alone = replace(html, cases={})
+    alone = replace(html, cases={}, contents={})
     pages = [
         Entry(cases[case.workload, case.id], flat(case.workload), flat(write_text(case.title)),
-              alone.section(case, f"c{i}"))
-        for i, case in enumerate(document.cases)
+              alone.section(case, html.contents[case.workload, case.id]))
+        for case in document.cases
     ]  # fmt: skip
     style = _joined(files.styles)
     script = _joined(files.scripts)
+    shown = "".join(entry.content for entry in (*entries, *pages))
+    legend = [(id, flat(flag), flat(text)) for flag, text in html.flags.items()
+              if f'"{(id := anchor("flag", flag))}"' in shown]  # fmt: skip
     name, *facts = map(short, write_text(document.title).split(" · "))
     return _fill(files.template, {
         "policy": policy(style, script), "style": Markup(style), "script": Markup(script), "name": name, "facts": facts,
-        "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": html.flags,
+        "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": legend,
     })  # fmt: skip
 
 
 def _ordered(document: doc.Document) -> list[doc.Section]:
     """Return the sections with the answer and the warnings first."""
+    # The charts of the plots are among those to choose from.
+    chosen = {section.workload for section in document.sections if section.id == "explorer"}
+    sections = [s for s in document.sections if not (s.id == "plots" and s.workload in chosen)]
     lone = () if any(section.id == "overview" for section in document.sections) else ("headline",)
     ranks = {id: i for i, id in enumerate((*lone, *_FIRST))}
-    return sorted(document.sections, key=lambda section: ranks.get(section.id, len(ranks)))
+    return sorted(sections, key=lambda section: ranks.get(section.id, len(ranks)))
 
 
 def policy(style: str, script: str) -> str:

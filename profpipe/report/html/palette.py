@@ -11,6 +11,9 @@ from profpipe.report.html.markup import anchor
 COLOURS = 8
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
 
+#: Verdicts, which have a colour of their own in report.css, and their markers.
+VERDICTS = {"slower": "circle", "faster": "square", "inconclusive": "diamond", "same": "triangle"}
+
 #: Kernel classes and parts of a step that have a colour of their own in report.css: ``k-gemm``.
 KEYS = frozenset((
     "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "softmax", "copy", "elementwise",
@@ -27,6 +30,9 @@ def key_class(key: str) -> str:
 def line_classes(chart: doc.Chart) -> Mapping[str, tuple[str, str]]:
     """Return the class and the marker of each series by its key. The baseline has the colour of the text."""
     every = [series for panel in chart.panels for series in panel.series]
+    if chart.kind is doc.ChartKind.FOREST:
+        return {key: (f"v-{key}", VERDICTS[key]) if key in VERDICTS else ("s-base", "circle")
+                for key in (series.key for series in every)}  # fmt: skip
     baselines = {series.key for series in every if series.is_baseline}
     found = dict.fromkeys(baselines, ("s-base", "circle"))
     keys = chart.keys or tuple(dict.fromkeys(series.key for series in every))

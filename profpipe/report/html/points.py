@@ -16,10 +16,13 @@ from profpipe.report.html.tips import quantity, tip
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 66, 16, 12, 40
 _STRIP = 210
 
+#: Intervals of a forest plot that are longer than this many times the largest difference are cut.
+_WIDE = 2.5
+
 #: Points of a strip beyond which each pixel shows its least and its largest value.
 _MOST_POINTS = 1500
 
-_ROW, _LETTER, _NAMES, _VALUES = 30, 7.0, 300, 170
+_ROW, _BAR, _LETTER, _NAMES, _VALUES = 30, 18, 7.0, 300, 150
 
 
 def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
@@ -49,9 +52,11 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
     classes = line_classes(chart)
     for series in panel.series:
         colour, shape = classes[series.key]
-        own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(series.name, m, chart), m.case)
+        own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(m, chart), m.case)
                for m in thin(series.marks, x)]  # fmt: skip
-        parts.append(element("g", *own, class_=f"series {colour}", data_series=series.key))
+        parts.append(
+            element("g", *own, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None)
+        )
     return _svg(chart, panel, parts, bottom + _BOTTOM, "strip")
 
 
@@ -73,17 +78,7 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
     names = [flat(name) for name in chart.x.labels]
     left = min(_NAMES, max((_LETTER * len(name) for name in names), default=0) + 20)
     marks = [mark for series in panel.series for mark in series.marks]
-    ends = [v for m in marks for v in (m.y, m.low, m.high) if v is not None]
-    ends += [each.value for each in chart.references]
-    low, high = min(ends), max(ends)
-    if chart.y.is_log:
-        room = (high / low) ** 0.06
-        low, high = low / room, high * room
-    elif chart.kind is doc.ChartKind.INTERVALS:
-        low, high = min(low, 0.0), 1.04 * high
-    else:
-        room = 0.08 * (high - low) or 0.01
-        low, high = low - room, high + room
+    low, high = _ends(chart, marks)
     bottom = _TOP + _ROW * len(names)
     x = Scale(low, high, left, _WIDTH - _VALUES, chart.y.is_log)
     parts: list[Markup] = []
@@ -96,8 +91,30 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
     for series in panel.series:
         colour, shape = classes[series.key]
         rows = [_row(chart, series, mark, names, x, shape) for mark in series.marks]
-        parts.append(element("g", *rows, class_=f"series {colour}", data_series=series.key))
+        parts.append(
+            element(
+                "g", *rows, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None
+            )
+        )
     return _svg(chart, panel, parts, bottom + _BOTTOM, chart.kind.value)
+
+
+def _ends(chart: doc.Chart, marks: Sequence[doc.Mark]) -> tuple[float, float]:
+    """Return the ends of the scale; of a forest plot, the widest intervals lead out of it."""
+    values = [mark.y for mark in marks] + [each.value for each in chart.references]
+    intervals = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
+    if chart.kind is doc.ChartKind.FOREST:
+        values += [end for mark in marks if mark.floor is not None for end in (-1.5 * mark.floor, 1.5 * mark.floor)]
+        limit = _WIDE * max(map(abs, values))
+        intervals = [min(max(end, -limit), limit) for end in intervals]
+    low, high = min([*values, *intervals]), max([*values, *intervals])
+    if chart.y.is_log:
+        room = (high / low) ** 0.06
+        return low / room, high * room
+    if chart.kind is doc.ChartKind.INTERVALS:
+        return min(low, 0.0), 1.02 * high
+    room = 0.06 * (high - low) or 0.01
+    return low - room, high + room
 
 
 def _bands(chart: doc.Chart, x: Scale, bottom: float) -> Iterator[Markup]:
@@ -118,11 +135,31 @@ def _row(chart: doc.Chart, series: doc.Series, mark: doc.Mark, names: Sequence[s
     title = element("title", cut(name, 2000)) if len(name) > most else ""
     parts = [element("text", title, cut(name, most), x=x.start - 10, y=y + 4, class_="name end",
                      data_case=mark.case or None)]  # fmt: skip
+    if mark.floor is not None:
+        left, right = x(max(-mark.floor, x.low)), x(min(mark.floor, x.high))
+        parts.append(empty("rect", x=left, y=y - 11, width=max(right - left, 0), height=22, class_="band"))
+    if chart.kind is doc.ChartKind.INTERVALS:
+        height = _BAR if not chart.y.is_log else 1
+        box = empty("rect", x=x.start, y=y - height / 2, width=max(x(mark.y) - x.start, 0), height=height, class_="bar")
+        parts.append(box)
     if mark.low is not None and mark.high is not None:
-        parts.append(empty("path", d=f"M{x(mark.low):g} {y - 5:g}v10m0-5H{x(mark.high):g}m0-5v10", class_="whisker"))
-    parts.append(marker(shape, x(mark.y), y, bool(mark.flags), tip(series.name, mark, chart), mark.case))
+        parts.append(_whisker(x, y, mark.low, mark.high))
+    parts.append(marker(shape, x(mark.y), y, bool(mark.flags), tip(mark, chart), mark.case))
     parts.append(element("text", quantity(mark.y, chart.y), x=x.end + 14, y=y + 4, class_="sum"))
     return element("g", *parts)
+
+
+def _whisker(x: Scale, y: float, low: float, high: float) -> Markup:
+    """Return the interval; an end that leads out of the scale is an arrow."""
+    left, right = x(max(low, x.low)), x(min(high, x.high))
+    first = f"M{left:g} {y - 5:g}v10m0-5" if low >= x.low else f"M{left + 6:g} {y - 5:g}l-6 5l6 5M{left:g} {y:g}"
+    last = "m0-5v10" if high <= x.high else "m-6-5l6 5l-6 5"
+    return empty("path", d=f"{first}H{right:g}{last}", class_="whisker")
+
+
+def _group(series: doc.Series, colour: str, marks: Sequence[Markup]) -> Markup:
+    name = _short(series.name) or None
+    return element("g", *marks, class_=f"series {colour}", data_series=series.key, data_name=name)
 
 
 def _svg(chart: doc.Chart, panel: doc.Panel, parts: Sequence[Markup], height: float, kind: str) -> Markup:

@@ -58,4 +58,4 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def label(value: float, axis: doc.Axis) -> str:
     """Return the label of a tick."""
-    return tick(value, axis.quantity, axis.unit)
+    return f"{100 * value:+.4g} %" if axis.quantity == "change" and value else tick(value, axis.quantity, axis.unit)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import format_cell, format_head
-from profpipe.report.html.markup import cut, element, flat, join
+from profpipe.report.html.markup import anchor, cut, element, flat, join
 
 #: Rows of a table on the page; the file has the others.
 MOST_ROWS = 400
@@ -18,15 +18,21 @@ MOST_ROWS = 400
 #: Tables from this number of rows on have a field to filter them.
 _FILTERED = 9
 
+#: Columns of a table that is never wider than the page.
+_NARROW = 2
+
 Writer = Callable[[doc.Text], Markup]
 
 
-def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], rest: str = "") -> Markup:
+def table(
+    table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], rest: str = "", is_sortable: bool = True
+) -> Markup:
     """Return a table; empty without rows. ``rest`` names the file that has the rows which are left out."""
     if not table.rows:
         return Markup("")
     shown = replace(table, rows=table.rows[:MOST_ROWS])
-    can_sort = len(shown.rows) > 1
+    # The last rows of a table that is not divisible are sums.
+    can_sort = is_sortable and table.is_divisible and len(shown.rows) > 1
     head = [_head(column, write, can_sort) for column in shown.columns]
     body = [
         element(
@@ -41,7 +47,7 @@ def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], re
         title,
         element("thead", element("tr", *head)),
         element("tbody", *body),
-        id=id,
+        id=id if can_sort else None,
         class_="sortable" if can_sort else None,
     )
     own_name = flat(doc.plain(table.title)) or "Table"
@@ -49,12 +55,14 @@ def table(table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], re
     note = f"The first {len(shown.rows)} of {len(table.rows)} rows." if left_out else ""
     more = element("p", note, Markup(" All of them: ") if rest else "", element("code", rest) if rest else "",
                    class_="more") if left_out else ""  # fmt: skip
-    has_filter = len(shown.rows) >= _FILTERED and table.is_divisible
+    has_filter = can_sort and len(shown.rows) >= _FILTERED
     field = element(
         "label", "Filter ", element("input", type="search", data_filter=id, placeholder="text in a row"),
         class_="filter", hidden=True,
     ) if has_filter else ""  # fmt: skip
-    scroll = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=cut(own_name, 200))
+    scroll = grid
+    if len(table.columns) > _NARROW:
+        scroll = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=cut(own_name, 200))
     return element("div", field, scroll, more, class_="table")
 
 
@@ -84,9 +92,10 @@ def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str,
 
 
 def explain(flag: str, flags: Mapping[str, str]) -> Markup:
-    """Return a flag with its meaning, which a pointer and a screen reader find where the flag stands."""
-    meaning = flags.get(flag)
-    return element("abbr", cut(flat(flag), 60), class_="flag", title=meaning, tabindex="0" if meaning else None)
+    """Return a flag that leads to its meaning in the legend; the script shows it where the flag stands."""
+    known = flag in flags
+    return element("abbr", cut(flat(flag), 60), class_="flag", tabindex="0" if known else None,
+                   aria_describedby=anchor("flag", flag) if known else None)  # fmt: skip
 
 
 def explain_words(content: Markup, flags: Mapping[str, str]) -> Markup:

@@ -10,7 +10,7 @@ from profpipe.report.formatting import format_value
 from profpipe.report.html.markup import cut, flat
 from profpipe.report.units import Unit, size_unit, time_unit
 
-_FORMATS = {"x": doc.Format.RATIO, "share": doc.Format.PERCENT}
+_FORMATS = {"x": doc.Format.RATIO, "share": doc.Format.PERCENT, "change": doc.Format.SIGNED_PERCENT}
 
 
 def column(axis: doc.Axis, values: Iterable[float], title: doc.Text, id: str) -> doc.Column:
@@ -33,14 +33,14 @@ def quantity(value: float, axis: doc.Axis) -> str:
     return " ".join(filter(None, [format_value(value, unit, form), name]))
 
 
-def tip(name: str, mark: doc.Mark, chart: doc.Chart) -> str:
-    """Return the lines beside the pointer: the name, the place, the value, its range and its flags."""
+def tip(mark: doc.Mark, chart: doc.Chart) -> str:
+    """Return the lines beside the pointer below the name of the series: place, value, range, flags and the note."""
     place = chart.x.labels[int(mark.x)] if chart.x.labels else f"{chart.x.title} {_place(mark.x, chart.x)}"
-    lines = [cut(flat(name), 200), cut(flat(place), 200), quantity(mark.y, chart.y)]
+    lines = [cut(flat(place), 200), quantity(mark.y, chart.y)]
     if mark.low is not None and mark.high is not None:
         words = "interval" if chart.kind in (doc.ChartKind.INTERVALS, doc.ChartKind.FOREST) else "10 to 90 %"
         lines.append(f"{words}: {quantity(mark.low, chart.y)} to {quantity(mark.high, chart.y)}")
-    lines += [", ".join(mark.flags)] if mark.flags else []
+    lines += [", ".join(mark.flags), cut(flat(mark.note), 300)]
     return "\n".join(dict.fromkeys(filter(None, lines)))
 
 

@@ -25,6 +25,9 @@ _MOST_TEXT = 4_000
 _FILES = {"kernels": "kernels", "every_step": "steps", "step_outliers": "steps", "phases": "ranges", "cases": "cases"}
 
 
+#: The level of the headings of sections.
+_TOP = 2
+
 #: Sections that the style sheet shows in their own way.
 _STYLED = ("headline", "warnings")
 
@@ -33,12 +36,14 @@ _STYLED = ("headline", "warnings")
 class Html:
     """Writes a document's values as HTML.
 
-    ``anchors`` has the id of the element of each section, by workload and section. ``cases`` are the cases with a page,
-    by workload and case. ``exists`` says whether a file of the run's folder is there.
+    ``anchors`` has the id of the element of each section, by workload and section. ``cases`` has those of the pages of
+    cases, by workload and case, and ``contents`` the short ones of what is inside. ``exists`` says whether a file of
+    the run's folder is there.
     """
 
     anchors: Mapping[tuple[str, str], str] = field(default_factory=dict)
     cases: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    contents: Mapping[tuple[str, str], str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     exists: Callable[[str], bool] = lambda path: False
     names_workloads: bool = False
@@ -71,7 +76,7 @@ class Html:
 
     def case_link(self, content: Markup, case: str) -> Markup:
         target = self._case_id(case)
-        return element("a", content, href=f"#{target}", class_="case") if target else content
+        return element("a", content, href=f"#{target}") if target else content
 
     def _link(self, link: doc.Link) -> Markup:
         content, target = self.text(link.content), self._target(link.target)
@@ -109,13 +114,14 @@ class Html:
             case doc.Timeline():
                 return self._timeline(block)
 
-    def table(self, table: doc.Table) -> Markup:
-        return tables.table(table, self.id_of("table", table.id), self.text, self.flags, self._file_of_rows())
+    def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
+        id, rest = self.id_of("table", table.id), self._file_of_rows()
+        return tables.table(table, id, self.text, self.flags, rest, is_sortable)
 
     def _chart(self, chart: doc.Chart) -> Markup:
         id = self.id_of("chart", chart.id)
-        values = replace(self, place=id).table(value_table(chart))
-        return charts.figure(chart, id, self.text(chart.caption), values, self._case_id)
+        values = replace(self, place=id).table(value_table(chart), is_sortable=False)
+        return charts.figure(chart, id, self.text(chart.caption), values, self._content_id)
 
     def _timeline(self, block: doc.Timeline) -> Markup:
         id = self.id_of("timeline", block.id)
@@ -159,26 +165,31 @@ class Html:
             "div", title, element("div", *controls, class_="controls", hidden=True), *views, class_="choice", id=id
         )
 
+    def _content_id(self, case: str) -> str:
+        """Return the short id, which is inside the page of a case: a chart has many of them."""
+        return self.contents.get((self.workload, case), "") if case else ""
+
     # --- sections ----------------------------------------------------------------------------------------------------
 
     def heading(self, section: doc.Section) -> Markup:
         named = section.workload and self.names_workloads
         return join([self.text(section.title), f": {cut(flat(section.workload), 60)}" if named else ""])
 
-    def section(self, section: doc.Section, id: str, level: int = 2) -> Markup:
+    def section(self, section: doc.Section, id: str, level: int = _TOP) -> Markup:
         """Return the section with its heading; empty where the section holds nothing."""
         if not section:
             return Markup("")
         own = replace(self, workload=section.workload or self.workload, place=id, section_id=section.id)
-        title = element(f"h{min(level, 6)}", self.heading(section), id=f"{id}-title") if section.title else ""
+        title_id = f"{id}-title" if section.title and level == _TOP else None
+        title = element(f"h{min(level, 6)}", self.heading(section), id=title_id) if section.title else ""
         summary = element("p", own.text(section.summary), class_="summary") if section.summary else ""
         inner = replace(own, names_workloads=False)
         children = [inner.section(child, child_id, level + 1) for child, child_id in children_ids(section, id)]
         return element(
             "section", title, summary, *map(own.block, section.blocks), *children,
             id=id, class_=" ".join(("section", *(id for id in _STYLED if id == section.id))),
-            data_workload=flat(section.workload) or None,
-            aria_labelledby=f"{id}-title" if section.title else None,
+            data_workload=flat(section.workload) or None if level == _TOP else None,
+            aria_labelledby=title_id,
         )  # fmt: skip
 
 

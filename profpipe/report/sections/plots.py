@@ -23,6 +23,9 @@ _WIDE = 8.0
 #: From this share of the memory bandwidth on the bandwidth of a case is of interest.
 _LEAST_BANDWIDTH = 0.1
 
+#: From this ratio of the largest to the smallest value on a linear scale would hide the small ones.
+DECADES = 20
+
 #: Lines of a chart without a comparison.
 _LINES = 8
 
@@ -185,7 +188,7 @@ def line_chart(
     if not marks:
         return None
     ys, peaks = [mark.y for mark in marks], [r.value for r in references if r.kind is doc.ReferenceKind.PEAK]
-    is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= 20
+    is_log = spans_decades and min(ys) > 0 and max(ys) / min(ys) >= DECADES
     signs = [
         f"The machine's peak is {number(peaks[0])} {y.unit.name}." if peaks and y.unit else "",
         "Hollow: the case has a flag." if any(mark.flags for mark in marks) else "",

@@ -173,7 +173,7 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
     cases = sorted(judged, key=_rank)
     columns = [
         (doc.label("workload"), lambda case: doc.Code(case.workload)),
-        (doc.label("case"), lambda case: doc.Code(readable(case.case))),
+        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(readable(case.case)), name(case))),
         (doc.label("verdict"), _verdict_cell),
         (doc.Column("a", "A", unit), lambda case: case.a_ns),
         (doc.Column("b", "B", unit), lambda case: case.b_ns),
@@ -255,7 +255,7 @@ def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
     columns: list[tuple[doc.Column, Callable[[CaseVerdict], doc.Cell | doc.Text]]] = [
-        (doc.label("case"), lambda case: doc.Code(name(case))),
+        (doc.label("case"), lambda case: doc.CaseLink(doc.Code(name(case)), name(case))),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
     ]

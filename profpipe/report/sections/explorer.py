@@ -1,0 +1,187 @@
+"""Every quantity of a workload's cases as a chart, of which a reader chooses one by quantity, profiler and view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from profpipe.analysis.cases import in_words, running_axis
+from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.report import document as doc
+from profpipe.report.labels import quantity as time_words
+from profpipe.report.sections import plots
+from profpipe.report.sections.plots import Quantity
+from profpipe.report.units import Unit
+
+#: Cases up to which every recorded quantity has charts. A chart of a larger workload is large itself.
+_FEW = 100
+
+#: Rows of a chart of cases.
+_MOST_ROWS = 40
+
+#: Quantities without a profiler, where they were recorded: metric, title, stored unit, unit.
+_RECORDED: tuple[tuple[str, str, str, Unit | None], ...] = (
+    ("peak_allocated", "peak memory", "byte", None),
+    ("power", "power", "", Unit("W", 1.0)),
+    ("sm_clock", "SM clock", "", Unit("MHz", 1e6)),
+    ("temperature", "temperature", "", Unit("degC", 1.0)),
+    ("time_cuda_graph", "time as CUDA graph", "ns", None),
+    ("error_max", "largest error of the output", "", None),
+)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A chart with the values that choose it."""
+
+    quantity: str
+    profiler: str
+    view: str
+    chart: doc.Chart
+
+
+def explorer(workload: WorkloadFindings) -> doc.Section:
+    """Return the charts of the workload, for report.html; empty where there is nothing to choose."""
+    views = list(_views(workload))
+    if len(views) < 2:
+        return doc.Section("explorer", "", workload=workload.name)
+    options = tuple(doc.Option((each.quantity, each.profiler, each.view), (each.chart,)) for each in views)
+    choice = doc.Choice("view", ("quantity", "profiler", "view"), options)
+    return doc.Section("explorer", "Charts", (choice,), workload=workload.name)
+
+
+def _views(workload: WorkloadFindings) -> Iterator[_View]:
+    axis = running_axis(case.shape for case in workload.cases if case.time)
+    basis = workload.basis.profiler if workload.basis else ""
+    names = {"speedup": "speed-up", "time": "time", "tflops": "TFLOP/s", "bandwidth": "GB/s"}
+    for quantity in plots.quantities(workload):
+        yield from _both(workload, axis, quantity, names[quantity.name], basis)
+    yield from _by_profiler(workload, axis)
+    if len(workload.cases) <= _FEW:
+        for metric, title, stored, unit in _RECORDED:
+            recorded = Quantity(metric, title.capitalize(), _value(metric), doc.Axis(title, unit, quantity=stored),
+                                metric == "error_max")  # fmt: skip
+            yield from _both(workload, axis, recorded, title, basis)
+    shape = workload.largest
+    if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
+        chart = replace(plots.breakdown(workload, shape), placement=doc.Placement.HTML)
+        yield _View("kernel time by class", workload.kernel_profiler or "", "largest shape", chart)
+
+
+def _value(metric: str) -> Callable[[CaseResult], float | None]:
+    return lambda case: case.values.get(metric)
+
+
+def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
+    """Yield the times of the cases under each profiler that recorded kernels."""
+    times = {(each.case, figure.profiler): figure.ns for each in workload.agreements for figure in each.figures}
+    profilers = dict.fromkeys(profiler for _, profiler in times)
+    for profiler in profilers:
+        if workload.basis is not None and profiler == workload.basis.profiler:
+            continue
+        found = Quantity(f"kernels-{profiler}", f"Kernel time per call ({profiler})", _time_of(times, profiler),
+                         doc.Axis("time", quantity="ns"), True)  # fmt: skip
+        yield from _both(workload, axis, found, "kernel time", profiler)
+
+
+def _time_of(times: dict[tuple[str, str], float], profiler: str) -> Callable[[CaseResult], float | None]:
+    return lambda case: times.get((case.id, profiler))
+
+
+def _both(
+    workload: WorkloadFindings, axis: str | None, quantity: Quantity, name: str, profiler: str
+) -> Iterator[_View]:
+    """Yield the quantity over the running axis, and of the cases of the largest shape."""
+    if axis and (chart := plots.over(workload, axis, quantity)):
+        yield _View(name, profiler, f"over {axis}", replace(chart, placement=doc.Placement.HTML))
+    if chart := ranking(workload, quantity):
+        yield _View(name, profiler, "largest shape" if workload.compare else "all cases", chart)
+
+
+def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
+    """Return the cases of the largest shape in the order of the quantity, the best first; None for fewer than two."""
+    shape = workload.largest
+    cases = list(shape.cases) if workload.compare and shape else list(workload.cases)
+    known = [(case, value) for case in cases if (value := quantity.value(case)) is not None]
+    if len(known) < 2:
+        return None
+    is_rate = quantity.name in ("speedup", "tflops", "bandwidth")
+    known.sort(key=lambda pair: -pair[1] if is_rate else pair[1])
+    known = known[:_MOST_ROWS]
+    marks = tuple(_mark(i, case, value, quantity) for i, (case, value) in enumerate(known))
+    names = tuple(_name(workload, case) for case, _ in known)
+    others = len(cases) - len(known)
+    place = in_words(shape.axes) if workload.compare and shape else ""
+    is_time = quantity.name == "time" and workload.basis is not None
+    title = time_words(workload.basis).capitalize() if is_time else quantity.title
+    return doc.Chart(
+        plots.chart_id(workload.name, quantity.name, "cases"),
+        ", ".join(filter(None, [title, place])),
+        doc.ChartKind.INTERVALS,
+        doc.Axis("", labels=names, cases=tuple(case.id for case, _ in known)),
+        replace(quantity.axis, is_log=_spans_decades([value for _, value in known])),
+        (doc.Panel("", (doc.Series("", "", marks),)),),
+        f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
+        doc.Placement.HTML,
+        subtitle=plots.fixed(workload),
+        references=tuple(each for each in quantity.references if each.kind is doc.ReferenceKind.LEVEL),
+    )
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    """Return True if a linear scale would hide the small values."""
+    return min(values) > 0 and max(values) / min(values) >= plots.DECADES
+
+
+def _mark(row: int, case: CaseResult, value: float, quantity: Quantity) -> doc.Mark:
+    low, high = case.time.interval or (None, None) if quantity.name == "time" and case.time else (None, None)
+    return doc.Mark(float(row), value, low, high, case.unshared_marks, case.id)
+
+
+def _name(workload: WorkloadFindings, case: CaseResult) -> str:
+    words = case.variant if workload.compare else in_words(case.shape) or case.id or workload.name
+    return f"{words} (baseline)" if case.is_baseline else words
+
+
+# --- roofline --------------------------------------------------------------------------------------------------------
+
+
+def roofline(workload: WorkloadFindings) -> doc.Section:
+    """Return the cases below the machine's rates, for report.html; empty where a rate is unknown."""
+    known = [(case, case.limit.intensity, case.tflops_done, ridge, peak)
+             for case in workload.cases
+             if case.limit.intensity and case.tflops_done
+             for ridge, peak in [_roof(workload, case)] if ridge and peak]  # fmt: skip
+    if not known:
+        return doc.Section("roofline", "", workload=workload.name)
+    names = list(workload.variants) if workload.compare else [""]
+    series = []
+    for name in names:
+        marks = tuple(doc.Mark(x, y, flags=case.unshared_marks, case=case.id)
+                      for case, x, y, *_ in known if name in ("", case.variant))  # fmt: skip
+        is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
+        series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
+    roofs = dict.fromkeys((round(ridge, 3), round(peak, 3)) for *_, ridge, peak in known)
+    chart = doc.Chart(
+        plots.chart_id(workload.name, "roofline"),
+        "Roofline",
+        doc.ChartKind.ROOFLINE,
+        doc.Axis("FLOP per byte", is_log=True),
+        doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
+        (doc.Panel("", tuple(series)),),
+        "Below the slanted line memory is the limit, below the level one arithmetic. Hollow: the case has a flag.",
+        doc.Placement.HTML,
+        subtitle=plots.fixed(workload),
+        keys=tuple(names),
+        references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, f"{peak:.0f} TFLOP/s", ridge)
+                         for ridge, peak in roofs),
+    )  # fmt: skip
+    return doc.Section("roofline", "Roofline", (chart,), workload=workload.name)
+
+
+def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:
+    """Return the FLOP per byte of the ridge of a case, and its peak in TFLOP/s."""
+    dtype = str(case.params.get("dtype") or case.params.get("precision") or "")
+    ridge = case.limit.ridge or workload.ridges.get(dtype)
+    share = case.limit.flops_share
+    return ridge, case.tflops_done / share if share and case.tflops_done else None
