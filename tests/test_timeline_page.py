@@ -97,6 +97,12 @@ def test_few_boxes_are_drawn_one_by_one() -> None:
     assert boxes(timeline) == 4000 and timeline.merged_below_ns == 0
 
 
+def test_processes_of_a_case_without_steps_have_no_rank_and_a_timeline_each() -> None:
+    rows = events(ranks=3, number=10).assign(rank=pd.array([None] * 63, dtype="Int64"))
+    (timeline,) = find_timelines(rows, schema.empty(schema.STEPS))
+    assert [(rank.rank, rank.process) for rank in timeline.ranks] == [(0, 0), (1, 1), (2, 2)]
+
+
 def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path: Path) -> None:
     export = Export()
     for n in range(6):

@@ -42,7 +42,9 @@ def find_timelines(timeline: pd.DataFrame, steps: pd.DataFrame, workloads: int =
 
 
 def _of_case(case: str, profiler: str, rows: pd.DataFrame, steps: pd.DataFrame) -> CaseTimeline:
-    ranks = tuple(_of_rank(own) for _, own in rows.groupby("rank", sort=True, dropna=False))
+    # Without steps the processes of a case have no ranks. Each process and device is one.
+    by_place = rows.groupby(["rank", "source", "process", "device"], sort=True, dropna=False)
+    ranks = tuple(_of_rank(own, number) for number, (_, own) in enumerate(by_place))
     windows = rows[rows["kind"].isin(_WINDOWS)]
     kind = str(windows["kind"].iloc[0])
     first = min(rank.start_ns for rank in ranks)
@@ -68,11 +70,12 @@ def _moved(rank: RankTimeline, first: float) -> RankTimeline:
     return replace(rank, start_ns=rank.start_ns - first, lanes=lanes, gaps=gaps)
 
 
-def _of_rank(rows: pd.DataFrame) -> RankTimeline:
+def _of_rank(rows: pd.DataFrame, number: int) -> RankTimeline:
+    """Return the timeline of one process and device; ``number`` is its rank where the rows have none."""
     (window,) = rows[rows["kind"].isin(_WINDOWS)].to_dict("records")
     rows = rows.sort_values("start_ns", kind="stable")
     return RankTimeline(
-        rank=int(_number(window["rank"]) or 0),
+        rank=number if pd.isna(window["rank"]) else int(window["rank"]),
         process=_number(window["process"]),
         device=_number(window["device"]),
         step=_number(window["step"]),
