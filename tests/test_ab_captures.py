@@ -95,7 +95,7 @@ def test_captures_are_processes_beside_the_timed_ones_and_name_the_kernels(proje
         assert own.loc[own["kernel"] != "", "part_ns"].sum() == own.loc[own["kernel"] == "", "part_ns"].item()
     page = (project / "out" / "latest" / "SUMMARY.md").read_text()
     assert "nsys recorded the kernels of both sides in 2 pairs" in page
-    assert "B - A by kernel" in page and "flash_fwd_kernel` -&gt; `cudnn" in page
+    assert "B - A by kernel" in page and "flash_fwd_kernel` → `cudnn" in page
     assert len(page.splitlines()) <= 150
 
 

@@ -105,7 +105,7 @@ def test_a_kernel_of_the_same_class_and_as_many_launches_is_exchanged(captured):
     assert found["memset"].change is KernelChange.APPEARED
     assert case.kernels.kernels[0] is attention
     line = plain(explain(case))
-    assert line.startswith("-42 us: -43 us attention (pytorch_flash::flash_fwd_kernel -> cudnn")
+    assert line.startswith("-42 us: -43 us attention (pytorch_flash::flash_fwd_kernel → cudnn")
 
 
 def test_an_added_launch_is_named_with_its_class_and_its_part(captured):

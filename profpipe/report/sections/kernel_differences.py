@@ -121,7 +121,7 @@ def _write_change(kernels: Sequence[KernelDifference]) -> doc.Text:
 
 def _exchange(kernel: KernelDifference, width: int) -> doc.Text:
     short = _brief([kernel.name, kernel.b_name], width)
-    return fill("{} -> {}", doc.Code(short[kernel.name]), doc.Code(short[kernel.b_name]))
+    return fill("{} → {}", doc.Code(short[kernel.name]), doc.Code(short[kernel.b_name]))
 
 
 def _brief(names: Sequence[str], width: int) -> dict[str, str]:
@@ -241,7 +241,7 @@ def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Cell | doc.Text | flo
     is_exchanged = kernel.change is KernelChange.EXCHANGED
     name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(shorten(kernel.name, _IN_TABLE))
     is_other_class = kernel.change is KernelChange.CLASS
-    classes = f"{kernel.a.kernel_class} -> {kernel.b.kernel_class}" if is_other_class else kernel.kernel_class
+    classes = f"{kernel.a.kernel_class} → {kernel.b.kernel_class}" if is_other_class else kernel.kernel_class
     change = _CHANGES[kernel.change]
     if kernel.judgement:
         change = ", ".join(filter(None, [change, str(kernel.judgement.verdict)]))
