@@ -116,6 +116,23 @@ def test_torch_profiler_enters_a_command_by_the_start_up_hook():
     assert isinstance(without.tool, Missing) and "hook" in without.tool.remedy
 
 
+@pytest.mark.parametrize(
+    ("profiler", "options", "why"),
+    [
+        ("ncu", (), "ncu records steps"),
+        ("rocprof", (), "this rocprof cannot record a span of time"),
+        ("rocprof", ("--collection-period",), ""),
+        ("torch", (), ""),
+        ("plain", (), ""),
+    ],
+)
+def test_a_profiler_that_cannot_record_a_span_of_time_is_skipped_with_the_reason(profiler, options, why):
+    tool = Tool(profiler, "1", options=options)
+    command = {"command": ["server"], "profilers": [profiler], "capture": {"for_s": 5}}
+    (job,) = jobs(command, {profiler: tool})
+    assert (why in str(job.tool)) if why else job.tool == tool
+
+
 def test_a_matrix_whose_points_are_all_excluded_is_refused():
     with pytest.raises(ConfigError, match="has no case left"):
         jobs({"script": "w", "matrix": {"n": [1]}, "exclude": [{"n": 1}]})
