@@ -9,10 +9,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol, cast
 
-from profpipe import __version__, errors, stdio
+from profpipe import __version__, errors, masking, stdio
 from profpipe.errors import ProfpipeError
 
 #: Each command is a module of ``profpipe.commands``. Its module is imported only when the command is used, for
@@ -72,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     args = _build_parser().parse_args(words)
     args.program = program
-    with nullcontext() if _only_prints(args) else stdio.ignore_output_errors():
+    masking.forget()
+    masking.remember(masking.secrets_of_environment(os.environ))
+    with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
         return _run(args)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from profpipe import masking
+
 Scalar = str | int | float | bool | None
 
 
@@ -123,8 +125,10 @@ class Job:
     repeat: int = 1
     captures: int = 1
     interleaved: tuple[str, ...] = ()
-    #: Secret words of commands, and the published words for them.
+    #: Secrets and words of commands that hold them, and the published text for each.
     secrets: Mapping[str, str] = field(default_factory=dict)
+    #: The values of secret parameters, by the texts that ``cases`` have in their place.
+    hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: What distinguishes the job from others of its workload and profiler: ``pair 3 B``.
     label: str = ""
     #: The folder that paths in a report are relative to, where it is not ``cwd``.
@@ -177,13 +181,21 @@ class Job:
 
     def shown(self, command: Command) -> str:
         """Return ``command`` as a shell line, without secrets."""
-        return shlex.join(self.secrets.get(word, word) for word in command.argv)
+        return shlex.join(map(self.masked_word, command.argv))
 
     def masked(self, text: str) -> str:
-        """Return ``text`` without the secret words."""
-        for word, public in self.secrets.items():
-            text = text.replace(word, public)
-        return text
+        """Return ``text`` without secrets."""
+        return masking.mask_printed(masking.masker(self.secrets).mask(text))
+
+    def masked_word(self, word: str) -> str:
+        """Return a word of a command without secrets, however short they are."""
+        return self.secrets.get(word) or self.masked(word)
+
+    def reveal(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the parameters of a case with the values of the secret ones."""
+        return {
+            name: self.hidden.get(value, value) if isinstance(value, str) else value for name, value in params.items()
+        }
 
     def portable(self, argument: str) -> str:
         """Return ``argument`` for a report: paths relative to ``shown_from``, and a program on PATH by its name."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from profpipe import masking
+
 _NULL = Path(os.devnull)
 
 
@@ -33,8 +35,30 @@ def ignore_output_errors() -> Iterator[None]:
             error.flush()
 
 
+@contextmanager
+def mask_output() -> Iterator[None]:
+    """Mask secrets in what is written to the terminal. Errors of writing are those of the terminal."""
+    out, error = (cast(TextIO, MaskingStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(error):
+        yield
+
+
+class MaskingStream:
+    """A stream that writes no secret."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._stream.write(masking.mask_printed(text))
+        return len(text)
+
+
 class TolerantStream:
-    """A stream whose reader, terminal or disk space may disappear."""
+    """A stream whose reader, terminal or disk space may disappear. What it writes has no secret."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -44,7 +68,8 @@ class TolerantStream:
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            self._stream.write(masking.mask_printed(text))
+            return len(text)
         except OSError:
             discard_if_broken(self._stream)
             return len(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from profpipe import masking
 from profpipe.runner import environment
 
 
@@ -39,7 +40,7 @@ def test_unknown_variables_and_secrets_are_not_passed_on(name: str) -> None:
     ],
 )
 def test_names_of_secrets_are_recognised(name: str) -> None:
-    assert environment.is_secret(name)
+    assert masking.is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +51,4 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
     ],
 )
 def test_names_that_resemble_secrets_are_not_secrets(name: str) -> None:
-    assert not environment.is_secret(name)
+    assert not masking.is_secret_name(name)

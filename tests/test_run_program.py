@@ -14,7 +14,6 @@ from program import ROOT, profpipe, rows
 
 from profpipe.config import program
 from profpipe.config.loader import load_pipeline
-from profpipe.runner import environment
 
 TRAIN = """
 import json, os, sys
@@ -150,8 +149,8 @@ def test_a_placeholder_among_the_arguments_reaches_the_program_as_it_is(project:
 
 def test_only_options_that_take_a_secret_hide_their_value() -> None:
     shown = ["--max-tokens", "128", "--key", "k", "--num-key-value-heads", "8", "--sort-key=name", "--no-token", "--x"]
-    assert program.mask(shown, {}, environment.is_secret) == (shown, {})
-    assert program.mask(["--api-key", "k"], {}, environment.is_secret) == (
+    assert program.mask(shown, {}) == (shown, {})
+    assert program.mask(["--api-key", "k"], {}) == (
         ["--api-key", "${API_KEY}"],
         {"API_KEY": "k"},
     )

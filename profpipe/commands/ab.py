@@ -113,7 +113,6 @@ def _file_loader(args: argparse.Namespace) -> Callable[[Sequence[str]], RunReque
 def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable[[Sequence[str]], RunRequest]:
     """Return the function that makes the pipeline of the program after ``--`` with the values of a side."""
     from profpipe.config import program
-    from profpipe.runner import environment
     from profpipe.runner.request import RunRequest
 
     path = arguments.program_file(args.out)
@@ -136,7 +135,6 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
             variables=args.env,
             settings={"steps": steps} if (steps := arguments.steps(args)) else None,
             repeat=repeat,
-            is_secret=environment.is_secret,
         )
         return RunRequest.of_program(found, path, args.out)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from profpipe import errors
 from profpipe.config import loader
 from profpipe.job import count_cases, readable
-from profpipe.runner import plan
+from profpipe.results import folders
+from profpipe.runner import plan, secret_values
 
 EXAMPLES = """\
   profpipe list                                    # those of pipeline.yaml
@@ -20,10 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    pipeline = loader.load_pipeline(Path(args.pipeline))
+    path = Path(args.pipeline)
+    pipeline = loader.load_pipeline(path)
+    pipeline, _ = secret_values.hide(pipeline, secret_values.of_variables(path), lambda: folders.find_salt(Path("out")))
+    masked = secret_values.mask_commands(pipeline, path)
     for name, workload in pipeline.workloads.items():
         cases = plan.cases(workload)
-        program = workload.script or " ".join(workload.command or ())
+        program = workload.script or " ".join(masked.get(name, workload).command or ())
         print(f"{name}: {program}, {count_cases(len(cases))} under {', '.join(workload.profilers)}")
         for case in cases:
             print(f"  {readable(case.id)}")

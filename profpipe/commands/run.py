@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from profpipe import errors
+from profpipe import errors, masking
 from profpipe.commands import arguments
 from profpipe.config import loader, program
-from profpipe.runner import environment
 
 EXAMPLES = """\
   profpipe run                                              # pipeline.yaml, all workloads and profilers
@@ -59,13 +58,15 @@ def main(args: argparse.Namespace) -> int:
     pipeline = loader.load_pipeline(path, args.set)
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
+    from profpipe.results import folders
     from profpipe.runner.request import RunRequest
 
-    request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, args.reuse, args.captures)
+    salt = folders.find_salt if args.dry_run else folders.make_salt
+    request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, args.reuse, args.captures, salt)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK
-    used = (name for name in loader.variables(path) if os.environ.get(name) and not environment.is_secret(name))
+    used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
     variables = [f"{name}={os.environ[name]}" for name in used]
     command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
     return execution.start(request, command, args)
@@ -81,12 +82,13 @@ def _run_program(args: argparse.Namespace) -> int:
         overrides=args.set,
         variables=args.env,
         settings={"steps": steps} if (steps := arguments.steps(args)) else None,
-        is_secret=environment.is_secret,
     )
     from profpipe.commands import execution
+    from profpipe.results import folders
     from profpipe.runner.request import RunRequest
 
-    request = RunRequest.of_program(found, path, args.out, args.reuse, args.captures)
+    salt = folders.find_salt if args.dry_run else folders.make_salt
+    request = RunRequest.of_program(found, path, args.out, args.reuse, args.captures, salt)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK

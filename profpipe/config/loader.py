@@ -12,10 +12,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from profpipe import masking
 from profpipe.config import validation
 from profpipe.config.models import OF_SCRIPTS, Pipeline, Settings, Workload
 from profpipe.config.workload_files import readable_params
-from profpipe.config.yaml import mapping_at, placeholders, read, scalar, shown, substituted, takes_text, written_list
+from profpipe.config.yaml import (
+    all_placeholders,
+    mapping_at,
+    placeholders,
+    read,
+    scalar,
+    shown,
+    substituted,
+    takes_text,
+    written_list,
+)
 from profpipe.errors import ConfigError, did_you_mean
 
 #: (axis, the baseline's value in the file, the value that replaces it).
@@ -44,6 +55,9 @@ def load_document(
 ) -> Pipeline:
     """Return the pipeline of ``written``, the content of the file ``path``, which errors call ``where``."""
     where, written = where or shown(path), dict(written)
+    for name, default in all_placeholders(written):
+        value = env.get(name) or (default if masking.is_secret_name(name) else "") or ""
+        masking.remember(dict.fromkeys(masking.secrets_in_variable(name, value), f"${{{name}}}"))
     document = substituted(written, env, where)
     override(document, overrides, path)
     for node in (document, written):

@@ -7,13 +7,14 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from profpipe import masking
 from profpipe.config import loader
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.yaml import PLACEHOLDER, as_list
@@ -22,13 +23,6 @@ from profpipe.errors import ConfigError, did_you_mean
 #: The profilers of a program unless `-p` names others. One that is missing becomes a row with the remedy.
 PROFILERS: Final = ("plain", "torch", "nsys")
 
-#: An option whose value is a secret: ``--api-key``, but not ``--tokenizer`` or ``--num-key-value-heads``.
-_SECRET_OPTION: Final = re.compile(
-    r"-{1,2}(?:\w+[-_])*(?:token|secret|password|passwd|passphrase|credentials?|(?:api|access|secret|private)[-_]?key)",
-    re.IGNORECASE,
-)
-#: A shorter value of a secret variable, such as 1, may occur anywhere.
-_SHORTEST_SECRET: Final = 6
 #: What a file name or a module that starts other programs is not named after.
 _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
@@ -41,6 +35,8 @@ class Program:
     text: str
     #: The arguments as the text has them, with ``${NAME}`` in place of secrets.
     masked: tuple[str, ...]
+    #: Secrets, and ``${NAME}`` for each.
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,19 +61,17 @@ def read_program(
     settings: Mapping[str, Any] | None = None,
     repeat: Sequence[str] = ("profpipe", "run"),
     env: Mapping[str, str] = os.environ,
-    is_secret: Callable[[str], bool],
 ) -> Program:
     """Return the program ``words``, started in the current folder.
 
     ``path`` is where the pipeline file will be. ``overrides`` are ``KEY=VALUE`` as for ``--set``, where a key in braces
     in the words becomes an axis of the matrix. ``variables`` are ``NAME`` or ``NAME=VALUE`` for the environment of the
     program, ``settings`` further keys of the workload. ``repeat`` is the command that repeats the run of the pipeline
-    file. ``is_secret`` says whether a variable is one by its name. Raises ConfigError if the program is not found or an
-    option is wrong.
+    file. Raises ConfigError if the program is not found or an option is wrong.
     """
     command = " ".join(repeat[:2])
     _check(words, env, command)
-    masked, secrets = mask(words, env, is_secret)
+    masked, secrets = mask(words, env)
     known = {**env, **secrets}
     name = name_of(words)
     workload: dict[str, Any] = {
@@ -86,7 +80,7 @@ def read_program(
         "profilers": list(profilers or PROFILERS),
         **(settings or {}),
     }
-    if given := dict(_environment(variables, env, is_secret)):
+    if given := dict(_environment(variables, env)):
         workload["env"] = given
     document: dict[str, Any] = {"version": 1, "name": name, "workloads": {name: workload}}
     _check_names(overrides, words)
@@ -98,7 +92,34 @@ def read_program(
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
         workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
     pipeline = loader.load_document(document, path, known, where=f"{command} --")
-    return Program(pipeline, _as_text(document, secrets.keys() - env.keys(), repeat), tuple(masked))
+    values = {secret: f"${{{key}}}" for key, text in secrets.items() for secret in (text, *masking.secret_parts(text))}
+    values |= {secret: f"${{{key}}}" for key in given for secret in masking.secrets_in_variable(key, env.get(key, ""))}
+    hidden = _hide_values(document, secrets)
+    text = _as_text(document, {*secrets, *hidden} - env.keys(), repeat)
+    return Program(pipeline, text, tuple(masked), values)
+
+
+def _hide_values(document: dict[str, Any], taken: Collection[str]) -> list[str]:
+    """Replace the secret parameters in ``document`` by variables; return the names of these."""
+    names: list[str] = []
+
+    def hide(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [hide(name, item) for item in value]
+        is_secret = masking.is_secret_parameter(name, value) or masking.has_secret_form(str(value))
+        if not is_secret or PLACEHOLDER.search(str(value)):
+            return value
+        names.append(_new_name(_variable(name), {*names, *taken}))
+        return f"${{{names[-1]}}}"
+
+    for workload in document["workloads"].values():
+        # The baseline repeats a value of the matrix.
+        if values := [name for name in workload.get("baseline", {}) if masking.is_secret_parameter(name, "x")]:
+            workload["baseline"] = {k: v for k, v in workload["baseline"].items() if k not in values}
+        for part in ("matrix", "params"):
+            if part in workload:
+                workload[part] = {name: hide(name, value) for name, value in workload[part].items()}
+    return names
 
 
 def name_of(words: Sequence[str]) -> str:
@@ -110,14 +131,17 @@ def name_of(words: Sequence[str]) -> str:
     return "program" if name in ("", "lock") or name.endswith(".json") else name
 
 
-def mask(
-    words: Sequence[str], env: Mapping[str, str], is_secret: Callable[[str], bool]
-) -> tuple[list[str], dict[str, str]]:
+def mask(words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return ``words`` with ``${NAME}`` in place of secrets, and the values by name.
 
-    Secrets are the values of variables with a secret name, and those of options such as ``--password``.
+    Secrets are the values of variables with a secret name, those of options such as ``--password``, and what looks like
+    a secret by its form.
     """
-    hidden = {name: value for name, value in env.items() if is_secret(name) and len(value) >= _SHORTEST_SECRET}
+    hidden = {
+        name: value
+        for name, value in env.items()
+        if len(value) >= masking.SHORTEST and masking.is_secret_name(name) and masking.secrets_in_variable(name, value)
+    }
     found: dict[str, str] = {}
     masked: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
@@ -126,12 +150,20 @@ def mask(
             if value in public:
                 public, found[name] = public.replace(value, f"${{{name}}}"), value
         option, equals, value = word.partition("=")
-        if public == word and equals and value and _SECRET_OPTION.fullmatch(option):
+        if public == word and equals and value and masking.is_secret_option(option):
             public, found[_variable(option)] = f"{option}=${{{_variable(option)}}}", value
-        elif public == word and word and _SECRET_OPTION.fullmatch(before) and not word.startswith("--"):
+        elif public == word and word and masking.is_secret_option(before) and not word.startswith("--"):
             public, found[_variable(before)] = f"${{{_variable(before)}}}", word
+        for part in masking.secret_parts(public):
+            name = _new_name("SECRET", found)
+            public, found[name] = public.replace(part, f"${{{name}}}"), part
         masked.append(public)
     return masked, found
+
+
+def _new_name(stem: str, taken: Collection[str]) -> str:
+    numbered = (f"{stem}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([stem], numbered) if name not in taken)
 
 
 def _variable(option: str) -> str:
@@ -160,16 +192,14 @@ def _escape(word: str, secrets: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda m: m[0] if m[1] in secrets else m[0].replace("${", "${DOLLAR:-$}{", 1), word)
 
 
-def _environment(
-    variables: Sequence[str], env: Mapping[str, str], is_secret: Callable[[str], bool]
-) -> Iterator[tuple[str, str]]:
+def _environment(variables: Sequence[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for text in variables:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ConfigError("--env", f"{text!r} is not NAME or NAME=VALUE.", "For example: --env DATA_DIR=/data")
         if not equals and name not in env:
             raise ConfigError("--env", f"{name} is not set.", f"Write --env {name}=VALUE.")
-        if equals and is_secret(name):
+        if equals and (masking.has_secret_form(value) or (masking.is_secret_name(name) and value)):
             raise ConfigError("--env", f"{name} looks secret.", f"Set it in the shell and write --env {name}.")
         yield name, value if equals else f"${{{name}}}"
 

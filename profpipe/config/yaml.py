@@ -168,6 +168,17 @@ def placeholders(node: Any) -> Iterator[str]:
         yield from (match[1] for match in PLACEHOLDER.finditer(node))
 
 
+def all_placeholders(node: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield name and default of every environment variable in ``node``, also below a key ``env``."""
+    if isinstance(node, dict):
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from all_placeholders(item)
+    elif isinstance(node, str):
+        yield from ((match[1], match[2]) for match in PLACEHOLDER.finditer(node))
+
+
 def mapping_at(node: Any, *keys: str) -> dict[str, Any]:
     """Return the mapping below ``keys`` of an unvalidated document; an empty one if there is none."""
     for key in keys:

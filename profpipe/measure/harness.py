@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TextIO
 
-from profpipe import plugins, ranges
+from profpipe import masking, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
 from profpipe.job import Status
 from profpipe.measure import (
@@ -45,12 +46,17 @@ CASE_PREFIX = "profpipe:"
 
 
 class Events:
-    """``events.jsonl``: one JSON object a line, flushed at once."""
+    """``events.jsonl``: one JSON object a line, flushed at once, without ``secrets``."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, secrets: Mapping[str, str] = MappingProxyType({})) -> None:
         self._stream = stream
+        self._masker = masking.masker(secrets) if secrets else None
 
     def write(self, event: str, **fields: Any) -> None:
+        if self._masker is not None:
+            fields = self._masker.mask_all(fields)
+        elif text := fields.get("reason"):
+            fields["reason"] = masking.mask_forms(str(text))
         self._stream.write(json.dumps({"event": event, **fields}, default=str) + "\n")
         self._stream.flush()
 
@@ -93,7 +99,7 @@ def _run(spec_path: Path) -> None:
     names = () if ranks.is_distributed else {case["id"] for case in spec["cases"]}
     earlier = rounds.load_earlier_rounds(log, names)
     with log.open("a", encoding="utf-8") as stream:
-        events = Events(stream)
+        events = Events(stream, spec.get("secrets", {}))
         described = {"ranges": ranges.use(spec["profiler"]), **ranks.describe(), **process_info.describe()}
         events.write("started", profiler=spec["profiler"], **described)
         worker = Worker(plugins.load_module(Path(spec["script"])), spec, events, process_info.device(), ranks)
@@ -150,6 +156,7 @@ class Worker:
         name, begin = case["id"], time.time()
         params = {**getattr(self.workload, "PARAMS", {}), **case["params"]}
         self.events.write("case_started", case=name, params=params, time=begin)
+        params |= case.get("hidden", {})
         try:
             end = self._agree_on_end(name, self._try_case(name, params, measure))
         except distributed.EndedByPeer as ended:
@@ -195,7 +202,7 @@ class Worker:
             reason = f"rank {self.ranks.rank}: {own.reason}" if own.reason else ""
             ended = {"status": own.status, "reason": reason, "flags": own.flags}
             with Path(self.spec["folder"], distributed.events_file(0)).open("a", encoding="utf-8") as stream:
-                Events(stream).write("case_ended", case=name, **ended)
+                Events(stream, self.spec.get("secrets", {})).write("case_ended", case=name, **ended)
             sys.exit(CONTEXT_LOST)
         return CaseEnd(status, reason, flags) if status else None
 

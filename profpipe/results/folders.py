@@ -189,6 +189,22 @@ def lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def make_salt(out: Path) -> bytes:
+    """Return ``read_salt`` of a results folder that need not exist yet; other random bytes if that is not possible."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return read_salt(out) or secrets.token_bytes(32)
+    except OSError as error:
+        what = f"cannot hold results: {error.strerror or error}."
+        raise ConfigError(str(out), what, "Nothing was run. Choose another --out.") from None
+
+
+def find_salt(out: Path) -> bytes:
+    """Return the random bytes of the results folder if it has some, and write nothing."""
+    path = out / _SALT
+    return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else secrets.token_bytes(32)
+
+
 def read_salt(out: Path) -> bytes:
     """Return the random bytes of the results folder, which the first call creates.
 

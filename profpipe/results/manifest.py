@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from profpipe import masking
 from profpipe.errors import ConfigError
 from profpipe.job import Ask, Cause, Command, Job, JobOutcome, Missing, Status, Tool
 from profpipe.results import atomic
@@ -280,7 +281,7 @@ class Manifest:
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(str(folder), f"is not a run: it has no {FILE}.", "Name a folder below out/.") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(str(path), f"is not JSON: {error}.") from None
         if not isinstance(document, dict):
             raise ConfigError(str(path), "is not the manifest of a run.")
@@ -384,7 +385,7 @@ def begin_run(
         name=pipeline.name,
         started=now.isoformat(timespec="seconds"),
         ended=None,
-        command=tuple(_SET_ENV.sub(r"\1...", word) for word in command),
+        command=tuple(_published_word(word, secrets) for word in command),
         pipeline=published(pipeline, secrets),
         machine=parse(Machine, machine),
         packages=packages,
@@ -399,6 +400,16 @@ def begin_run(
         planned=tuple(_planned_jobs(planned)),
         private_files=(),
     )
+
+
+def _published_word(word: str, secrets: Mapping[str, str]) -> str:
+    """Return a word of the command line of profpipe without secrets."""
+    word = _SET_ENV.sub(r"\1...", word)
+    prefix = "--set=" if word.startswith("--set=") else ""
+    name, equals, value = word.removeprefix(prefix).partition("=")
+    if equals and value != "..." and masking.is_secret_parameter(name.rpartition(".")[2], value):
+        return f"{prefix}{name}=..."
+    return masking.mask_printed(masking.masker(secrets).mask(word))
 
 
 def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
@@ -416,7 +427,8 @@ def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType(
         settings["env"] = dict.fromkeys(settings["env"])
     for settings in document["workloads"].values():
         settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
-    return document
+    published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
+    return published_document
 
 
 def job_entry(
@@ -447,7 +459,10 @@ def job_entry(
         reused_from=reused_from,
         seconds=round(outcome.seconds, 3),
         returncode=outcome.returncode,
-        argv=tuple(tuple(job.secrets.get(w) or job.portable(w) for w in command.argv) for command in commands),
+        argv=tuple(
+            tuple(job.secrets.get(word) or job.masked(job.portable(word)) for word in command.argv)
+            for command in commands
+        ),
         folder=str(job.folder.relative_to(run_folder)),
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),

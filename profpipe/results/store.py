@@ -94,7 +94,7 @@ def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
         _check_json(frame)
         return schema.frame(table, frame)
-    except (ValueError, csv.Error, pd.errors.ParserError) as error:
+    except (ValueError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError) as error:
         raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
 
 
@@ -107,7 +107,7 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
         raise ConfigError(str(absent), "is missing.", _REMEDY)
     try:
         return schema.frame(table, pd.read_parquet(path))
-    except (ValueError, OSError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         if table.is_picture:
             raise ConfigError(
                 str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."

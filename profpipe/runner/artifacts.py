@@ -46,8 +46,13 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def read_output(log: Path, span: tuple[int, int]) -> str:
-    """Return the output of one process: the bytes ``span`` of the job's log, at most the last MiB."""
+    """Return the output of one process: the bytes ``span`` of the job's log, at most the whole lines of the last MiB.
+
+    A part of a line could be a part of a secret, which nobody recognises.
+    """
     begin, end = span
     with log.open("rb") as stream:
         stream.seek(max(begin, end - _LOG_TAIL_BYTES))
-        return stream.read(end - stream.tell()).decode(errors="replace")
+        if stream.tell() > begin:
+            stream.readline()
+        return stream.read(max(0, end - stream.tell())).decode(errors="replace")

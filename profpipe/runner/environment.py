@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from profpipe.masking import is_secret_name
+
 _NEEDED = re.compile(
     r"""
     (PATH | HOME | USER | LOGNAME | SHELL | TERM | TZ | LANG | LANGUAGE | TMPDIR | LD_LIBRARY_PATH | LD_PRELOAD
@@ -23,17 +25,6 @@ _NEEDED = re.compile(
     """,
     re.VERBOSE,
 )
-#: PASS, PWD and PAT count as words or at the end of a word, but not COMPASS, BYPASS, PWD itself, PATH, PATTERN, AUTHOR.
-_SECRET = re.compile(
-    r"""
-    TOKEN | SECRET | KEY | CREDENTIAL | PASS(W|PHRASE|CODE)
-    | (?<!BY)(?<!COM) PASS (?![A-Z])
-    | (?<=.)(?<!^OLD) PWD (?![A-Z])
-    | AUTH (?!OR(?!I[SZ]))
-    | (?<![A-Z]) PAT (?![A-Z])
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
 
 
 def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -41,12 +32,7 @@ def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     The variables under ``env`` in a pipeline file are added later and not filtered, for the user named them.
     """
-    return {name: value for name, value in environment.items() if _NEEDED.match(name) and not is_secret(name)}
-
-
-def is_secret(name: str) -> bool:
-    """Return True if the variable of that name may hold a secret."""
-    return bool(_SECRET.search(name))
+    return {name: value for name, value in environment.items() if _NEEDED.match(name) and not is_secret_name(name)}
 
 
 def python_path() -> str:

@@ -235,7 +235,7 @@ def _run_attempt(job: Job, profiler: Profiler, context: _Context) -> Attempt:
     entry = Entry(job.part, tuple(case.id for case in job.cases), {}, None, begins_at=events.begins_at)
     journal.write(job.folder, entry)
     if job.script:
-        atomic.write_text(job.spec, json.dumps(_specification(job), indent=1))
+        atomic.write_private(job.spec, json.dumps(_specification(job), indent=1).encode())
     return _run_commands(job, profiler, events, entry, context)
 
 
@@ -252,7 +252,8 @@ def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, 
 
 
 def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
-    return CommandEnd(command, end, artifacts.read_output(job.folder / "log.txt", end.log))
+    # From here on the output reaches tables, pages and the terminal. The log itself is private.
+    return CommandEnd(command, end, job.masked(artifacts.read_output(job.folder / "log.txt", end.log)))
 
 
 def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Attempt]:
@@ -310,13 +311,20 @@ def _valid_ends(commands: Sequence[Command], entry: Entry, job: Job) -> list[Pro
     return [entry.ends[0], *(end for _, end in itertools.takewhile(lambda pair: is_valid(*pair), exports))]
 
 
+def _describe_case(case: Case, job: Job) -> dict[str, object]:
+    """Return what the harness needs of a case: what it publishes, and the values of secret parameters."""
+    hidden = {name: value for name, value in job.reveal(case.params).items() if value != case.params[name]}
+    return {"id": case.id, "params": dict(case.params), **({"hidden": hidden} if hidden else {})}
+
+
 def _specification(job: Job) -> dict[str, object]:
     """Return what ``profpipe.measure.harness`` reads."""
     return {
         "workload": job.workload,
         "profiler": job.profiler,
         "script": str(job.script),
-        "cases": [{"id": case.id, "params": dict(case.params)} for case in job.cases],
+        "cases": [_describe_case(case, job) for case in job.cases],
+        "secrets": dict(job.secrets),
         "warmup": job.warmup,
         "repeats": job.repeats,
         "processes": job.processes,

@@ -264,6 +264,9 @@ class PairSession(Session):
 
     # --- storing -----------------------------------------------------------------------------------------------------
 
+    def _private_files(self, job: Job) -> tuple[str, ...]:
+        return tuple(sorted({*super()._private_files(job), str(sides.SIDES_FILE)}))
+
     def _merged(self, job: Job, fresh: Tables) -> Tables:
         """Return the stored rows with the times or the kernels of a process, and what became of its cases."""
         names = self._names(job)

@@ -39,6 +39,7 @@ def plan(
     workloads: Sequence[str] = (),
     profilers: Sequence[str] = (),
     captures: int | None = None,
+    hidden: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
@@ -46,7 +47,8 @@ def plan(
     which all processes run unless a command names another, ``env`` the variables of every job. ``workloads`` and
     ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
     the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
-    become `skipped` rows with the reason. Raises ConfigError for an unknown name.
+    become `skipped` rows with the reason. ``hidden`` are the values of parameters by the
+    text in their place. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
         if unknown := [word for word in given if word not in known]:
@@ -64,7 +66,7 @@ def plan(
                 own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
                 place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
                 job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu)
-                planned.append(_with_settings(job, workload, env))
+                planned.append(_with_settings(replace(job, hidden=hidden), workload, env))
             if profiler == "plain" and captures is not None:
                 captured += planned
             elif profiler == "plain" and workload.command is not None:
@@ -108,7 +110,7 @@ def _in_rounds(jobs: Sequence[Job], count: int, seed: int) -> list[Job]:
 
 
 def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
-    params, own_env = job.cases[0].params, workload.env
+    params, own_env = job.reveal(job.cases[0].params), workload.env
     words = {name: flag[as_text(params[name])] for name, flag in workload.flag.items()}
     if workload.command is not None:
         own_env = {name: _fill(value, params, words) for name, value in own_env.items()}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profpipe import profilers
-from profpipe.config import yaml
+from profpipe import masking, profilers
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.program import Program
 from profpipe.errors import ConfigError, one_line
-from profpipe.job import Missing, Tool
+from profpipe.job import Missing, Scalar, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
-from profpipe.results import atomic
-from profpipe.runner import environment, executor, plan
+from profpipe.results import atomic, folders
+from profpipe.runner import executor, secret_values
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
@@ -41,10 +41,12 @@ class RunRequest:
     reuse: bool = False
     #: The number of processes of each case under plain, where the command line gives it.
     captures: int | None = None
-    #: Words of commands that hold the values of secret variables, and the published words for them.
+    #: Secrets, and words of commands that hold them, and the published text for each.
     secrets: Mapping[str, str] = field(default_factory=dict)
     #: The pipeline file of a program from the command line, which the run's folder will hold; empty for any other.
     text: str = ""
+    #: The values of secret parameters, by the digests that the pipeline has in their place.
+    hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: Whether the pipeline file lies in the folder of the run.
     is_in_run: bool = False
 
@@ -58,21 +60,55 @@ class RunRequest:
         profilers: Sequence[str] = (),
         reuse: bool = False,
         captures: int | None = None,
+        read_salt: Callable[[Path], bytes] = folders.make_salt,
     ) -> RunRequest:
-        pipeline = _with_repeats(pipeline, captures)
-        secrets = _find_secrets(pipeline, path.parent, _mask_commands(pipeline, path))
-        chosen = tuple(workloads), tuple(profilers)
-        return cls(pipeline, path.resolve(), out.resolve(), *chosen, reuse, captures, secrets)
+        made = cls(
+            _with_repeats(pipeline, captures),
+            path.resolve(),
+            out.resolve(),
+            tuple(workloads),
+            tuple(profilers),
+            reuse,
+            captures,
+        )
+        return made._without_secrets(
+            secret_values.of_variables(path), secret_values.mask_commands(made.pipeline, path), read_salt
+        )
 
     @classmethod
     def of_program(
-        cls, program: Program, path: Path, out: Path, reuse: bool = False, captures: int | None = None
+        cls,
+        program: Program,
+        path: Path,
+        out: Path,
+        reuse: bool = False,
+        captures: int | None = None,
+        read_salt: Callable[[Path], bytes] = folders.make_salt,
     ) -> RunRequest:
         """Return the request for a program from the command line, whose pipeline file will be ``path``."""
-        pipeline = _with_repeats(program.pipeline, captures)
-        secrets = _find_secrets(pipeline, path.parent, program.public)
-        where = pipeline, path.resolve(), out.resolve()
-        return cls(*where, reuse=reuse, captures=captures, secrets=secrets, text=program.text)
+        where = _with_repeats(program.pipeline, captures), path.resolve(), out.resolve()
+        made = cls(*where, reuse=reuse, captures=captures, text=program.text)
+        return made._without_secrets(program.secrets, program.public, read_salt)
+
+    def _without_secrets(
+        self, known: Mapping[str, str], masked: Mapping[str, Workload], read_salt: Callable[[Path], bytes]
+    ) -> RunRequest:
+        """Return the request with digests in place of secret parameters, and with everything that must be masked.
+
+        ``known`` are the secrets of variables; ``masked`` are workloads with masked commands.
+        """
+        pipeline, hidden = secret_values.hide(self.pipeline, known, functools.cache(lambda: read_salt(self.out)))
+        made = replace(self, pipeline=pipeline, hidden=hidden, secrets={**known})
+        words = secret_values.of_commands(pipeline, masked, hidden, self.path.parent)
+        return made.with_secrets(words)
+
+    def with_secrets(self, more: Mapping[str, str]) -> RunRequest:
+        """Return the request with further secrets, those of its environment blocks and its hidden parameters."""
+        blocks = secret_values.of_environment_blocks(self.pipeline, self.secrets)
+        params = {str(value): digest for digest, value in self.hidden.items() if str(value) not in self.secrets}
+        made = replace(self, secrets={**blocks, **params, **self.secrets, **more})
+        masking.remember(made.secrets)
+        return made
 
     @property
     def pipeline_dir(self) -> Path:
@@ -98,6 +134,7 @@ class RunRequest:
             "reuse": self.reuse,
             "captures": self.captures,
             "secrets": dict(self.secrets),
+            "hidden": dict(self.hidden),
         }
         target = folder / REQUEST_FILE
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +144,7 @@ class RunRequest:
     def load(cls, folder: Path) -> RunRequest:
         """Load the request of the run in ``folder``. The file and the environment may have changed since."""
         with readable(folder, REQUEST_FILE) as document:
-            return cls(
+            made = cls(
                 Pipeline.model_validate(document["pipeline"]),
                 folder.resolve() / document["path"],
                 folder.parent.resolve(),
@@ -117,8 +154,11 @@ class RunRequest:
                 # Runs of earlier versions have none.
                 document.get("captures"),
                 {str(word): str(public) for word, public in document["secrets"].items()},
+                hidden=dict(document.get("hidden", {})),
                 is_in_run=document["path"] == PIPELINE_FILE,
             )
+            masking.remember(made.secrets)
+            return made
 
 
 @contextmanager
@@ -128,7 +168,7 @@ def readable(folder: Path, name: Path) -> Iterator[Any]:
         yield json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(str(folder), f"cannot be resumed: its {name} is gone.", "Start it again.") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"is not the file that profpipe wrote: {one_line(error)}."
         raise ConfigError(str(folder / name), what, "Start the run again.") from None
 
@@ -140,43 +180,6 @@ def _with_repeats(pipeline: Pipeline, captures: int | None) -> Pipeline:
     commands = {name: own for name, own in pipeline.workloads.items() if own.command is not None}
     repeated = {name: own.model_copy(update={"repeats": captures}) for name, own in commands.items()}
     return pipeline.model_copy(update={"workloads": {**pipeline.workloads, **repeated}})
-
-
-def _find_secrets(pipeline: Pipeline, folder: Path, masked: Mapping[str, Workload]) -> dict[str, str]:
-    """Return each word of a command that contains a secret, with the same word that names the variable instead.
-
-    ``masked`` are the workloads with such words, and with the names in their place. The words are also given as filled
-    in for each case. A default in the file for such a variable is secret too.
-    """
-    if not masked:
-        return {}
-    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **masked}})
-    tools = {name: Missing(name, "", "") for name in profilers.ALL}
-    where: dict[str, Any] = {"scripts": {}, "cwd": folder, "out": folder, "python": ""}
-    jobs = (plan.plan(each, tools, **where, workloads=[*masked]) for each in (pipeline, public))
-    commands = [(a.command, b.command) for a, b in zip(*jobs, strict=True)]
-    commands += [(pipeline.workloads[name].command or (), masked[name].command or ()) for name in masked]
-    return {word: public for a, b in commands for word, public in zip(a, b, strict=True) if word and word != public}
-
-
-def _mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
-    """Return the workloads whose commands contain secret variables, with the names in place of the values."""
-    public = {name: f"${{{name}}}" if environment.is_secret(name) else value for name, value in os.environ.items()}
-    entries = yaml.read(path, yaml.shown(path)).get("workloads") if path.is_file() else None
-    masked = {}
-    for name, entry in (entries or {}).items():
-        written, command = (entry or {}).get("command"), pipeline.workloads[name].command or ()
-        if not isinstance(written, list) or len(written) != len(command):
-            continue  # the command comes from --set, and not from the environment
-        words = [
-            str(yaml.substituted(word, public, path.name))
-            if any(map(environment.is_secret, yaml.placeholders(word)))
-            else given
-            for word, given in zip(written, command, strict=True)
-        ]
-        if tuple(words) != command:
-            masked[name] = pipeline.workloads[name].model_copy(update={"command": tuple(words)})
-    return masked
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 import pandas as pd
 
-from profpipe import profilers
+from profpipe import masking, profilers
 from profpipe.config.items import items_of
 from profpipe.config.workload_files import script_path
 from profpipe.config.yaml import shown
@@ -39,8 +39,9 @@ from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.scrub import job_files
+from profpipe.scrub import tables as masked_tables
 
 
 def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
@@ -56,6 +57,7 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
         on_gpu=bool(machine.described["gpus"]),
         workloads=request.workloads,
         profilers=request.profilers,
+        hidden=request.hidden,
         captures=request.captures,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]
@@ -262,12 +264,12 @@ class Session:
         sources = reader.sources_of_job(outcome, self.folder)
         for result in reader.ingest(sources, self.request.plugin_dir, load_rules(self.request)):
             if isinstance(result, reader.Refusal):
-                refused.append(RefusedFile(result.source.name, result.what, result.remedy))
+                refused.append(RefusedFile(result.source.name, job.masked(result.what), result.remedy))
             else:
-                read.append(result.tables)
+                tables = masked_tables.mask(result.tables, job.secrets)
+                read.append(tables)
                 is_scrubbed = scrubbed.get(result.source.path)
-                origin = result.tables.origin
-                files.append(manifest.file_entry(result.source.name, result.parser, origin, is_scrubbed))
+                files.append(manifest.file_entry(result.source.name, result.parser, tables.origin, is_scrubbed))
         stored, fresh = self.data, reader.combine(read)
         fresh = reader.replace_cases(fresh, reader.case_rows(outcome, self.folder.name, fresh.cases))
         fresh = reader.add_process_wall(fresh, outcome, self.folder.name)
@@ -287,8 +289,21 @@ class Session:
         )
         families = reader.expected_families(job.folder / "events.jsonl")
         known = self.manifest.with_job(entry, files, refused, families)
-        self.manifest = replace(known, private_files=tuple(job_files.find_private_files(self.folder)))
+        self.manifest = replace(known, private_files=self._private_files(job))
         store.save(self.folder, self.data, self.manifest, stored)
+
+    def _private_files(self, job: Job) -> tuple[str, ...]:
+        """Return the private files of the run, of which those of ``job`` are searched for again."""
+        secrets = masking.masker(job.secrets).spellings
+        own = job_files.find_private_files(self.folder, job.folder, secrets)
+        requests = [str(name) for name in (REQUEST_FILE, fingerprint.FILE) if (self.folder / name).exists()]
+        below = f"{self._name(job.folder)}/"
+        others = (
+            name
+            for name in self.manifest.private_files or ()
+            if not name.startswith(below) and (self.folder / name).is_file()
+        )
+        return tuple(sorted({*requests, *others, *own}))
 
     def _merged(self, job: Job, fresh: Tables) -> Tables:
         """Return the stored rows with those of a job."""

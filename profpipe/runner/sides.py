@@ -11,11 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from profpipe import masking
 from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import SideEntry
-from profpipe.runner import checkout, environment, interpreter
+from profpipe.runner import checkout, interpreter
 from profpipe.runner.request import RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
@@ -76,8 +77,12 @@ class Spec:
         """The text of the spec without the value of a secret variable."""
         name, equals, _ = self.value.partition("=")
         is_variable = self.kind is SpecKind.ENV or ".env." in f".{name}"
-        is_hidden = is_variable and environment.is_secret(name.rpartition(".")[2])
-        return f"{self.kind}:{name}{equals}..." if is_hidden else f"{self.kind}:{self.value}"
+        last = name.rpartition(".")[2].strip()
+        is_hidden = bool(equals) and (
+            (is_variable and masking.is_secret_name(last))
+            or masking.is_secret_parameter(last, self.value[len(name) + 1 :])
+        )
+        return f"{self.kind}:{name}{equals}..." if is_hidden else f"{self.kind}:{masking.mask_printed(self.value)}"
 
     def published_from(self, folder: Path) -> str:
         """Return ``published`` with a path that is relative to ``folder``, as a command typed there needs it."""
@@ -178,7 +183,7 @@ def for_pairs(request: RunRequest, specs: Iterable[Spec] = ()) -> RunRequest:
     variables = dict(spec.value.split("=", 1) for spec in specs if spec.kind is SpecKind.ENV)
     workloads = {name: _for_pairs(each, variables) for name, each in request.pipeline.workloads.items()}
     pipeline = request.pipeline.model_copy(update={"workloads": workloads})
-    return replace(request, pipeline=pipeline, profilers=("plain",))
+    return replace(request, pipeline=pipeline, profilers=("plain",)).with_secrets({})
 
 
 def working_folder(request: RunRequest) -> Path:
@@ -257,6 +262,7 @@ def save(folder: Path, sides: Iterable[Side]) -> None:
             "path": str(side.request.path),
             "workloads": side.request.workloads,
             "secrets": dict(side.request.secrets),
+            "hidden": dict(side.request.hidden),
             "python": side.python,
             "repository": str(side.repository) if side.repository else None,
             "commit": side.commit,
@@ -283,6 +289,7 @@ def _load_side(entry: Mapping[str, Any], out: Path) -> Side:
         tuple(entry["workloads"]),
         ("plain",),
         secrets=entry["secrets"],
+        hidden=entry.get("hidden", {}),
     )
     specs = tuple(Spec(SpecKind(kind), value) for kind, value in entry["specs"])
     repository = Path(entry["repository"]) if entry["repository"] else None

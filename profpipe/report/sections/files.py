@@ -124,9 +124,12 @@ def _private_files(run: Manifest) -> Iterator[doc.Text]:
         private = tuple(file.path for job in run.jobs for file in job.files if file.path.endswith(_PRIVATE))
     if private:
         kinds = doc.join(doc.Code(kind) for kind in _PRIVATE if any(path.endswith(kind) for path in private))
+        recordings = doc.concat(kinds, " files hold the environment and the command line of the profiled process. ")
+        # Recordings first: they are the ones that people share.
+        ordered = sorted(private, key=lambda path: not path.endswith(_PRIVATE))
         yield doc.concat(
-            kinds or "These", " files hold the environment and the command line of the profiled process; check them"
-            " before you share them: ", names(private, _NAMED), ". The tables and exports do not.",
+            recordings if kinds else "", "Only their owner may read these private files; check them before you share"
+            " them: ", names(ordered, _NAMED), ". The tables, the pages and the exports hold no secret.",
         )  # fmt: skip
 
 

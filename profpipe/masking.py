@@ -1,0 +1,241 @@
+"""Recognise secrets, and replace them in texts. docs/security.md states the rules for users.
+
+This module is loaded by every command and in the process of a workload, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, quote_plus, unquote
+
+#: A shorter text, such as 1, may occur anywhere and is not searched for.
+SHORTEST: Final = 6
+#: From this length on, the value of a variable is a secret although its name does not say so.
+_LONG: Final = 20
+#: Longer numbers may be keys. Shorter ones are sizes: MAX_TOKENS=4096.
+_MOST_DIGITS: Final = 7
+_HIDDEN: Final = "***"
+
+#: PASS, PWD and PAT count as words or at the end of a word, but not COMPASS, BYPASS, PWD itself, PATH, PATTERN, AUTHOR.
+_NAME: Final = re.compile(
+    r"""
+    TOKEN(?!I[SZ]) | SECRET | KEY(?!BOARD|WORD|FRAME|NOTE) | CREDENTIAL | PASS(W|PHRASE|CODE)
+    | (?<!BY)(?<!COM) PASS (?![A-Z])
+    | (?<=.)(?<!^OLD) PWD (?![A-Z])
+    | AUTH (?!OR(?!I[SZ]))
+    | (?<![A-Z]) PAT (?![A-Z])
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_PASSWORD: Final = re.compile(r"PASS|PWD|SECRET", re.IGNORECASE)
+#: The last words of an option or a parameter whose value is a secret: not ``tokenizer`` or ``num_key_value_heads``.
+TELLING: Final = (
+    r"(?:token|secret|password|passwd|passphrase|passcode|credentials?|(?:api|access|secret|private|auth)[-_]?key)"
+)
+_PARAMETER: Final = re.compile(rf"(?:\w*[-_.])?{TELLING}", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[-+]?\d*\.?\d*(?:[eE][-+]?\d+)?|true|false|yes|no|on|off|null|none", re.IGNORECASE)
+
+#: Texts that are secrets by their form, with the documentation of who issues them: Hugging Face, GitHub, OpenAI and
+#: others, AWS, Slack, GitLab, npm, PyPI, JSON web tokens (RFC 7519).
+_TOKEN: Final = (
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[\w-]{20,}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|npm_[A-Za-z0-9]{30,}"
+    r"|pypi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
+)
+_PRIVATE_KEY: Final = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+#: The password of a URL: what stands between the user and the host.
+_URL_PASSWORD: Final = r"(?<=://)(?P<user>[^\s/:@'\"]*):(?P<password>[^\s/@'\"]+)(?=@)"
+_BESIDE: Final = rf"(?P<key>\b[\w-]*{TELLING}[\"']?\s*[:=]\s*[\"']?|\bBearer\s+)(?P<value>[^\s\"',;&]{{12,}})"
+_FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
+_URL: Final = re.compile(_URL_PASSWORD)
+_KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
+#: Bits for each character. English words have less than 3; random letters and digits have more.
+_LEAST_ENTROPY: Final = 3.0
+
+
+def is_secret_name(name: str) -> bool:
+    """Return True if the environment variable of that name may hold a secret."""
+    return bool(_NAME.search(name))
+
+
+def is_secret_parameter(name: str, value: object) -> bool:
+    """Return True if a parameter of that name holds a secret; numbers do not."""
+    text = str(value)
+    return bool(_PARAMETER.fullmatch(name)) and bool(text) and not _NUMBER.fullmatch(text)
+
+
+def is_secret_option(word: str) -> bool:
+    """Return True for an option whose value is a secret: ``--api-key``, but not ``--tokenizer``."""
+    return word.startswith("-") and bool(_PARAMETER.fullmatch(word.lstrip("-")))
+
+
+def has_secret_form(text: str) -> bool:
+    """Return True if a part of ``text`` looks like a secret, whatever its name."""
+    return mask_forms(text) != text
+
+
+def secrets_in_variable(name: str, value: str) -> list[str]:
+    """Return the secrets in an environment variable: its value, and the items of a list. Empty where it holds none."""
+    items = [item.strip() for item in re.split("[,;]", value)] if re.search("[,;]", value) else []
+    if is_secret_name(name):
+        is_size = _NUMBER.fullmatch(value) and len(value) <= _MOST_DIGITS and not _PASSWORD.search(name)
+        found = [] if is_size or _is_path(value) else [value, *items]
+    elif _is_long_text(value) and not (items and not any(map(_is_long_text, items))):
+        found = [value, *filter(_is_long_text, items)]
+    else:
+        found = [value] if has_secret_form(value) else []
+    return list(dict.fromkeys(filter(None, [*found, *(_passwords(value) if found else ())])))
+
+
+def _is_long_text(text: str) -> bool:
+    return len(text) >= _LONG and not _NUMBER.fullmatch(text) and not _is_path(text)
+
+
+def _is_path(text: str) -> bool:
+    """Return True for a path, or several as in PATH, that exists or begins with a folder that does."""
+    return all(map(_is_one_path, text.split(os.pathsep)))
+
+
+def _is_one_path(text: str) -> bool:
+    try:
+        path = Path(text).expanduser()
+        place = Path(*path.parts[: 2 if path.is_absolute() else 1])
+        return not text or (place.exists() if path.is_absolute() or text.startswith(".") else path.exists())
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _passwords(text: str) -> list[str]:
+    """Return the passwords of the URLs in ``text``, as they are and decoded."""
+    found = [match["password"] for match in _URL.finditer(text)]
+    return [each for password in found for each in (password, unquote(password)) if len(each) >= SHORTEST]
+
+
+def digest(value: object, salt: bytes) -> str:
+    """Return the name of a secret value in the results: equal for equal values below one results folder."""
+    return f"secret-{hmac.digest(salt, str(value).encode('utf-8', 'surrogatepass'), 'sha256').hex()[:12]}"
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def mask_forms(text: str) -> str:
+    """Return ``text`` without what looks like a secret by its form."""
+    if len(text) < SHORTEST:
+        return text
+    text = _FORM.sub(_HIDDEN, text)
+    text = _URL.sub(lambda found: f"{found['user']}:{_HIDDEN}", text)
+    return _KEYED.sub(lambda found: f"{found['key']}{_HIDDEN}" if _is_random(found["value"]) else found[0], text)
+
+
+def _is_random(text: str) -> bool:
+    """Return True for letters mixed with digits that repeat little."""
+    counts, length = Counter(text), len(text)
+    entropy = -sum(n / length * math.log2(n / length) for n in counts.values())
+    is_mixed = any(c.isdigit() for c in text) and any(c.isalpha() for c in text) and length >= 8
+    return is_mixed and entropy >= _LEAST_ENTROPY and not text.startswith(("${", "secret-"))
+
+
+def secret_parts(text: str) -> list[str]:
+    """Return the parts of ``text`` that look like secrets by their form."""
+    found = [match[0] for match in _FORM.finditer(text)]
+    found += [match["password"] for match in _URL.finditer(text)]
+    found += [match["value"] for match in _KEYED.finditer(text) if _is_random(match["value"])]
+    return list(dict.fromkeys(found))
+
+
+class Masker:
+    """Replaces known secrets, in any usual spelling, and what looks like a secret by its form."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        self._public = {spelling: public for value, public in secrets.items() for spelling in spellings(value)}
+        longest_first = sorted(self._public, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    @property
+    def spellings(self) -> Iterable[str]:
+        """The texts that are searched for."""
+        return self._public.keys()
+
+    def mask(self, text: str) -> str:
+        return mask_forms(self.mask_known(text))
+
+    def mask_known(self, text: str) -> str:
+        """Return ``text`` without the known secrets."""
+        return text if self._pattern is None else self._pattern.sub(lambda found: self._public[found[0]], text)
+
+    def mask_all(self, node: Any) -> Any:
+        """Return a JSON document with every text masked."""
+        if isinstance(node, str):
+            return self.mask(node)
+        if isinstance(node, Mapping):
+            return {self.mask_all(key): self.mask_all(value) for key, value in node.items()}
+        return [self.mask_all(item) for item in node] if isinstance(node, (list, tuple)) else node
+
+
+def masker(secrets: Mapping[str, str]) -> Masker:
+    """Return the masker of ``secrets``: by value, the text that replaces it."""
+    return _masker(tuple(secrets.items()))
+
+
+@functools.lru_cache(maxsize=16)
+def _masker(secrets: tuple[tuple[str, str], ...]) -> Masker:
+    return Masker(dict(secrets))
+
+
+def spellings(value: str) -> Iterator[str]:
+    """Yield ``value`` as programs write it: as it is, escaped, encoded for a URL, and each of several lines alone."""
+    found = [value, *(line.strip() for line in value.splitlines())] if "\n" in value else [value]
+    for text in found:
+        yield from (each for each in dict.fromkeys(_spellings(text)) if len(each) >= SHORTEST)
+
+
+def _spellings(text: str) -> Iterator[str]:
+    yield text
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+    encoded = text.encode("utf-8", "surrogatepass")
+    yield from (quote(encoded, safe=""), quote(encoded), quote_plus(encoded))
+    # As in the name of a case.
+    yield "".join(c if c.isascii() and c.isprintable() and c not in '%,=/@ \\"' else quote(c, safe="") for c in text)
+
+
+# --- the terminal ----------------------------------------------------------------------------------------------------
+
+#: The secrets of this process, by value, for whatever it prints.
+_known: dict[str, str] = {}
+
+
+def remember(secrets: Mapping[str, str]) -> None:
+    """Mask ``secrets`` in everything that this process prints from now on."""
+    _known.update(secrets)
+
+
+def forget() -> None:
+    """Mask none of the secrets that were remembered."""
+    _known.clear()
+
+
+def mask_printed(text: str) -> str:
+    return masker(_known).mask(text)
+
+
+def secrets_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets by value in variables that look secret by name or form, and ``${NAME}`` for each."""
+    found: dict[str, str] = {}
+    for name, value in environment.items():
+        if is_secret_name(name) or has_secret_form(value):
+            # A word such as AUTH_MODE=disabled may occur anywhere.
+            texts = [text for text in secrets_in_variable(name, value) if len(text) >= 16 or _is_random(text)]
+            found.update(dict.fromkeys(texts, f"${{{name}}}"))
+    return found

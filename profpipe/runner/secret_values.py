@@ -1,0 +1,139 @@
+"""Find the secrets of a pipeline: what is published in their place, and what the processes of a run get.
+
+docs/security.md says what counts as a secret.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from profpipe import masking, profilers
+from profpipe.config import yaml
+from profpipe.config.models import Pipeline, Workload
+from profpipe.job import Missing, Scalar
+from profpipe.runner import plan
+
+#: By the text that is published: the value of a parameter.
+Hidden = Mapping[str, Scalar]
+
+
+def of_variables(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the secrets that the placeholders of the pipeline file ``path`` stand for, and ``${NAME}`` for each.
+
+    The default in the file is a secret too where the name of the variable says so.
+    """
+    document = yaml.read(path, yaml.shown(path)) if path.is_file() else {}
+    found: dict[str, str] = {}
+    for name, default in yaml.all_placeholders(document):
+        value = environment.get(name) or (default if masking.is_secret_name(name) else "") or ""
+        found |= dict.fromkeys(masking.secrets_in_variable(name, value), f"${{{name}}}")
+    return found
+
+
+def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets in the variables that the workloads set, and ``${NAME}`` for each."""
+    found: dict[str, str] = {}
+    for settings in (pipeline.defaults, *pipeline.workloads.values()):
+        for name, value in settings.env.items():
+            if masking.is_secret_name(name) or masking.has_secret_form(value):
+                secrets = masking.secrets_in_variable(name, value)
+                found |= {secret: f"${{{name}}}" for secret in secrets if secret not in known}
+    return found
+
+
+def hide(pipeline: Pipeline, known: Iterable[str], read_salt: Callable[[], bytes]) -> tuple[Pipeline, Hidden]:
+    """Return the pipeline with a digest in place of each parameter that holds a secret, and the values by digest.
+
+    Cases are named by these digests. ``known`` are secrets; others are recognised by name or form.
+    """
+    hidden: dict[str, Scalar] = {}
+    words = [secret for secret in known if len(secret) >= masking.SHORTEST]
+
+    def public(name: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(public(name, item) for item in value)
+        text = "" if value is None or isinstance(value, bool) else str(value)
+        is_secret = masking.is_secret_parameter(name, text) or masking.has_secret_form(text)
+        if not text or not (is_secret or any(word in text for word in words)):
+            return value
+        digest = masking.digest(text, read_salt())
+        hidden[digest] = value
+        return digest
+
+    def point(values: Mapping[str, Any] | None) -> Any:
+        return None if values is None else {name: public(name, value) for name, value in values.items()}
+
+    def points(values: Iterable[Mapping[str, Any]]) -> Any:
+        return tuple(map(point, values))
+
+    workloads = {
+        name: workload.model_copy(
+            update={
+                **{part: point(getattr(workload, part)) for part in ("params", "matrix", "baseline")},
+                **{part: points(getattr(workload, part)) for part in ("include", "exclude")},
+            }
+        )
+        for name, workload in pipeline.workloads.items()
+    }
+    studies = {
+        part: tuple(study.model_copy(update={"where": point(study.where)}) for study in getattr(pipeline, part))
+        for part in ("tables", "plots")
+    }
+    return (pipeline.model_copy(update={"workloads": workloads, **studies}) if hidden else pipeline), hidden
+
+
+def of_commands(pipeline: Pipeline, masked: Mapping[str, Workload], hidden: Hidden, folder: Path) -> dict[str, str]:
+    """Return each word of a command that contains a secret, with the same word that names the variable instead.
+
+    ``masked`` are the workloads with such words, and with the names in their place. The words are also given as filled
+    in for each case.
+    """
+    if not masked and not hidden:
+        return {}
+    commands = [name for name, workload in pipeline.workloads.items() if workload.command is not None]
+    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **masked}})
+    where: dict[str, Any] = {"scripts": {}, "cwd": folder, "out": folder, "python": "", "workloads": commands}
+    where["tools"] = {name: Missing(name, "", "") for name in profilers.ALL}
+    if not commands:
+        return {}
+    both = zip(plan.plan(pipeline, hidden=hidden, **where), plan.plan(public, **where), strict=True)
+    pairs = [(a.command, b.command) for a, b in both]
+    pairs += [(pipeline.workloads[name].command or (), masked[name].command or ()) for name in masked]
+    return {word: public for a, b in pairs for word, public in zip(a, b, strict=True) if word and word != public}
+
+
+def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
+    """Return the workloads whose commands contain secrets, with the names of variables in place of the values."""
+    entries = yaml.read(path, yaml.shown(path)).get("workloads") if path.is_file() else None
+    masked = {}
+    for name, entry in (entries or {}).items():
+        written, command = (entry or {}).get("command"), pipeline.workloads[name].command or ()
+        if not isinstance(written, list) or len(written) != len(command):
+            written = command  # the command comes from --set, and not from the environment
+        words = tuple(_mask_word(word, given, path) for word, given in zip(written, command, strict=True))
+        words = tuple(_without_value(before, word) for before, word in zip(("", *words), words, strict=False))
+        if words != command:
+            masked[name] = pipeline.workloads[name].model_copy(update={"command": words})
+    return masked
+
+
+def _mask_word(written: Any, given: str, path: Path) -> str:
+    """Return a word of a command with ``${NAME}`` in place of secret variables. ``given`` has their values."""
+    names = {}
+    for name, default in yaml.all_placeholders(written):
+        value = os.environ.get(name) or (default if masking.is_secret_name(name) else "") or ""
+        if masking.secrets_in_variable(name, value):
+            names[name] = f"${{{name}}}"
+    word = str(yaml.substituted(written, {**os.environ, **names}, path.name)) if names else given
+    return masking.mask_forms(word)
+
+
+def _without_value(option: str, word: str) -> str:
+    """Return ``word`` without the value that belongs to an option such as ``--api-key``."""
+    name, equals, value = word.partition("=")
+    if equals and value and masking.is_secret_option(name) and "${" not in value:
+        return f"{name}=***"
+    return "***" if masking.is_secret_option(option) and not word.startswith(("-", "${")) else word
