@@ -133,7 +133,7 @@ def test_samples_of_all_rounds_are_read_and_a_repeated_round_counts_once(tmp_pat
 def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     lines = [f"line {i} of {tmp_path}/raw/w" for i in range(100)]
-    (tmp_path / "raw/w/plain/log.txt").write_text("\n".join([*lines, "$ python t.py --token secret", "done"]))
+    (tmp_path / "raw/w/plain/output.txt").write_text("\n".join([*lines, "$ python t.py --token secret", "done"]))
     text = raw_files.read(tmp_path, run).logs["raw/w/plain"]
     assert "secret" not in text and text.endswith("line 99 of raw/w\ndone")
     assert len(text.splitlines()) == 40
@@ -143,7 +143,7 @@ def test_the_end_of_a_log_is_read_without_commands_and_with_relative_paths(tmp_p
 def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
     outside, folder = tmp_path / "elsewhere", tmp_path / "run"
     outside.mkdir()
-    (outside / "log.txt").write_text("private")
+    (outside / "output.txt").write_text("private")
     run = a_run(folder, JobEntry("w", "plain", ("n=1",), folder=name))
     (folder / "raw/link").symlink_to(outside)
     assert raw_files.read(folder, run) == RawFiles()
@@ -152,7 +152,7 @@ def test_a_manifest_from_elsewhere_leads_to_no_file_outside_its_folder(tmp_path:
 def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     (tmp_path / "private").write_text("private")
-    (tmp_path / "raw/w/plain/log.txt").symlink_to(tmp_path / "private")
+    (tmp_path / "raw/w/plain/output.txt").symlink_to(tmp_path / "private")
     assert raw_files.read(tmp_path, run).logs == {}
 
 

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "runner": {"scrub", "ingest", "results", "config", "profilers", "measure"},
     "report": {"analysis", "results", "config", "measure"},
     "analysis": {"results", "config", "measure"},
-    "scrub": {"ingest", "profilers"},
+    "scrub": {"ingest", "results", "profilers"},
     "traces": {"ingest", "results"},
     "ingest": {"results", "measure"},
     "results": {"config", "measure"},

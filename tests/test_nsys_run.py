@@ -46,7 +46,9 @@ def test_the_record_names_the_tool_and_the_files_that_it_left(run_under_nsys):
     (job,) = record.jobs
     assert [Path(file.path).name for file in job.files] == ["capture.sqlite", "events.jsonl"]
     assert (run_under_nsys / "raw" / "attention" / "nsys" / "capture.nsys-rep").stat().st_size > 0
-    assert record.private_files and all(name.endswith(".nsys-rep") for name in record.private_files)
+    files = [run_under_nsys / name for name in record.private_files]
+    assert {path.name for path in files} == {"capture.nsys-rep", "log.txt", "order.json", "basis.json"}
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
 
 
 def test_the_summary_says_which_files_still_hold_the_environment(run_under_nsys):

@@ -92,5 +92,6 @@ def test_a_resumed_run_knows_its_secrets_after_the_environment_has_changed(
 
 
 def test_a_pipeline_without_secret_variables_has_no_secrets(order: RunRequest) -> None:
-    order.path.write_text(PIPELINE.replace("${HF_TOKEN}", "${HOST_OF:-here}").replace("DB_PASS", "PATH_OF_DB"))
+    text = PIPELINE.replace("--token", "--host").replace("${HF_TOKEN}", "${HOST_OF:-here}")
+    order.path.write_text(text.replace("DB_PASS", "PATH_OF_DB"))
     assert RunRequest.create(loader.load_pipeline(order.path), order.path, order.out, (), ()).secrets == {}

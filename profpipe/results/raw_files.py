@@ -1,4 +1,4 @@
-"""What report.html shows of the raw files of a run: the samples of each case, and the ends of the logs.
+"""What report.html shows of the raw files of a run: the samples of each case, and the ends of the output of its jobs.
 
 A run may come from somebody else, so a path that leads out of its folder is not read.
 """
@@ -13,7 +13,10 @@ from typing import Any
 
 from profpipe.results.manifest import JobEntry, Manifest
 
-#: The end of a log that is kept: lines, and bytes.
+#: In the folder of a job: the end of its output without secrets. The log itself is private.
+OUTPUT = "output.txt"
+
+#: The end of the output that is kept: lines, and bytes.
 _LINES, _BYTES = 40, 4_000
 
 
@@ -33,7 +36,7 @@ def read(folder: Path, run: Manifest) -> RawFiles:
         place = _inside(folder, job.folder)
         if place is None:
             continue
-        if text := _end_of(place / "log.txt", folder):
+        if text := _end_of(place / OUTPUT, folder):
             logs[job.folder] = text
         for case, values in _samples(place / "events.jsonl", job) if job.profiler == "plain" else ():
             samples.setdefault((job.workload, case), []).extend(values)
@@ -75,7 +78,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _end_of(path: Path, folder: Path) -> str:
-    """Return the last lines of a log, without the commands in it, which may hold secrets, and with relative paths."""
+    """Return the last lines of an output, without the commands in it, and with relative paths."""
     if not path.is_file() or path.is_symlink():
         return ""
     with path.open("rb") as stream:

@@ -7,12 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from profpipe.job import Command, Job
+from profpipe.results import atomic, raw_files
 
 #: Time, size and inode of a file. They change when the file is made anew.
 Stamp = tuple[int, int, int]
 
 #: How much of a process's output is read, from its end.
 _LOG_TAIL_BYTES = 1 << 20
+#: How much of it is published.
+_PUBLIC_BYTES = 1 << 14
 
 
 def stamp_files(command: Command, job: Job) -> dict[Path, Stamp | None]:
@@ -45,14 +48,23 @@ def stamp_of(path: Path) -> Stamp | None:
     return None if is_empty else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
-def read_output(log: Path, span: tuple[int, int]) -> str:
+def publish_output(job: Job) -> None:
+    """Write the end of the job's output without secrets into its folder, where report.html finds it."""
+    log = job.folder / "log.txt"
+    if log.is_file():
+        size = log.stat().st_size
+        text = job.masked(read_output(log, (0, size), _PUBLIC_BYTES))
+        atomic.write_text(job.folder / raw_files.OUTPUT, text)
+
+
+def read_output(log: Path, span: tuple[int, int], most: int = _LOG_TAIL_BYTES) -> str:
     """Return the output of one process: the bytes ``span`` of the job's log, at most the whole lines of the last MiB.
 
     A part of a line could be a part of a secret, which nobody recognises.
     """
     begin, end = span
     with log.open("rb") as stream:
-        stream.seek(max(begin, end - _LOG_TAIL_BYTES))
+        stream.seek(max(begin, end - most))
         if stream.tell() > begin:
             stream.readline()
         return stream.read(max(0, end - stream.tell())).decode(errors="replace")

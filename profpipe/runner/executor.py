@@ -230,7 +230,8 @@ def _events(job: Job) -> Path:
 
 
 def _run_attempt(job: Job, profiler: Profiler, context: _Context) -> Attempt:
-    job.folder.mkdir(parents=True, exist_ok=True)
+    # Recordings hold the environment. Until the private files are known, only their owner may enter the folder.
+    job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     events = EventLog(_events(job), context.listener)
     entry = Entry(job.part, tuple(case.id for case in job.cases), {}, None, begins_at=events.begins_at)
     journal.write(job.folder, entry)
@@ -324,7 +325,7 @@ def _specification(job: Job) -> dict[str, object]:
         "profiler": job.profiler,
         "script": str(job.script),
         "cases": [_describe_case(case, job) for case in job.cases],
-        "secrets": dict(job.secrets),
+        **({"secrets": dict(job.secrets)} if job.secrets else {}),
         "warmup": job.warmup,
         "repeats": job.repeats,
         "processes": job.processes,

@@ -38,7 +38,7 @@ from profpipe.measure import visible_gpus
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
-from profpipe.runner import checkout, environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
+from profpipe.runner import artifacts, checkout, environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.scrub import job_files
 from profpipe.scrub import tables as masked_tables
@@ -258,6 +258,7 @@ class Session:
     def _store(self, outcome: JobOutcome, key: str) -> None:
         """Read the files of a job and store the rows, in place of the rows of an earlier try."""
         job, read = outcome.job, []
+        artifacts.publish_output(job)
         files: list[FileEntry] = []
         refused: list[RefusedFile] = []
         scrubbed = job_files.scrub_exports(outcome.files, self.request.plugin_dir)
@@ -296,6 +297,8 @@ class Session:
         """Return the private files of the run, of which those of ``job`` are searched for again."""
         secrets = masking.masker(job.secrets).spellings
         own = job_files.find_private_files(self.folder, job.folder, secrets)
+        if job.folder.is_dir():
+            job.folder.chmod((self.folder / "raw").stat().st_mode & 0o777)
         requests = [str(name) for name in (REQUEST_FILE, fingerprint.FILE) if (self.folder / name).exists()]
         below = f"{self._name(job.folder)}/"
         others = (

@@ -1,1 +1,1 @@
-"""Remove private data from exports."""
+"""Remove private data from exports, and mask secrets in tables."""

@@ -1,0 +1,133 @@
+"""What counts as a secret, and what does not: docs/security.md has the rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from profpipe import masking, plugins
+
+TOKENS = [
+    "hf_QwErTyUiOpAsDfGhJkLzXcVbNm1234", "ghp_0123456789abcdefghijABCDEFGHIJ012345", "sk-proj-abcdefghijklmnopqrstuv",
+    "github_pat_11AAAAAAA0abcdefghijkl_mnopqrstuvwxyz", "AKIAIOSFODNN7EXAMPLE", "xoxb-123456789012-abcdefGHIJKL",
+    "glpat-ABCDEFGHijklmnop1234", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "pypi-AgEIcHlwaS5vcmcCJGFiY2RlZg",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVPmB92K27uhbUJU1p1r",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("text", ["{}", "refused {}.", "url?t={}&x=1", '{{"a": "{}"}}', "x={}\n"])
+def test_a_token_is_known_by_its_form(token: str, text: str) -> None:
+    assert token not in masking.mask_forms(text.format(token))
+    assert "***" in masking.mask_forms(text.format(token))
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgres://ann:Xq7pw@host/db", "postgres://ann:***@host/db"),
+        ("redis://:Xq7pw@host", "redis://:***@host"),
+        ("password=tr0ub4dor3xyz and", "password=*** and"),
+        ("api_key: 'a1b2c3d4e5f6g7h8'", "api_key: '***'"),
+        ("Authorization: Bearer a1b2c3d4e5f6g7h8", "Authorization: Bearer ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE", "***"),
+    ],
+)
+def test_passwords_and_keys_are_known_by_what_stands_beside_them(text: str, masked: str) -> None:
+    assert masking.mask_forms(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("impl=sdpa_flash,seqlen=4096", "task-parallel-scheduling-of-kernels", "ImportError: hf_hub_download", "sk-1"),
+        *("Unexpected token: identifier expected", "http://localhost:8080/a@b", "git@github.com:owner/name", "token=1"),
+        *(
+            "max_tokens=131072",
+            "password=${DB_PASSWORD}",
+            "pg://me:${DB_PASS}@host",
+            "token=secret-0123456789ab",
+            "the key: value",
+            "key=q",
+        ),
+        *("/home/me/.ssh/id_rsa", "0x7f3a9c21b0d4", "2026-11-20T05:55:00+00:00", "sm90_xmma_gemm_f16f16_f16f32_f32"),
+    ],
+)
+def test_ordinary_texts_are_kept(text: str) -> None:
+    assert masking.mask_forms(text) == text
+
+
+def test_the_rules_of_kernel_names_hold_no_secret() -> None:
+    text = (plugins.builtin_folder("parsers") / "kernel_classes.yaml").read_text(encoding="utf-8")
+    assert masking.mask_forms(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secrets"),
+    [
+        ("HF_TOKEN", "short1", ["short1"]),
+        ("TOKENS", "a1,b2", ["a1,b2", "a1", "b2"]),
+        ("MAX_TOKENS", "4096", []),
+        ("API_KEY", "123456789012", ["123456789012"]),
+        ("DB_PASS", "4096", ["4096"]),
+        ("SSH_KEY", "/", []),
+        ("TOKENIZER", "gpt2", []),
+        ("KEYBOARD", "us", []),
+        ("BATCH", "1,2,4,8,16,32,64,128", []),
+        ("IMPLS", "sdpa_flash,sdpa_mem_efficient,fa2", []),
+        ("MODEL", "a-model-with-a-long-name", ["a-model-with-a-long-name"]),
+        ("MODELS", "small,a-model-with-a-long-name", ["small,a-model-with-a-long-name", "a-model-with-a-long-name"]),
+        ("WHERE", "/tmp/a/folder/that/does/not/exist", []),
+        ("PLACES", "/tmp/a/very/long/path:/tmp/another", []),
+        ("URL", "pg://u:pw1234@h", ["pg://u:pw1234@h", "pw1234"]),
+        ("EMPTY_TOKEN", "", []),
+    ],
+)
+def test_the_value_of_a_variable_is_a_secret_by_name_length_or_form(name: str, value: str, secrets: list[str]) -> None:
+    assert masking.secrets_in_variable(name, value) == secrets
+
+
+def test_a_path_is_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "a-folder-with-a-long-name").mkdir()
+    assert masking.secrets_in_variable("DATA", str(tmp_path / "a-folder-with-a-long-name")) == []
+    assert masking.secrets_in_variable("DATA", "/not-a-folder-that-exists/at-all")
+
+
+@pytest.mark.parametrize(("name", "is_secret"), [
+    ("token", True), ("hub_token", True), ("api-key", True), ("password", True), ("tokenizer", False),
+    ("num_tokens", False), ("key", False), ("num_key_value_heads", False), ("tokens", False),
+])  # fmt: skip
+def test_a_parameter_is_secret_by_the_end_of_its_name(name: str, is_secret: bool) -> None:
+    assert masking.is_secret_parameter(name, "text") is is_secret
+    assert not masking.is_secret_parameter(name, 4096) and not masking.is_secret_parameter(name, "")
+
+
+SECRET = 'pä"ss\\wörd,mit/Umlaut=%20'
+
+
+@pytest.mark.parametrize("written", [
+    SECRET, json.dumps(SECRET), json.dumps(SECRET, ensure_ascii=False), repr(SECRET), quote(SECRET), quote(SECRET, "")
+])  # fmt: skip
+def test_a_known_secret_is_masked_in_every_usual_spelling(written: str) -> None:
+    text = masking.Masker({SECRET: "${NAME}"}).mask(f"before {written} after")
+    assert "${NAME}" in text and "Umlaut" not in text and text.startswith("before ") and text.endswith(" after")
+
+
+def test_each_line_of_a_long_secret_is_masked() -> None:
+    masker = masking.Masker({"first line\nsecond line\nx": "${KEY}"})
+    assert masker.mask("got: second line") == "got: ${KEY}" and masker.mask("x") == "x"
+    assert masker.mask_all({"second line": ["first line", 1, None]}) == {"${KEY}": ["${KEY}", 1, None]}
+
+
+def test_the_longest_of_several_secrets_is_masked_first() -> None:
+    assert masking.Masker({"secret": "A", "secret-more": "B"}).mask("secret-more secret") == "B A"
+
+
+def test_a_digest_is_stable_for_a_salt_and_tells_nothing_without_it() -> None:
+    assert masking.digest("x", b"salt") == masking.digest("x", b"salt") != masking.digest("x", b"other")
+    assert masking.digest("x", b"salt") != masking.digest("y", b"salt")
+    assert masking.mask_forms(f"token={masking.digest('x', b'salt')}") == f"token={masking.digest('x', b'salt')}"
