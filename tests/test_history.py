@@ -17,7 +17,10 @@ from test_verdict import load_benchmark
 from profpipe import cli
 from profpipe.analysis import change_points, history
 from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
+from profpipe.commands.rendering import find_templates
 from profpipe.report import course_pages
+from profpipe.report.html import page as html_page
+from profpipe.report.sections import history as history_section
 from profpipe.report.sparkline import sparkline
 from profpipe.results import database, noise
 from profpipe.results.manifest import GitState, JobEntry
@@ -238,3 +241,44 @@ def test_a_program_that_became_slower_is_marked_where_its_code_changed(tmp_path:
     (pipeline_found,) = json.loads(profpipe(tmp_path, "history", "--json"))["pipelines"]
     (course,) = pipeline_found["courses"]
     assert [(change["position"], change["differs"]) for change in course["changes"]] == [(3, ["code"])]
+
+
+# --- the page of a results folder ------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_runs_with_links_and_draws_courses_with_band_and_change(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (results / "run12").mkdir()
+    (results / "run12" / "report.html").write_text("a report")
+    (results / "run11").mkdir()
+    (results / "run11" / "SUMMARY.md").write_text("a report")
+    assert cli.main(["history", "--html", "--out", str(results)]) == 0
+    page = results / "profpipe.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    made = page.read_text(encoding="utf-8")
+    assert 'href="run12/report.html"' in made and 'href="run11/SUMMARY.md"' in made and 'href="run10' not in made
+    drawing = made[made.index('class="plot course"') :]
+    drawing = drawing[: drawing.index("</svg>")]
+    assert drawing.count('class="band"') == 2 and drawing.count('class="change"') == 1 and "+4.9 %" in drawing
+    assert drawing.count('class="mark"') == 12
+    assert "Content-Security-Policy" in made and "12 runs of the same code" in made
+
+
+def test_the_page_goes_where_the_user_wants_and_its_links_lead_from_there(results: Path, tmp_path: Path) -> None:
+    (results / "run12").mkdir()
+    (results / "run12" / "report.html").write_text("a report")
+    target = tmp_path / "pages" / "all.html"
+    target.parent.mkdir()
+    assert cli.main(["history", "--html", str(target), "--out", str(results)]) == 0
+    assert 'href="../out/run12/report.html"' in target.read_text(encoding="utf-8")
+    assert cli.main(["history", "--html", str(tmp_path), "--out", str(results)]) == 2
+
+
+def test_names_from_outside_are_text_on_the_page(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    runs = [{**entry(n), "run": f"{hostile}{n}", "name": hostile} for n in range(7, 0, -1)]
+    times = [row(n, 100.0, run=f"{hostile}{n}", workload=hostile, case=f"{hostile}=\u202e1") for n in range(1, 8)]
+    found = history.analyze(runs, times, lambda *_: {})
+    made = html_page.render(history_section.document(found, hostile, lambda run: ""), find_templates().page)
+    assert hostile not in made and "\u202e" not in made and "&lt;script&gt;alert(1)" in made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -16,8 +17,10 @@ from profpipe import errors
 from profpipe.analysis import history
 from profpipe.analysis.history import HistoryFindings
 from profpipe.commands import arguments
+from profpipe.errors import ConfigError
 from profpipe.job import readable
 from profpipe.report import course_pages
+from profpipe.report.markdown import SUMMARY
 from profpipe.report.units import time_unit
 from profpipe.results import atomic, database, noise
 
@@ -25,9 +28,14 @@ EXAMPLES = """\
   profpipe history
   profpipe history -n 3 --out results
   profpipe history --json > history.json
-  profpipe history --page history.md"""
+  profpipe history --page history.md
+  profpipe history --html                # out/profpipe.html"""
 
 Row = Mapping[str, Any]
+
+#: The page of a results folder.
+PAGE: Final = "profpipe.html"
+_IN_RESULTS: Final = Path()
 
 #: The runs whose times make a course.
 MOST_RUNS: Final = 100
@@ -39,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print the courses as one JSON object")
     formats.add_argument("--page", type=Path, metavar="FILE", help="write the courses to a Markdown page")
+    formats.add_argument(
+        "--html", nargs="?", type=Path, const=_IN_RESULTS, metavar="FILE",
+        help=f"write a page with the runs, the courses and links to the reports (default: DIR/{PAGE})",
+    )  # fmt: skip
     arguments.add_out(parser)
 
 
@@ -47,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
     found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:
         print(json.dumps(asdict(found)))
+    elif args.html:
+        print(_write_html(args, found))
     elif args.page:
         atomic.write_text(args.page, course_pages.markdown(found))
         print(args.page)
@@ -55,6 +69,27 @@ def main(args: argparse.Namespace) -> int:
         is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
         print(text(runs[: args.n], [row for row in times if row["run"] in shown], found, is_ascii=is_ascii))
     return errors.OK
+
+
+def _write_html(args: argparse.Namespace, found: HistoryFindings) -> Path:
+    """Write the page of the results folder, and return its path."""
+    # The report takes half a second to load.
+    from profpipe.commands import rendering
+    from profpipe.report.html import page
+    from profpipe.report.sections import history as section
+
+    target: Path = args.out / PAGE if args.html == _IN_RESULTS else args.html
+    if target.is_dir():
+        raise ConfigError(str(target), "is a folder.", f"Name a file: --html {target / PAGE}.")
+    reports = (page.REPORT, SUMMARY)
+
+    def report(run: str) -> str:
+        existing = next((args.out / run / name for name in reports if (args.out / run / name).is_file()), None)
+        return "" if existing is None else os.path.relpath(existing, target.parent)
+
+    document = section.document(found, args.out.resolve().name, report)
+    page.write(document, target.parent, rendering.find_templates().page, target.name)
+    return target
 
 
 def text(

@@ -32,11 +32,11 @@ def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
     levels = [
         f"{time_unit([course.level_ns]).with_name(course.level_ns)} {_band(course, is_ascii)}" for course in shown
     ]
-    names = [_name(course, shown) for course in shown]
+    names = [course_name(course, shown) for course in shown]
     widths = [max(map(len, column)) for column in (names, charts, levels)]
     for course, *cells in zip(shown, names, charts, levels, strict=True):
         padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"{padded}  {_state(course)}".rstrip()
+        yield f"{padded}  {state(course)}".rstrip()
 
 
 def _chart(course: Course, *, is_ascii: bool) -> str:
@@ -46,7 +46,7 @@ def _chart(course: Course, *, is_ascii: bool) -> str:
     return sparkline(times, {change.position for change in course.changes}, least, ascii=is_ascii)
 
 
-def _name(course: Course, among: Sequence[Course]) -> str:
+def course_name(course: Course, among: Sequence[Course]) -> str:
     """Return the name of the case, with its device where it ran on several."""
     devices = {other.device for other in among if other.name == course.name}
     return f"{course.name} on {course.device or 'an unknown device'}" if len(devices) > 1 else course.name
@@ -56,7 +56,7 @@ def _band(course: Course, is_ascii: bool) -> str:
     return "" if course.band is None else f"{'+-' if is_ascii else '±'}{100 * course.band:.1f} %"
 
 
-def _state(course: Course) -> str:
+def state(course: Course) -> str:
     """Return the changes of a course, and whether its last run stands out."""
     if course.band is None:
         return "noise unknown"
@@ -72,7 +72,7 @@ def _change(change: ChangePoint) -> str:
     return f"{100 * (change.ratio - 1):+.1f} % since {change.run}{what}"
 
 
-def _source(course: Course) -> str:
+def source(course: Course) -> str:
     if course.band is None:
         return ""
     known = [f"{count} {_SOURCES[source]}" for source, count in course.sources.items()]
@@ -92,6 +92,15 @@ def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
     if not courses:
         yield doc.Paragraph("No run has times.")
         return
+    yield course_table(courses)
+    yield doc.Paragraph(
+        "Course: the oldest run first; | is a change. Level: median since the last change. Band: 99 % of the runs of"
+        " the same code lie within it around the level."
+    )
+
+
+def course_table(courses: Sequence[Course]) -> doc.Table:
+    """Return a table with a row for each course."""
     columns = (
         doc.label("case"),
         doc.words("course"),
@@ -103,18 +112,14 @@ def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
     )
     rows = [
         (
-            _name(course, courses),
+            course_name(course, courses),
             doc.Code(_chart(course, is_ascii=False)),
             len(course.points),
             course.level_ns,
             course.band,
-            _source(course),
-            _state(course),
+            source(course),
+            state(course),
         )
         for course in courses
     ]
-    yield doc.make_table("courses", columns, rows)
-    yield doc.Paragraph(
-        "Course: the oldest run first; | is a change. Level: median since the last change. Band: 99 % of the runs of"
-        " the same code lie within it around the level."
-    )
+    return doc.make_table("courses", columns, rows)

@@ -284,6 +284,8 @@ class ChartKind(str, Enum):
     STRIP = "strip"
     #: Points over FLOP per byte, below the machine's rates.
     ROOFLINE = "roofline"
+    #: Times over runs, each with the band of the noise around its level; in it ``low`` and ``high`` are its ends.
+    COURSE = "course"
     #: Ratios with their intervals, and the difference that counts.
     FOREST = "forest"
 

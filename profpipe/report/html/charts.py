@@ -8,7 +8,7 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from profpipe.report import document as doc
-from profpipe.report.html import bars, lines, points
+from profpipe.report.html import bars, course, lines, points
 from profpipe.report.html.markup import element, empty, short
 from profpipe.report.html.palette import key_class, line_classes
 
@@ -55,6 +55,8 @@ def _pictures(chart: doc.Chart) -> list[tuple[str, Markup]]:
             return lines.pictures(chart)
         case doc.ChartKind.STACKED_BARS:
             return [("", bars.picture(chart))]
+        case doc.ChartKind.COURSE:
+            return [(panel.title, course.picture(chart, panel)) for panel in chart.panels]
         case doc.ChartKind.STRIP:
             return [(panel.title, points.strip(chart, panel)) for panel in chart.panels]
         case doc.ChartKind.INTERVALS | doc.ChartKind.FOREST:

@@ -42,9 +42,9 @@ def find_files(find: Callable[[str], Path]) -> PageFiles:
     return PageFiles(find(TEMPLATE), tuple(map(find, STYLES)), tuple(map(find, SCRIPTS)))
 
 
-def write(document: doc.Document, folder: Path, files: PageFiles) -> None:
-    """Write report.html into ``folder``, whole or not at all."""
-    atomic.write_text(folder / REPORT, render(document, files, lambda path: (folder / path).exists()))
+def write(document: doc.Document, folder: Path, files: PageFiles, name: str = REPORT) -> None:
+    """Write the page ``name`` into ``folder``, whole or not at all."""
+    atomic.write_text(folder / name, render(document, files, lambda path: (folder / path).exists()))
 
 
 @dataclass(frozen=True)

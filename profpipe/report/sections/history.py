@@ -1,0 +1,109 @@
+"""The page of a results folder: its runs, and the course of each case with its noise and its changes."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+
+from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
+from profpipe.report import course_pages
+from profpipe.report import document as doc
+from profpipe.report.inlines import plural
+from profpipe.report.units import time_unit
+
+#: Courses that are not folded, if nothing changed in them.
+_OPEN = 4
+
+#: Characters of a commit.
+_COMMIT = 10
+
+
+def document(found: HistoryFindings, folder: str, page_of: Callable[[str], str]) -> doc.Document:
+    """Return the page. ``page_of`` returns the path of a run's report, empty where the run has none."""
+    runs = [entry for pipeline in found.pipelines for entry in pipeline.runs]
+    facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found.pipelines), "pipeline")]
+    if runs:
+        facts.append(f"the last one {max(entry.started for entry in runs)[:16].replace('T', ' ')} UTC")
+    sections = [section for pipeline in found.pipelines for section in _sections(pipeline, page_of)]
+    return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
+
+
+def _sections(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> Iterator[doc.Section]:
+    name = pipeline.name
+    yield doc.make_section("courses", "Courses", list(_courses(pipeline)), workload=name)
+    yield doc.make_section("runs", "Runs", [_run_table(pipeline, page_of)], workload=name)
+
+
+def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.Table:
+    columns = [
+        doc.label("run"),
+        doc.words("started"),
+        doc.words("state"),
+        doc.count("ok", "cases ok"),
+        doc.count("cases"),
+        doc.words("commit"),
+    ]
+    rows = [
+        [
+            doc.Link(doc.Code(entry.run), page) if (page := page_of(entry.run)) else doc.Code(entry.run),
+            entry.started[:16].replace("T", " "),
+            "ended" if entry.is_ended else "unfinished",
+            entry.ok,
+            entry.cases,
+            doc.Code(entry.commit[:_COMMIT]) if entry.commit else "",
+        ]
+        for entry in pipeline.runs
+    ]
+    return doc.make_table("runs", columns, rows)
+
+
+def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
+    if not pipeline.courses:
+        yield doc.Paragraph("No run has times.")
+        return
+    # What changed stands first, then what has just left its band.
+    ordered = sorted(pipeline.courses, key=lambda c: (not c.changes, not c.points[-1].is_outside))
+    yield course_pages.course_table(ordered).without("course")
+    yield doc.Paragraph(
+        "Level: the median since the last change. Band: 99 % of the runs of the same code lie within it around the"
+        " level. A change must last three runs; a hollow point lies outside the band."
+    )
+    charts = [chart(course, pipeline, number) for number, course in enumerate(ordered)]
+    news = sum(bool(course.changes) or course.points[-1].is_outside for course in ordered)
+    shown = max(news, _OPEN)
+    yield from charts[:shown]
+    if charts[shown:]:
+        yield doc.Details(f"{plural(len(charts) - shown, 'course')} without a change", tuple(charts[shown:]))
+
+
+def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
+    """Return the course over the runs: the oldest first, each with the band of its level."""
+    starts = {entry.run: entry.started for entry in pipeline.runs}
+    bands = list(_bands(course))
+    marks = tuple(
+        doc.Mark(i, point.time_ns, low, high, ("outside the band",) if point.is_outside else ())
+        for i, (point, (low, high)) in enumerate(zip(course.points, bands, strict=True))
+    )
+    name = course_pages.course_name(course, pipeline.courses)
+    return doc.Chart(
+        f"course {number}",
+        name,
+        doc.ChartKind.COURSE,
+        doc.Axis(
+            "run", labels=tuple(f"{starts.get(point.run, '')[:10]} {point.run}".strip() for point in course.points)
+        ),
+        doc.Axis("time", time_unit(point.time_ns for point in course.points), quantity="ns"),
+        (doc.Panel("", (doc.Series(name, name, marks),)),),
+        subtitle=course_pages.state(course),
+        placement=doc.Placement.HTML,
+    )
+
+
+def _bands(course: Course) -> Iterator[tuple[float | None, float | None]]:
+    """Yield the ends of the band around the level of each point."""
+    bounds = [0, *(change.position for change in course.changes), len(course.points)]
+    for begin, end in itertools.pairwise(bounds):
+        level = statistics.median(point.time_ns for point in course.points[begin:end])
+        own = (None, None) if course.band is None else (level / (1 + course.band), level * (1 + course.band))
+        yield from [own] * (end - begin)
