@@ -27,12 +27,11 @@ _MEANINGS: Mapping[str, str] = {
     Flag.WARM_CACHE: "the cache is not flushed before each sample (timing: {flush: false}), so data may be cached.",
     Flag.UNCHECKED: "the result was not compared with the reference.",
     Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
+    Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them.",
 }
 
 #: The flags of an `ab` run that come from its captures.
-MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {
-    Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them."
-}
+MEANINGS_OF_SIDES: Mapping[str, doc.Text] = {Flag.KERNELS_VARY: _MEANINGS[Flag.KERNELS_VARY]}
 
 
 def flags(workloads: Sequence[WorkloadFindings]) -> doc.Section:
