@@ -30,10 +30,7 @@ def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
     colour, _ = line_classes(chart)[panel.series[0].key]
     path = "M" + "L".join(f"{x(mark.x):g} {y(mark.y):g}" for mark in marks)
     own = [empty("path", d=path, class_="line")]
-    own += [
-        marker("circle", x(mark.x), y(mark.y), bool(mark.flags), tip(panel.series[0].name, mark, chart))
-        for mark in marks
-    ]
+    own += [marker("circle", x(mark.x), y(mark.y), bool(mark.flags), tip(mark, chart)) for mark in marks]
     parts.append(element("g", *own, class_=f"series {colour}"))
     return element(
         "svg", *parts, viewBox=f"0 0 {_WIDTH} {_TOP + _HEIGHT + _BOTTOM}", role="img",
