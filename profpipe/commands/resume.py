@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
     if link := seal.find_link(folder):
-        what = "leads out of the folder of the run, and resume writes through no such link."
+        what = "leads out of the folder of the run, or is no regular file, and resume would write into it."
         raise ConfigError(str(link), what, "Copy what it leads to into its place, or remove it.")
     if doubt := seal.find_doubt(folder):
         confirmation.confirm(folder, doubt, is_trusted=args.trust)

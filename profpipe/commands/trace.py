@@ -165,7 +165,7 @@ def _processes(
     known = registry.parsers()
     together: dict[Any, list[Process]] = {}
     for file in files:
-        with _opened(folder, file) as path:
+        with _opened(folder, file, is_run=manifest.is_run) as path:
             step_range = (manifest.workload(file.workload).get("steps") or {}).get("range") or ""
             recording = registry.choose(path, known).recording(path)
             builder = Builder(recording, _classes(data, file.workload), step_range)
@@ -181,9 +181,13 @@ def _processes(
 
 
 @contextmanager
-def _opened(folder: Path, file: _File) -> Iterator[Path]:
-    """Give the file of a recording; a report of nsys is exported first. Raises ConfigError where it is gone."""
-    path = next((path for path in (folder / file.source, Path(file.source)) if path.exists()), None)
+def _opened(folder: Path, file: _File, *, is_run: bool) -> Iterator[Path]:
+    """Give the file of a recording; a report of nsys is exported first. Raises ConfigError where it is gone.
+
+    The files of a run lie in its folder. It may come from somebody else, so no file elsewhere is read.
+    """
+    places = [path for path in (folder / file.source, Path(file.source)) if path.exists()]
+    path = next((path for path in places if not is_run or path.resolve().is_relative_to(folder)), None)
     if path is None:
         raise ConfigError(
             str(folder / file.source),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,7 +148,8 @@ def sources_of_paths(paths: Iterable[Path]) -> list[Source]:
 
     Exports of several runs often have the same name, and the kernels of two files must not be added up.
     """
-    once = {path.resolve(): path for path in paths}.values()
+    # Unlike Path.resolve, realpath accepts a link to itself; its parser then says what is wrong with it.
+    once = {os.path.realpath(path): path for path in paths}.values()
     # Not resolved: users know the name of their link.
     places = [path.absolute() for path in once]
     return [

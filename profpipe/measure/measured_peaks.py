@@ -105,7 +105,8 @@ def load(path: Path, gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None
     The name is in ``device``. Returns None where ``path`` has no such rates.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        # Reading a pipe could wait for ever.
+        found = json.loads(path.read_text(encoding="utf-8") if path.is_file() else "")
         if found["device"] not in [gpu.get("name") for gpu in gpus]:
             return None
         matmul, copied = found["matmul"], found["copy"]
@@ -117,7 +118,7 @@ def load(path: Path, gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None
             "source": f"measured on such a GPU with driver {found['driver']} and torch {found['torch']}: a copy of "
             f"{copied['bytes'] / 2**20:.0f} MiB (n={copied['n']}), square matmuls of {sizes or 'no type'}",
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -94,6 +94,16 @@ def open_to_append(path: Path, mode: int = 0o666) -> BinaryIO:
     return os.fdopen(descriptor, "ab")
 
 
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError for another one: a pipe would be waited for, for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read()
+
+
 def remove(path: Path) -> None:
     """Remove the file or link ``path``, where there is one, unless its folder is a link."""
     if path.parent.is_dir():

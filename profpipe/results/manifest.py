@@ -278,9 +278,11 @@ class Manifest:
         """Read ``run.json`` of a run. Raises ConfigError where the folder has none that can be read."""
         path = folder / FILE
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(atomic.read_regular(path).decode())
         except FileNotFoundError:
             raise ConfigError(str(folder), f"is not a run: it has no {FILE}.", "Name a folder below out/.") from None
+        except OSError as error:
+            raise ConfigError(str(path), f"cannot be read: {error.strerror or error}.") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(str(path), f"is not JSON: {error}.") from None
         if not isinstance(document, dict):

@@ -45,7 +45,10 @@ def read(folder: Path, run: Manifest) -> RawFiles:
 
 def _inside(folder: Path, name: str) -> Path | None:
     """Return the folder of a job; None where it is not a folder below ``folder``."""
-    path = (folder / name).resolve()
+    try:
+        path = (folder / name).resolve()
+    except (OSError, ValueError, RuntimeError):  # no path, or a link to itself
+        return None
     return path if name and path.is_dir() and path.is_relative_to(folder.resolve()) else None
 
 

@@ -34,7 +34,7 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
 
     A job whose tool is missing, now or then, is not checked.
     """
-    known = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    known = json.loads(atomic.read_regular(folder / FILE).decode())
     files = (path for path in (folder / "raw").rglob("*") if path.is_file())
     began = (folder / REQUEST_FILE).stat().st_mtime
     ended = max(path.stat().st_mtime for path in (folder / "run.json", *files))

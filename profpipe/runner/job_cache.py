@@ -258,7 +258,7 @@ def _is_unchanged(entry: JobEntry, folder: Path) -> bool:
             and not any(path.is_symlink() for path in (job_folder, *job_folder.rglob("*")))
             and all((folder / file.path).stat().st_size == file.bytes for file in entry.files)
         )
-    except OSError:
+    except (OSError, ValueError, RuntimeError):  # no path, or a link to itself
         return False
 
 

@@ -52,7 +52,7 @@ class Entry:
 def read(folder: Path) -> list[Entry]:
     """Return the entries of the job in ``folder``; none if no runner has started it."""
     try:
-        text = (folder / JOURNAL).read_text(encoding="utf-8")
+        text = atomic.read_regular(folder / JOURNAL).decode()
     except FileNotFoundError:
         return []
     return [manifest.parse(Entry, document) for document in json.loads(text)]

@@ -165,7 +165,7 @@ class RunRequest:
 def readable(folder: Path, name: Path) -> Iterator[Any]:
     """Yield the JSON document in the file ``name`` of a run. Raises ConfigError where it is not what profpipe wrote."""
     try:
-        yield json.loads((folder / name).read_text(encoding="utf-8"))
+        yield json.loads(atomic.read_regular(folder / name).decode())
     except OSError:
         raise ConfigError(str(folder), f"cannot be resumed: its {name} is gone.", "Start it again.") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

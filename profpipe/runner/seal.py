@@ -53,27 +53,32 @@ def find_doubt(folder: Path) -> Doubt | None:
     if any(path.lstat().st_uid not in us for path in _walk(folder)):
         return Doubt.OTHER_OWNER
     try:
-        seal, key = (folder / FILE).read_bytes(), _read_key(make=False)
+        seal, key = atomic.read_regular(folder / FILE), _read_key(make=False)
     except (OSError, RuntimeError):
         return Doubt.NO_SEAL
     return None if key and hmac.compare_digest(seal, _digest(folder, key).encode()) else Doubt.OTHER_SEAL
 
 
 def find_link(folder: Path) -> Path | None:
-    """Return a link in the run's ``folder`` that leads out of it; None where there is none.
+    """Return a link in the run's ``folder`` that leads out of it, or a pipe or a device; None where there is none.
 
-    The processes of a resumed run would write through it. Checkouts and the library of a run are made anew.
+    The processes of a resumed run would write there. Checkouts and the library of a run are made anew.
     """
     made_anew = [folder / place for place in sides.MADE_ANEW]
     for path in _walk(folder):
-        if path.is_symlink() and not any(path.is_relative_to(place) for place in made_anew):
-            try:
-                is_inside = path.resolve().is_relative_to(folder)
-            except (OSError, RuntimeError):  # a link to itself
-                is_inside = False
-            if not is_inside:
-                return path
+        kind = path.lstat().st_mode
+        is_made_anew = any(path.is_relative_to(place) for place in made_anew)
+        is_ordinary = stat.S_ISREG(kind) or stat.S_ISDIR(kind) or (stat.S_ISLNK(kind) and _leads_inside(path, folder))
+        if not is_made_anew and not is_ordinary:
+            return path
     return None
+
+
+def _leads_inside(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(folder)
+    except (OSError, RuntimeError):  # a link to itself
+        return False
 
 
 def _walk(folder: Path) -> Iterator[Path]:
