@@ -66,7 +66,7 @@ def test_the_events_of_a_known_loop_add_up_to_its_step(kind: str, tmp_path: Path
     steady = tables.steps[tables.steps["state"] == "steady"]
     (step,) = steady[steady["step"] == number].to_dict("records")
     assert_equal_to_its_step(tables.timeline, step)
-    # The step that is shown is a typical one.
+    # The step that is shown is a typical one, from the middle of the run.
     assert step["wall_ns"] == pytest.approx(steady["wall_ns"].median(), rel=0.01)
 
 
@@ -147,7 +147,7 @@ def test_a_case_shows_one_iteration_up_to_the_next_one(tmp_path: Path) -> None:
 
 def test_idle_time_and_calls_are_those_of_the_host(tmp_path: Path) -> None:
     export = Export()
-    for n in range(3):
+    for n in range(4):
         at = 1000 * n
         export.range(at, at + 900, f"{STEP_PREFIX}marker:{n}")
         export.call(at + 100, at + 110, 3 * n + 1)
@@ -213,3 +213,18 @@ def test_names_stay_as_they_were_recorded(tmp_path: Path) -> None:
     timeline = parsed(export.write_sqlite(tmp_path / "x.sqlite")).timeline
     assert hostile in set(timeline["name"])
     assert list(timeline.columns) == schema.TIMELINE.names
+
+
+def test_ranks_in_files_of_their_own_show_the_same_step_though_their_times_vary(tmp_path: Path) -> None:
+    shown = []
+    for rank, seed in enumerate((3, 8)):
+        export = Export()
+        at = 0
+        for n in range(21):
+            export.range(at, at + 900, f"{STEP_PREFIX}marker:{n}")
+            export.launch(at + 10, n + 1, lasts=50)
+            at += 1000 + (n * seed) % 7
+        (folder := tmp_path / str(rank)).mkdir()
+        timeline = parsed(export.write_sqlite(folder / "x.sqlite")).timeline
+        shown += timeline["step"].unique().tolist()
+    assert len(shown) == 2 and shown[0] == shown[1]

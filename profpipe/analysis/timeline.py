@@ -53,7 +53,8 @@ def _of_case(case: str, profiler: str, rows: pd.DataFrame, steps: pd.DataFrame) 
                           on=["source", "process", "device", "step"])  # fmt: skip
     is_cut = shown["duration_ns"] < shown["wall_ns"]
     whole = float(shown.loc[is_cut, "wall_ns"].max()) if kind == EventKind.STEP.value and is_cut.any() else None
-    return CaseTimeline(case, profiler, kind, end - first, tuple(_moved(rank, first) for rank in ranks), whole)
+    moved = tuple(_moved(rank, first) for rank in ranks)
+    return CaseTimeline(case, profiler, kind, end - first, moved, whole, windows["source"].nunique() == 1)
 
 
 def _moved(rank: RankTimeline, first: float) -> RankTimeline:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
 from profpipe.ingest.recording import Recording
-from profpipe.ingest.steps import operations, search
+from profpipe.ingest.steps import excerpt, operations, search
 from profpipe.ingest.steps.accounting import gaps
 from profpipe.ingest.steps.partition import Union
 from profpipe.results.schema import StepState
@@ -33,7 +33,7 @@ _ALWAYS: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 class Selection:
     """The part of a recording that is wanted: a case of its ranges, and a step; None: all.
 
-    ``step`` is a number, or ``steady`` for the steady step whose time is nearest to the median.
+    ``step`` is a number, or ``steady`` for a typical steady step.
     """
 
     case: str | None = None
@@ -94,8 +94,10 @@ class Builder:
         if selection.step == StepState.STEADY.value:
             steps = steps[steps["state"] == StepState.STEADY.value]
             if len(steps):
-                nearest = (steps["wall_ns"] - steps["wall_ns"].median()).abs().astype(float).to_numpy().argmin()
-                steps = steps[steps["step"] == steps["step"].iloc[int(nearest)]]
+                # As the timeline of the report: the step that is typical on the first device.
+                first = steps[steps["device"] == steps["device"].iloc[0]]
+                which = excerpt.typical(first["wall_ns"].to_numpy(dtype=float))
+                steps = steps[steps["step"] == first["step"].iloc[which]]
         else:
             steps = steps[(steps["step"] == selection.step) & (steps["state"] != StepState.OTHER.value)]
         if steps.empty:

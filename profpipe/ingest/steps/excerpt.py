@@ -21,6 +21,8 @@ from profpipe.results.schema import EventKind, StepState
 #: more. There can be hundreds of cases.
 _MOST: Final = 10_000
 _MOST_OF_CASE: Final = 2_000
+#: A time that is typical is within this share of the median.
+_NEAR: Final = 0.01
 #: So much of a recording without steps is kept.
 _BEGINNING_NS: Final = 2_000_000_000
 
@@ -48,22 +50,33 @@ class Window:
 
 
 def of_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
-    """Return the window of the steady step whose time is nearest to the median.
+    """Return the window of a typical steady step.
 
     It is the step of ``like``, the window of another device, where that step is steady here too. ``steps`` are those of
     the device, with ``start_ns`` since ``first``. Where no step is steady, any step serves.
     """
-    states = [state.value for state in (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.OTHER)]
-    best = next(state for state in states if (steps["state"] == state).any())
-    chosen = steps[steps["state"] == best]
+    chosen = steps[steps["state"] == best_state(steps)]
     is_same = chosen["step"] == (like.step if like else np.nan)
-    if is_same.any():
-        row = chosen[is_same].iloc[0]
-    else:
-        row = chosen.iloc[int((chosen["wall_ns"] - chosen["wall_ns"].median()).abs().argmin())]
+    row = chosen[is_same].iloc[0] if is_same.any() else chosen.iloc[typical(chosen["wall_ns"].to_numpy(dtype=float))]
     begin = int(row["start_ns"]) + first
     origin = like.origin if like and is_same.any() else begin
     return Window(EventKind.STEP, begin, begin + int(row["wall_ns"]), origin, float(row["step"]))
+
+
+def best_state(steps: pd.DataFrame) -> str:
+    """Return the state of the steps that are shown: steady, if there is such a step."""
+    states = (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.OTHER)
+    return next(state.value for state in states if (steps["state"] == state.value).any())
+
+
+def typical(wall_ns: Any) -> int:
+    """Return which of the times in their order is typical: of those near the median, the one in the middle.
+
+    So the files of ranks that step together mostly give the same step.
+    """
+    distance = np.abs(wall_ns - np.median(wall_ns))
+    near = np.flatnonzero(distance <= max(_NEAR * float(np.median(wall_ns)), float(distance.min())))
+    return int(near[len(near) // 2])
 
 
 def of_beginning(timeline: Timeline, first: int) -> Window:

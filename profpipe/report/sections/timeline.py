@@ -86,6 +86,8 @@ def _caption(timeline: CaseTimeline) -> doc.Text:
         "Calls of the host stand above the operations that they launched. The ground of a stream is coloured where "
         "nothing runs on the device, by the cause."
     ]
+    if not timeline.has_one_clock:
+        parts.append(" Each rank begins at 0: their recordings share no clock.")
     if timeline.step_ns is not None:
         share = timeline.duration_ns / timeline.step_ns
         parts.append(fill(" The step has very many launches: its first {} are shown.", percent(share)))
