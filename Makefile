@@ -7,7 +7,7 @@ PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reord
 
 VENV := .venv
 BIN := $(VENV)/bin
-SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/perfetto
+SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto
 
 .PHONY: check setup test test-all lint wheel nsys clean
 .DEFAULT_GOAL := check

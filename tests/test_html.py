@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from profpipe.analysis import analyze
 from profpipe.commands import rendering
 from profpipe.report.document import (
     Axis,
@@ -30,6 +33,7 @@ from profpipe.report.document import (
     Option,
     Panel,
     Paragraph,
+    Placement,
     Reference,
     ReferenceKind,
     Section,
@@ -41,7 +45,17 @@ from profpipe.report.document import (
     label,
     words,
 )
+from profpipe.report.formatting import format_cell
 from profpipe.report.html import page
+from profpipe.report.html.tables import MOST_ROWS
+from profpipe.report.markdown import SUMMARY
+from profpipe.report.render import build
+from profpipe.report.text import write_text
+from profpipe.results import store
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Shorter names are never cut.
+MOST_CHARACTERS = 80
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -191,3 +205,51 @@ def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request()
 def test_no_two_elements_have_the_same_id() -> None:
     ids = Elements(render("name")).values("id")
     assert len(ids) == len(set(ids))
+
+
+# --- the same figures as in SUMMARY.md -------------------------------------------------------------------------------
+
+QUICK = ("h200-attention", "own_program")
+EXAMPLES = [
+    pytest.param(path.parent, marks=[] if path.parent.name in QUICK else pytest.mark.slow, id=path.parent.name)
+    for path in sorted(ROOT.glob("examples/*/run.json"))
+]
+
+
+def words_of(document: Document) -> Iterator[str]:
+    """Every text and figure of SUMMARY.md and details.md, without their markup."""
+    for section in document.without(Placement.HTML).sections:
+        # The charts of the plots are among those to choose from.
+        yield write_text(section.title) if section.id != "plots" else ""
+        yield write_text(section.summary)
+        for block in section.walk():
+            match block:
+                case Paragraph():
+                    yield write_text(block.content)
+                case Bullets():
+                    yield from map(write_text, block.items)
+                case CodeBlock():
+                    yield block.text
+                case Table():
+                    for row in block.rows[:MOST_ROWS]:
+                        for cell, column in zip(row, block.columns, strict=True):
+                            yield format_cell(cell, column) or write_text(cell.text)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_it_holds_every_text_and_figure_of_the_other_pages(example: Path) -> None:
+    data, run = store.load(example)
+    made = build(analyze.analyze(data, run), data, run)
+    text = visible(Elements(page.render(made, rendering.find_templates().page)).text).replace(f"in{SUMMARY}", "")
+    # A name that is cut has its end in the title.
+    missing = [words for words in words_of(made) if visible(words).replace(f"in{SUMMARY}", "") not in text]
+    assert [words for words in missing if len(words) <= MOST_CHARACTERS] == []
+
+
+def test_the_answer_and_the_warnings_stand_first() -> None:
+    data, run = store.load(ROOT / "examples" / "h200-attention")
+    made = build(analyze.analyze(data, run), data, run)
+    shown = Elements(page.render(made, rendering.find_templates().page)).values("id")
+    assert [id for id in shown if id in ("attention-headline", "warnings", "attention-times")] == [
+        "attention-headline", "warnings", "attention-times",
+    ]  # fmt: skip

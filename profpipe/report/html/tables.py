@@ -21,19 +21,22 @@ _FILTERED = 9
 #: Columns of a table that is never wider than the page.
 _NARROW = 2
 
+#: Writes text, with links and without.
 Writer = Callable[[doc.Text], Markup]
+Writers = tuple[Writer, Writer]
 
 
 def table(
-    table: doc.Table, id: str, write: Writer, flags: Mapping[str, str], rest: str = "", is_sortable: bool = True
+    table: doc.Table, id: str, writers: Writers, flags: Mapping[str, str], rest: str = "", is_sortable: bool = True
 ) -> Markup:
     """Return a table; empty without rows. ``rest`` names the file that has the rows which are left out."""
     if not table.rows:
         return Markup("")
+    write, write_head = writers
     shown = replace(table, rows=table.rows[:MOST_ROWS])
     # The last rows of a table that is not divisible are sums.
     can_sort = is_sortable and table.is_divisible and len(shown.rows) > 1
-    head = [_head(column, write, can_sort) for column in shown.columns]
+    head = [_head(column, write_head, can_sort) for column in shown.columns]
     body = [
         element(
             "tr",

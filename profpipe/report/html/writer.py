@@ -108,7 +108,7 @@ class Html:
                 return self._chart(block)
             case doc.Details():
                 inner = element("div", *map(self.block, block.blocks))
-                return element("details", element("summary", self.text(block.summary)), inner)
+                return element("details", element("summary", self.without_links().text(block.summary)), inner)
             case doc.Choice():
                 return self._choice(block)
             case doc.Timeline():
@@ -116,7 +116,11 @@ class Html:
 
     def table(self, table: doc.Table, is_sortable: bool = True) -> Markup:
         id, rest = self.id_of("table", table.id), self._file_of_rows()
-        return tables.table(table, id, self.text, self.flags, rest, is_sortable)
+        return tables.table(table, id, (self.text, self.without_links().text), self.flags, rest, is_sortable)
+
+    def without_links(self) -> Html:
+        """Return a writer for text inside a button or a summary, which may hold no link."""
+        return replace(self, anchors={}, cases={}, exists=lambda path: False)
 
     def _chart(self, chart: doc.Chart) -> Markup:
         id = self.id_of("chart", chart.id)

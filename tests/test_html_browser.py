@@ -1,0 +1,372 @@
+"""report.html in a real browser without a network: it loads, nothing of it fails, and one can look into a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_html import HOSTILE, render
+
+from profpipe.analysis import analyze
+from profpipe.commands import rendering
+from profpipe.report.document import Document, Table
+from profpipe.report.formatting import format_cell
+from profpipe.report.html import page as report
+from profpipe.report.render import build
+from profpipe.report.text import write_text
+from profpipe.results import store
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: run `make setup`")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
+#: The time in which a page must be loaded and shown.
+LOADED_S = 2.0
+MOST_BYTES = 3_000_000
+#: Addresses that need no network.
+LOCAL = ("file:", "about:")
+
+
+def chromium() -> str | None:
+    """The browser that the tests may use: Debian's, or that of .ci/chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome", str(ROOT / ".cache/chromium/chromium"))
+    return os.environ.get("PROFPIPE_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium here: run `.ci/chromium`, or set PROFPIPE_TEST_CHROMIUM to one")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Make pages without a network. A message of the console, an error or a request fails the test."""
+    contexts, problems = [], []
+
+    def make(**options: Any) -> Any:
+        context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: request.url.startswith(LOCAL) or problems.append(request.url))
+        page.set_default_timeout(10_000)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def documents() -> Callable[[str], Document]:
+    made: dict[str, Document] = {}
+
+    def document(example: str) -> Document:
+        if example not in made:
+            data, run = store.load(ROOT / "examples" / example)
+            made[example] = build(analyze.analyze(data, run), data, run)
+        return made[example]
+
+    return document
+
+
+@pytest.fixture(scope="module")
+def reports(documents: Callable[[str], Document], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("reports")
+
+    def path(example: str) -> Path:
+        made = folder / f"{example}.html"
+        if not made.exists():
+            made.write_text(report.render(documents(example), rendering.find_templates().page), encoding="utf-8")
+        return made
+
+    return path
+
+
+def address(path: Path, place: str = "") -> str:
+    return f"{path.as_uri()}{f'#{place}' if place else ''}"
+
+
+def load_time(page: Any, path: Path) -> float:
+    """Load the page anew; return the seconds until it is shown and can be used."""
+    page.goto("about:blank")
+    started = time.monotonic()
+    page.goto(address(path))
+    page.locator("main h2").first.wait_for()
+    return time.monotonic() - started
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    found: list[str] = page.locator(selector).all_inner_texts()
+    return found
+
+
+# --- every example ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_page_of_an_example_is_small_and_loads_at_once(
+    example: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    path, page = reports(example), new_page()
+    assert path.stat().st_size <= MOST_BYTES
+    assert any(load_time(page, path) < LOADED_S for _ in range(3)), "three times, for the machine may be busy"
+    assert page.locator("main svg.plot").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+AXE = """async (source) => {
+  const result = await axe.run(document, {resultTypes: ['violations']});
+  return result.violations.filter((v) => ['serious', 'critical'].includes(v.impact))
+    .map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 160)).join(' | ')}`);
+}"""
+
+
+@pytest.mark.parametrize(("example", "scheme", "place"), [
+    ("sparsity", "light", ""),
+    ("own_program", "dark", ""),
+    ("own_program", "light", "case-gpt-compile=true"),
+])  # fmt: skip
+def test_axe_finds_no_serious_violation(
+    example: str, scheme: str, place: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup`")
+    # The policy of the page allows no further script, so this one is not of the page.
+    page = new_page(color_scheme=scheme, bypass_csp=True)
+    page.goto(address(reports(example), place))
+    page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    assert page.evaluate(AXE, "") == []
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def shown_table(table: Table) -> list[list[str]]:
+    """The cells of a table as a page shows them, without notes and flags."""
+    return [
+        [format_cell(cell, column) or write_text(cell.text) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+
+
+@pytest.mark.parametrize(("example", "workload", "section"), [
+    ("h200-attention", "attention", "times"),
+    ("h200-attention", "attention", "limits"),
+    ("own_program", "gpt", "steps"),
+])  # fmt: skip
+def test_the_figures_are_those_of_the_tables(
+    example: str, workload: str, section: str, documents: Callable[[str], Document], reports: Callable[[str], Path],
+    new_page: Callable[..., Any],
+) -> None:  # fmt: skip
+    page = new_page()
+    page.goto(address(reports(example)))
+    own = documents(example).section(section, workload)
+    assert own is not None
+    table = next(own.tables())
+    cells = page.locator(f"#{workload}-{section} table").first.locator("tbody tr")
+    rows = cells.evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent.trim()))")
+    expected = shown_table(table)
+    assert [[cell.startswith(text) for cell, text in zip(row, texts, strict=True)]
+            for row, texts in zip(rows, expected, strict=True)] == [[True] * len(row) for row in expected]  # fmt: skip
+
+
+# --- looking into a run ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attention(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> Any:
+    page = new_page()
+    page.goto(address(reports("h200-attention")))
+    return page
+
+
+TIMES = "#attention-times table"
+
+
+def test_a_table_is_sorted_by_its_numbers_in_both_directions_and_back(attention: Any) -> None:
+    def column() -> list[float]:
+        return [float(text) for text in texts(attention, f"{TIMES} tbody tr td:nth-child(4)")]
+
+    head = attention.locator(f"{TIMES} thead button", has_text="time")
+    before = column()
+    head.click()
+    assert column() == sorted(before, reverse=True)
+    head.focus()
+    attention.keyboard.press("Enter")
+    assert column() == sorted(before) and column() != before
+    assert attention.locator(f"{TIMES} th[aria-sort=ascending]").count() == 1
+    head.click()
+    assert column() == before
+
+
+def test_a_table_shows_the_rows_that_have_all_words_of_the_filter(attention: Any) -> None:
+    field = attention.locator("#attention-cases input[data-filter]").first
+    rows = f"#attention-cases table#{field.get_attribute('data-filter')} tbody tr:visible"
+    before = attention.locator(rows).count()
+    field.fill("fwd_bwd 8192")
+    shown = texts(attention, rows)
+    assert 0 < len(shown) < before and all("fwd_bwd" in row and "8192" in row for row in shown)
+
+
+def test_a_case_is_opened_from_a_table_and_closed_by_the_keyboard(attention: Any) -> None:
+    attention.locator(f"{TIMES} a", has_text="xformers").first.click()
+    dialog = attention.locator("dialog[open]")
+    assert dialog.locator("h2").inner_text() == "mode fwd, seqlen 8192, xformers"
+    assert "1119 us" in dialog.inner_text() and "How to repeat it" in dialog.inner_text()
+    assert "case-attention-" in attention.evaluate("location.hash")
+    attention.keyboard.press("Escape")
+    attention.locator("dialog[open]").wait_for(state="detached")
+    assert "case-" not in attention.evaluate("location.hash")
+
+
+def test_a_case_is_opened_from_its_point_and_the_way_back_closes_it(attention: Any) -> None:
+    mark = attention.locator("#attention-explorer .option:visible svg .mark[data-case]").last
+    mark.scroll_into_view_if_needed()
+    mark.hover()
+    assert "Click: the case" in attention.locator("#tip").inner_text()
+    mark.click()
+    assert attention.locator("dialog[open]").count() == 1
+    attention.go_back()
+    attention.locator("dialog[open]").wait_for(state="detached")
+
+
+def test_the_chart_follows_the_quantity_the_profiler_and_the_view(attention: Any) -> None:
+    choice = attention.locator("#attention-explorer .choice").first
+    assert choice.locator(".option:visible").count() == 1
+    first = choice.locator("figcaption:visible").inner_text()
+    choice.locator("select").nth(0).select_option("kernel time")
+    assert choice.locator(".option:visible").count() == 1
+    assert choice.locator("figcaption:visible").inner_text() != first
+    choice.locator("select").nth(1).select_option("ncu")
+    assert "ncu" in choice.locator("figcaption:visible").inner_text()
+
+
+def test_a_series_is_highlighted_in_every_chart_that_has_it(attention: Any) -> None:
+    choice = attention.locator("#attention-explorer .option:visible")
+    choice.locator(".legend button", has_text="fa2").click()
+    series = choice.locator("svg.plot .series")
+    faded = series.evaluate_all("all => all.filter(g => g.classList.contains('faded')).map(g => g.dataset.series)")
+    kept = series.evaluate_all("all => all.filter(g => !g.classList.contains('faded')).map(g => g.dataset.series)")
+    assert set(kept) == {"fa2"} and "xformers" in faded
+    assert choice.locator(".legend button[aria-pressed=true]").inner_text() == "fa2"
+
+
+def test_an_address_brings_back_the_whole_view(attention: Any, new_page: Callable[..., Any]) -> None:
+    attention.locator("#theme").select_option("dark")
+    attention.locator(f"{TIMES} thead button", has_text="time").click()
+    choice = attention.locator("#attention-explorer .choice").first
+    choice.locator("select").nth(0).select_option("TFLOP/s")
+    choice.locator(".option:visible .legend button", has_text="fa2").click()
+    field = attention.locator("#attention-cases input[data-filter]").first
+    field.fill("fwd_bwd 8192")
+    attention.locator(f"{TIMES} a", has_text="sdpa_cudnn").first.click()
+    other = new_page()
+    other.goto(attention.url)
+    for selector in ("dialog[open] h2", f"{TIMES} tbody", "#attention-cases table tbody tr:visible",
+                     "#attention-explorer figcaption:visible"):  # fmt: skip
+        assert texts(other, selector) == texts(attention, selector) != []
+    assert other.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert other.locator(".legend button[aria-pressed=true]").count() > 0
+
+
+WRONG = (
+    "?sort.attention-times-table-fastest=99.descending",
+    "?show.attention-explorer-choice-view=7",
+    "?filter.nothing=x",
+    "%E0%A4%A",
+    "case-unknown?series=%22%5D",
+    "?theme=pink",
+)
+
+
+def test_an_address_that_says_nothing_shows_the_page(
+    reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    page = new_page()
+    for place in WRONG:
+        page.goto("about:blank")
+        page.goto(address(reports("h200-attention"), place))
+        assert page.locator("main h2:visible").count() > 5
+
+
+def test_one_workload_can_be_chosen(reports: Callable[[str], Path], new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    page.goto(address(reports("own_program")))
+    page.locator("#workload").select_option("trainer")
+    shown = page.locator("main > section:visible").evaluate_all("all => all.map(s => s.dataset.workload ?? '')")
+    assert set(shown) == {"", "trainer"}
+
+
+# --- colours, sizes, without a script --------------------------------------------------------------------------------
+
+
+def test_the_colours_are_those_of_the_system_until_one_is_chosen(
+    reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    def background(page: Any) -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light, dark = new_page(color_scheme="light"), new_page(color_scheme="dark")
+    for page in (light, dark):
+        page.goto(address(reports("own_program")))
+    assert background(light) != background(dark)
+    dark.locator("#theme").select_option("light")
+    assert background(light) == background(dark)
+
+
+def test_a_phone_shows_the_page_without_scrolling_to_the_side(
+    reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    page = new_page(viewport={"width": 375, "height": 700})
+    page.goto(address(reports("h200-attention")))
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+    page.locator(f"{TIMES} a").first.click()
+    assert page.locator("dialog[open]").evaluate("d => d.scrollWidth <= d.clientWidth")
+
+
+def test_the_printed_page_has_all_charts_and_no_controls(attention: Any) -> None:
+    attention.emulate_media(media="print")
+    assert attention.locator("nav:visible, select:visible, input:visible").count() == 0
+    assert attention.locator("main svg.plot:visible").count() > 0
+
+
+def test_without_a_script_every_chart_and_every_case_can_be_read(
+    reports: Callable[[str], Path], new_page: Callable[..., Any]
+) -> None:
+    page = new_page(java_script_enabled=False)
+    page.goto(address(reports("h200-attention")))
+    options = page.locator("#attention-explorer .option")
+    assert options.count() > 5 and page.locator("#attention-explorer .option:visible").count() == options.count()
+    page.locator(f"{TIMES} a", has_text="xformers").first.click()
+    assert page.locator("dialog:visible h2").inner_text() == "mode fwd, seqlen 8192, xformers"
+
+
+# --- texts from outside ----------------------------------------------------------------------------------------------
+
+
+def test_a_hostile_text_runs_nothing(tmp_path: Path, new_page: Callable[..., Any]) -> None:
+    page = new_page()
+    for number, name in enumerate(HOSTILE):
+        path = tmp_path / f"{number}.html"
+        path.write_text(render(name), encoding="utf-8")
+        page.goto(address(path))
+        for button in page.locator("button:visible").all()[:3]:
+            button.click()
+        page.locator("main a[href^='#case']").first.click()
+        assert page.locator("dialog[open]").count() == 1
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
