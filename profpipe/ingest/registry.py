@@ -18,6 +18,8 @@ from profpipe.ingest import launch_order
 from profpipe.results.schema import Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
+#: The first bytes of compressed files, and what unpacks them.
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz", b"(\xb5/\xfd": "unzstd"}
 
 #: The names that a parser module defines.
 _PARTS = ("FORMATS", "sniff", "parse")
@@ -61,6 +63,11 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
                 return parser
     if path.is_dir():
         raise UnreadableFile(path, "is a folder, and not one that a profiler wrote", "Name the files in it.")
+    with path.open("rb") as stream:
+        head = stream.read(8)
+    if unpack := next((tool for magic, tool in _COMPRESSED.items() if head.startswith(magic)), None):
+        remedy = f"profpipe reads only CSV files and torch traces compressed. Unpack it: {unpack} {path.name}"
+        raise UnreadableFile(path, "is compressed", remedy)
     known = "; ".join(text for parser in parsers for text in parser.FORMATS)
     raise UnreadableFile(path, "is in no format that profpipe reads", f"It reads: {known}.")
 
