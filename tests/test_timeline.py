@@ -67,7 +67,7 @@ def test_the_events_of_a_known_loop_add_up_to_its_step(kind: str, tmp_path: Path
     (step,) = steady[steady["step"] == number].to_dict("records")
     assert_equal_to_its_step(tables.timeline, step)
     # The step that is shown is a typical one, from the middle of the run.
-    assert step["wall_ns"] == pytest.approx(steady["wall_ns"].median(), rel=0.01)
+    assert step["wall_ns"] == pytest.approx(steady["wall_ns"].median(), rel=0.02)
 
 
 def test_ranks_of_one_recording_show_the_same_step_on_one_clock(shared_data: Path, tmp_path: Path) -> None:

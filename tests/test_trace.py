@@ -133,6 +133,23 @@ def test_an_arrow_leads_from_each_launch_to_its_operation(ingested: Callable[[Pa
     assert all(row["a"] == "launch" and row["b"] not in OF_HOST and row["called"] <= row["ran"] for row in rows)
 
 
+def test_the_typical_step_is_the_same_of_all_processes(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
+    export = Export()
+    for rank, pause in enumerate((3, 8)):
+        at = 0
+        for n in range(12):
+            of = {"pid": 10 + rank, "tid": 10 + rank}
+            export.range(at, at + 900, f"{STEP_PREFIX}marker:{n}", **of)
+            export.call(at + 10, at + 12, 100 * rank + n + 1, **of)
+            export.kernel(at + 20, at + 90, 100 * rank + n + 1, f"k{n}", pid=10 + rank, deviceId=rank)
+            at += 1000 + (n * pause) % 7
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"))
+    slices = traced(folder, "--step", "steady")
+    (name,) = slices.loc[slices["category"] == "step", "name"].unique()
+    assert name == f"step {store.load(folder)[0].timeline['step'].iloc[0]}"
+    assert slices.loc[slices["category"] == "step", "process"].nunique() == 2
+
+
 def test_a_case_is_written_alone(ingested: Callable[[Path], Path], tmp_path: Path) -> None:
     export = Export()
     for n, case in enumerate(["impl=a", "impl=b", "impl=a"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -94,16 +95,20 @@ class Builder:
         if selection.step == StepState.STEADY.value:
             steps = steps[steps["state"] == StepState.STEADY.value]
             if len(steps):
-                # As the timeline of the report: the step that is typical on the first device.
-                first = steps[steps["device"] == steps["device"].iloc[0]]
-                which = excerpt.typical(first["wall_ns"].to_numpy(dtype=float))
-                steps = steps[steps["step"] == first["step"].iloc[which]]
+                # As on the timeline of the report: the typical step of the first device, where it is steady here.
+                number = self._typical_step
+                steps = steps[steps["step"] == (number if (steps["step"] == number).any() else _typical(steps))]
         else:
             steps = steps[(steps["step"] == selection.step) & (steps["state"] != StepState.OTHER.value)]
         if steps.empty:
             return _ALWAYS[1], _ALWAYS[0]
         low = int(steps["start_ns"].min()) + self._origin
         return low, int((steps["start_ns"] + steps["wall_ns"]).max()) + self._origin
+
+    @cached_property
+    def _typical_step(self) -> int:
+        """The number of the step that is typical on the first device with steady steps."""
+        return _typical(self._steps[self._steps["state"] == StepState.STEADY.value])
 
     def _device(
         self, process: int, device: int, rows: Ints, chosen: Bools, window: tuple[int, int], prefix: str
@@ -179,6 +184,13 @@ class Builder:
         flow = _zeros(len(rows))
         flow[firsts] = call[firsts] + 1
         return flow
+
+
+def _typical(steady: pd.DataFrame) -> int:
+    """Return the number of the step that is typical on the first device of these steps."""
+    place = ["process", "device"]
+    first = steady[(steady[place] == steady[place].iloc[0]).all(axis=1)]
+    return int(first["step"].iloc[excerpt.typical(first["wall_ns"].to_numpy(dtype=float))])
 
 
 class _Host:

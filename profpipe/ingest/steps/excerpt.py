@@ -22,7 +22,7 @@ from profpipe.results.schema import EventKind, StepState
 _MOST: Final = 10_000
 _MOST_OF_CASE: Final = 2_000
 #: A time that is typical is within this share of the median.
-_NEAR: Final = 0.01
+_NEAR: Final = 0.02
 #: So much of a recording without steps is kept.
 _BEGINNING_NS: Final = 2_000_000_000
 
