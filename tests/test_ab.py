@@ -33,6 +33,7 @@ from profpipe.errors import ConfigError
 from profpipe.report import ci, render, verdict_json
 from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
+from profpipe.report.sections import verdicts
 from profpipe.results import schema, store
 from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
 from profpipe.results.manifest import Machine as RunMachine
@@ -251,6 +252,17 @@ def test_the_page_of_verdicts_is_the_golden_one(regenerate):
     if regenerate:
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
+
+
+def test_the_page_says_which_figure_to_read_where_a_load_moves_the_medians_and_not_the_ratio():
+    data = tables_of({"c": [1.02, 1.0, 1.01, 0.99, 1.03, 8.0, 9.0, 10.0]})
+    in_loaded_pairs = data.metrics["subject"].str.fullmatch("pair [123] [AB]")
+    data.metrics.loc[in_loaded_pairs, "value"] *= 9
+    findings = pairs.analyze(data, run_of())
+    assert findings.cases[0].judgement.ratio == pytest.approx(math.sqrt(1.02 * 1.03)), "not the 10 of slow processes"
+    assert "Where B - A does not fit A and B" in Markdown().section(verdicts.verdicts(findings, run_of()))
+    calm = pairs.analyze(tables_of({"c": around(3)}), run_of())
+    assert "does not fit" not in Markdown().section(verdicts.verdicts(calm, run_of()))
 
 
 def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path):

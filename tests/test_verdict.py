@@ -154,6 +154,40 @@ def test_further_pairs_decide_about_as_often_as_forecast():
     assert sum(decided) / len(decided) > 0.5
 
 
+def test_the_forecast_holds_on_a_machine_where_single_processes_are_20_times_slower():
+    rng = random.Random(3)
+
+    def draw(count):
+        """Return pairs of which B is slower by 2 %; one in five processes of a side meets another load."""
+        return [
+            0.02
+            + rng.gauss(0.0, 0.01)
+            + sum(sign * rng.uniform(1, 3) for sign in (1, -1) if rng.random() < 0.2)
+            for _ in range(count)
+        ]  # fmt: skip
+
+    decided = []
+    for _ in range(120):
+        judged = verdict.judge(first := draw(8))
+        if judged.verdict is Verdict.INCONCLUSIVE and judged.pairs_more is not None and judged.pairs_more <= 120:
+            more = draw(judged.pairs_more)
+            decided.append(verdict.judge([*first, *more]).verdict is not Verdict.INCONCLUSIVE)
+    assert len(decided) > 30
+    assert sum(decided) / len(decided) > 0.4
+
+
+def test_a_wide_inconclusive_case_is_not_one_pair_from_a_verdict():
+    judged = verdict.judge([-0.4, -0.1, 0.05, 0.2, 0.4, 2.9, 3.0, 3.1])
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert judged.pairs_more > 10
+
+
+def test_the_ratio_of_pairs_with_slow_processes_is_their_median():
+    slow = [0.0, 0.01, 0.02, 0.02, 0.03, 2.9, 3.0, 3.1]
+    assert verdict.judge(slow).ratio == pytest.approx(math.exp(0.025))
+    assert verdict.judge(slow[:5]).ratio == pytest.approx(math.exp(signed_rank.centre(slow[:5])))
+
+
 def test_a_difference_on_the_floor_needs_more_pairs_than_anyone_runs():
     wide = [math.log(1.01) + offset for offset in (-0.02, -0.01, -0.005, -0.001, 0.001, 0.005, 0.01, 0.02)]
     judged = verdict.judge(wide)

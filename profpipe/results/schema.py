@@ -309,7 +309,7 @@ VERDICTS: Final = _table(
     Column("verdict", "str", "faster, slower, same or inconclusive: B compared with A; empty: too few captures"),
     Column("a_ns", "Float64", "median over the processes of A of their median times; of a kernel, by iteration"),
     Column("b_ns", "Float64", "the same of B"),
-    Column("ratio", "Float64", "time of B over time of A: the Hodges-Lehmann estimate over the pairs"),
+    Column("ratio", "Float64", "time of B over time of A: the estimate over the pairs"),
     Column("ci_low", "Float64", "lower end of the 99 % confidence interval of `ratio`; NA below 8 pairs"),
     Column("ci_high", "Float64", "upper end of that interval"),
     Column("p", "Float64", "two-sided p value of the exact signed-rank test"),

@@ -192,18 +192,33 @@ def verdicts(findings: PairFindings, run: Manifest) -> doc.Section:
         *(["first_block"] if not any(case.first for case in cases) else []),
         *(["more"] if not findings.count(Verdict.INCONCLUSIVE) else []),
     ]
-    notes: list[doc.Block | None] = [
-        table.without(*empty),
-        doc.Paragraph(
-            f"A, B: median over processes of the median time of {_timed(cases, run)}. B - A: Hodges-Lehmann estimate"
-            " over the pairs; its interval and p come from the exact signed-rank test. Floor: the smallest difference"
-            f" that counts, {100 * verdict.LEAST_FLOOR:g} % or how far processes of the same code are known to differ."
-            + (" First block: the verdict before the case was measured again." if any(c.first for c in cases) else "")
-        )
-        if cases
-        else None,
+    note = doc.Paragraph(_explain_columns(cases, run)) if cases else None
+    return doc.make_section("times", "Verdicts", [table.without(*empty), note])
+
+
+def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
+    """Return what the columns of the table of verdicts hold."""
+    sentences = [
+        f"A, B: median over processes of the median time of {_timed(cases, run)}.",
+        "B - A: estimate over the pairs (Hodges-Lehmann, or their median where single slow processes move that); its"
+        " interval and p come from the exact signed-rank test.",
+        f"Floor: the smallest difference that counts, {100 * verdict.LEAST_FLOOR:g} % or how far processes of the same"
+        " code are known to differ.",
     ]
-    return doc.make_section("times", "Verdicts", notes)
+    if any(map(_is_unfit, cases)):
+        sentences.append(
+            "Where B - A does not fit A and B, the speed of the machine changed between pairs, or single processes were"
+            " slow: read B - A and its interval."
+        )
+    if any(case.first for case in cases):
+        sentences.append("First block: the verdict before the case was measured again.")
+    return " ".join(sentences)
+
+
+def _is_unfit(case: CaseVerdict) -> bool:
+    """Return True if the medians of A and B differ by another ratio than the pairs, by more than the floor."""
+    judged = case.judgement
+    return judged is not None and abs(math.log(case.b_ns / case.a_ns / judged.ratio)) > math.log1p(judged.floor)
 
 
 def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
