@@ -438,5 +438,19 @@
     }
   }
 
+  // The page of a case leads to the timelines: then that of the case is chosen.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('dialog a[href^="#"]');
+    const figure = link && [...document.querySelectorAll("figure.timeline")]
+      .find((each) => each.dataset.of === link.closest("dialog").id && `#${each.closest("section").id}` === link.getAttribute("href"));
+    const option = figure?.closest(".option");
+    if (!option) return;
+    const values = JSON.parse(option.dataset.values);
+    for (const select of option.parentElement.querySelectorAll(":scope > .controls select")) {
+      select.value = values[select.dataset.dimension];
+      select.dispatchEvent(new Event("change"));
+    }
+  }, true);
+
   for (const element of document.querySelectorAll("[data-timeline]")) new Timeline(element).restore();
 })();

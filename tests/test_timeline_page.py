@@ -224,6 +224,13 @@ def test_of_several_cases_the_chosen_one_is_drawn(tmp_path: Path) -> None:
         page.keyboard.press("ArrowRight")
         said = choice.locator(".readout:visible").text_content()
         assert "kernel of c" in said and shown.get_attribute("width") != "300"
+        of_case = page.locator("dialog.page", has=page.get_by_role("heading", name="b", include_hidden=True))
+        page.goto(f"{(folder / 'report.html').as_uri()}#{of_case.first.get_attribute('id')}")
+        page.locator("dialog[open] a", has_text="What ran when").click()
+        assert page.locator("dialog[open]").count() == 0
+        page.locator("canvas:visible").focus()
+        page.keyboard.press("ArrowRight")
+        assert "kernel of b" in choice.locator(".readout:visible").text_content()
 
 
 @pytest.mark.slow

@@ -24,8 +24,11 @@ _KEYS = (
 )
 
 
-def figure(timeline: doc.Timeline, id: str, title: Markup, caption: Markup, table: Markup) -> Markup:
-    """Return the timeline as data that timeline.js draws, and ``table``, which holds the time of each lane."""
+def figure(timeline: doc.Timeline, id: str, title: Markup, caption: Markup, table: Markup, case: str) -> Markup:
+    """Return the timeline as data that timeline.js draws, and ``table``, which holds the time of each lane.
+
+    ``case`` is the id of the page of its case.
+    """
     data = element("script", Markup(_json(timeline)), type="application/json")
     canvas = element("div", class_="canvas", data_timeline=id)
     buttons = (element("button", text, type="button", data_action=action) for action, text in _ACTIONS.items())
@@ -37,7 +40,7 @@ def figure(timeline: doc.Timeline, id: str, title: Markup, caption: Markup, tabl
     below = element("p", caption, class_="caption") if caption else ""
     head = element("figcaption", element("h3", title, id=f"{id}-title"))
     return element("figure", head, below, _legend(timeline), data, scripted, values, class_="timeline", id=id,
-                   aria_labelledby=f"{id}-title")  # fmt: skip
+                   data_of=case or None, aria_labelledby=f"{id}-title")  # fmt: skip
 
 
 def _legend(timeline: doc.Timeline) -> Markup:

@@ -130,7 +130,8 @@ class Html:
     def _timeline(self, block: doc.Timeline) -> Markup:
         id = self.id_of("timeline", block.id)
         lanes = replace(self, place=id).table(timeline.lane_table(block))
-        return timeline.figure(block, id, self.text(block.title), self.text(block.caption), lanes)
+        texts = self.text(block.title), self.text(block.caption)
+        return timeline.figure(block, id, *texts, lanes, self._case_id(block.case))
 
     def _case_id(self, case: str) -> str:
         """Return the id of the element of a case of this workload; empty where the case has no page."""

@@ -68,6 +68,7 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         strip_of_steps(own, case) if own else None,
         _figures(alone, case),
         _classes(alone),
+        _timeline(workload, case),
     ]
     sections = (
         _lower(steps.steps(alone)),
@@ -87,6 +88,13 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
     title = case_text(case) if case.id else workload.name
     made = doc.make_section(case.id, title, blocks, _summary(workload, case), workload.name)
     return replace(made, title=title, sections=tuple(section for section in sections if section))
+
+
+def _timeline(workload: WorkloadFindings, case: CaseResult) -> doc.Paragraph | None:
+    """Return a link to the timeline of the case."""
+    if all(own.case != case.id for own in workload.timelines):
+        return None
+    return doc.Paragraph(doc.Link("What ran when: the timeline", "#timeline"))
 
 
 def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
