@@ -124,6 +124,15 @@ def test_runs_in_blocks_give_no_verdict_however_far_apart(imbalance: float) -> N
     assert judge("w", singles(*CALM), singles(*CALM), imbalance).verdict is Verdict.INCONCLUSIVE
 
 
+def test_runs_in_blocks_count_as_two_runs_where_the_spread_between_runs_is_known() -> None:
+    known = Noise(between=Spread(0.01, 8.0, {Source.RUNS: 10}))
+    verdicts = {
+        percent: judge("w", singles(*CALM), singles(*(t * (1 + percent / 100) for t in CALM)), 1.0, known).verdict
+        for percent in (2, 6)
+    }
+    assert verdicts == {2: Verdict.INCONCLUSIVE, 6: Verdict.SLOWER}
+
+
 def test_processes_of_one_run_count_only_as_far_as_runs_agree() -> None:
     """Three runs of six processes each. The runs of B differ by as much as the sides do."""
     near = [tuple(t * factor for t in CALM) for factor in (1.0, 1.001, 0.999)]

@@ -2,7 +2,8 @@
 
 The unit is the process: the median of its samples. Processes of one run share the state of the machine in that run, so
 where runs hold several processes, the difference must also stand out between the runs. A drift of the machine looks
-like a difference where all runs of A came before those of B, so a verdict needs runs that take turns.
+like a difference where all runs of A came before those of B, so a verdict needs runs that take turns, or a difference
+beyond the known spread between runs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Hindrance(Enum):
 
     #: Even without any overlap the p value is too large.
     TOO_FEW_PROCESSES = "too_few_processes"
-    #: The runs of one side came mostly before those of the other.
+    #: The runs of one side came mostly before those of the other, and how far runs differ is not known.
     NOT_INTERLEAVED = "not_interleaved"
     #: Each side is one run of several processes: how far runs differ is not known.
     ONE_RUN_A_SIDE = "one_run_a_side"
@@ -188,7 +189,7 @@ def judge(
     """Return the verdict on a case.
 
     FASTER and SLOWER need the exact rank-sum test of the processes at 0.5 %, the Hodges-Lehmann shift and the
-    difference of the medians beyond the floor, runs that take turns, and, where runs hold several processes, a
+    difference of the medians beyond the floor, and, where runs hold several processes or do not take turns, a
     difference of the runs by Student's t at 0.5 %. SAME needs both tests of equivalence at 5 %, on processes and on
     runs. Everything else is INCONCLUSIVE.
     """
@@ -198,9 +199,10 @@ def judge(
     least = min(abs(shift), abs(math.log(b.median_ns / a.median_ns)))
     hindrance = _hindrance(a, b, imbalance, noise)
     verdict = Verdict.INCONCLUSIVE
-    if hindrance is None and p <= ALPHA and least > limit and abs(shift) > _run_margin(a, b, noise, ALPHA / 2):
+    margin = _run_margin(a, b, imbalance, noise, ALPHA / 2)
+    if hindrance is None and p <= ALPHA and least > limit and abs(shift) > margin:
         verdict = Verdict.FASTER if shift < 0 else Verdict.SLOWER
-    elif hindrance in (None, Hindrance.TOO_FEW_PROCESSES) and _is_same(a, b, noise, limit, imbalance):
+    elif _is_same(a, b, imbalance, noise, limit):
         verdict = Verdict.SAME
     low, high = rank_sum.interval(logs_a, logs_b, CONFIDENCE) or (None, None)
     return GroupChange(
@@ -208,26 +210,29 @@ def judge(
         ci_low=None if low is None else math.exp(low),
         ci_high=None if high is None else math.exp(high),
         p=p, floor=floor, hindrance=hindrance if verdict is Verdict.INCONCLUSIVE else None,
-        p_slower=None if gate is None else _p_slower(a, b, noise, math.log1p(gate / 100), hindrance),
+        p_slower=None if gate is None else _p_slower(a, b, imbalance, noise, math.log1p(gate / 100)),
     )  # fmt: skip
 
 
 def _hindrance(a: Side, b: Side, imbalance: float, noise: Noise) -> Hindrance | None:
-    if abs(imbalance) > MOST_IMBALANCE:
-        return Hindrance.NOT_INTERLEAVED
-    if _run_margin(a, b, noise, ALPHA / 2) == math.inf:
-        return Hindrance.ONE_RUN_A_SIDE
+    if _run_margin(a, b, imbalance, noise, ALPHA / 2) == math.inf:
+        return Hindrance.NOT_INTERLEAVED if abs(imbalance) > MOST_IMBALANCE else Hindrance.ONE_RUN_A_SIDE
     if rank_sum.smallest_two_sided_p(len(a.logs), len(b.logs)) > ALPHA:
         return Hindrance.TOO_FEW_PROCESSES
     return None
 
 
-def _run_margin(a: Side, b: Side, noise: Noise, tail: float) -> float:
+def _run_margin(a: Side, b: Side, imbalance: float, noise: Noise, tail: float) -> float:
     """Return the difference that runs of the same code exceed with probability ``tail`` on each side.
 
     It is 0 where each run is one process, for the test of the processes is then one of the runs. The variance of a run
     is pooled from the runs here and from known runs of the same code. Infinite where neither shows it.
+    Runs that do not take turns differ by what changed between the two groups. So a group counts as one run then, and
+    only known runs of the same code show the spread.
     """
+    if abs(imbalance) > MOST_IMBALANCE:
+        known = noise.between
+        return student_t.quantile(1 - tail, known.degrees) * math.log1p(known.spread) if known else math.inf
     if all(len(run) == 1 for run in (*a.runs, *b.runs)):
         return 0.0
     own = [side.run_logs for side in (a, b) if len(side.runs) > 1]
@@ -242,22 +247,18 @@ def _run_margin(a: Side, b: Side, noise: Noise, tail: float) -> float:
     return student_t.quantile(1 - tail, degrees) * math.sqrt(variance * (1 / len(a.runs) + 1 / len(b.runs)))
 
 
-def _is_same(a: Side, b: Side, noise: Noise, limit: float, imbalance: float) -> bool:
+def _is_same(a: Side, b: Side, imbalance: float, noise: Noise, limit: float) -> bool:
     """Return True if both one-sided tests place the shift within the floor, for the processes and for the runs."""
-    if abs(imbalance) > MOST_IMBALANCE:
-        return False
     logs_a, logs_b = a.logs, b.logs
     above = rank_sum.p_values(logs_a, [value + limit for value in logs_b])[1]
     below = rank_sum.p_values(logs_a, [value - limit for value in logs_b])[0]
-    margin = _run_margin(a, b, noise, ALPHA_SAME)
+    margin = _run_margin(a, b, imbalance, noise, ALPHA_SAME)
     return max(above, below) <= ALPHA_SAME and abs(rank_sum.shift(logs_a, logs_b)) + margin <= limit
 
 
-def _p_slower(a: Side, b: Side, noise: Noise, limit: float, hindrance: Hindrance | None) -> float:
+def _p_slower(a: Side, b: Side, imbalance: float, noise: Noise, limit: float) -> float:
     """Return the one-sided p value of B being slower by ``limit`` or more; 1 where the runs do not exclude it."""
-    if hindrance in (Hindrance.NOT_INTERLEAVED, Hindrance.ONE_RUN_A_SIDE):
-        return 1.0
-    if rank_sum.shift(a.logs, b.logs) + _run_margin(a, b, noise, ALPHA_SAME) > limit:
+    if rank_sum.shift(a.logs, b.logs) + _run_margin(a, b, imbalance, noise, ALPHA_SAME) > limit:
         return 1.0
     return rank_sum.p_values(a.logs, [value - limit for value in b.logs])[0]
 

@@ -1,7 +1,8 @@
 """Compare the times of two runs, case by case, and judge them against a gate.
 
-Processes of the same code differ by more than the intervals of their samples. So a difference counts only where the
-spread between processes is known: from several processes in the runs themselves, or for that case, GPU and driver.
+Processes of the same code differ by more than the intervals of their samples, and one of the two runs came first: a
+drift of the machine looks like a difference. So a difference counts only where the spread between runs is known for
+that case, GPU and driver. The spread of the processes of one session tells only that a difference is noise.
 """
 
 from __future__ import annotations
@@ -51,13 +52,17 @@ class Change:
     inaccurate_in: tuple[str, ...] = ()
     #: The log of the ratio that processes of the same code stay below in 99 %; None where that is not known.
     noise: float | None = None
+    #: Whether ``noise`` holds what changes from run to run. Without it a drift of the machine may be the difference.
+    holds_drift: bool = False
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether the difference is more than chance; None where the spread between processes is not known."""
+        """Whether the difference is more than chance; None where the spread between runs is needed and not known."""
         if self.intervals is Intervals.OVERLAP:
             return False
-        return None if self.noise is None else abs(math.log(self.after_ns / self.before_ns)) > self.noise
+        if self.noise is not None and abs(math.log(self.after_ns / self.before_ns)) <= self.noise:
+            return False
+        return True if self.noise is not None and self.holds_drift else None
 
     @property
     def percent(self) -> float:
@@ -103,7 +108,7 @@ class GateCause(Enum):
     LOST = "lost"
     CHANGED_PARAMS = "changed_params"
     NOTHING_TO_JUDGE = "nothing_to_judge"
-    #: Cases are slower, and whether that is chance is not known.
+    #: Cases are slower, and whether that is chance or drift is not known.
     UNDECIDED = "undecided"
 
 
@@ -142,8 +147,10 @@ def compare_runs(
             changed_params.append(changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), noise.get(key, Noise()))
-            changes.append(Change(name, before.median_ns, after.median_ns, before.intervals_with(after), where, limit))
+            known = noise.get(key, Noise())
+            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known)
+            times, intervals = (before.median_ns, after.median_ns), before.intervals_with(after)
+            changes.append(Change(name, *times, intervals, where, limit, known.between is not None))
     unfinished = is_unfinished(manifest_b)
     differ = differing_gpus(manifest_a, manifest_b)
     return Comparison(tuple(changes), tuple(lost), tuple(absent), tuple(changed_params), differ, unfinished)

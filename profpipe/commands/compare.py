@@ -17,6 +17,7 @@ from profpipe.analysis.compare_runs import (
     compare_runs,
     find_gate_failure,
 )
+from profpipe.analysis.noise import FEWEST_RUNS
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, ProfpipeError
 from profpipe.job import count_cases
@@ -121,8 +122,8 @@ def text(found: Comparison) -> str:
     lines += group_comparison.missing(found)
     if any(change.is_beyond_noise is None for change in found.changes):
         lines.append(
-            "no verdict: the spread between processes is not known for the case."
-            " `profpipe ab --aa` and `profpipe run --captures 5` measure it."
+            "no verdict: one of the two runs came first, and how far runs of the same code differ here is not known."
+            f" {FEWEST_RUNS} runs of the same code in this results folder show it. `profpipe ab` needs none."
         )
     return "\n".join([*lines, *group_comparison.differences(found)])
 
@@ -143,7 +144,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 
 def _note(change: Change) -> str:
-    """Return what a difference is worth. One process a side tells nothing of the spread between processes."""
+    """Return what a difference is worth."""
     if change.is_beyond_noise is not None:
         return "  beyond the noise" if change.is_beyond_noise else "  within the noise"
     return "  no verdict"
@@ -171,9 +172,8 @@ def gate_text(found: Comparison, percent: float) -> str:
             )
         case GateCause.UNDECIDED:
             return (
-                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower by one"
-                f" process each, and processes of the same code differ too: {names}. `profpipe ab` decides;"
-                " `profpipe ab --aa` measures how far processes differ here."
+                f"the gate is undecided: {count} {'is' if is_one else 'are'} more than {percent:g} % slower, and how"
+                f" far runs of the same code differ here is not known: {names}. `profpipe ab` decides."
             )
         case GateCause.NOTHING_TO_JUDGE:
             return "there is nothing to judge. Name two runs of the same cases, both under plain."
