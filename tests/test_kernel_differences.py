@@ -22,6 +22,7 @@ from profpipe.report import ci, render, verdict_json
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.kernel_differences import explain, variation
+from profpipe.report.sections.verdicts import headline
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest, NoCaptures, PairsEntry, SideEntry
 from profpipe.results.schema import CASES, METRICS, NOT_IN_KERNELS, KernelChange, Tables, Verdict
@@ -337,6 +338,13 @@ def test_the_page_is_the_golden_one(captured, regenerate):
     if regenerate:
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_headline_counts_the_cases_that_it_does_not_explain(captured):
+    found = pairs.analyze(captured([("flash",)] * 3, [("flash", *twice(ADD))] * 3, percent=10.0), run_of())
+    many = replace(found, cases=tuple(replace(found.cases[0], case=f"n={n}") for n in range(5)))
+    text = Markdown().section(headline(many, run_of(captures=3)))
+    assert text.count("is slower, +15 us") == 3 and "\n- 2 further cases with an explanation by kernel" in text
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def _kernel_facts(findings: PairFindings) -> Iterator[doc.Text]:
     explained = [(case, line) for case in sorted(changed, key=_rank) if (line := explain(case))]
     for case, line in explained[:_MOST_EXPLAINED]:
         yield fill("{} is {}, {}.", doc.Code(name(case)), str(case.judgement.verdict if case.judgement else ""), line)
+    if (more := len(explained) - _MOST_EXPLAINED) > 0:
+        yield f"{plural(more, 'further case')} with an explanation by kernel in the table below."
 
 
 def _overall(findings: PairFindings) -> str:
