@@ -1,1 +1,1 @@
-"""Findings to a document, and the document to Markdown and text."""
+"""Findings to a document, and the document to Markdown, HTML and text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
@@ -73,14 +74,17 @@ def _scales_of_roofline(chart: doc.Chart, xs: Sequence[float], right: float, hei
 
 def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
     """Yield the roofs: the bandwidth's line up to the ridge, then the level of the peak."""
-    for each in chart.references:
+    above = -math.inf
+    for each in sorted(chart.references, key=lambda each: -each.value):
         if each.kind is doc.ReferenceKind.ROOF and each.ridge:
             # From where the bandwidth's line enters the plot.
             left = max(x.low, y.low * each.ridge / each.value)
             start, ridge = (x(left), y(each.value * left / each.ridge)), (x(each.ridge), y(each.value))
             d = f"M{start[0]:g} {start[1]:g}L{ridge[0]:g} {ridge[1]:g}H{x.end + 12:g}"
             yield empty("path", d=d, class_="roof")
-            yield element("text", cut(flat(each.name), 40), x=x.end + 8, y=ridge[1] - 6, class_="tick end")
+            # Below the line where the next line above is near.
+            apart, above = (14 if ridge[1] - above < 2 * _LINE else -6), ridge[1]
+            yield element("text", cut(flat(each.name), 40), x=x.end + 8, y=ridge[1] + apart, class_="tick end")
 
 
 def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:

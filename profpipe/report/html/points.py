@@ -47,7 +47,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
         parts.append(
             empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(each.value), y2=y(each.value), class_="ref level")
         )
-        parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end"))
+        parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end halo"))
     parts.append(element("text", _short(chart.x.title), x=(_LEFT + _WIDTH) / 2, y=bottom + 35, class_="label middle"))
     classes = line_classes(chart)
     for series in panel.series:
@@ -140,7 +140,9 @@ def _row(chart: doc.Chart, series: doc.Series, mark: doc.Mark, names: Sequence[s
         parts.append(empty("rect", x=left, y=y - 11, width=max(right - left, 0), height=22, class_="band"))
     if chart.kind is doc.ChartKind.INTERVALS:
         height = _BAR if not chart.y.is_log else 1
-        box = empty("rect", x=x.start, y=y - height / 2, width=max(x(mark.y) - x.start, 0), height=height, class_="bar")
+        box = empty(
+            "rect", x=x.start, y=y - height / 2, width=max(x(mark.y) - x.start, 0), height=height, class_="value"
+        )
         parts.append(box)
     if mark.low is not None and mark.high is not None:
         parts.append(_whisker(x, y, mark.low, mark.high))
