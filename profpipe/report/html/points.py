@@ -47,7 +47,6 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
         parts.append(
             empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(each.value), y2=y(each.value), class_="ref level")
         )
-        parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end halo"))
     parts.append(element("text", _short(chart.x.title), x=(_LEFT + _WIDTH) / 2, y=bottom + 35, class_="label middle"))
     classes = line_classes(chart)
     for series in panel.series:
@@ -57,6 +56,8 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
         parts.append(
             element("g", *own, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None)
         )
+    for each in chart.references:
+        parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end halo"))
     return _svg(chart, panel, parts, bottom + _BOTTOM, "strip")
 
 
