@@ -97,6 +97,20 @@ def test_few_boxes_are_drawn_one_by_one() -> None:
     assert boxes(timeline) == 4000 and timeline.merged_below_ns == 0
 
 
+def test_of_very_many_cases_the_first_ones_have_a_timeline(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(60):
+        for pid, device in ((1, 0), (2, 1)):
+            export.range(1000 * n, 1000 * n + 900, f"profpipe:n={n}", pid=pid, tid=pid)
+            export.call(1000 * n + 10, 1000 * n + 12, 2 * n + pid, pid=pid, tid=pid)
+            export.kernel(1000 * n + 50, 1000 * n + 90, 2 * n + pid, pid=pid, deviceId=device)
+    folder = ingested(export.write_sqlite(tmp_path / "x.sqlite"), tmp_path)
+    data = store.load(folder)[0]
+    assert data.timeline["case"].nunique() == 60 and set(data.timeline["rank"]) == {0, 1}
+    page = (folder / "report.html").read_text()
+    assert len(data_of(page)) == 50 and "the timelines of the first 50 cases" in page
+
+
 def test_processes_of_a_case_without_steps_have_no_rank_and_a_timeline_each() -> None:
     rows = events(ranks=3, number=10).assign(rank=pd.array([None] * 63, dtype="Int64"))
     (timeline,) = find_timelines(rows, schema.empty(schema.STEPS))

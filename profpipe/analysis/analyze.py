@@ -160,7 +160,12 @@ def _workload(
         # The ranks of a program with steps are among its steps.
         ranks=tuple(ranks.find_ranks(index, [id for id in layout.params if own_steps.of(id) is None])),
         steps=own_steps,
-        timelines=timeline.find_timelines(index.tables.timeline, index.tables.steps, workloads),
+        timelines=timeline.find_timelines(
+            index.tables.timeline,
+            index.tables.steps,
+            sorted(cases, key=lambda id: not cases[id].is_baseline),
+            workloads,
+        ),
         iteration=_iteration(data),
         span=Span(**declared["capture"]) if declared.get("capture") else None,
         memory=tuple(memory.read_memory(index.numbers, layout.params, plain_folder)),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bisect
+import heapq
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-import numpy as np
 import pandas as pd
 
 from profpipe.analysis.findings.timeline import CaseTimeline, Event, Gap, Lane, LaneKind, RankTimeline
 from profpipe.analysis.kernel_breakdown import PREFERENCE
-from profpipe.results.schema import KINDS, EventKind
+from profpipe.results.schema import KINDS, EventKind, StepState
 
-#: Boxes of all timelines of a run.
+#: Boxes of all timelines of a run, and timelines of a workload.
 MOST_BOXES: Final = 20_000
+MOST_CASES: Final = 50
 #: The fewest boxes of one timeline, whatever the number of cases.
 _LEAST_BOXES: Final = 300
 
@@ -27,34 +30,70 @@ _SMALL_STREAM: Final = 0.01
 #: Gaps of a rank that are listed.
 _GAPS: Final = 5
 
-
-def find_timelines(timeline: pd.DataFrame, steps: pd.DataFrame, workloads: int = 1) -> tuple[CaseTimeline, ...]:
-    """Return the timeline of each case of one of ``workloads``, from the profiler that the kernel times come from."""
-    found = []
-    for case, own in timeline.groupby("case", sort=False):
-        known = set(own["profiler"])
-        profiler = next((name for name in PREFERENCE if name in known), None) or sorted(known)[0]
-        chosen = own[own["profiler"] == profiler]
-        of_case = steps[(steps["case"] == case) & (steps["profiler"] == profiler)]
-        found.append(_of_case(str(case), profiler, chosen, of_case))
-    most = max(MOST_BOXES // max(workloads * len(found), 1), _LEAST_BOXES)
-    return tuple(_merged(each, most) for each in found)
+#: A row of a table, with None for missing values.
+_Row: TypeAlias = "Mapping[str, Any]"
+_Rows: TypeAlias = "Sequence[_Row]"
 
 
-def _of_case(case: str, profiler: str, rows: pd.DataFrame, steps: pd.DataFrame) -> CaseTimeline:
-    # Without steps the processes of a case have no ranks. Each process and device is one.
-    by_place = rows.groupby(["rank", "source", "process", "device"], sort=True, dropna=False)
-    ranks = tuple(_of_rank(own, number) for number, (_, own) in enumerate(by_place))
-    windows = rows[rows["kind"].isin(_WINDOWS)]
-    kind = str(windows["kind"].iloc[0])
+def find_timelines(
+    timeline: pd.DataFrame, steps: pd.DataFrame, order: Sequence[str] = (), workloads: int = 1
+) -> tuple[CaseTimeline, ...]:
+    """Return the timelines of one of ``workloads``: of its first cases by ``order``, if there are very many.
+
+    The events of a case are those of the profiler that its kernel times come from.
+    """
+    recorded = timeline[["case", "profiler"]].drop_duplicates()
+    rank = {case: number for number, case in enumerate(order)}
+    cases = sorted(recorded["case"].unique(), key=lambda case: rank.get(case, len(rank)))[:MOST_CASES]
+    known = {case: set(own["profiler"]) for case, own in recorded.groupby("case", sort=False)}
+    chosen = {case: next((name for name in PREFERENCE if name in known[case]), min(known[case])) for case in cases}
+    by_case: dict[str, list[_Row]] = {case: [] for case in cases}
+    for row in _records(timeline[timeline["case"].isin(cases)]):
+        if row["profiler"] == chosen[row["case"]]:
+            by_case[row["case"]].append(row)
+    whole = _whole_steps(steps[steps["case"].isin(cases)])
+    most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
+    return tuple(_merged(_of_case(case, chosen[case], rows, whole), most) for case, rows in by_case.items())
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
+    return found
+
+
+def _whole_steps(steps: pd.DataFrame) -> dict[tuple[Any, ...], float]:
+    """Return the time of each step, by the place of its rows."""
+    rows = _records(steps[steps["state"] != StepState.OTHER.value])
+    return {_place(row): float(row["wall_ns"]) for row in rows if row["wall_ns"] is not None}
+
+
+def _place(row: _Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("case", "profiler", "source", "process", "device", "step"))
+
+
+def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline:
+    # Without steps the processes of a case may have no ranks. Each process and device is one.
+    by_place = _by(rows, "rank", "source", "process", "device")
+    places = sorted(by_place, key=lambda place: tuple((value is None, value or 0) for value in place))
+    ranks = [_of_rank(by_place[place], number) for number, place in enumerate(places)]
+    windows = [row for row in rows if row["kind"] in _WINDOWS]
     first = min(rank.start_ns for rank in ranks)
     end = max(rank.start_ns + rank.duration_ns for rank in ranks)
-    shown = windows.merge(steps[["source", "process", "device", "step", "state", "wall_ns"]], how="left",
-                          on=["source", "process", "device", "step"])  # fmt: skip
-    is_cut = shown["duration_ns"] < shown["wall_ns"]
-    whole = float(shown.loc[is_cut, "wall_ns"].max()) if kind == EventKind.STEP.value and is_cut.any() else None
+    cut = [ns for row in windows if (ns := whole.get(_place(row), 0.0)) > row["duration_ns"]]
+    kind = windows[0]["kind"]
     moved = tuple(_moved(rank, first) for rank in ranks)
-    return CaseTimeline(case, profiler, kind, end - first, moved, whole, windows["source"].nunique() == 1)
+    step_ns = max(cut) if cut and kind == EventKind.STEP.value else None
+    has_one_clock = len({row["source"] for row in windows}) == 1
+    return CaseTimeline(case, profiler, kind, end - first, moved, step_ns, has_one_clock)
+
+
+def _by(rows: Iterable[_Row], *columns: str) -> dict[Any, list[_Row]]:
+    """Return the rows by a column, or by several ones."""
+    key = operator.itemgetter(*columns)
+    found: dict[Any, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def _moved(rank: RankTimeline, first: float) -> RankTimeline:
@@ -71,86 +110,79 @@ def _moved(rank: RankTimeline, first: float) -> RankTimeline:
     return replace(rank, start_ns=rank.start_ns - first, lanes=lanes, gaps=gaps)
 
 
-def _of_rank(rows: pd.DataFrame, number: int) -> RankTimeline:
+def _of_rank(rows: _Rows, number: int) -> RankTimeline:
     """Return the timeline of one process and device; ``number`` is its rank where the rows have none."""
-    (window,) = rows[rows["kind"].isin(_WINDOWS)].to_dict("records")
-    rows = rows.sort_values("start_ns", kind="stable")
+    (window,) = (row for row in rows if row["kind"] in _WINDOWS)
+    ordered = sorted(rows, key=lambda row: row["start_ns"])
     return RankTimeline(
-        rank=number if pd.isna(window["rank"]) else int(window["rank"]),
-        process=_number(window["process"]),
-        device=_number(window["device"]),
-        step=_number(window["step"]),
+        rank=number if window["rank"] is None else window["rank"],
+        process=window["process"],
+        device=window["device"],
+        step=window["step"],
         start_ns=float(window["start_ns"]),
         duration_ns=float(window["duration_ns"]),
-        lanes=tuple(_lanes(rows)),
-        gaps=tuple(_gaps(rows)),
+        lanes=tuple(_lanes(ordered)),
+        gaps=tuple(_gaps(ordered)),
     )
 
 
-def _number(value: Any) -> int | None:
-    return None if pd.isna(value) else int(value)
-
-
-def _lanes(rows: pd.DataFrame) -> Iterator[Lane]:
+def _lanes(rows: _Rows) -> Iterator[Lane]:
     """Yield the threads of the host, the one with most calls first, then idle time, then streams by their time."""
-    host = rows[rows["kind"].isin(_HOST)]
-    yield from (_lane(LaneKind.HOST, *each) for each in _split(host, "thread", host["kind"].map(lambda _: 1)))
-    idle = rows[rows["kind"].isin(_IDLE)]
-    if len(idle):
+    host = _by((row for row in rows if row["kind"] in _HOST), "thread")
+    for thread, own in sorted(host.items(), key=lambda each: -len(each[1])):
+        yield _lane(LaneKind.HOST, thread, own)
+    if idle := [row for row in rows if row["kind"] in _IDLE]:
         yield _lane(LaneKind.IDLE, None, idle)
-    operations = rows[rows["kind"].isin(KINDS)]
-    streams = _split(operations, "stream", operations["duration_ns"])
-    least = _SMALL_STREAM * operations["duration_ns"].sum()
-    small = [own for _, own in streams[1:] if own["duration_ns"].sum() < least]
+    streams = _by((row for row in rows if row["kind"] in KINDS), "stream")
+    time = {stream: sum(row["duration_ns"] for row in own) for stream, own in streams.items()}
+    ordered = sorted(streams, key=lambda stream: -time[stream])
+    small = [stream for stream in ordered[1:] if time[stream] < _SMALL_STREAM * sum(time.values())]
     if len(small) < 2:
         small = []
-    yield from (_lane(LaneKind.STREAM, *each) for each in streams[: len(streams) - len(small)])
+    yield from (_lane(LaneKind.STREAM, stream, streams[stream]) for stream in ordered if stream not in small)
     if small:
-        yield replace(_lane(LaneKind.STREAM, None, pd.concat(small).sort_values("start_ns")), others=len(small))
+        others = sorted((row for stream in small for row in streams[stream]), key=lambda row: row["start_ns"])
+        yield replace(_lane(LaneKind.STREAM, None, others), others=len(small))
 
 
-def _split(rows: pd.DataFrame, column: str, weight: Any) -> list[tuple[int | None, pd.DataFrame]]:
-    """Return (number, rows) for each thread or stream, that with the largest sum of ``weight`` first."""
-    groups = [(_number(number), own) for number, own in rows.groupby(column, sort=True, dropna=False)]
-    sums = weight.groupby(rows[column], dropna=False).sum()
-    return sorted(groups, key=lambda each: -float(sums.loc[pd.NA if each[0] is None else each[0]]))
-
-
-def _lane(kind: LaneKind, number: int | None, rows: pd.DataFrame) -> Lane:
-    # Launches have the colour of what they launch; waits and gaps have that of their kind.
-    key = rows["kernel_class"].where(~rows["kind"].isin([*_IDLE, EventKind.WAIT.value]), rows["kind"])
-    columns = (rows["start_ns"], rows["duration_ns"], rows["name"], key, rows["launched_ns"], rows["bytes"])
-    events = tuple(
-        Event(float(start), float(duration), name, of, _float(launched), _float(size), busy_ns=float(duration))
-        for start, duration, name, of, launched, size in zip(*(c.tolist() for c in columns), strict=True)
-    )
-    sums = rows["duration_ns"].groupby(key, sort=False).agg(["size", "sum"])
-    totals = {str(of): (int(n), float(ns)) for of, n, ns in sums.itertuples()}
+def _lane(kind: LaneKind, number: int | None, rows: _Rows) -> Lane:
+    events = tuple(map(_event, rows))
+    totals: dict[str, tuple[int, float]] = {}
+    for event in events:
+        count, ns = totals.get(event.key, (0, 0.0))
+        totals[event.key] = count + 1, ns + event.duration_ns
     return Lane(kind, number, events, totals=totals)
 
 
-def _float(value: Any) -> float | None:
-    return None if pd.isna(value) else float(value)
+def _event(row: _Row) -> Event:
+    # Launches have the colour of what they launch; waits and gaps have that of their kind.
+    is_host = row["kind"] in _IDLE or row["kind"] == EventKind.WAIT.value
+    duration = float(row["duration_ns"])
+    return Event(
+        float(row["start_ns"]), duration, row["name"], row["kind"] if is_host else row["kernel_class"],
+        row["launched_ns"], row["bytes"], busy_ns=duration,
+    )  # fmt: skip
 
 
-def _gaps(rows: pd.DataFrame) -> Iterator[Gap]:
+def _gaps(rows: _Rows) -> Iterator[Gap]:
     """Yield the largest gaps with the operations around them."""
-    operations = rows[rows["kind"].isin(KINDS)]
-    waits = rows[rows["kind"] == EventKind.WAIT.value]
-    ends = (operations["start_ns"] + operations["duration_ns"]).to_numpy(dtype=float)
-    starts, names = operations["start_ns"].to_numpy(dtype=float), operations["name"].tolist()
-    gaps = rows[rows["kind"].isin(_IDLE)].nlargest(_GAPS, "duration_ns")
-    for gap in gaps.itertuples():
-        begin, end = float(gap.start_ns), float(gap.start_ns + gap.duration_ns)
-        before, after = np.flatnonzero(ends <= begin), np.flatnonzero(starts >= end)
-        around = waits[(waits["start_ns"] <= begin) & (waits["start_ns"] + waits["duration_ns"] >= begin)]
+    operations = [row for row in rows if row["kind"] in KINDS]
+    starts = [row["start_ns"] for row in operations]
+    ended = sorted((row["start_ns"] + row["duration_ns"], row["name"]) for row in operations)
+    ends = [end for end, _ in ended]
+    waits = [row for row in rows if row["kind"] == EventKind.WAIT.value]
+    idle = (row for row in rows if row["kind"] in _IDLE)
+    for gap in heapq.nlargest(_GAPS, idle, key=lambda row: row["duration_ns"]):
+        begin, end = float(gap["start_ns"]), float(gap["start_ns"] + gap["duration_ns"])
+        last, following = bisect.bisect_right(ends, begin) - 1, bisect.bisect_left(starts, end)
+        around = (row["name"] for row in waits if row["start_ns"] <= begin <= row["start_ns"] + row["duration_ns"])
         yield Gap(
             begin,
-            float(gap.duration_ns),
-            str(gap.kind),
-            after=names[before[ends[before].argmax()]] if len(before) else "",
-            before=names[after[0]] if len(after) else "",
-            wait=str(around["name"].iloc[0]) if len(around) else "",
+            end - begin,
+            gap["kind"],
+            after=ended[last][1] if last >= 0 else "",
+            before=operations[following]["name"] if following < len(operations) else "",
+            wait=next(around, ""),
         )
 
 

@@ -116,7 +116,9 @@ def with_metrics(tables: schema.Tables) -> schema.Tables:
     theirs, since ranks that wait for each other have no independent steps.
     """
     if tables.steps.empty and tables.step_figures.empty:
-        return tables
+        # Cases of the harness have no steps.
+        ranked = _with_ranks(tables.timeline, schema.TIMELINE) if len(tables.timeline) else tables.timeline
+        return replace(tables, timeline=ranked)
     steps = _with_ranks(tables.steps, schema.STEPS)
     rows = list(_recordings(tables))
     rows += [row for key, group in steps.groupby(_CASE, sort=False) for row in _step_times(_named(key), group)]

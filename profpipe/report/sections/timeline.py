@@ -8,6 +8,7 @@ from profpipe.analysis.findings import timeline as findings
 from profpipe.analysis.findings.steps import IDLE_PARTS
 from profpipe.analysis.findings.timeline import CaseTimeline, Event, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.analysis.timeline import MOST_CASES
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent
 from profpipe.report.labels import case_text
@@ -39,6 +40,9 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     blocks: tuple[doc.Block, ...] = options[0].blocks
     if len(options) > 1:
         blocks = (doc.Choice("timeline", ("case",), tuple(options)),)
+    if len(own) == MOST_CASES < len(workload.cases):
+        text = f"These are the timelines of the first {MOST_CASES} cases. timeline.parquet holds those of the others."
+        blocks = (*blocks, doc.Paragraph(text, doc.Placement.HTML))
     return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
 
 
