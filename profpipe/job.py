@@ -133,6 +133,8 @@ class Job:
     label: str = ""
     #: The folder that paths in a report are relative to, where it is not ``cwd``.
     shown_from: Path | None = None
+    #: In an `ab` run that exchanges folders: the folder of the job's side, then those with the code of others.
+    roots: tuple[Path, ...] = ()
 
     @property
     def title(self) -> str:

@@ -24,7 +24,7 @@ import markdown_it
 import pytest
 import yaml
 
-from profpipe import cli
+from profpipe import cli, origins
 from profpipe.analysis import pairs, verdict
 from profpipe.analysis.pairs import Gate
 from profpipe.commands import ab as ab_command
@@ -499,6 +499,51 @@ def test_cases_join_without_the_parameters_that_differ_between_the_sides(project
 def test_sides_with_other_cases_are_refused(project, a, b):
     with pytest.raises(ConfigError, match="A and B must have the same cases"):
         joined(project, a, b)
+
+
+def test_a_package_is_foreign_if_its_file_belongs_to_another_root_than_that_of_the_side():
+    roots = ["/repo/out/run/raw/checkouts/A", "/repo"]
+    files = {
+        "pkg": "/repo/src/pkg/__init__.py",
+        "pkg.part": "/repo/src/pkg/part.py",
+        "own": "/repo/out/run/raw/checkouts/A/own.py",
+        "numpy": "/repo/.venv/lib/python3.12/site-packages/numpy/__init__.py",
+        "profpipe.job": "/repo/profpipe/job.py",
+        "elsewhere": "/repository/elsewhere.py",
+        "built_in": None,
+    }
+    assert dict(origins.foreign_packages(files, roots)) == {"pkg": "src/pkg/__init__.py"}
+    assert dict(origins.foreign_packages(files, roots[::-1])) == {"own": "own.py"}
+
+
+def test_the_page_and_the_document_name_the_packages_that_a_side_loaded_from_elsewhere():
+    run = run_of()
+    run = replace(run, ab=replace(run.ab, a=SideEntry(("git:main",), foreign_modules={"pkg": "src/pkg/__init__.py"})))
+    findings = pairs.analyze(tables_of({"c": around(0)}), run)
+    page = Markdown().section(verdicts.headline(findings, run))
+    expected = "loaded code from outside its folder, so both sides may run the same code: "
+    assert f"- **A** {expected}`pkg` (`src/pkg/__init__.py`)." in page and "**B**" not in page
+    warnings = verdict_json.document(findings, tables_of({}), run, "", 0)["warnings"]
+    assert [each["kind"] for each in warnings] == ["foreign_modules"] and expected in warnings[0]["text"]
+
+
+@pytest.mark.slow
+def test_a_side_that_imports_a_package_from_the_users_folder_is_reported(project):
+    (project / "src" / "pkg").mkdir(parents=True)
+    (project / "src" / "pkg" / "__init__.py").write_text("")
+    (project / "sums.py").write_text("import pkg\n" + WORKLOAD)
+    (project / "program.py").write_text("import pkg\n")
+    (project / "pipeline.yaml").write_text(PIPELINE + "  program: {command: [python, program.py]}\n")
+    commit(project, "with a package below src")
+    path = os.pathsep.join([environment()["PYTHONPATH"], str(project / "src")])
+    for workload in ("sums", "program"):
+        ab(project, "--a", "git:HEAD", "--pairs", "1", "-w", workload, PYTHONPATH=path)
+        settings = loaded(project)[1].ab
+        assert settings.a.foreign_modules == {"pkg": "src/pkg/__init__.py"} and settings.b.foreign_modules == {}
+    # Relative to the folder of the side, the package is that of the commit.
+    ab(project, "--a", "git:HEAD", "--pairs", "1", "-w", "sums", "--set", "workloads.sums.env.PYTHONPATH=src")
+    assert loaded(project)[1].ab.a.foreign_modules == {}
+    assert verdicts_of(project) == {"n=1": "inconclusive", "n=2": "inconclusive"}
 
 
 # --- checkouts -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Every module may import these, and other modules of the same package.
-EVERYBODY = {"errors", "job", "masking", "plugins", "ranges", "stdio"}
+EVERYBODY = {"errors", "job", "masking", "origins", "plugins", "ranges", "stdio"}
 
 #: What else the modules of a package may import. The order is that of the stages, from the last to the first.
 MAY_IMPORT = {

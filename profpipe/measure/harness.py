@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
-from profpipe import masking, plugins, ranges
+from profpipe import masking, origins, plugins, ranges
 from profpipe.errors import UNWRITTEN, is_disk_full, one_line
 from profpipe.job import Status
 from profpipe.measure import (
@@ -111,6 +111,7 @@ def _run(spec_path: Path) -> None:
                 for case in spec["cases"]:
                     worker.visit(case, functools.partial(profile_case, worker, case["id"], region))
         ranks.shutdown()
+        origins.write_foreign_modules()
         events.write("finished", time=time.time())
 
 

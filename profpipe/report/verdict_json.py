@@ -14,8 +14,8 @@ from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.sections.kernel_differences import explain, variation
-from profpipe.report.sections.verdicts import name, write_verdict
-from profpipe.results.manifest import Manifest
+from profpipe.report.sections.verdicts import foreign_modules, name, write_verdict
+from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
 
 FORMAT: Final = "profpipe.verdicts"
@@ -58,7 +58,7 @@ def document(findings: PairFindings, data: Tables, run: Manifest, summary: str, 
             {**case_document(case), "gate": gate, "kernels": kernels.get((case.workload, case.case), [])}
             for case, gate in zip(findings.cases, gates, strict=True)
         ],
-        "warnings": list(_warnings(findings)),
+        "warnings": list(_warnings(findings, run.ab)),
     }
 
 
@@ -115,11 +115,13 @@ def _kernels(data: Tables) -> dict[tuple[str, str], list[dict[str, Any]]]:
     return found
 
 
-def _warnings(findings: PairFindings) -> Iterator[dict[str, str]]:
+def _warnings(findings: PairFindings, settings: PairsEntry) -> Iterator[dict[str, str]]:
     """Yield what limits the verdicts: ``kind`` for programs, ``text`` for people."""
     if not findings.is_complete:
         text = "The run has not ended: `profpipe resume` runs the pairs that are missing."
         yield {"kind": "unfinished", "text": text}
+    for line in foreign_modules(settings):
+        yield {"kind": "foreign_modules", "text": doc.plain(line)}
     judged = [case.judgement for case in findings.cases if case.judgement]
     if judged and max(each.pairs for each in judged) < verdict.FEWEST_PAIRS:
         text = f"Below {verdict.FEWEST_PAIRS} pairs no case can be called faster or slower."

@@ -178,12 +178,14 @@ class SideEntry:
     """A side of an `ab` run: what the command line says of it, and its commit where ``git:`` names one.
 
     ``versions`` has the versions of Python and of packages that differ from those of the other side; one is
-    empty where the package is missing.
+    empty where the package is missing. ``foreign_modules`` has the packages that its processes loaded from another
+    folder than that of the side: the file of each, relative to the folder that it belongs to.
     """
 
     specs: tuple[str, ...] = ()
     commit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    foreign_modules: Mapping[str, str] = field(default_factory=dict)
 
 
 class Undecided(str, Enum):

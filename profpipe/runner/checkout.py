@@ -34,9 +34,19 @@ class Commit:
     prefix: str
 
 
+def top_folder(folder: Path) -> Path:
+    """Return the top folder of the working tree that holds ``folder``; without one ``folder`` itself."""
+    top = _show_top(folder)
+    return Path(top if top.startswith("/") else folder).resolve()
+
+
+def _show_top(folder: Path) -> str:
+    return (_git(folder, "rev-parse", "--show-toplevel") or "").strip()
+
+
 def find(folder: Path, revision: str, option: str) -> Commit:
     """Return the commit that ``revision`` names in the repository that holds ``folder``."""
-    top = (_git(folder, "rev-parse", "--show-toplevel") or "").strip()
+    top = _show_top(folder)
     if not top.startswith("/"):
         # git also refuses a repository of another user, and says what to do.
         why = " ".join(top.split())[:300] or "git cannot be started"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from profpipe import ranges
+from profpipe import origins, ranges
 from profpipe.job import Job
 from profpipe.results import atomic
 
@@ -25,7 +25,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
     PYTHONPATH begins with the folder of the hook. The folder of profpipe is taken out: it may hold the packages of
     another Python. The hook finds profpipe without it.
     """
-    found = {ranges.PROFILER_VARIABLE: job.profiler}
+    found = {ranges.PROFILER_VARIABLE: job.profiler, **origins.variables(job.roots, job.folder)}
     if not job.loads_hook:
         return found
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe import profilers
+from profpipe import origins, profilers
 from profpipe.config.models import Pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import registry
@@ -182,7 +182,13 @@ class PairSession(Session):
         name = side.label if job.profiler == "plain" else f"{side.label}-{job.profiler}"
         folder = self.folder / "raw" / job.workload / name / below
         # A side may run in another folder, whose path is of no use to a reader of the page.
-        job = replace(job, folder=folder, label=side.label, shown_from=sides.working_folder(self.request))
+        job = replace(
+            job,
+            folder=folder,
+            label=side.label,
+            shown_from=sides.working_folder(self.request),
+            roots=self._roots.get(side.label, ()),
+        )
         if side.python == job.python:
             return job
         words = (side.python, *job.command[1:]) if job.command and sides.is_python(job.command[0]) else job.command
@@ -222,6 +228,7 @@ class PairSession(Session):
                 every = self._jobs_of_pair(pair, *sides_jobs, wanted)
                 jobs = [job for job in every if not self._is_done(job)]
                 for outcome in executor.run(jobs, profilers.ALL, listener, numbers=(number, total)):
+                    self._add_foreign_modules(outcome.job)
                     self._store(outcome, "")
                 number += sum(map(len, sides_jobs))
 
@@ -247,6 +254,15 @@ class PairSession(Session):
                     label = f"{schema.PAIR_PREFIX}{pair} {job.label}"
                     yield replace(job, cases=kept, folder=self._folder_of_pair(job, pair), label=label)
 
+    @cached_property
+    def _roots(self) -> Mapping[str, tuple[Path, ...]]:
+        """By label: the top folder of the side's code, and those of the other side and of the user's own code."""
+        if not any(side.exchanges_folder for side in self.sides):
+            return {}
+        own = {side.label: side.root(self.folder) for side in self.sides}
+        every = [*own.values(), checkout.top_folder(sides.working_folder(self.request))]
+        return {label: tuple(dict.fromkeys([root, *every])) for label, root in own.items()}
+
     def _folder_of_pair(self, job: Job, pair: int) -> Path:
         workload = self.folder / "raw" / job.workload
         return workload / f"pair-{pair:02d}" / job.folder.relative_to(workload)
@@ -263,6 +279,16 @@ class PairSession(Session):
         return set(zip(rows["workload"], rows["case"], strict=True))
 
     # --- storing -----------------------------------------------------------------------------------------------------
+
+    def _add_foreign_modules(self, job: Job) -> None:
+        """Add the packages that a process of a side loaded from another folder to the record of the side."""
+        if not (found := origins.read_foreign_modules(job.folder)):
+            return
+        is_a = job.label.endswith(" A")
+        entry = self.settings.a if is_a else self.settings.b
+        changed = replace(entry, foreign_modules={**entry.foreign_modules, **found})
+        settings = replace(self.settings, a=changed) if is_a else replace(self.settings, b=changed)
+        self.manifest = replace(self.manifest, ab=settings)
 
     def _private_files(self, job: Job) -> tuple[str, ...]:
         return tuple(sorted({*super()._private_files(job), str(sides.SIDES_FILE)}))

@@ -120,6 +120,16 @@ class Side:
         """The names that ``set:`` gives a value on this side."""
         return {spec.value.partition("=")[0].strip() for spec in self.specs if spec.kind is SpecKind.SET}
 
+    @property
+    def exchanges_folder(self) -> bool:
+        return any(spec.kind in (SpecKind.GIT, SpecKind.DIR) for spec in self.specs)
+
+    def root(self, run_folder: Path) -> Path:
+        """Return the top folder of the code of the side: its checkout, or the working tree that holds its folder."""
+        if self.repository is not None:
+            return self.checkout_folder(run_folder).resolve()
+        return checkout.top_folder(self.request.pipeline_dir)
+
     def checkout_folder(self, run_folder: Path) -> Path:
         return run_folder / checkout.FOLDER / self.label
 

@@ -61,12 +61,25 @@ def _imported(name):  # type: ignore[no-untyped-def]
         print(f"profpipe: the start-up hook failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
+def _at_exit():  # type: ignore[no-untyped-def]
+    try:
+        from profpipe import origins
+
+        origins.write_foreign_modules()
+    except Exception as error:
+        print(f"profpipe: the modules cannot be listed: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 def _prepare(settings):  # type: ignore[no-untyped-def]
     sys.meta_path.insert(0, _Finder())
     # The settings are JSON; the name of this file is kept apart, so that no JSON is read before torch is imported.
     loaded = os.environ.get("PROFPIPE_HOOK_LOADED")
     if loaded:
         os.close(os.open(loaded, os.O_CREAT | os.O_WRONLY, 0o666))
+    if os.environ.get("PROFPIPE_ROOTS"):
+        import atexit
+
+        atexit.register(_at_exit)
     for name in _Finder.watched:
         if name in sys.modules:  # a .pth file imported it
             _imported(name)

@@ -78,6 +78,7 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     if findings.gate is not None:
         yield doc.concat(doc.Strong(f"Gate of {findings.percent:g} %:"), " ", *_gate(findings))
     yield fill("A: {}. B: {}.", _side(settings.a), _side(settings.b))
+    yield from foreign_modules(settings)
     if differing := _differing_versions(settings):
         yield fill(
             "Versions that differ and may explain a difference: {}.",
@@ -134,6 +135,19 @@ def _overall(findings: PairFindings) -> str:
 def _side(side: SideEntry) -> doc.Text:
     specs = doc.join([doc.Code(text) for text in side.specs]) or ("as it is",)
     return doc.concat(specs, f" (commit {side.commit[:12]})") if side.commit else specs
+
+
+def foreign_modules(settings: PairsEntry) -> Iterator[doc.Text]:
+    """Yield for each side the packages that its processes loaded from another folder than that of the side."""
+    for label, side in (("A", settings.a), ("B", settings.b)):
+        if side.foreign_modules:
+            named = [fill("{} ({})", doc.Code(name), doc.Code(path)) for name, path in side.foreign_modules.items()]
+            yield fill(
+                "{} loaded code from outside its folder, so both sides may run the same code: {}. A package that is"
+                " installed in editable mode is imported from there. Set {} to the package's folder, relative to that"
+                " of the side, or install each side in an environment and use {}.",
+                doc.Strong(label), doc.join(named, most=_MOST_NAMED), doc.Code("PYTHONPATH"), doc.Code("python:"),
+            )  # fmt: skip
 
 
 def _differing_versions(settings: PairsEntry) -> list[doc.Text]:
