@@ -100,7 +100,9 @@ def recording(path: Path) -> Recording:
     trace = events.read(path)
     launches = _launches(trace)
     if launches.empty:
-        remedy = "Record with ProfilerActivity.CUDA, on a machine with a GPU."
+        remedy = (
+            "Open this trace in ui.perfetto.dev as it is, or record with ProfilerActivity.CUDA on a machine with a GPU."
+        )
         raise UnreadableFile(path, "a Chrome trace without GPU events", remedy)
     ranges = _ranges(trace)
     placed = attribution.attribute(ranges, _calls(trace, launches))

@@ -192,7 +192,7 @@ def _opened(folder: Path, file: _File, *, is_run: bool) -> Iterator[Path]:
         raise ConfigError(
             str(folder / file.source),
             "is gone, and the tables do not hold single calls.",
-            "Copy the recording there, or record again; the page's timeline shows one step without it.",
+            "Copy the recording there, or record again. Without it report.html shows what timeline.parquet holds.",
         )
     with tempfile.TemporaryDirectory(prefix="profpipe-") as temporary:
         yield exported(path, Path(temporary))
