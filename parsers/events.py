@@ -237,7 +237,7 @@ def _of_rank(rank: int, attempt: Attempt, own: list[dict[str, Any]]) -> Iterator
 
 
 def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield rows of ``metrics`` for samples: the median with its interval, the spread and their number."""
+    """Yield rows of ``metrics`` for samples: the median with its interval, the ends, the spread and their number."""
     n = len(samples_ns)
     if not n:
         return
@@ -247,6 +247,8 @@ def _summary(name: str, samples_ns: np.ndarray) -> Iterator[dict[str, Any]]:
     yield {"metric": name, "value": float(np.median(ordered)), **time, "ci_low": low, "ci_high": high}
     yield {"metric": f"{name}_p10", "value": float(np.percentile(ordered, 10)), **time}
     yield {"metric": f"{name}_p90", "value": float(np.percentile(ordered, 90)), **time}
+    yield {"metric": f"{name}_min", "value": float(ordered[0]), **time}
+    yield {"metric": f"{name}_max", "value": float(ordered[-1]), **time}
     if n > 1 and ordered.mean() > 0:
         yield {"metric": f"{name}_cv", "value": float(ordered.std(ddof=1) / ordered.mean() * 100), "unit": "%", "n": n}
     if name == "time":

@@ -170,13 +170,15 @@ def of_process(flags: str = "[]", **metrics: float) -> schema.Tables:
 
 
 def test_each_case_of_a_process_is_merged_apart_and_has_the_worst_errors_and_the_flags_of_all_processes() -> None:
-    stored = process_repeats.merge(schema.Tables(), of_process('["noisy"]', time=3, error_max=0.5, cosine=0.9), 1, 2)
-    merged = process_repeats.merge(stored, of_process('["throttled"]', time=5, error_max=0.1, cosine=0.8), 2, 2)
+    first = {"time": 3, "time_min": 2, "time_max": 4, "error_max": 0.5, "cosine": 0.9}
+    second = {"time": 5, "time_min": 1, "time_max": 3, "error_max": 0.1, "cosine": 0.8}
+    stored = process_repeats.merge(schema.Tables(), of_process('["noisy"]', **first), 1, 2)
+    merged = process_repeats.merge(stored, of_process('["throttled"]', **second), 2, 2)
     own = merged.metrics[merged.metrics["subject"] == ""]
     assert {(row["case"], row["metric"]): row["value"] for row in own.to_dict("records")} == {
         (case, name): value
         for case in ("a", "b")
-        for name, value in {"time": 4.0, "error_max": 0.5, "cosine": 0.8}.items()
+        for name, value in {"time": 4, "time_min": 1, "time_max": 4, "error_max": 0.5, "cosine": 0.8}.items()
     }
     assert list(merged.cases["flags"]) == ['["noisy", "throttled"]'] * 2
 

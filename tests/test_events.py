@@ -75,7 +75,7 @@ def test_samples_become_their_median_spread_and_count(parser: ModuleType, events
     parsed = parser.parse(events(STARTED, *case("a", *range(1, 12)), FINISHED))
     found = values(parsed)
     assert found == {
-        "time": 6.0, "time_p10": 2.0, "time_p90": 10.0, "iterations": 11.0,
+        "time": 6.0, "time_p10": 2.0, "time_p90": 10.0, "time_min": 1.0, "time_max": 11.0, "iterations": 11.0,
         "time_cv": pytest.approx(np.std(range(1, 12), ddof=1) / 6 * 100),
     }  # fmt: skip
     time = parsed.metrics.iloc[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import step_study
 from report_study import (
     ATTENTION,
     FLUSH,
@@ -288,3 +289,35 @@ def test_the_h200_run_has_the_memset_of_cudnn_as_a_change() -> None:
         ns = rows["total_ns"].sum() / case.breakdown.iterations
         copies = [change for part, change, _ in swap.changes if part == "copies"]
         assert copies == ([pytest.approx(ns)] if ns >= 0.02 * case.breakdown.total.ns else [])
+
+
+def test_the_shortest_and_longest_sample_stand_beside_the_median_with_the_rate_of_the_shortest() -> None:
+    rows = [metric_row("impl=a", name, ns) for name, ns in (("time", 4e3), ("time_min", 2e3), ("time_max", 9e3))]
+    data = tables([case_row("impl=a")], metrics=[*rows, metric_row("impl=a", "flops", 8e6, "flop")])
+    (workload,) = analyze(data, {}).workloads
+    (row,) = records(cases_section.by_case(workload, workload.cases))
+    assert row["min to max"] == "2.00 to 9.00"
+    assert (row["TFLOP/s"], row["TFLOP/s at min"]) == ("2.00", "4.00")
+
+
+def test_tables_recorded_without_the_ends_of_the_samples_show_no_column_for_them() -> None:
+    (workload,) = analyze(tables([case_row("impl=a")], metrics=[metric_row("impl=a", "time", 4e3)]), {}).workloads
+    (row,) = records(cases_section.by_case(workload, workload.cases))
+    assert not any("min" in head for head in row)
+
+
+def test_the_ends_of_steps_are_those_of_steady_steps_of_the_profiler_that_times_them() -> None:
+    data, run = step_study.compiled()
+    (workload,) = analyze(data, run).workloads
+    rows = [row for row in data.steps.to_dict("records") if (row["profiler"], row["state"]) == ("plain", "steady")]
+    for case in workload.cases:
+        own = [row["wall_ns"] for row in rows if row["case"] == case.id]
+        assert own and case.time and (case.time.lowest, case.time.highest) == (min(own), max(own))
+
+
+def test_the_ends_of_processes_are_those_of_their_wall_times() -> None:
+    walls = [metric_row("", "process_wall", ns, subject=f"process {i}") for i, ns in enumerate((4e9, 3e9, 5e9), 1)]
+    data = tables([case_row("")], metrics=[metric_row("", "process_wall", 4e9, n=3), *walls])
+    (workload,) = analyze(data, {"pipeline": {"workloads": {"w": {"command": ["true"]}}}}).workloads
+    time = workload.cases[0].time
+    assert time and (time.lowest, time.highest) == (3e9, 5e9)

@@ -20,7 +20,15 @@ from profpipe.analysis.kernel_totals import (
     rows,
     sum_kernels,
 )
-from profpipe.results.schema import DEVICE_PREFIX, FAILED, PROCESS_PREFIX, PROCESS_WALL, RANK_PREFIX, Tables
+from profpipe.results.schema import (
+    DEVICE_PREFIX,
+    FAILED,
+    PROCESS_PREFIX,
+    PROCESS_WALL,
+    RANK_PREFIX,
+    StepState,
+    Tables,
+)
 
 #: The prefix of a metric with the estimate of an ncu rule, and the unit of a local estimate.
 RULE, LOCAL = "rule:", "% local"
@@ -76,6 +84,8 @@ class CaseIndex:
     rank_counts: Mapping[Key, int]
     #: The processes behind the times of a case that several processes repeated.
     process_counts: Mapping[Key, int]
+    #: The wall times of the processes that repeated a command.
+    process_walls: Mapping[Key, tuple[float, ...]]
 
     @classmethod
     def of(cls, tables: Tables, is_command: bool = False) -> CaseIndex:
@@ -88,6 +98,7 @@ class CaseIndex:
         by_rank: dict[tuple[str, str], dict[str, dict[str, Number]]] = {}
         steps: dict[Key, dict[str, dict[str, Number]]] = {}
         processes: dict[Key, set[str]] = {}
+        walls: dict[Key, tuple[float, ...]] = {}
         # A rule of ncu counts also without an estimate.
         is_known = tables.metrics["value"].notna() | tables.metrics["metric"].str.startswith(RULE)
         names = ("case", "profiler", "subject", "metric", "value", "unit", "n", "ci_low", "ci_high")
@@ -99,6 +110,8 @@ class CaseIndex:
                 # The case has the numbers of all its processes.
                 if metric in _TIMES:
                     processes.setdefault((case, profiler), set()).add(" ".join(subject.split()[:2]))
+                if metric == PROCESS_WALL:
+                    walls[case, profiler] = (*walls.get((case, profiler), ()), Number(*row).value)
                 continue
             if metric.startswith((_STEP, _CAPTURE)):
                 steps.setdefault((case, profiler), {}).setdefault(metric, {})[subject] = Number(*row)
@@ -116,13 +129,20 @@ class CaseIndex:
         totals = {key: own.divided_by(counts.get(key, 1)) for key, own in sum_kernels(tables.kernels).items()}
         repeated = {key: len(subjects) for key, subjects in processes.items()}
         ranges = case_ranges(tables.ranges)
-        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated)
+        return cls(tables, totals, ranges, numbers, by_rank, statuses, flags, steps, counts, repeated, walls)
 
     @functools.cached_property
     def step_times(self) -> Mapping[Key, Number]:
         """The time of a steady step, as the mean over ranks."""
         times = ((key, numbers.get("step_time", {})) for key, numbers in self.step_numbers.items())
         return {key: subjects[""] for key, subjects in times if "" in subjects}
+
+    def range_of_steps(self, case: str, profiler: str) -> tuple[float | None, float | None]:
+        """Return the wall times in ns of the shortest and the longest steady step of any rank."""
+        steps = self.tables.steps
+        own = steps[(steps["case"] == case) & (steps["profiler"] == profiler)]
+        walls = own.loc[own["state"] == StepState.STEADY.value, "wall_ns"].dropna()
+        return (float(walls.min()), float(walls.max())) if len(walls) else (None, None)
 
     @functools.cached_property
     def copies(self) -> Set[str]:

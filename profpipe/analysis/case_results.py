@@ -109,10 +109,16 @@ def _time(index: CaseIndex, case: str, breakdowns: Mapping[str, KernelBreakdown]
     time = index.step_times.get((case, basis.profiler)) if basis.quantity == "step" else own.get(_TIMED[basis.quantity])
     if time is None:
         return None
-    p10, p90 = (own[name].value if name in own else None for name in ("time_p10", "time_p90"))
+    names = ("time_p10", "time_p90", "time_min", "time_max")
+    p10, p90, lowest, highest = (own[name].value if name in own else None for name in names)
+    if basis.quantity == "step":
+        lowest, highest = index.range_of_steps(case, basis.profiler)
+    elif basis.quantity == "wall" and (walls := index.process_walls.get((case, basis.profiler))):
+        lowest, highest = min(walls), max(walls)
     n = None if pd.isna(time.n) else int(time.n)
     low, high = (None if pd.isna(end) else float(end) for end in (time.ci_low, time.ci_high))
-    return Measure(time.value, n, low, high, p10, p90, index.process_counts.get((case, basis.profiler), 1))
+    processes = index.process_counts.get((case, basis.profiler), 1)
+    return Measure(time.value, n, low, high, p10, p90, lowest, highest, processes)
 
 
 def _values(index: CaseIndex, case: str) -> dict[str, float]:

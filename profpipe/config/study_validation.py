@@ -152,7 +152,7 @@ def _in_values(at: str, table: Table | Plot, known: _Vocabulary) -> Iterator[Mis
             yield f"{at}.value", f"'{value.name}' is not known.", remedy
         elif value.source is Source.KERNELS and table.profiler == "plain":
             yield f"{at}.profiler", f"plain sees no kernels, and '{value.name}' needs them.", "Leave it out, or: nsys."
-        elif value.name in ("p10", "p90") and table.profiler not in (None, "plain"):
+        elif value.name in study_values.OF_SINGLE_CALLS and table.profiler not in (None, "plain"):
             yield f"{at}.profiler", f"only plain times single calls, which '{value.name}' needs.", "Leave it out."
     without_phase = [value.name for value in values if value.source is not Source.KERNELS] if table.phase else []
     if table.phase and len(without_phase) == len(values):

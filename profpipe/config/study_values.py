@@ -11,9 +11,12 @@ from profpipe.config.kernel_categories import CATEGORIES, OTHER_CLASSES
 
 #: Values of the timed call with their stored units. One profiler measures all of them; profilers are never mixed.
 CALL_VALUES: Final[Mapping[str, str]] = {
-    "time": "ns", "p10": "ns", "p90": "ns", "throughput": "1/s", "tflops": "TFLOP/s", "bandwidth": "GB/s",
-    "speedup": "x", "tflops_effective": "TFLOP/s",
+    "time": "ns", "min": "ns", "p10": "ns", "p90": "ns", "max": "ns", "throughput": "1/s", "tflops": "TFLOP/s",
+    "tflops_best": "TFLOP/s", "tflops_effective": "TFLOP/s", "bandwidth": "GB/s", "speedup": "x",
 }  # fmt: skip
+
+#: Those of single calls, which no sum of kernels has.
+OF_SINGLE_CALLS: Final = ("min", "p10", "p90", "max", "tflops_best")
 
 #: Values of the case. ``METRIC_NAMES`` holds the names of their metrics.
 CASE_VALUES: Final[Mapping[str, str]] = {"memory": "byte", "memory_reserved": "byte", "passed": ""}
@@ -22,6 +25,8 @@ METRIC_NAMES: Final = {
     "memory_reserved": "peak_reserved",
     "p10": "time_p10",
     "p90": "time_p90",
+    "min": "time_min",
+    "max": "time_max",
 }
 
 #: Metrics that the harness writes for every workload.

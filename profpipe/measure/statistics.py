@@ -12,12 +12,15 @@ GROUPS: Final = 3
 GROUP_NS: Final = 10e6
 _TOLERANCE: Final = 0.02
 
-#: Of what several processes recorded of one case, the worst is the case's: by the beginning of a metric's name.
-_WORST: Final[Mapping[str, Callable[[float, float], float]]] = {"error_": max, "cosine": min, "peak_": max}
+#: Of what several processes recorded of one case, the worst is the case's, or the end of the range of its samples: by
+#: the beginning of a metric's name.
+_WORST: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "error_": max, "cosine": min, "peak_": max, "time_min": min, "time_max": max,
+}  # fmt: skip
 
 
 def worse_of(metric: str) -> Callable[[float, float], float] | None:
-    """Return the function that chooses the worse of two values of ``metric``; None where their median counts."""
+    """Return the function that chooses the worse or outer of two values of ``metric``; None if their median counts."""
     return next((choose for start, choose in _WORST.items() if metric.startswith(start)), None)
 
 

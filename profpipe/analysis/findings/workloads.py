@@ -51,6 +51,9 @@ class Measure:
     ci_high: float | None = None
     p10: float | None = None
     p90: float | None = None
+    #: The shortest and the longest sample.
+    lowest: float | None = None
+    highest: float | None = None
     #: The number of processes that repeated the case; the interval is then that of their medians.
     processes: int = 1
 
@@ -209,6 +212,13 @@ class CaseResult:
     def ns(self) -> float | None:
         """The time of the case; None without one."""
         return self.time.ns if self.time else None
+
+    @property
+    def tflops_best(self) -> float | None:
+        """TFLOP/s of the shortest sample."""
+        if self.tflops is None or self.time is None or not self.time.lowest:
+            return None
+        return self.tflops * self.time.ns / self.time.lowest
 
     @property
     def is_on_cpu(self) -> bool:

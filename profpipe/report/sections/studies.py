@@ -22,8 +22,9 @@ from profpipe.report.units import MISSING, Unit, unit_of
 _GRIDS = 9
 
 _TITLES: Mapping[str, str] = {
-    "time": "time", "p10": "10th percentile", "p90": "90th percentile", "throughput": "iterations/s",
-    "tflops": "TFLOP/s", "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
+    "time": "time", "min": "minimum", "p10": "10th percentile", "p90": "90th percentile", "max": "maximum",
+    "throughput": "iterations/s", "tflops": "TFLOP/s", "tflops_best": "TFLOP/s at the minimum",
+    "tflops_effective": "effective TFLOP/s", "bandwidth": "GB/s", "speedup": "over baseline",
     "memory": "peak memory", "memory_reserved": "reserved memory", "passed": "within tolerance",
     "kernels.calls": "launches", "kernels.time": "all kernels", "most_launched.name": "most launched kernel",
     "most_launched.calls": "its launches", "most_launched.time": "its time", "most_launched.share": "its share",
@@ -46,8 +47,8 @@ _NOT_COMPARED: Mapping[str, str] = {
 }
 
 #: How a sentence begins that names the basis of such values.
-_BASIS_OF = (("Times are", ("time", "p10", "p90")),
-             ("Rates are of", ("throughput", "tflops", "tflops_effective", "bandwidth")),
+_BASIS_OF = (("Times are", ("time", "min", "p10", "p90", "max")),
+             ("Rates are of", ("throughput", "tflops", "tflops_best", "tflops_effective", "bandwidth")),
              ("Ratios are of", ("speedup",)))  # fmt: skip
 
 
