@@ -25,7 +25,8 @@ from profpipe.results.schema import Tables
 
 HERE = Path(__file__).resolve().parent
 #: Raw files, files that are written below in another form, and pages that are rendered again.
-IGNORED = ("raw", ".*", "*.parquet", "*.csv", "*.md", "*.html", "plots", "run.json", "pipeline.yaml")
+IGNORED = ("raw", ".*", "*.parquet", "*.csv", "*.md", "*.html", "plots", "run.json", "pipeline.yaml",
+           "results.json")  # fmt: skip
 #: A path below a folder of the user's machine, from where its word begins. In JSON a line may begin with ``\\n``.
 FOLDER = re.compile(
     r"""(?:^ | (?<=[\s"'`(,;]) | (?<=\\[nt]))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pytest
 from report_study import (
     ADD,
     ATTENTION,
@@ -19,6 +20,7 @@ from report_study import (
     metric_row,
     range_row,
     recorded,
+    records,
     tables,
     texts,
 )
@@ -222,3 +224,54 @@ def test_several_workloads_have_an_overview() -> None:
     (table,) = section.tables()
     assert [row[0].text.text for row in table.rows if hasattr(row[0].text, "text")] == ["fp16", "bf16"]
     assert not headline.overview(analyze(tables(metrics=rows[:2]), {}).workloads)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def remarks(peaks: Mapping[str, float], **ns: float) -> list[str]:
+    """The remarks on implementations with these peak memories in MiB and times in ns."""
+    rows = [metric_row(f"impl={impl}", "peak_allocated", peak * 2**20, "byte") for impl, peak in peaks.items()]
+    rows += [metric_row(f"impl={impl}", "time", time) for impl, time in ns.items()]
+    data = tables([case_row(f"impl={impl}") for impl in peaks], metrics=rows)
+    (workload,) = analyze(data, {}).workloads
+    return [text for text in texts(headline.headline(workload)) if "memory" in text]
+
+
+def test_the_lowest_memory_is_named_beside_the_fastest() -> None:
+    assert remarks({"a": 100, "b": 50}, a=1e3, b=2e3) == [
+        "Lowest peak memory: `b` with 50.0 MiB; the fastest, `a`, needs 100.0 MiB (2.00x)."
+    ]
+
+
+def test_where_the_fastest_has_the_lowest_memory_the_highest_stands_beside_it() -> None:
+    assert remarks({"a": 50, "b": 50.3, "c": 100, "d": 200}, a=1e3, b=2e3, c=3e3, d=4e3) == [
+        "Lowest peak memory: `a` and `b` with 50.0 MiB; `d` needs the most, 200.0 MiB (4.00x)."
+    ]
+
+
+@pytest.mark.parametrize("peaks", [{"a": 50, "b": 50.3}, {"a": 50, "b": 0}, {"a": 0, "b": 0}])
+def test_memory_that_is_the_same_or_not_known_is_not_remarked_on(peaks: Mapping[str, float]) -> None:
+    assert remarks(peaks, a=1e3, b=2e3) == []
+
+
+def test_an_inaccurate_case_is_not_called_the_one_with_the_lowest_memory() -> None:
+    rows = times(a=1e3, b=1e3, c=1e3)
+    for impl, peak, error in (("a", 1e6, 1.0), ("b", 2e6, 0.0), ("c", 3e6, 0.0)):
+        rows.append(metric_row(f"impl={impl}", "peak_allocated", peak, "byte"))
+        rows.append(metric_row(f"impl={impl}", "error_max", error, "1"))
+    run = {"pipeline": {"workloads": {"w": {"tolerance": {"error_max": 0.1}}}}}
+    (workload,) = analyze(tables([case_row(f"impl={impl}") for impl in "abc"], metrics=rows), run).workloads
+    assert [case.variant for shape in workload.shapes for case in shape.lowest_memory] == ["b"]
+
+
+def test_the_overview_has_the_lowest_memory_of_each_workload() -> None:
+    def of(name: str, peaks: Mapping[str, float]) -> list[dict[str, object]]:
+        cases = {f"impl={impl}": peak for impl, peak in peaks.items()}
+        rows = [metric_row(case, "peak_allocated", peak, "byte", workload=name) for case, peak in cases.items()]
+        return [*rows, *(metric_row(case, "time", 1e3, workload=name) for case in cases)]
+
+    rows = [*of("v", {"a": 2**20, "b": 2**21}), *of("w", {"a": 2**20, "b": 2**20})]
+    data = tables([case_row(f"impl={i}", workload=name) for name in "vw" for i in "ab"], metrics=rows)
+    (table,) = headline.overview(analyze(data, {}).workloads).blocks
+    assert [row["lowest memory"] for row in records(table)] == ["`a` 1024 KiB", ""]

@@ -27,6 +27,7 @@ from profpipe.analysis import (
     roofline,
     steps,
     study_tables,
+    targets,
     timeline,
     validity,
     winner,
@@ -114,8 +115,8 @@ def _workload(
 ) -> WorkloadFindings:
     name, declared, layout, index, basis = data.name, data.declared, data.layout, data.recorded, data.basis
     kernels = index.tables.kernels
-    targets = (declared.get("ncu") or {}).get("targets") or {}
-    counters = ncu_metrics.collect_counters(index, layout.params, targets)
+    ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
+    counters = ncu_metrics.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
     cases = case_results(data, basis, run)
     cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
@@ -173,7 +174,10 @@ def _workload(
         overheads=tuple(roofline.overheads(index.numbers)),
         top_kernels=requested,
         counters=tuple(itertools.chain.from_iterable(counters.values())),
-        targets=targets if any(counters.values()) else {},
+        ncu_targets=ncu_targets if any(counters.values()) else {},
+        targets=targets.compare(
+            declared.get("targets") or {}, cases, counters, {own.case: own for own in own_steps.cases}
+        ),
         ridges=rates.ridges,
         rates_from=rates.source,
         rates_measured=rates is not peaks,

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from profpipe.config.items import parameters
+from profpipe.config.strict_model import StrictModel
+from profpipe.config.targets import Targets
 from profpipe.config.yaml import as_list
 from profpipe.job import Scalar, as_text
 from profpipe.measure.tolerance import Measure, bound
@@ -90,19 +92,14 @@ def _validate_items(items: float | str) -> float | str:
 ItemCount = Annotated[float | str, AfterValidator(_validate_items)]
 
 
-class _Model(BaseModel):
-    # Defaults are validated too: a resumed run reads back their normalised form and must find the same values.
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class NcuTargets(_Model):
+class NcuTargets(StrictModel):
     """Throughput in % of the hardware's peak below which the report names a kernel."""
 
     memory: float = Field(80.0, ge=0, le=100, description="memory throughput")
     sm: float = Field(90.0, ge=0, le=100, description="SM throughput")
 
 
-class Ncu(_Model):
+class Ncu(StrictModel):
     """Metrics and kernels that Nsight Compute collects."""
 
     set: str = Field("basic", description="ncu --set: basic, detailed, full, roofline")
@@ -124,7 +121,7 @@ class Ncu(_Model):
     )
 
 
-class Timing(_Model):
+class Timing(StrictModel):
     """Settings of the times that are measured without a profiler."""
 
     target: float = Field(
@@ -146,7 +143,7 @@ class Timing(_Model):
     flush: bool = Field(True, description="overwrite the caches before each sample; false sets the flag warm_cache")
 
 
-class Steps(_Model):
+class Steps(StrictModel):
     """Steps of a `command`: what a program does in each iteration, such as a training step."""
 
     warmup: int = Field(5, ge=0, description="first steps, which are not recorded and do not count")
@@ -160,21 +157,21 @@ class Steps(_Model):
     forward: bool = Field(False, description="take each call of the outermost module for a step, for inference")
 
 
-class Capture(_Model):
+class Capture(StrictModel):
     """The time that profilers record of a `command` without steps, such as a server."""
 
     after_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds from the start to the recording")
     for_s: Seconds = Field(description="seconds that are recorded")
 
 
-class TorchProfiler(_Model):
+class TorchProfiler(StrictModel):
     """What torch.profiler records of a `command`."""
 
     with_stack: bool = Field(False, description="record the Python stack of each operator, which slows the program")
     record_shapes: bool = Field(False, description="record the shapes of the inputs of each operator")
 
 
-class Coverage(_Model):
+class Coverage(StrictModel):
     """Share of the kernel time that must be classified; below it the exit code is 1."""
 
     min_classified: float | None = Field(
@@ -182,7 +179,7 @@ class Coverage(_Model):
     )
 
 
-class KernelRule(_Model):
+class KernelRule(StrictModel):
     """Rules for the class of a kernel, tried before those of parsers/kernel_classes.yaml."""
 
     pattern: Regex = Field(description="regular expression that is searched in the kernel name")
@@ -190,7 +187,7 @@ class KernelRule(_Model):
     family: str = Field("", description="implementation that the kernel belongs to: fa2, cudnn, ...")
 
 
-class Settings(_Model):
+class Settings(StrictModel):
     """Settings of all workloads; a workload may override each of them."""
 
     profilers: Annotated[list[ProfilerName], BeforeValidator(as_list), Field(min_length=1)] = Field(
@@ -212,6 +209,9 @@ class Settings(_Model):
     timing: Timing = Timing()
     tolerance: Limits = Field(
         {}, description="largest error and smallest cosine of a case that may win: {error_rel_l1: 0.05, cosine: 0.99}"
+    )
+    targets: Targets = Field(
+        Targets(), description="what each case should reach: {tflops: {good: 150, poor: 100}, speedup: {good: 3}}"
     )
     skip_larger_after_oom: bool = Field(
         True, description="after a case ran out of memory, skip cases that are larger in every dimension"
@@ -300,7 +300,7 @@ class Workload(Settings):
         return self
 
 
-class _Study(_Model):
+class _Study(StrictModel):
     """Keys that the tables and plots of a study share."""
 
     title: str = Field(min_length=1, description="heading in the report")
@@ -336,7 +336,7 @@ class Plot(_Study):
     )
 
 
-class Report(_Model):
+class Report(StrictModel):
     """Settings of the report."""
 
     top_kernels: int | None = Field(
@@ -346,7 +346,7 @@ class Report(_Model):
     )
 
 
-class Pipeline(_Model):
+class Pipeline(StrictModel):
     """A pipeline file."""
 
     version: Literal[1] = Field(description="version of the format")

@@ -20,7 +20,7 @@ MOST_LINES = 150
 IMPORTANCE = (
     "overview", "headline", "commands", "times", "flags", "warnings", "failures", "unfinished", "first_studies",
     "failed_captures", "studies", "study_plots", "skipped", "steps", "recording", "step_ranks", "step_outliers",
-    "step_times", "classification", "kernel_share", "switch_cost", "limits", "accuracy",
+    "step_times", "classification", "kernel_share", "switch_cost", "limits", "targets", "accuracy",
     "plots", "agreement", "cases", "phases", "kernels", "memory", "ranks",
 )  # fmt: skip
 

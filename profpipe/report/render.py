@@ -48,6 +48,7 @@ from profpipe.report.sections import (
     studies,
     study_plots,
     switch_cost,
+    targets,
     timeline,
     times,
     verdict_plots,
@@ -148,6 +149,7 @@ def _workload_sections(workload: WorkloadFindings, findings: Findings) -> Iterat
     yield kernel_share.kernel_share(part)
     yield switch_cost.switch_cost(part)
     yield roofline.limits(workload, part)
+    yield targets.targets(workload, part)
     yield accuracy.accuracy(part)
     yield agreement.agreement(workload)
     yield cases.cases(workload, part)

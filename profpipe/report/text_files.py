@@ -8,7 +8,7 @@ from typing import Any
 
 from profpipe.analysis.cases import in_words, shown
 from profpipe.analysis.findings.workloads import CaseResult, Findings, WorkloadFindings
-from profpipe.report import labels, selection
+from profpipe.report import labels, results_json, selection
 from profpipe.report.document import Column, label, make_table
 from profpipe.report.sections import agreement, cases, kernel_share, kernels, phases, roofline, studies, switch_cost
 from profpipe.report.text import write_section, write_table
@@ -31,6 +31,7 @@ def texts(findings: Findings, tables: Tables, run: Manifest) -> dict[str, str]:
         "nsys_stats.txt": _nsys(tables),
         "ncu_memory_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.MEMORY_FIGURES)),
         "ncu_compute_metrics.txt": _by_workload(findings, lambda w: _ncu(w, kernels.COMPUTE_FIGURES)),
+        results_json.FILE: results_json.text(findings, tables, run),
     }
     return {name: text.rstrip() + "\n" for name, text in made.items() if text.strip()}
 

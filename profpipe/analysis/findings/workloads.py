@@ -17,6 +17,7 @@ from profpipe.analysis.findings.phases import HostPhase, Memory, PhaseWork
 from profpipe.analysis.findings.ranks import RankResult
 from profpipe.analysis.findings.steps import StepFindings
 from profpipe.analysis.findings.studies import Study
+from profpipe.analysis.findings.targets import TargetFindings
 from profpipe.analysis.findings.timeline import CaseTimeline
 from profpipe.analysis.findings.warnings import (
     Coverage,
@@ -36,6 +37,9 @@ OVERHEAD = 0.10
 
 #: The least change of a category that is reported, as a share of the call.
 CHANGE = 0.02
+
+#: Up to this multiple of the lowest peak memory, cases count as needing the same.
+_AS_MUCH = 1.01
 
 #: From this share of the longest time on, shapes count as equally long: clocks alone change times by less.
 _AS_LONG = 0.9
@@ -221,6 +225,11 @@ class CaseResult:
         return self.tflops * self.time.ns / self.time.lowest
 
     @property
+    def peak_memory(self) -> float | None:
+        """The most bytes that PyTorch had allocated on the GPU."""
+        return self.values.get("peak_allocated")
+
+    @property
     def is_on_cpu(self) -> bool:
         """True if a profiler recorded CPU operators of the case and no kernel."""
         return self.breakdown is not None and self.breakdown.kind == "cpu_op"
@@ -343,6 +352,17 @@ class Shape:
         return next((point for point in self.timed if not point.is_disqualified), None)
 
     @property
+    def lowest_memory(self) -> tuple[CaseResult, ...]:
+        """The cases with the lowest peak memory of those that may win; empty where all have the same.
+
+        Peaks within 1 % count as the same: allocators round sizes up.
+        """
+        known = [case for case in self.timed if case.peak_memory and not case.is_disqualified]
+        lowest = min((case.peak_memory or 0.0 for case in known), default=0.0)
+        found = tuple(case for case in known if (case.peak_memory or 0.0) <= _AS_MUCH * lowest)
+        return found if len(found) < len(known) else ()
+
+    @property
     def verdict(self) -> WinVerdict | None:
         return self.win.verdict if self.win else None
 
@@ -422,7 +442,9 @@ class WorkloadFindings:
     #: How many kernels of a case the report shows; None where the pipeline file does not say.
     top_kernels: int | None = None
     #: What a good kernel reaches, in % of the hardware's peak: {"memory": 80, "sm": 90}.
-    targets: Mapping[str, float] = field(default_factory=dict)
+    ncu_targets: Mapping[str, float] = field(default_factory=dict)
+    #: What the pipeline file expects of a case, and what the cases reach.
+    targets: TargetFindings = field(default_factory=TargetFindings)
     #: Ridges of the roofline in FLOP per byte by data type; ``rates_from`` is the source of the rates.
     ridges: Mapping[str, float] = field(default_factory=dict)
     rates_from: str = ""

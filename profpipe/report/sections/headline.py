@@ -50,8 +50,10 @@ def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     if len(workloads) < 2:
         return doc.Section("overview", "")
     columns = (doc.label("workload"), doc.count("cases"), doc.label("fastest"), doc.label("shape", "at"),
-               doc.Column("time", "time"), doc.ratio("speedup", "over baseline"))  # fmt: skip
-    table = doc.make_table("overview", columns, [_overview_row(workload) for workload in workloads])
+               doc.Column("time", "time"), doc.ratio("speedup", "over baseline"),
+               doc.words("lowest_memory", "lowest memory"))  # fmt: skip
+    rows = [(*_overview_row(workload), _lowest_memory_cell(workload)) for workload in workloads]
+    table = doc.make_table("overview", columns, rows)
     return doc.make_section("overview", "Overview", [table])
 
 
@@ -94,6 +96,7 @@ def _remarks(workload: WorkloadFindings) -> Iterator[doc.Text]:
     in_loop = list(host_pace.remarks(judged))
     if not in_loop or workload.largest.fastest is None or Flag.HOST_BOUND not in workload.largest.fastest.marks:
         yield from roofline.summary(workload)
+    yield from _lowest_memory(workload.largest)
     yield from _larger_errors(judged)
     yield from _disqualified(judged)
     yield from _uncertain_times(judged)
@@ -400,6 +403,40 @@ def _larger_errors(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
         up_to = "up to " if len(shapes) > 1 else ""
         sentence = f"{{}} {has} {up_to}{factor:.0f} times the baseline's error (relative L1 {number(error)}, of {{}} "
         yield fill(sentence + f"{number(other)}).", names(variants, MOST_NAMES + 1), doc.Code(base_name))
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _lowest_memory_cell(workload: WorkloadFindings) -> doc.Cell:
+    lowest = workload.largest.lowest_memory if workload.largest and _has_comparison(workload) else ()
+    if not lowest:
+        return doc.Cell()
+    return doc.Cell(text=fill("{} {}", names([case.variant for case in lowest], MOST_NAMES), _peak(lowest[0])))
+
+
+def _lowest_memory(shape: Shape) -> Iterator[doc.Text]:
+    """Name the cases with the lowest peak memory, and what the fastest or else the highest of the others needs."""
+    lowest = shape.lowest_memory
+    if not lowest:
+        return
+    others = [case for case in shape.timed if case.peak_memory and not case.is_disqualified and case not in lowest]
+    best = shape.win.best if shape.win else None
+    other = best if best in others else max(others, key=lambda case: case.peak_memory or 0.0)
+    role = "the fastest, {}, needs {}" if other is best else "{} needs the most, {}"
+    place = f" at {in_words(shape.axes)}" if shape.axes else ""
+    yield fill(
+        f"Lowest peak memory{place}: {{}} with {{}}; {role} ({{}}).",
+        names([case.variant for case in lowest], MOST_NAMES + 1),
+        _peak(lowest[0]),
+        doc.Code(other.variant),
+        _peak(other),
+        ratio((other.peak_memory or 0.0) / (lowest[0].peak_memory or math.inf)),
+    )
+
+
+def _peak(case: CaseResult) -> doc.Text:
+    return size_unit([case.peak_memory]).with_name(case.peak_memory)
 
 
 # --- spread and kernels ----------------------------------------------------------------------------------------------

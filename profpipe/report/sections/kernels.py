@@ -107,7 +107,7 @@ def _fold(table: doc.Table, note: str = "") -> doc.Details | None:
 def _ncu_note(workload: WorkloadFindings) -> str:
     if not workload.counters:
         return ""
-    targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in workload.targets.items())
+    targets = ", ".join(f"{_target_name(name)} {at:g} %" for name, at in workload.ncu_targets.items())
     below = f"; a kernel misses a target below {targets}" if targets else ""
     files = "Every kernel of every case: kernels.csv, ncu_memory_metrics.txt, ncu_compute_metrics.txt."
     return f"The last columns are ncu's, in % of what the hardware sustains{below}. {files}"

@@ -1,0 +1,67 @@
+"""Collect what each case reaches of the quantities that the pipeline file sets targets for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from profpipe.analysis.findings.kernels import Counters
+from profpipe.analysis.findings.steps import CaseSteps
+from profpipe.analysis.findings.targets import Target, TargetFindings
+from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.ncu_metrics import THROUGHPUT
+from profpipe.measure.flags import Flag
+
+
+def compare(
+    declared: Mapping[str, Any],
+    cases: Mapping[str, CaseResult],
+    counters: Mapping[str, Iterable[Counters]],
+    steps: Mapping[str, CaseSteps],
+) -> TargetFindings:
+    """Return the targets of a workload, ``declared`` in the pipeline file, and what each case with a time reaches."""
+    targets = {name: Target(limits["good"], limits.get("poor")) for name, limits in declared.items() if limits}
+    values = {
+        id: {
+            name: value for name, value in _values(case, counters.get(id, ()), steps.get(id)).items() if name in targets
+        }
+        for id, case in cases.items()
+        if targets and case.time
+    }
+    return TargetFindings(targets, values)
+
+
+def _values(case: CaseResult, counters: Iterable[Counters], steps: CaseSteps | None) -> dict[str, float]:
+    """Return the known quantities of a case in the units of the targets, without rates above the peak."""
+    is_wrong = Flag.ABOVE_PEAK in case.marks
+    bandwidth, busy = case.limit.bandwidth_share, _busy_share(case, steps)
+    found = {
+        "tflops": None if is_wrong else case.tflops_done,
+        "gpu_busy": None if busy is None else 100 * busy,
+        "memory_bandwidth": None if is_wrong or bandwidth is None else 100 * bandwidth,
+        "sm": _sm_throughput(counters),
+        "speedup": None if case.is_baseline else case.speedup,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _busy_share(case: CaseResult, steps: CaseSteps | None) -> float | None:
+    """Return the share of a call, or of a step without its profiler, in which a kernel or a copy runs."""
+    parts = steps.parts_without_profiler if steps else None
+    if parts is not None and parts.wall_ns:
+        return 1 - parts.idle_ns / parts.wall_ns
+    breakdown = case.breakdown
+    if breakdown is None or breakdown.kind != "kernel" or breakdown.idle_share is None:
+        return None
+    return 1 - breakdown.idle_share
+
+
+def _sm_throughput(counters: Iterable[Counters]) -> float | None:
+    """Return the mean SM throughput in % of the kernels that ncu measured, weighted by their time."""
+    known = [
+        (row.mean_ns * row.calls, row.values[THROUGHPUT["sm"]][0])
+        for row in counters
+        if row.mean_ns and THROUGHPUT["sm"] in row.values
+    ]
+    all_ns = sum(ns for ns, _ in known)
+    return sum(ns * percent for ns, percent in known) / all_ns if all_ns else None

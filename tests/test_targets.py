@@ -1,0 +1,141 @@
+"""What the cases reach of the targets of a pipeline file. Numbers are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, range_row, records, tables, texts
+
+from profpipe.analysis.findings.targets import Grade, Target
+from profpipe.analysis.findings.workloads import WorkloadFindings
+from profpipe.config import loader
+from profpipe.errors import ConfigError
+from profpipe.report.sections import targets as section
+
+ROOT = Path(__file__).resolve().parents[1]
+SM = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+EVERY = {
+    "tflops": {"good": 150, "poor": 100}, "gpu_busy": {"good": 90, "poor": 70}, "memory_bandwidth": {"good": 80},
+    "sm": {"good": 60, "poor": 50}, "speedup": {"good": 3, "poor": 2},
+}  # fmt: skip
+
+
+def study(targets: dict[str, Any], flags: tuple[str, ...] = (), **ns: float) -> WorkloadFindings:
+    """Implementations with these times in ns of 1 GFLOP and 1 MB; ``plain`` is the baseline."""
+    cases, kernels, ranges, metrics = [], [], [], []
+    for impl, time in ns.items():
+        case = f"impl={impl}"
+        cases += [case_row(case, flags=list(flags)), case_row(case, "nsys"), case_row(case, "ncu")]
+        kernels += [kernel_row(case, ATTENTION, 10, 8 * time), kernel_row(case, ATTENTION, 1, time, profiler="ncu")]
+        ranges.append(range_row(case, 10, wall_ns=10 * time, busy_ns=8 * time))
+        metrics += [metric_row(case, "time", time), metric_row(case, "flops", 1e9, "flop")]
+        metrics += [metric_row(case, "bytes_moved", 1e6, "byte")]
+        metrics.append(metric_row(case, SM, 55.0, "%", profiler="ncu", subject=ATTENTION))
+    own = {"baseline": {"impl": "plain"}, "targets": targets}
+    machine = {"peaks": {"flops": {"": 1e15}, "bytes_per_s": 1e12, "source": "a rule"}}
+    run = {"pipeline": {"workloads": {"w": own}}, "machine": machine}
+    (workload,) = analyze(tables(cases, kernels, ranges, metrics), run).workloads
+    return workload
+
+
+@pytest.mark.parametrize(
+    ("value", "grade"), [(150, "good"), (149.9, "fair"), (100, "fair"), (99.9, "poor"), (0, "poor")]
+)
+def test_a_value_is_good_from_one_limit_on_and_poor_below_the_other(value: float, grade: str) -> None:
+    assert Target(150, 100).judge(value) is Grade(grade)
+
+
+def test_without_a_lower_limit_no_value_is_poor() -> None:
+    assert Target(80).judge(1) is Grade.FAIR
+
+
+def test_each_quantity_of_a_case_is_judged_by_its_own_target() -> None:
+    found = study(EVERY, plain=20_000, fast=5_000).targets
+    assert found.values["impl=fast"] == pytest.approx(
+        {"tflops": 200, "gpu_busy": 80, "memory_bandwidth": 20, "sm": 55, "speedup": 4}
+    )
+    assert found.grades("impl=fast") == {
+        "tflops": "good", "gpu_busy": "fair", "memory_bandwidth": "fair", "sm": "fair", "speedup": "good"
+    }  # fmt: skip
+    # The baseline is no speed-up over itself.
+    assert found.grades("impl=plain") == {
+        "tflops": "poor",
+        "gpu_busy": "fair",
+        "memory_bandwidth": "fair",
+        "sm": "fair",
+    }
+
+
+def test_a_rate_above_the_peak_of_the_hardware_is_not_called_good() -> None:
+    found = study({"tflops": {"good": 150}}, plain=20_000, wrong=500)
+    assert "above_peak" in next(case for case in found.cases if case.variant == "wrong").marks
+    assert found.targets.grade("impl=wrong", "tflops") is None
+
+
+def test_the_page_counts_the_cases_of_each_grade_and_shows_the_values() -> None:
+    workload = study(EVERY, plain=20_000, slow=12_000, fast=5_000)
+    page = section.targets(workload, workload)
+    assert texts(page)[0] == "**TFLOP/s** (good from 150, poor below 100): of 3 cases 1 good, 2 poor."
+    assert texts(page)[-1] == (
+        "**over baseline** (good from 3x, poor below 2x): of 2 cases 1 good, 1 poor; 1 without a value."
+    )
+    fast, slow, plain = records(page.blocks[1])
+    assert (fast["impl"], fast["TFLOP/s"], fast["GPU busy %"]) == ("`fast`", "**200.0** good", "80.0 fair")
+    assert (slow["over baseline"], plain["over baseline"]) == ("1.67x poor", "–")
+
+
+def test_a_target_that_nothing_measured_says_what_measures_it() -> None:
+    rows = [metric_row("impl=a", "time", 1e3)]
+    run = {"pipeline": {"workloads": {"w": {"targets": EVERY}}}}
+    (workload,) = analyze(tables([case_row("impl=a")], metrics=rows), run).workloads
+    assert texts(section.targets(workload, workload))[3] == (
+        "**SM throughput**: good from 60 %, poor below 50 %. No case has a value: it needs ncu."
+    )
+
+
+def test_without_targets_the_page_has_no_such_section() -> None:
+    workload = study({}, plain=1e3)
+    assert not section.targets(workload, workload)
+
+
+PIPELINE = """
+version: 1
+defaults: {targets: {tflops: {good: 150, poor: 100}}}
+workloads: {w: {command: [train], targets: TARGETS}}
+"""
+
+
+def load(tmp_path: Path, targets: str) -> Any:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE.replace("TARGETS", targets))
+    return loader.load_pipeline(path).workloads["w"].targets
+
+
+def test_a_workload_changes_single_targets_of_the_defaults(tmp_path: Path) -> None:
+    found = load(tmp_path, "{tflops: {good: 300}, speedup: {good: 3}}")
+    assert (found.tflops.good, found.tflops.poor, found.speedup.good, found.sm) == (300, 100, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("{tflop: {good: 1}}", "unknown key 'tflop'. Did you mean 'tflops'?"),
+        ("{sm: {poor: 1}}", "workloads.w.targets.sm.good: is missing."),
+        ("{sm: {good: 120}}", "is in %, and 120 is more than 100"),
+        ("{speedup: {good: 2, poor: 3}}", "calls values from 2 on good and values below 3 poor"),
+    ],
+)
+def test_a_wrong_target_is_refused_with_its_place(tmp_path: Path, targets: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, targets)
+    assert message in str(refused.value)
+
+
+def test_the_shipped_pipeline_has_the_published_targets_of_an_a100() -> None:
+    found = loader.load_pipeline(ROOT / "pipelines" / "targets.yaml").workloads["attention"].targets
+    assert (found.tflops.good, found.tflops.poor) == (150, 100)
+    assert (found.gpu_busy.good, found.gpu_busy.poor) == (90, 70)
+    assert found.memory_bandwidth.good == 80
+    assert (found.speedup.good, found.speedup.poor) == (3, 2)
