@@ -6,6 +6,7 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterable
+from html import escape as escape_text
 
 from markupsafe import Markup, escape
 
@@ -29,34 +30,42 @@ def flat(text: object) -> str:
 
 def element(name: str, *content: object, **attributes: object) -> Markup:
     """Return an element. An attribute that is None or False is left out; True is an attribute without a value."""
-    # All parts are markup. Markup.format would escape each of them again, which takes most of the time of a long page.
-    return Markup(f"{_open(name, attributes)}{join(content)}</{name}>")
+    return Markup(f"<{name}{_written(attributes)}>{''.join(map(_escaped, content))}</{name}>")
 
 
 def empty(name: str, **attributes: object) -> Markup:
     """Return an element of SVG or HTML that has no content."""
-    return _open(name, attributes, "/")
+    return Markup(f"<{name}{_written(attributes)}/>")
 
 
 def join(parts: Iterable[object], separator: str = "") -> Markup:
     """Return the parts, those that are no markup escaped, without empty ones."""
-    return Markup(separator.join([escape(part) for part in parts if part != "" and part is not None]))
+    return Markup(separator.join(own for part in parts if (own := _escaped(part))))
 
 
-def _open(name: str, attributes: dict[str, object], end: str = "") -> Markup:
-    words = [name]
+def _escaped(part: object) -> str:
+    """Return a part as text of HTML. Making a Markup of each would take most of the time of a page."""
+    if type(part) is Markup:
+        return part
+    return "" if part is None else escape_text(str(part))
+
+
+def _written(attributes: dict[str, object]) -> str:
+    words = []
     for key, value in attributes.items():
         if value is None or value is False:
             continue
         shown = _NAMES.get(key) or key.replace("_", "-")
-        words.append(shown if value is True else f'{shown}="{escape(_value(value))}"')
-    return Markup(f"<{' '.join(words)}{end}>")
+        words.append(f" {shown}" if value is True else f' {shown}="{_value(value)}"')
+    return "".join(words)
 
 
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return visible(value) if not isinstance(value, Markup) else value
+    if isinstance(value, int):
+        return str(value)
+    return escape_text(visible(value))
 
 
 def cut(text: str, most: int) -> str:
