@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import format_cell, format_head
-from profpipe.report.html.markup import anchor, cut, element, flat, join
+from profpipe.report.html.markup import anchor, cut, element, empty, flat, join
 
 #: Rows of a table on the page; the file has the others.
 MOST_ROWS = 400
@@ -54,19 +54,24 @@ def table(
         class_="sortable" if can_sort else None,
     )
     own_name = flat(doc.plain(table.title)) or "Table"
-    left_out = len(table.rows) - len(shown.rows)
-    note = f"The first {len(shown.rows)} of {len(table.rows)} rows." if left_out else ""
-    more = element("p", note, Markup(" All of them: ") if rest else "", element("code", rest) if rest else "",
-                   class_="more") if left_out else ""  # fmt: skip
-    has_filter = can_sort and len(shown.rows) >= _FILTERED
-    field = element(
-        "label", "Filter ", element("input", type="search", data_filter=id, placeholder="text in a row"),
-        class_="filter", hidden=True,
-    ) if has_filter else ""  # fmt: skip
     scroll = grid
     if len(table.columns) > _NARROW:
         scroll = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=cut(own_name, 200))
-    return element("div", field, scroll, more, class_="table")
+    has_filter = can_sort and len(shown.rows) >= _FILTERED
+    return element("div", _filter(id) if has_filter else "", scroll, _rest_note(table, shown, rest), class_="table")
+
+
+def _filter(id: str) -> Markup:
+    field = empty("input", type="search", data_filter=id, placeholder="text in a row")
+    return element("label", "Filter ", field, class_="filter", hidden=True)
+
+
+def _rest_note(table: doc.Table, shown: doc.Table, rest: str) -> Markup:
+    """Return how many rows are shown, and the file that has all of them; empty where none is left out."""
+    if len(shown.rows) == len(table.rows):
+        return Markup("")
+    file = [" All of them: ", element("code", rest)] if rest else []
+    return element("p", f"The first {len(shown.rows)} of {len(table.rows)} rows.", *file, class_="more")
 
 
 def _head(column: doc.Column, write: Writer, can_sort: bool) -> Markup:
