@@ -18,7 +18,7 @@
   }
   const cut = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
   /** Return the last part of a name, without its arguments: what fits into a box. */
-  const brief = (name) => name.replace(/[<(].*$/s, "").split("::").pop().trim() || name;
+  const brief = (name) => name.replaceAll("(anonymous namespace)::", "").replace(/[<(].*$/s, "").split("::").pop().trim() || name;
 
   class Timeline {
     constructor(element) {
@@ -192,11 +192,11 @@
     context.textAlign = "center";
     context.font = "600 10px system-ui, sans-serif";
     this.gaps.slice(0, this.data.numbered).forEach(({ lane, box }, i) => {
-      const x = this.x(box[START] + box[DURATION] / 2);
-      if (x < this.gutter || x > this.width) return;
+      const left = Math.max(this.x(box[START]), this.gutter);
+      const right = Math.min(this.x(box[START] + box[DURATION]), this.width);
+      if (right < left) return;
       const y = lane.y + lane.height / 2;
-      const isWide = this.x(box[START] + box[DURATION]) - this.x(box[START]) > 68;
-      const at = isWide ? Math.max(this.x(box[START]), this.gutter) + 8 : x;
+      const at = right - left > 68 ? left + 8 : (left + right) / 2;
       context.fillStyle = this.ink;
       context.beginPath();
       context.arc(at, y, 7.5, 0, 2 * Math.PI);

@@ -151,7 +151,7 @@ def _gap_table(timeline: CaseTimeline) -> doc.Table:
         *([doc.label("rank")] if several else []),
         doc.Column("start", "begins at", time_unit([timeline.duration_ns])),
         doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in found)),
-        doc.percent("share", "of the time shown"),
+        doc.percent("share"),
         doc.words("cause"),
         doc.words("after"),
         doc.words("before"),
@@ -163,10 +163,14 @@ def _gap_table(timeline: CaseTimeline) -> doc.Table:
             gap.start_ns,
             gap.duration_ns,
             gap.duration_ns / rank.duration_ns,
-            fill(f"{_NAMES[gap.cause]}, in {{}}", doc.Code(gap.wait)) if gap.wait else _NAMES[gap.cause],
+            fill(f"{_cause(gap)}, in {{}}", doc.Code(gap.wait)) if gap.wait else _cause(gap),
             doc.Code(shorten(gap.after, _WIDTH)) if gap.after else "",
             doc.Code(shorten(gap.before, _WIDTH)) if gap.before else "the end of the time shown",
         ]
         for number, (rank, gap) in enumerate(found, start=1)
     ]
     return doc.make_table(f"gaps {timeline.case}", columns, rows, "Largest gaps", doc.Placement.HTML)
+
+
+def _cause(gap: findings.Gap) -> str:
+    return _NAMES[gap.cause].removeprefix("idle: ")
