@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from profpipe import masking
 from profpipe.errors import ConfigError
 from profpipe.job import Ask, Cause, Command, Job, JobOutcome, Missing, Status, Tool
-from profpipe.results import atomic
+from profpipe.results import atomic, bounded_json
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 
 if TYPE_CHECKING:
@@ -280,12 +280,12 @@ class Manifest:
         """Read ``run.json`` of a run. Raises ConfigError where the folder has none that can be read."""
         path = folder / FILE
         try:
-            document = json.loads(atomic.read_regular(path).decode())
+            document = bounded_json.loads(atomic.read_regular(path).decode())
         except FileNotFoundError:
             raise ConfigError(str(folder), f"is not a run: it has no {FILE}.", "Name a folder below out/.") from None
         except OSError as error:
             raise ConfigError(str(path), f"cannot be read: {error.strerror or error}.") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ConfigError(str(path), f"is not JSON: {error}.") from None
         if not isinstance(document, dict):
             raise ConfigError(str(path), "is not the manifest of a run.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO
 import pandas as pd
 
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, schema
+from profpipe.results import atomic, bounded_json, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -134,7 +133,7 @@ def _check_json(frame: pd.DataFrame) -> None:
     for name, kind in _JSON.items():
         for row, text in enumerate(frame.get(name, ()), start=2):
             try:
-                fits = not text or isinstance(json.loads(text), kind)
+                fits = not text or isinstance(bounded_json.loads(text), kind)
             except ValueError as error:
                 raise ValueError(f"row {row}, column {name}: {error}") from None
             if not fits:
