@@ -1,0 +1,303 @@
+"""A results folder that somebody altered: each command reads it or says what is wrong, and changes nothing outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profpipe import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+WORKLOAD = """
+PARAMS = {"n": 1, "impl": "a"}
+
+def build(params):
+    return lambda: sum(range(1000 * params["n"]))
+"""
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 1, repeats: 3, timing: {order: sequential, budget_s: 0.02}}
+workloads:
+  sums: {script: sums.py, matrix: {impl: [a, b], n: [1, 2]}, baseline: {impl: a}}
+  echo: {command: [sh, -c, "echo {n}"], matrix: {n: [1]}, hook: false}
+tables:
+  - {title: Times, workload: sums, rows: impl, columns: n, value: time}
+plots:
+  - {title: Times, workload: sums, over: n, value: time}
+"""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with two runs, ``one`` and ``two``, which an honest user made."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "sums.py").write_text(WORKLOAD)
+    (project / "pipeline.yaml").write_text(PIPELINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests" / "no_torch")]))
+        for name in ("one", "two"):
+            assert cli.main(["run", "--quiet"]) == 0
+            (project / "out" / "latest").resolve().rename(project / "out" / name)
+    (project / "out" / "latest").unlink()
+    (project / "out" / "latest").symlink_to("two")
+    (project / "out" / "ceilings.json").write_text("{}")
+    return project / "out"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An altered copy of the results folder; ``outside`` is a folder of the user, and must stay as it is."""
+
+    out: Path
+    outside: Path
+
+    @property
+    def run(self) -> Path:
+        return self.out / "two"
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    made = Folder(tmp_path / "out", tmp_path / "outside")
+    shutil.copytree(original, made.out, symlinks=True)
+    (made.outside / "plots").mkdir(parents=True)
+    for name in ("mine.txt", "plots/mine.png"):
+        (made.outside / name).write_text("mine")
+    shutil.copytree(original / "two", made.outside / "run", symlinks=True)
+    shutil.copy(original / "profpipe.db", made.outside / "profpipe.db")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return made
+
+
+# --- what is altered -------------------------------------------------------------------------------------------------
+
+#: Every kind of file and folder in a results folder, relative to the run.
+PLACES = (
+    "run.json", "cases.csv", "metrics.csv", "kernels.csv", "steps.csv", "SUMMARY.md", "gpu_info.txt",
+    "comparison_results.txt", "plots", "raw", "raw/order.json", "raw/basis.json", "raw/seal", "raw/lock", "raw/sums",
+    "raw/sums/plain", "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt",
+    "raw/sums/plain/cases.json", "../profpipe.db", "../latest", "../.salt", "../ceilings.json", ".",
+)  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
+
+
+def _link(folder: Folder, path: Path) -> None:
+    """Replace a file or folder by a link to one of its kind outside."""
+    twin = folder.outside / "run" / path.relative_to(folder.run) if path.is_relative_to(folder.run) else None
+    target = twin if twin and twin.exists() else folder.outside / ("run" if path.is_dir() else path.name)
+    _remove(path)
+    path.symlink_to(target)
+
+
+def _link_to_itself(folder: Folder, path: Path) -> None:
+    _remove(path)
+    path.symlink_to(path)
+
+
+def _link_to_device(folder: Folder, path: Path) -> None:
+    _remove(path)
+    path.symlink_to("/dev/zero")
+
+
+def _pipe(folder: Folder, path: Path) -> None:
+    _remove(path)
+    os.mkfifo(path)
+
+
+def _other_kind(folder: Folder, path: Path) -> None:
+    is_folder = path.is_dir()
+    _remove(path)
+    path.write_text("text") if is_folder else path.mkdir()
+
+
+def _missing(folder: Folder, path: Path) -> None:
+    _remove(path)
+
+
+def _content(new: Callable[[bytes], bytes]) -> Callable[[Folder, Path], None]:
+    def alter(folder: Folder, path: Path) -> None:
+        if not path.is_file():
+            pytest.skip("no file")
+        path.write_bytes(new(path.read_bytes()))
+
+    return alter
+
+
+KINDS: Mapping[str, Callable[[Folder, Path], None]] = {
+    "link": _link,
+    "link to itself": _link_to_itself,
+    "link to a device": _link_to_device,
+    "pipe": _pipe,
+    "other kind": _other_kind,
+    "missing": _missing,
+    "empty": _content(lambda old: b""),
+    "half": _content(lambda old: old[: len(old) // 2]),
+    "not UTF-8": _content(lambda old: old.replace(b"a", b"\xff\xfe")),
+    "NUL": _content(lambda old: old.replace(b"s", b"\0")),
+    "control characters": _content(lambda old: old.replace(b"sums", b"\x1b]0;x\x07")),
+    "huge numbers": _content(lambda old: old.replace(b"1", b"1" + b"0" * 400)),
+    "negative numbers": _content(lambda old: old.replace(b"1", b"-1")),
+    "absolute paths": _content(lambda old: old.replace(b"raw/", b"/etc/")),
+    "paths out": _content(lambda old: old.replace(b"raw/", b"../../outside/")),
+    "dates in the future": _content(lambda old: old.replace(b"202", b"299")),
+    "other names": _content(lambda old: old.replace(b"time", b"tiem")),
+    "nested JSON": _content(lambda old: b"[" * 100_000 + b"]" * 100_000),
+}
+
+#: What each value of a JSON document is replaced by.
+VALUES: tuple[Any, ...] = (
+    None, [], {}, "", "../../outside", "/etc/passwd", "a\0b", -1, 10**400, 1e308, True, [[]], "2999",
+)  # fmt: skip
+
+
+def _leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = node.items() if isinstance(node, dict) else enumerate(node[:2]) if isinstance(node, list) else ()
+    for key, child in items:
+        yield from _leaves(child, (*path, key))
+
+
+def _replace(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    for key in path[:-1]:
+        document = document[key]
+    document[path[-1]] = value
+
+
+# --- what must hold --------------------------------------------------------------------------------------------------
+
+_watched: list[tuple[str, Any]] = []
+_is_watching = False
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    is_start = event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")
+    is_code = event == "exec" and "/out/" in str(getattr(arguments[0], "co_filename", ""))
+    if _is_watching and (is_start or is_code):
+        _watched.append((event, arguments))
+
+
+sys.addaudithook(_audit)
+
+
+def digest(folder: Path) -> dict[str, Any]:
+    def state(path: Path) -> object:
+        return path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+
+    return {str(path.relative_to(folder)): state(path) for path in sorted(folder.rglob("*"))}
+
+
+def commands(folder: Folder) -> dict[str, list[str]]:
+    raw = folder.run / "raw" / "sums" / "plain"
+    found = {
+        "report": ["report", str(folder.run)],
+        "compare with": ["compare", str(folder.run), str(folder.out / "one"), "--out", str(folder.out)],
+        "compare": ["compare", str(folder.out / "one"), str(folder.run), "--out", str(folder.out), "--gate", "5"],
+        "history": ["history", "--out", str(folder.out)],
+        "ingest": ["ingest", str(raw / "events.jsonl"), str(raw), "--out", str(folder.out / "ingested")],
+        "resume": ["resume", str(folder.run)],
+        "resume the latest": ["resume", "--out", str(folder.out)],
+    }
+    for later in ("trace", "collect"):
+        if later in cli.COMMANDS:
+            found[later] = [later, str(folder.run)]
+    return found
+
+
+def check(folder: Folder, command: str, capsys: pytest.CaptureFixture[str]) -> int:
+    """Run a command on the folder: it ends with an exit code of the documentation, and with nothing else."""
+    global _is_watching
+    before = digest(folder.outside)
+    _watched.clear()
+    _is_watching = True
+    try:
+        code = cli.main(commands(folder)[command])
+    except SystemExit as end:
+        code = int(str(end.code))
+    finally:
+        _is_watching = False
+    printed = capsys.readouterr()
+    assert "internal error" not in printed.err and "Traceback" not in printed.err, printed.err
+    assert code in (0, 1, 2, 4, 5), printed.err
+    assert digest(folder.outside) == before
+    # A few questions to the tools of this machine are not what the folder names.
+    started = [each for each in _watched if "--version" not in str(each)]
+    assert not started
+    return code
+
+
+NAMES = ("report", "compare with", "compare", "history", "ingest", "resume", "resume the latest", "trace")
+
+
+#: How many alterations, drawn with a fixed seed, are among the quick tests, and how many among all tests.
+#: PROFPIPE_TEST_ALTERATIONS=all tries every one, which takes a quarter of an hour.
+_QUICK, _DRAWN = 24, 240
+
+
+def _is_read(command: str, place: str) -> bool:
+    """Return False for what a command never looks at."""
+    is_shared = place == "." or place.startswith("../")
+    return {"history": is_shared, "ingest": place == "." or place.startswith("raw")}.get(command, True)
+
+
+def _every_alteration() -> list[Any]:
+    """Return (command, place, kind) for each that is drawn."""
+    every = [(name, place, kind) for name in NAMES for place in PLACES if _is_read(name, place) for kind in KINDS]
+    random.Random(22).shuffle(every)
+    drawn = every if os.environ.get("PROFPIPE_TEST_ALTERATIONS") == "all" else every[:_DRAWN]
+    return [pytest.param(*each, marks=() if i < _QUICK else pytest.mark.slow) for i, each in enumerate(drawn)]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("command", "place", "kind"), _every_alteration())
+def test_an_altered_folder_is_read_or_refused(
+    folder: Folder, command: str, place: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command not in commands(folder):
+        pytest.skip("there is no such command")
+    path = folder.run / place
+    KINDS[kind](folder, path.resolve() if place == "." else Path(os.path.normpath(path)))
+    check(folder, command, capsys)
+
+
+#: How many values of run.json are altered in a test, one after the other.
+_AT_ONCE = 5
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_any_value_of_run_json_may_be_altered(folder: Folder, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (folder.run / "run.json").read_text()
+    chance, leaves = random.Random(seed), [path for path in _leaves(json.loads(text)) if path]
+    for _ in range(_AT_ONCE):
+        path, value, command = (
+            chance.choice(leaves),
+            chance.choice(VALUES),
+            chance.choice(("report", "compare", "trace")),
+        )
+        document = json.loads(text)
+        _replace(document, path, value)
+        (folder.run / "run.json").write_text(json.dumps(document))
+        if command in commands(folder):
+            try:
+                check(folder, command, capsys)
+            except AssertionError as error:
+                raise AssertionError(f"{command}, {path} = {value!r}: {error}") from error
