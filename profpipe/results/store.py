@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
