@@ -200,15 +200,16 @@ def test_the_secrets_of_a_program_are_in_private_files_only(project: Path) -> No
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_cases_and_leaks_nothing(project: Path) -> None:
     """A run whose second half was not done: what is measured later has the names of the first half."""
-    first = sorted((project / "out").glob("2*"))[0]
+    assert profpipe(project, "run", "--out", "resumed").returncode == 1
+    first = (project / "resumed" / "latest").resolve()
     record = json.loads((first / "run.json").read_text())
     kept = [job for job in record["jobs"] if job["workload"] == "command"]
     (first / "run.json").write_text(json.dumps({**record, "ended": None, "jobs": kept}))
     before = pd.read_csv(first / "cases.csv")
-    done = profpipe(project, "resume", first.name)
+    done = profpipe(project, "resume", str(first))
     assert printed(done) == [] and done.returncode == 1, done.stderr
     assert set(pd.read_csv(first / "cases.csv")["case"]) == set(before["case"])
-    assert leaks(project / "out")[0] == []
+    assert leaks(project / "resumed")[0] == []
 
 
 @pytest.mark.parametrize("changed", ["${HF_TOKEN", "workloads: {w: {script: '${HF_TOKEN}'}}", "name: '${MY_DB_URL}'"])
