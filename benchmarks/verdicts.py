@@ -4,11 +4,16 @@
     python benchmarks/verdicts.py --measure OUT [--aa 6] [--changes 1,2,3,5] [--times 2] [--pairs 8]
     python benchmarks/verdicts.py --runs OUT/*-ab
 
-The first form simulates and needs no GPU. The median time of a process is drawn as: the time of the code, times the
-effect of the process, times drift, times what is left of sampling inside the process. Effects of processes are normal,
-bimodal (memory placed in one of two ways) or heavy-tailed (Student's t with 3 degrees of freedom). Drift adds 1 % from
-the first to the last process. First table: how often rules call two sides different that run the same code. Second
-table: the verdicts on 8 pairs where the code of B takes longer. docs/verdicts.md shows both.
+The first form simulates, needs no GPU and makes the tables of docs/verdicts.md in about three minutes. The median time
+of a process is drawn as: the time of the code, times the effect of the process, times drift, times what is left of
+sampling inside the process. Effects of processes are normal, bimodal (memory placed in one of two ways) or heavy-tailed
+(Student's t with 3 degrees of freedom). Drift adds 1 % from the first to the last process. The tables:
+
+1. how often rules call two sides different that run the same code;
+2. the verdicts on 8 pairs where the code of B takes longer;
+3. how often `compare A... -- B...` calls groups of runs of the same code different;
+4. how often `history` marks a change in runs of the same code;
+5. how often `history` finds a change of 3 %.
 
 The second form measures on this machine with `profpipe ab`: 16 cases of 100 equal operations each. A-A runs have the
 same on both sides. For a change of 3 % B does 103 operations; a run has 16 cases of each change. The third form reads
@@ -19,6 +24,7 @@ regard to which process was a pair.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -33,8 +39,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from profpipe.analysis import pairs, verdict  # noqa: E402
+from profpipe.analysis import change_points, compare_groups, noise, pairs, verdict  # noqa: E402
 from profpipe.results import store  # noqa: E402
+from profpipe.results.noise import Noise, Source, Spread  # noqa: E402
 from profpipe.results.schema import Verdict  # noqa: E402
 
 #: The standard deviation of the median of one process, by its samples alone.
@@ -142,6 +149,101 @@ def verdict_shares(machine: Machine, change: float, repetitions: int, seed: int)
     rng = random.Random(seed)
     found = [verdict.judge(log_ratios(machine, PAIRS, change, rng)).verdict for _ in range(repetitions)]
     return {each: found.count(each) / repetitions for each in Verdict}
+
+
+# --- groups of runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Design:
+    """So many ``runs`` on each side, each of so many ``processes``; the runs vary by ``of_runs`` beside the processes.
+
+    The order of the runs is drawn until it is interleaved enough. With ``blocks`` all runs of A come first, and 10
+    earlier runs of the same code are known.
+    """
+
+    runs: int
+    processes: int = 1
+    of_runs: float = 0.0
+    blocks: bool = False
+
+    def order(self, rng: random.Random) -> tuple[list[bool], float]:
+        """Return the side of each run in its order (True: B), and the imbalance."""
+        order = [False] * self.runs + [True] * self.runs
+        while not self.blocks:
+            rng.shuffle(order)
+            if abs(_imbalance(order)) <= compare_groups.MOST_IMBALANCE:
+                break
+        return order, _imbalance(order)
+
+    def judge(self, machine: Machine, rng: random.Random) -> Verdict:
+        """Return the verdict on the same code."""
+        order, imbalance = self.order(rng)
+        logs = iter(machine.log_times([False] * (len(order) * self.processes), 0.0, rng))
+        sides: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
+        for is_b in order:
+            state = rng.gauss(0.0, self.of_runs)
+            sides[is_b].append(tuple(math.exp(next(logs) + state) for _ in range(self.processes)))
+        a, b = (compare_groups.Side(tuple(runs)) for runs in (sides[False], sides[True]))
+        known = known_runs(machine, rng) if self.blocks else Noise()
+        return compare_groups.judge("", a, b, imbalance, known).verdict
+
+
+def known_runs(machine: Machine, rng: random.Random) -> Noise:
+    """Return the noise model after 10 runs of one process of the same code."""
+    times = [math.exp(log) for log in machine.log_times([False] * 10, 0.0, rng)]
+    sample = noise.of_processes(Source.RUNS, "", "", "", times)
+    assert sample is not None
+    return Noise(between=Spread(sample.spread, sample.degrees, {Source.RUNS: sample.n}))
+
+
+def _imbalance(order: Sequence[bool]) -> float:
+    places = [[i for i, own in enumerate(order) if own is is_b] for is_b in (False, True)]
+    return statistics.fmean((b > a) - (b < a) for a, b in itertools.product(*places))
+
+
+DESIGNS = {
+    "6 and 6 runs of one process": Design(6),
+    "10 and 10 runs of one process": Design(10),
+    "3 and 3 runs of five processes": Design(3, 5),
+    "the same, where runs vary by 0.5 % too": Design(3, 5, 0.005),
+    "6 runs, then 6 runs; 10 earlier runs known": Design(6, blocks=True),
+}
+
+
+def false_of_groups(design: Design, machine: Machine, repetitions: int, seed: int) -> float:
+    """Return the share of repetitions in which groups of the same code are called different."""
+    rng = random.Random(seed)
+    found = (design.judge(machine, rng) for _ in range(repetitions))
+    return sum(each in (Verdict.FASTER, Verdict.SLOWER) for each in found) / repetitions
+
+
+# --- the history -----------------------------------------------------------------------------------------------------
+
+
+def change_shares(
+    effect: Effect, sd: float | None, runs: int, repetitions: int, seed: int, change: float = 0.0, after: int = 0
+) -> float:
+    """Return the share of courses of ``runs`` runs in which the history marks a change.
+
+    ``sd`` is the known standard deviation of a run; None: the course itself shows it. The last ``after`` runs take
+    ``change`` longer: then only courses count whose one change is marked at the right run.
+    """
+    rng, found = random.Random(seed), 0
+    floor, first = math.log1p(verdict.LEAST_FLOOR), runs - after
+    for _ in range(repetitions):
+        logs = [
+            effect(rng) + rng.gauss(0.0, SAMPLING) + (math.log1p(change) if i >= first else 0.0) for i in range(runs)
+        ]
+        sigma = change_points.estimate_sigma(logs) if sd is None else sd
+        marked = [] if sigma is None else change_points.find(logs, sigma, floor)
+        found += marked == [first] if after else bool(marked)
+    return found / repetitions
+
+
+def deviation(name: str) -> float:
+    """Return the standard deviation in the name of an effect: ``normal, sd 0.5 %``."""
+    return float(name.split()[-2]) / 100
 
 
 # --- measured runs ---------------------------------------------------------------------------------------------------
@@ -283,18 +385,52 @@ def main() -> None:
 
 
 def simulate(args: argparse.Namespace) -> None:
-    print(f"{args.repetitions} repetitions, seed {args.seed}\n\nFalse differences in %, the same code on both sides\n")
+    print_pairs(args.repetitions, args.seed)
+    print_groups(args.repetitions // 2, args.seed)
+    print_history(args.repetitions // 8, args.seed)
+
+
+def print_pairs(repetitions: int, seed: int) -> None:
+    print(f"1. False differences in %, the same code on both sides ({repetitions} repetitions)\n")
     print(f"| processes vary | {' | '.join(RULES)} |\n| --- |{' ---: |' * len(RULES)}")
     for name, machine in machines():
-        rates = (100 * false_rate(rule, machine, args.repetitions, args.seed) for rule in RULES.values())
+        rates = (100 * false_rate(rule, machine, repetitions, seed) for rule in RULES.values())
         print(f"| {name} | {' | '.join(f'{rate:.2f}' for rate in rates)} |")
-    print(f"\nVerdicts on {PAIRS} interleaved pairs in %, by how much longer B takes\n")
+    print(f"\n2. Verdicts on {PAIRS} interleaved pairs in %, by how much longer B takes ({repetitions} repetitions)\n")
     print(f"| processes vary | B takes | {' | '.join(Verdict)} |\n| --- | ---: |{' ---: |' * len(Verdict)}")
     for name, machine in machines():
         # Drift moves both sides of a pair alike, as the first table shows.
         for change in CHANGES if not machine.drift else ():
-            shares = verdict_shares(machine, change, args.repetitions, args.seed)
+            shares = verdict_shares(machine, change, repetitions, seed)
             print(f"| {name} | +{100 * change:g} % | {' | '.join(f'{100 * s:.1f}' for s in shares.values())} |")
+
+
+def print_groups(repetitions: int, seed: int) -> None:
+    print(f"\n3. False verdicts on groups in %, the largest of six spreads ({repetitions} repetitions of each)\n")
+    print(f"| groups | no drift | drift of {100 * DRIFT:g} % |\n| --- | ---: | ---: |")
+    for name, design in DESIGNS.items():
+        rates = (
+            max(100 * false_of_groups(design, Machine(effect, drift), repetitions, seed) for effect in EFFECTS.values())
+            for drift in (0.0, DRIFT)
+        )
+        print(f"| {name} | {' | '.join(f'{rate:.2f}' for rate in rates)} |")
+
+
+def print_history(repetitions: int, seed: int) -> None:
+    print(f"\n4. Courses of the same code with a change in %, the largest of six spreads ({repetitions} of each)\n")
+    print("| runs | noise known | noise from the course |\n| ---: | ---: | ---: |")
+    for runs in (6, 10, 20, 40):
+        known = max(change_shares(e, deviation(name), runs, repetitions, seed) for name, e in EFFECTS.items())
+        own = max(change_shares(effect, None, runs, repetitions, seed) for effect in EFFECTS.values())
+        print(f"| {runs} | {100 * known:.1f} | {100 * own:.1f} |")
+    print(f"\n5. Courses in which a change of 3 % after ten runs is found in %, noise known ({repetitions} of each)\n")
+    print("| runs vary | 3 runs after it | 5 runs | 8 runs |\n| --- | ---: | ---: | ---: |")
+    for name, effect in EFFECTS.items():
+        shares = (
+            change_shares(effect, deviation(name), 10 + after, repetitions, seed, change=0.03, after=after)
+            for after in (3, 5, 8)
+        )
+        print(f"| {name} | {' | '.join(f'{100 * share:.0f}' for share in shares)} |")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,30 +74,20 @@ def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() 
     assert change_points.estimate_sigma(values[:4]) is None
 
 
-def alarm_share(runs: int, *, is_known: bool, repetitions: int) -> float:
-    """Return the share of courses without a change that get one, in %, over all shapes of the noise."""
-    rng, found = random.Random(5), 0
-    for name, effect in simulation.EFFECTS.items():
-        sd = 0.005 if "0.5" in name else 0.01
-        for _ in range(repetitions):
-            values = [effect(rng) + rng.gauss(0, simulation.SAMPLING) for _ in range(runs)]
-            sigma = sd if is_known else change_points.estimate_sigma(values)
-            assert sigma is not None
-            found += bool(change_points.find(values, sigma, math.log1p(0.01)))
-    return 100 * found / (repetitions * len(simulation.EFFECTS))
-
-
 @pytest.mark.parametrize("runs", [6, 10, 20, 40])
 def test_false_alarms_are_rare(runs: int) -> None:
     repetitions = 2000 // runs
-    assert alarm_share(runs, is_known=True, repetitions=repetitions) <= 0.1
-    assert alarm_share(runs, is_known=False, repetitions=repetitions) <= 1.0
+    for is_known, most in ((True, 0.001), (False, 0.01)):
+        rates = [
+            simulation.change_shares(effect, simulation.deviation(name) if is_known else None, runs, repetitions, 5)
+            for name, effect in simulation.EFFECTS.items()
+        ]
+        assert statistics.fmean(rates) <= most
 
 
 def test_a_change_of_three_percent_is_found_after_three_runs_where_runs_vary_by_half_a_percent() -> None:
-    rng = random.Random(2)
-    courses = [[rng.gauss(0, 0.005) + (0.03 if i >= 10 else 0.0) for i in range(13)] for _ in range(100)]
-    assert sum(change_points.find(course, 0.005, 0.01) == [10] for course in courses) >= 95
+    effect = simulation.EFFECTS["normal, sd 0.5 %"]
+    assert simulation.change_shares(effect, 0.005, 13, 100, 2, change=0.03, after=3) >= 0.95
 
 
 # --- courses ---------------------------------------------------------------------------------------------------------
