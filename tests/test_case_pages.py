@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from profpipe.analysis import analyze
+from profpipe.commands import rendering
 from profpipe.report import render
 from profpipe.report.document import Chart, ChartKind, CodeBlock, Document, Section, plain
 from profpipe.report.formatting import format_cell
+from profpipe.report.html import page
 from profpipe.report.pages import paginate
 from profpipe.report.sections import case_pages
 from profpipe.report.text import write_section, write_text
@@ -106,6 +108,13 @@ def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order() -> None
     kept = case_pages.thin(samples, 500)
     assert len(kept) <= 500 and max(kept)[1] == 1000.0 and min(kept)[1] == 0.0
     assert case_pages.thin(samples, 20_000) is samples
+
+
+def test_many_samples_of_many_cases_keep_the_page_small() -> None:
+    cases = [page.id for page in document_of("h200-attention").cases]
+    raw = RawFiles({("attention", case): tuple((1, 1e6 + i) for i in range(10_000)) for case in cases})
+    made = page.render(document_of("h200-attention", raw), rendering.find_templates().page)
+    assert len(made.encode()) < 3_500_000 and "largest" in made
 
 
 # --- raw files -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from profpipe.report.formatting import format_value
 from profpipe.report.html.markup import cut, flat
 from profpipe.report.units import Unit, size_unit, time_unit
 
+#: Points of a strip up to which the table lists each of them.
+_MOST_LISTED = 100
+
 _FORMATS = {"x": doc.Format.RATIO, "share": doc.Format.PERCENT, "change": doc.Format.SIGNED_PERCENT}
 
 
@@ -50,7 +53,12 @@ def _place(x: float, axis: doc.Axis) -> str:
 
 
 def value_table(chart: doc.Chart) -> doc.Table:
-    """Return the values of a chart: a row for each position of the x axis, a column for each series."""
+    """Return the values of a chart: a row for each position of the x axis, a column for each series.
+
+    A strip of many points has a row for each series.
+    """
+    if chart.kind is doc.ChartKind.STRIP and len(chart.marks) > _MOST_LISTED:
+        return _ends(chart)
     has_panels = len(chart.panels) > 1
     names = list(dict.fromkeys(series.name for panel in chart.panels for series in panel.series))
     by_name = {name: [m.y for panel in chart.panels for s in panel.series if s.name == name for m in s.marks]
@@ -71,6 +79,22 @@ def value_table(chart: doc.Chart) -> doc.Table:
                 (*([doc.Cell(text=panel.title)] if has_panels else []), _label(chart, x, values, names), *cells)
             )
     return doc.Table("values", tuple(columns), tuple(rows))
+
+
+def _ends(chart: doc.Chart) -> doc.Table:
+    """Return the number of points of each series that are drawn, and the least and the largest of them.
+
+    Quantiles of the points that are drawn are not those of all values, of which a strip may leave out some.
+    """
+    every = [series for panel in chart.panels for series in panel.series]
+    values = [mark.y for series in every for mark in series.marks]
+    columns = [doc.label("series", ""), doc.count("points"), column(chart.y, values, "least", "least"),
+               column(chart.y, values, "largest", "largest")]  # fmt: skip
+    rows: list[list[doc.Text | float]] = []
+    for series in every:
+        own = [mark.y for mark in series.marks]
+        rows.append([series.name, float(len(own)), min(own), max(own)])
+    return doc.make_table("values", columns, rows)
 
 
 def _label(chart: doc.Chart, x: float, values: dict[tuple[str, float], doc.Mark], names: Iterable[str]) -> doc.Cell:

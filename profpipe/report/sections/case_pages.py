@@ -38,7 +38,7 @@ from profpipe.results.schema import StepState
 MOST_PAGES = 600
 
 #: Points of all samples together, so that many cases do not make a large file.
-_MOST_POINTS = 60_000
+_MOST_POINTS = 12_000
 
 #: Points of a strip that are worth drawing.
 _FEWEST_POINTS = 40
