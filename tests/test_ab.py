@@ -26,7 +26,7 @@ import yaml
 
 from profpipe import cli, origins
 from profpipe.analysis import pairs, verdict
-from profpipe.analysis.pairs import Gate
+from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command
 from profpipe.config import loader
 from profpipe.errors import ConfigError

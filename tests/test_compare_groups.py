@@ -17,7 +17,6 @@ from test_verdict import load_benchmark
 from profpipe import cli
 from profpipe.analysis import rank_sum
 from profpipe.analysis.compare_groups import (
-    Gate,
     GroupChange,
     Hindrance,
     Side,
@@ -25,6 +24,7 @@ from profpipe.analysis.compare_groups import (
     judge,
     judge_gate,
 )
+from profpipe.analysis.verdict import Gate
 from profpipe.report import group_comparison
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest

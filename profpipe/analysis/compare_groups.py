@@ -27,7 +27,7 @@ from profpipe.analysis.compare_runs import (
     plain_processes,
     timed_cases,
 )
-from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR
+from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR, Gate
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
@@ -121,10 +121,6 @@ class GroupComparison:
     is_b_unfinished: bool = False
 
     @property
-    def is_interleaved(self) -> bool:
-        return abs(self.imbalance) <= MOST_IMBALANCE
-
-    @property
     def is_in_blocks(self) -> bool:
         """Whether all runs of one side came before all runs of the other."""
         return abs(self.imbalance) == 1
@@ -159,16 +155,12 @@ def compare_groups(
             sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
             judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
             where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
-            changes.append(_with_accuracy(judged, where))
+            changes.append(replace(judged, inaccurate_in=where))
     return GroupComparison(
         tuple(changes), (len(a), len(b)), imbalance, tuple(lost), tuple(absent), tuple(changed),
         next(filter(None, (differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))), None),
         any(is_unfinished(run) for _, run in b),
     )  # fmt: skip
-
-
-def _with_accuracy(change: GroupChange, where: tuple[str, ...]) -> GroupChange:
-    return replace(change, inaccurate_in=where)
 
 
 def _times(data: Tables) -> Mapping[Key, tuple[float, ...]]:
@@ -264,14 +256,6 @@ def _p_slower(a: Side, b: Side, imbalance: float, noise: Noise, limit: float) ->
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
-
-
-class Gate(Enum):
-    """What a case means for a gate."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    UNDECIDED = "undecided"
 
 
 def judge_gate(change: GroupChange, percent: float) -> Gate:

@@ -45,8 +45,8 @@ class Change:
     """One case in both runs. Times are medians in ns, measured by events without a profiler."""
 
     name: str
-    before_ns: float
-    after_ns: float
+    a_ns: float
+    b_ns: float
     intervals: Intervals
     #: The runs in which the result was outside the tolerance: ``A``, ``B`` or both.
     inaccurate_in: tuple[str, ...] = ()
@@ -60,14 +60,14 @@ class Change:
         """Whether the difference is more than chance; None where the spread between runs is needed and not known."""
         if self.intervals is Intervals.OVERLAP:
             return False
-        if self.noise is not None and abs(math.log(self.after_ns / self.before_ns)) <= self.noise:
+        if self.noise is not None and abs(math.log(self.b_ns / self.a_ns)) <= self.noise:
             return False
         return True if self.noise is not None and self.holds_drift else None
 
     @property
     def percent(self) -> float:
         """Positive: B takes longer than A."""
-        return (self.after_ns / self.before_ns - 1) * 100
+        return (self.b_ns / self.a_ns - 1) * 100
 
     def is_slower_by(self, percent: float) -> bool | None:
         """Whether the case is slower by more than ``percent`` and by more than chance; None where that is not known."""

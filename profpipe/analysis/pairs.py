@@ -8,7 +8,6 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final
 
 import pandas as pd
@@ -16,7 +15,7 @@ import pandas as pd
 from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, verdict
 from profpipe.analysis.kernel_captures import FailedCapture
 from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
-from profpipe.analysis.verdict import Judgement
+from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.results import schema
@@ -68,14 +67,6 @@ class CaseVerdict:
     def difference_ns(self) -> float:
         """B - A: the estimate over the pairs, in the time of A."""
         return self.a_ns * (self.judgement.ratio - 1) if self.judgement else math.nan
-
-
-class Gate(Enum):
-    """What a case means for the gate."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from profpipe.analysis import signed_rank
@@ -30,6 +31,14 @@ POWER: Final = 0.8
 MOST_PAIRS: Final = 1000
 
 _NORMAL: Final = statistics.NormalDist()
+
+
+class Gate(Enum):
+    """What a case means for a gate, and the result of the gate."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import pandas as pd
 from profpipe import errors, plugins
 from profpipe.analysis import analyze, compare_runs, kernel_captures, pairs
 from profpipe.analysis.findings.workloads import Findings
-from profpipe.analysis.pairs import Gate, PairFindings
+from profpipe.analysis.pairs import PairFindings
+from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError
 from profpipe.job import Status

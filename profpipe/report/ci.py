@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Final
 from xml.etree import ElementTree
 
-from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.verdict import Gate
 from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.inlines import plural

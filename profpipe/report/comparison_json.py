@@ -7,7 +7,8 @@ from typing import Any
 
 from profpipe.analysis.compare_groups import GroupChange, GroupComparison, judge_gate
 from profpipe.analysis.compare_runs import Change, Comparison, GateCause, find_gate_failure
-from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.verdict import Gate
 from profpipe.report import group_comparison, verdict_json
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables, Verdict
@@ -54,7 +55,7 @@ def _case(change: Change | GroupChange, gate: float | None) -> dict[str, Any]:
         figures |= {"hindrance": change.hindrance.value if change.hindrance else None}
         result = judge_gate(change, gate).value if gate is not None else None
     else:
-        a_ns, b_ns = change.before_ns, change.after_ns
+        a_ns, b_ns = change.a_ns, change.b_ns
         ratio = b_ns / a_ns
         figures = {"is_beyond_noise": change.is_beyond_noise}
         result = _result(change, gate).value if gate is not None else None

@@ -8,13 +8,13 @@ from typing import Final
 from profpipe.analysis import rank_sum
 from profpipe.analysis.compare_groups import (
     ALPHA,
-    Gate,
     GroupChange,
     GroupComparison,
     Hindrance,
     judge_gate,
 )
 from profpipe.analysis.compare_runs import Comparison
+from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
 from profpipe.report.units import time_unit
 from profpipe.results.schema import Verdict

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from profpipe.analysis import verdict
-from profpipe.analysis.pairs import CaseVerdict, Gate, PairFindings
-from profpipe.analysis.verdict import Judgement
+from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.verdict import Gate, Judgement
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
