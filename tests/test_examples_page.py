@@ -1,0 +1,829 @@
+"""Every figure of examples/README.md is recomputed from the tables of the examples, or listed as given.
+
+``CLAIMS`` has a function for each example. It yields the sentences and the rows of tables that hold figures, with the
+figures as they follow from the tables of the example. Each must stand on the page word by word. The digits of the page
+that no claim covers must stand in ``GIVEN``: published figures, settings, versions, and figures of runs that are not
+committed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from example_tables import Example
+
+from profpipe.analysis.analyze import analyze
+from profpipe.analysis.findings.agreement import Cause
+from profpipe.report.units import number
+from profpipe.results import store
+
+PAGE = Path(__file__).resolve().parents[1] / "examples" / "README.md"
+MIB, GIB = 2.0**20, 2.0**30
+US, MS, S = 1e3, 1e6, 1e9
+
+#: A sentence of the page with replacement fields, and their values.
+Claim = tuple[Any, ...]
+
+CLAIMS: dict[str, Callable[[Example], Iterator[Claim]]] = {}
+
+
+def claims(function: Callable[[Example], Iterator[Claim]]) -> Callable[[Example], Iterator[Claim]]:
+    """Register the claims about the example that is named like ``function``."""
+    CLAIMS[function.__name__.replace("h200_", "h200-")] = function
+    return function
+
+
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def word(number: int) -> str:
+    return WORDS[number]
+
+
+def duration(seconds: float) -> str:
+    return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+
+
+def together(example: Example) -> str:
+    """The time of all jobs of a run."""
+    return duration(sum(job["seconds"] for job in example.run["jobs"]))
+
+
+def jobs(example: Example) -> str:
+    return word(len(example.run["jobs"]))
+
+
+def count(example: Example) -> int:
+    return len(example.rows.drop_duplicates(["workload", "case"]))
+
+
+def power(value: float) -> str:
+    """``1.1e-5``."""
+    return re.sub(r"e([+-])0", r"e\1", f"{value:.1e}")
+
+
+def span(values: Any, form: str = ".2f") -> str:
+    """``1.45 to 1.78``."""
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def ran(example: Example, profiler: str = "plain") -> pd.DataFrame:
+    return example.where(profiler, status="ok")
+
+
+def flagged(rows: pd.DataFrame, flag: str) -> pd.DataFrame:
+    return rows[rows["flags"].map(lambda flags: flag in flags)]
+
+
+@claims
+def scenarios(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    shapes = {name: own.set_index("impl") for name, own in ran(e).groupby("scenario")}
+    accurate = {name: own[own["error_rel_l1"] <= 0.06] for name, own in shapes.items()}
+    fastest = {name: own["time"].idxmin() for name, own in accurate.items()}
+    by_cudnn = [name for name, impl in fastest.items() if impl == "sdpa_cudnn"]
+    leads = [shapes[name].loc["sdpa_flash", "time"] / shapes[name].loc["sdpa_cudnn", "time"] for name in by_cudnn]
+    yield (
+        "cuDNN's kernel is the fastest in {} of {}, {} times as fast",
+        word(len(by_cudnn)),
+        word(len(shapes)),
+        span(leads),
+    )
+    assert {name for name, impl in fastest.items() if impl == "sage2"} == {"context-8k", "context-16k"}
+    yield (
+        "`sage2` is the fastest at 16384 tokens ({:.2f} against {:.2f} ms), and most likely at 8192, where the clocks",
+        e.time(impl="sage2", scenario="context-16k") / MS, e.time(impl="sdpa_flash", scenario="context-16k") / MS,
+    )  # fmt: skip
+    decode = shapes["decode"]["time"]
+    yield (
+        "FlexAttention takes {:.0f} us for a step of decoding; FlashAttention-2 takes {} us, and SageAttention, whose "
+        "kernels are made for prompts, {} ms",
+        decode["flex"] / US,
+        span(decode[["fa2", "xformers", "sdpa_flash"]] / US, ".0f"),
+        span(decode[["sage1", "sage2"]] / MS, ".1f"),
+    )
+
+
+@claims
+def sparsity(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    local, dense = e.where(inputs="local", status="ok"), e.time(workload="topk", impl="sdpa_flash", inputs="local")
+    yield "On local inputs `sdpa_flash` takes {:.1f} ms", dense / MS
+    for row in local[(local["impl"] == "sparge_fp8") & local["topk"].notna()].to_dict("records"):
+        assert row["sparsity"] == pytest.approx(row["sparsity_requested"], abs=0.5)  # in %
+        left_out = f"| {row['sparsity_requested']:.0f} % | {number(row['time'] / MS)} ms |"
+        if row["topk"] > 0.1:
+            rate = row["flops_effective"] / row["time"] / 1e3
+            yield left_out + " {:.2f}x | {:.0f} | {:.3f} |", dense / row["time"], rate, row["error_rel_l1"]
+        else:
+            yield left_out + " | | {:.3f}, fails: 0.1 is allowed |", row["error_rel_l1"]
+    fp16 = local[(local["impl"] == "sparge_fp16") & (local["topk"] > 0.1)].sort_values("sparsity_requested")
+    leads = [f"{dense / ns:.2f}x" for ns in fp16["time"]]
+    yield "`sparge_fp16` reaches at 25, 50 and 75 % {}, {} and {}", *leads
+    sage = local[local["impl"] == "sage2"].iloc[0]
+    quarter = local[(local["impl"] == "sparge_fp8") & (local["topk"] == 0.75)].iloc[0]
+    yield (
+        "Dense `sage2` takes {:.1f} ms ({:.2f}x) with a relative L1 of {:.3f}",
+        sage["time"] / MS,
+        dense / sage["time"],
+        sage["error_rel_l1"],
+    )
+    yield "Leaving out a quarter gains {:.0f} % over it", 100 * (sage["time"] / quarter["time"] - 1)
+    yield "({:.0f} MHz for `sage2`, {:.0f} MHz for the other)", sage["sm_clock"] / 1e6, quarter["sm_clock"] / 1e6
+    random = e.where(inputs="normal", status="ok")
+    topk = random[random["topk"].notna()].sort_values("topk")
+    fp8 = {row["topk"]: row for row in topk[topk["impl"] == "sparge_fp8"].to_dict("records")}
+    failed = int((topk["error_rel_l1"] > 0.1).sum())
+    yield (
+        "({:.2f} ms at 75 %), and all {} results fail: {:.2f} at 25 %, {:.1f} at 50 %, {:.1f} at 75 %, {:.1f} at 90 %",
+        fp8[0.25]["time"] / MS, word(failed), *(fp8[key]["error_rel_l1"] for key in (0.75, 0.5, 0.25, 0.1)),
+    )  # fmt: skip
+    assert failed == len(topk)
+    limits = random[random["cdfthreshd"].notna()]
+    assert (limits["sparsity"].max() < 0.5) and (limits["error_rel_l1"] < 0.1).all()
+    own = limits[limits["impl"] == "sparge_fp8"]
+    yield (
+        "leave out 0 % and pass: `sparge_fp8` takes {} ms ({:.3f}) where `sage2` takes {:.1f} ms",
+        span(own["time"] / MS, ".1f"), own["error_rel_l1"].max(),
+        e.time(workload="topk", impl="sage2", inputs="normal") / MS,
+    )  # fmt: skip
+
+
+@claims
+def accuracy(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    rows = ran(e)
+    errors = rows[[name for name in rows if str(name).startswith("error_rel_l1")]].max(axis=1)
+    rows = rows.assign(worst=errors)
+    yield "{} cases ran; all but {} are within the tolerance", len(rows), word(len(flagged(rows, "inaccurate")))
+    fused = ["sdpa_flash", "sdpa_cudnn", "fa2", "flex", "xformers"]
+    for dtype, form in (("fp16", ".5f"), ("bf16", ".4f")):
+        own = rows[rows["workload"] == dtype].groupby("impl")["worst"].max()
+        figures = (own[fused].max(), own["sdpa_efficient"], own["plain"])
+        yield (
+            f"| {dtype}, at most | "
+            + " | ".join(f"{figure:{form}}" for figure in figures)
+            + f" | {_limit(e, dtype)} |",
+        )
+    own = rows[rows["workload"] == "quantised"].groupby(["impl", "inputs"])["worst"].max()
+    yield (
+        "| `sage1` (q and k in int8) | {:.3f} | {:.4f} | {} |",
+        own["sage1", "normal"],
+        own["sage1", "local"],
+        _limit(e, "quantised"),
+    )
+    yield (
+        "| `sage2` (values in fp8 too) | {:.3f} | {:.3f} | {} |",
+        own["sage2", "normal"],
+        own["sage2", "local"],
+        _limit(e, "quantised"),
+    )
+    sparge = rows[rows["impl"].isin(["sparge_fp16", "sparge_fp8"])]
+    assert (sparge["inputs"] == "normal").sum() == len(flagged(rows, "inaccurate"))
+    by_inputs = {name: own["worst"] for name, own in sparge.groupby("inputs")}
+    yield (
+        "SpargeAttn with its defaults left out {:.0f} % of the blocks: {} on local inputs, {} on random ones",
+        sparge["sparsity"].median(), span(by_inputs["local"], ".3f"), span(by_inputs["normal"]),
+    )  # fmt: skip
+    fp32 = rows[rows["workload"] == "fp32"]
+    yield "In fp32 no difference is above {}", power(fp32["worst"].max())
+    assert (fp32.loc[fp32["impl"] == "plain", "error_max"] == 0).all()
+    tiled = e.where(workload="bf16", impl="tiled", seqlen=4096, causal=False).iloc[0]
+    yield "its times ({:.0f} ms in bf16, flagged noisy and host_bound)", tiled["time"] / MS
+    assert {"noisy", "host_bound"} <= set(tiled["flags"])
+    fa2 = e.where(workload="fp16", impl="fa2", causal=False).set_index("seqlen")
+    yield (
+        "Here `fa2` without a mask has {:.6f} and {} at 1024 tokens, and {:.6f} and {} at 4096",
+        fa2.loc[1024, "error_max"], power(fa2.loc[1024, "error_mean"]),
+        fa2.loc[4096, "error_max"], power(fa2.loc[4096, "error_mean"]),
+    )  # fmt: skip
+    causal = e.where(workload="fp16", impl="fa2", causal=True)
+    yield "With a causal mask the maximum is {}", span(causal["error_max"], ".6f")
+
+
+def _limit(example: Example, workload: str) -> float:
+    """The relative L1 that the pipeline allows."""
+    return float(example.run["pipeline"]["workloads"][workload]["tolerance"]["error_rel_l1"])
+
+
+@claims
+def attention_scaling(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    lengths, batches = e.where(workload="lengths", status="ok"), e.where(workload="batches", status="ok")
+    for rows, template in ((lengths, "it reaches up to {:.0f} TFLOP/s forward and {:.0f} with the backward pass"),
+                           (batches, "({:.0f} and {:.0f} in batches of 2)")):  # fmt: skip
+        cudnn = rows[rows["impl"] == "sdpa_cudnn"].groupby("mode")["tflops"].max()
+        yield template, cudnn["fwd"], cudnn["fwd_bwd"]
+    forward = lengths[lengths["mode"] == "fwd"].set_index(["causal", "seqlen", "impl"])
+    first, most, factor = {}, {}, 0.0
+    for causal in (False, True):
+        times = forward.loc[causal]["time"].unstack()
+        ahead = [length for length, row in times.iterrows() if row["sage2"] < row["sdpa_cudnn"]]
+        assert ahead == [length for length in times.index if length >= min(ahead)]
+        first[causal] = min(ahead)
+        most[causal] = forward.loc[(causal, 65536, "sage2"), "tflops"]
+        errors = forward.loc[causal]["error_rel_l1"].unstack().loc[ahead]
+        factor = max(factor, float((errors["sage2"] / errors["sdpa_cudnn"]).max()))
+    yield (
+        "Forward, by medians, `sage2` passes it from {} tokens on without a mask and from {} on with a causal one "
+        "({:.0f} and {:.0f} TFLOP/s at 65536), at {:.0f} times the error",
+        first[False],
+        first[True],
+        most[False],
+        most[True],
+        factor,
+    )
+    memory = e.where(workload="batches", impl="fa2", mode="fwd_bwd").sort_values("batch")["peak_allocated"] / MIB
+    yield "| peak memory of `fa2`, forward and backward, MiB | {:.0f} | {:.0f} | {:.0f} | {:.0f} |", *memory
+    fa2 = lengths[(lengths["impl"] == "fa2") & ~lengths["causal"].astype(bool)].set_index(["mode", "seqlen"])["tflops"]
+    sizes = (4096, 8192, 16384, 32768, 65536)
+    for mode, name in (("fwd", "forward"), ("fwd_bwd", "forward and backward")):
+        yield (f"| {name}, H200 | " + " | ".join(f"{fa2[mode, size]:.0f}" for size in sizes) + " |",)
+    ahead = [100 * (fa2[mode, 65536] / published[-1] - 1) for mode, published in PUBLISHED_H100.items()]
+    yield "At 65536 tokens the H200 is {} % ahead", span(ahead, ".0f")
+    early = [100 * (fa2[mode, 4096] / published[0] - 1) for mode, published in PUBLISHED_H100.items()]
+    yield "At 4096 tokens it is {} % ahead", span(early, ".0f")
+
+
+#: FlashAttention-2's published TFLOP/s on an H100 at 4096 to 65536 tokens, head dim 128, not causal.
+PUBLISHED_H100 = {"fwd": (234, 276, 317, 337, 346), "fwd_bwd": (221, 264, 294, 303, 307)}
+
+
+@claims
+def attention_scaling_fp16(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {}, on the same kind of machine", count(e), together(e)
+    rates = e.where(causal=False, status="ok").set_index(["mode", "seqlen", "impl"])["tflops"]
+    yield (
+        "cuDNN reaches {:.0f} TFLOP/s forward at 4096 tokens and {:.0f} with the backward pass at 16384; "
+        "FlashAttention-2 "
+        "reaches {:.0f} and {:.0f}, FlexAttention {:.0f} and {:.0f}",
+        *(
+            rates[place][impl]
+            for impl in ("sdpa_cudnn", "fa2", "flex")
+            for place in (("fwd", 4096), ("fwd_bwd", 16384))
+        ),
+    )
+    own = e.where(causal=False, mode="fwd", seqlen=16384).set_index("impl")
+    assert own.loc["sage2", "time"] < own.loc["sdpa_cudnn", "time"]
+    yield (
+        "`sage2` passes cuDNN at 16384 tokens without a mask ({:.0f}), at {:.0f} times the error of `sdpa_flash`",
+        own.loc["sage2", "tflops"], own.loc["sage2", "error_rel_l1"] / own.loc["sdpa_flash", "error_rel_l1"],
+    )  # fmt: skip
+
+
+@claims
+def grouped_sequences(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    rows = e.where(workload=("groups", "single"), status="ok")
+    times = rows.assign(seqlens=rows["seqlens"].astype(str)).set_index(["workload", "seqlens", "impl"])
+    long, short = times.loc[("single", "8192", "fa2")], times.loc[("groups", "64x128", "fa2")]
+    yield "flash-attn reaches {:.0f} TFLOP/s in {:.0f} us", long["tflops"], long["time"] / US
+    assert round(long["flops"] / short["flops"]) == 64 and round(long["time"] / short["time"]) == 32
+    yield (
+        "({:.1f} us) at {:.0f} TFLOP/s, with {:.0f} FLOP for each byte", short["time"] / US, short["tflops"],
+        short["flops"] / short["bytes_moved"],
+    )  # fmt: skip
+    peaks = e.run["machine"]["peaks"]
+    yield "arithmetic is the limit only above {:.0f}", peaks["flops"]["bf16"] / peaks["bytes_per_s"]
+    yield "They reach {:.2f} TB/s of {:.1f}", short["bytes_moved"] / short["time"] / 1e3, peaks["bytes_per_s"] / 1e12
+    wide = times["time"].unstack()
+    few = [*wide.loc["single"].index, "128,128", "128,128,128,128"]
+    gains = [100 * (row["fa2"] / row["flex"] - 1) for (_, name), row in wide.iterrows() if name in few]
+    yield "FlexAttention is {} % faster for single sequences and up to four short ones", span(gains, ".0f")
+    assert all(
+        wide.loc[("groups", f"{n}x128"), "flex"] > wide.loc[("groups", f"{n}x128"), "fa2"] for n in (8, 16, 32, 64)
+    )
+    slower = [row["sdpa_loop"] / row["fa2"] for name, row in wide.loc["groups"].iterrows() if name != "128"]
+    yield "(`sdpa_loop`) take {} times as long as one varlen kernel, from two sequences to 64", span(slower, ".1f")
+    rows = e.where(workload="heads", status="ok")
+    heads = rows.assign(seqlens=rows["seqlens"].astype(str)).set_index(["seqlens", "impl", "head_dim", "kvheads"])
+    heads = heads["time"].unstack()
+    fall = 100 * (1 - heads[1] / heads[32])
+    yield "the time falls by at most {:.1f} % at 8192 tokens", fall.loc["8192"].max()
+    yield "and by {} % in sequences of 128", span(fall.loc["64x128"].dropna(), ".0f")
+
+
+@claims
+def attention_memory(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {}, 100 passes each", count(e), together(e)
+    assert set(e.plain["status"]) == {"ok"} and set(e.plain["iterations"]) == {100}
+    rows = e.plain.set_index(["mode", "head_dim", "seqlen", "impl"])
+    before = (rows["memory_before_backward"] / MIB).loc["bwd"]
+    workspace = 32
+    long, short = before.loc[64, 16384], before.loc[64, 256]
+    yield (
+        "Without the workspace it is {:.0f} MiB (formula) and {:.1f} MiB (tiles)",
+        long["plain"] - workspace,
+        long["tiled"] - workspace,
+    )
+    yield "and {:.2f} and {:.2f} MiB at 256 tokens", short["plain"] - workspace, short["tiled"] - workspace
+    for impl, growth in (("plain", 4), ("plain_compiled", 4), ("tiled", 2)):
+        assert (before.loc[64, 16384][impl] - workspace) / (before.loc[64, 8192][impl] - workspace) == pytest.approx(
+            growth, rel=0.02
+        )
+    tiles = [before.loc[dim, 16384]["tiled"] - workspace for dim in (16, 128)]
+    yield "({:.1f} to {:.1f} MiB at 16384)", *tiles
+    at = rows.loc[(slice(None), 64, 16384), :].droplevel(["head_dim", "seqlen"])
+    for name, impl in (("formula", "plain"), ("compiled", "plain_compiled"), ("tiles", "tiled")):
+        forward, backward = at.loc[("fwd", impl)], at.loc[("bwd", impl)]
+        peak = backward["peak_allocated"] / MIB
+        yield (
+            f"| {name} | {peak:.{0 if peak > 1000 else 1}f} MiB | "
+            f"{forward['time'] / MS:.1f} ms | {backward['time'] / MS:.1f} ms |",
+        )
+    yield "torch had reserved {:.0f} MiB for the formula", at.loc[("bwd", "plain"), "peak_reserved"] / MIB
+    times = rows["time"].unstack().xs(16384, level="seqlen")
+    saved = 100 * (1 - times["plain_compiled"] / times["plain"])
+    yield "and {} % of the time at 16384 tokens", span(saved, ".0f")
+    ms = times / MS
+    yield (
+        "At head dim 16 it goes from {:.1f} to {:.1f} ms forward and from {:.1f} to {:.1f} ms backward",
+        *(ms.loc[(mode, 16), impl] for mode in ("fwd", "bwd") for impl in ("plain", "plain_compiled")),
+    )  # fmt: skip
+
+
+@claims
+def cogvideox_step(e: Example) -> Iterator[Claim]:
+    rows = ran(e).set_index("impl")
+    yield "{} implementations in {}", word(len(rows)), together(e)
+    ms = rows["time"] / MS
+    yield (
+        "A step takes {:.0f} ms with `sdpa_flash` (`fa2` {:.0f}, `xformers` {:.0f}), {:.0f} with FlexAttention, "
+        "{:.0f} with "
+        "cuDNN",
+        ms["sdpa_flash"],
+        ms["fa2"],
+        ms["xformers"],
+        ms["flex"],
+        ms["sdpa_cudnn"],
+    )
+    yield (
+        "{:.0f} with `sage1`, {:.0f} with `sage2` (relative L1 {:.3f}) and {:.0f} with",
+        ms["sage1"],
+        ms["sage2"],
+        rows.loc["sage2", "error_rel_l1"],
+        ms["sdpa_efficient"],
+    )
+    sparge = rows.loc[["sparge_fp16", "sparge_fp8"], "error_rel_l1"]
+    yield (
+        "It takes {:.0f} with `sparge_fp16` and {:.0f} with `sparge_fp8`, which fail with {:.2f}",
+        ms["sparge_fp16"],
+        ms["sparge_fp8"],
+        sparge.mean(),
+    )
+    assert sparge.round(2).nunique() == 1
+
+
+@claims
+def cogvideox(e: Example) -> Iterator[Claim]:
+    yield "in one job of {}", together(e)
+    impls = ("fa2", "sage2", "sparge_fp16", "sparge_fp8")
+    kernels = e.kernels[e.kernels["kind"] == "kernel"]
+    by_case = {row["case"]: row["impl"] for row in e.rows.to_dict("records")}
+    kernels = kernels.assign(impl=kernels["case"].map(by_case)).dropna(subset=["impl"])
+    video = (
+        e.ranges[e.ranges["range"] == ""].assign(impl=e.ranges["case"].map(by_case)).set_index("impl")["wall_ns"] / S
+    )
+
+    def row(title: str, form: str, values: Any) -> Claim:
+        return (f"| {title} | " + " | ".join(f"{values[impl]:{form}}" for impl in impls) + " |",)
+
+    yield row("total s, H200", ".1f", video)
+    attention = kernels[kernels["kernel_class"] == "attention"].groupby("impl")["total_ns"].sum()
+    yield row("attention %, H200", ".1f", 100 * attention / kernels.groupby("impl")["total_ns"].sum())
+    seconds = attention / S
+    yield ("| attention s, H200 | " + " | ".join(number(seconds[impl]) for impl in impls) + " |",)
+    in_steps = kernels[kernels["phase"].str.startswith("denoising")]
+    copies = "direct_copy_kernel"
+    yield row("direct_copy calls, H200", ".0f", _calls(kernels, copies))
+    yield row("of these in the 50 steps, H200", ".0f", _calls(in_steps, copies))
+    yield row("add calls, H200", ".0f", _additions(kernels))
+    yield row("of these in the 50 steps, H200", ".0f", _additions(in_steps))
+    yield row("`CUDAFunctor_add` calls, H200", ".0f", _calls(kernels, "CUDAFunctor_add"))
+    yield "Sage 2 speeds it up by {:.1f} times here", seconds["fa2"] / seconds["sage2"]
+    added = _additions(kernels)["sage2"] - _additions(kernels)["fa2"]
+    yield "Sage 2 adds {:.0f} additions in both", added
+    decoder = kernels[~kernels["phase"].str.startswith("denoising") & (kernels["impl"] == "fa2")]
+    yield "({:.0f} copies and {:.0f} additions)", _calls(decoder, copies)["fa2"], _additions(decoder)["fa2"]
+
+
+def _calls(kernels: pd.DataFrame, name: str) -> pd.Series:
+    return kernels[kernels["kernel"].str.contains(name)].groupby("impl")["calls"].sum()
+
+
+def _additions(kernels: pd.DataFrame) -> pd.Series:
+    return kernels[kernels["kernel_class"] == "add"].groupby("impl")["calls"].sum()
+
+
+@claims
+def context_parallel(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    methods = e.where(workload="methods", status="ok").set_index(["seqlen", "causal", "mode", "method"])
+    ms = methods["time"].unstack() / MS
+    rings, dense = ["ring_allgather", "ring_alltoall"], ms.loc[32768, False]
+    gains = [row["single"] / row[name] for _, row in ms.loc[32768].iterrows() for name in (*rings, "heads")]
+    yield "At 32768 tokens two GPUs are {} times as fast as one", span(gains, ".1f")
+    yield (
+        "rings take {} ms against {:.1f} ms forward, and {} ms against {:.1f} ms with the backward pass",
+        span(dense.loc["fwd", rings], ".1f"), dense.loc["fwd", "single"],
+        _once(dense.loc["fwd_bwd", rings], ".1f"), dense.loc["fwd_bwd", "single"],
+    )  # fmt: skip
+    nsys = e.where("nsys", workload="methods", status="ok")
+    overlap = nsys[nsys["method"].isin(rings)].groupby("seqlen")["communication_overlap"]
+    yield "At 32768 tokens, {} % of the communication time", span(overlap.get_group(32768), ".0f")
+    yield "at 8192 tokens {} %", span(overlap.get_group(8192), ".0f")
+    assert nsys.loc[nsys["method"] == "heads", "communication_overlap"].max() < 0.5
+    training = ms.xs("fwd_bwd", level="mode")
+    assert len(training) == 4 and (training.drop(columns="heads").min(axis=1) > training["heads"]).all()
+    causal = training.loc[32768, True]
+    yield (
+        "{:.1f} ms for a causal one of 32768 tokens, where rings take {} ms",
+        causal["heads"],
+        _once(causal[rings], ".1f"),
+    )
+    balance = e.where(workload="balance", status="ok").set_index(["method", "mode", "load_balance"])["time"].unstack()
+    yield "Dividing a causal sequence evenly makes it {} times as fast", _once(balance[False] / balance[True], ".1f")
+    backends = e.where(workload="backends", status="ok").set_index(["method", "mode", "backend"])["time"].unstack()
+    yield (
+        "cuDNN instead of FlashAttention-2 makes it {} times as fast",
+        _once(backends["flash"] / backends["cudnn"], ".1f"),
+    )
+    errors = methods["error_rel_l1"].unstack()
+    yield "Results differ from those of one GPU by {:.3f} in the rings", errors[rings].max().max()
+    assert errors["heads"].max() == 0
+    short = e.where(workload="methods", seqlen=8192, method=(*rings, "heads"))
+    yield "the host limits {} of the {} cases on two GPUs", word(len(flagged(short, "host_bound"))), word(len(short))
+    loop = e.where(workload="methods", seqlen=8192, causal=True, mode="fwd_bwd").set_index("method")["loop_wall"] / MS
+    yield "by heads takes {:.2f} ms, and one on one GPU {:.2f} ms", loop["heads"], loop["single"]
+    crashed = e.rows[e.rows["status"] == "crashed"]
+    assert list(crashed["backend"]) == ["efficient"] and set(crashed["mode"]) == {"fwd_bwd"}
+    yield "{} case crashed", word(len(crashed)).capitalize()
+
+
+def _once(values: Any, form: str) -> str:
+    """``50.1``, or ``13.0 to 13.2`` where the values differ in their digits."""
+    written = sorted({f"{value:{form}}" for value in values}, key=float)
+    return written[0] if len(written) == 1 else f"{written[0]} to {written[-1]}"
+
+
+@claims
+def own_program(e: Example) -> Iterator[Claim]:
+    programs = (
+        ("gpt.py", "gpt", {"compile": False}), ("gpt.py --compile", "gpt", {"compile": True}),
+        ("trainer.py", "trainer", {}),
+        ("decode.py", "decode", {"graphs": False}), ("decode.py --graphs", "decode", {"graphs": True}),
+        ("loader.py", "loader", {}),
+    )  # fmt: skip
+    printed = ("36.10", "30.23", "36.16", "4.978", "1.568", "44.14")
+    for (title, workload, params), own in zip(programs, printed, strict=True):
+        plain, torch, nsys = (
+            e.value("step_time", profiler, workload=workload, **params) for profiler in ("plain", "torch", "nsys")
+        )
+        yield (
+            f"| {title} | {own} | {number(plain / MS)} | "
+            f"{100 * (torch / plain - 1):+.1f} % | {100 * (nsys / plain - 1):+.1f} % |",
+        )
+        assert abs(plain / MS / float(own) - 1) < 0.02 or workload == "loader"
+    memory = e.plain["peak_allocated"].max() / GIB
+    yield "The largest program allocates {:.1f} GiB", memory
+    walls = pd.read_parquet(e.folder / "steps.parquet").query(
+        "workload == 'loader' and profiler == 'plain' and state == 'steady'"
+    )["wall_ns"]
+    yield "are uneven ({:.0f} to {:.0f} ms)", walls.min() / MS, walls.max() / MS
+
+
+@claims
+def transformer_lm(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    sizes = ("small", "medium", "large")
+    rows = e.where(workload="sizes", status="ok").set_index(["what", "precision", "size"]).sort_index()
+    kernels = e.kernels[(e.kernels["profiler"] == "nsys") & (e.kernels["kind"] == "kernel")]
+    kernels = kernels.merge(e.where("nsys")[["workload", "case", "iterations"]], on=["workload", "case"])
+    kernels = kernels.assign(
+        ms=kernels["total_ns"] / kernels["iterations"] / MS, launches=kernels["calls"] / kernels["iterations"]
+    )
+    in_call = kernels.groupby(["workload", "case"])[["ms", "launches"]].sum()
+    rows["kernels"] = [in_call["ms"].get(("sizes", case), float("nan")) for case in rows["case"]]
+    rows["launches"] = [in_call["launches"].get(("sizes", case), float("nan")) for case in rows["case"]]
+
+    def row(title: str, values: list[str]) -> Claim:
+        return (f"| {title} | " + " | ".join(values) + " |",)
+
+    for what, title in (("forward", "forward"), ("forward_backward", "forward and backward")):
+        fp32 = rows.loc[(what, "fp32"), "time"] / MS
+        yield row(f"{title}, fp32", [number(fp32[size]) for size in sizes])
+        half = [rows.loc[(what, name), "kernels"] for name in ("bf16", "fp16")]
+        yield row(f"{title}, bf16 (fp16), its kernels", [f"{number(half[0][s])} ({number(half[1][s])})" for s in sizes])
+    gemm = kernels[kernels["kernel_class"] == "gemm"].groupby(["workload", "case"])["ms"].sum()
+    rows["gemm"] = [100 * gemm.get(("sizes", case), float("nan")) for case in rows["case"]] / rows["kernels"]
+    for what, title in (("forward", "a forward"), ("train_step", "a full step")):
+        share = {name: rows.loc[(what, name), "gemm"] for name in ("fp32", "bf16")}
+        yield row(
+            f"matmul share of {title}, fp32 (bf16), %",
+            [f"{share['fp32'][s]:.1f} ({share['bf16'][s]:.1f})" for s in sizes],
+        )
+    published = {"forward": (35, 93, 187), "forward_backward": (77, 216, 447)}
+    ours = [(what, size, ms) for what, own in published.items() for size, ms in zip(sizes, own, strict=True)]
+    yield (
+        "Our fp32 times are {} times shorter",
+        span([ms / (rows.loc[(what, "fp32", size), "time"] / MS) for what, size, ms in ours], ".1f"),
+    )
+    half_rows = rows.loc[(slice(None), ["bf16", "fp16"], slice(None)), :]
+    yield "with {:.0f} to {:.0f} launches a call", half_rows["launches"].min(), half_rows["launches"].max()
+    times = rows["kernels"].unstack("precision")
+    for name, words in (("bf16", "By their kernels bf16 is {} times as fast as fp32"), ("fp16", "and fp16 {} times")):
+        yield words, span(times["fp32"] / times[name], ".1f")
+    whole = rows["time"].unstack("what")
+    ratios = (whole["backward"] / whole["forward"]).loc["fp32"]
+    yield "The backward pass alone takes {} times as long as the forward pass in fp32", _once(ratios, ".1f")
+    passes = rows["kernels"].unstack("what")
+    half_ratios = (passes["backward"] / passes["forward"]).loc[["bf16", "fp16"]]
+    yield "and {} times in bf16 and fp16", _once(half_ratios, ".1f")
+    launched = kernels[kernels["workload"] == "sizes"].groupby(["case", "kernel"])["launches"].sum()
+    yield "Of the {} calls of `sizes`", len(rows)
+    most = {
+        name: [launched[rows.loc[("forward", name, size), "case"]].max() for size in sizes]
+        for name in ("fp32", "bf16", "fp16")
+    }
+    every = [rows.loc[("forward", "fp32", size), "launches"] for size in sizes]
+    yield "({:.0f}, {:.0f} and {:.0f} of {:.0f}, {:.0f} and {:.0f} launches)", *most["fp32"], *every
+    assert most["bf16"] == most["fp16"]
+    yield "in bf16 and fp16 ({:.0f}, {:.0f} and {:.0f})", *most["bf16"]
+    yield from _phases_of_attention(e, rows, kernels)
+    yield from _contexts(e, in_call)
+
+
+def _phases_of_attention(e: Example, rows: pd.DataFrame, kernels: pd.DataFrame) -> Iterator[Claim]:
+    metrics = pd.read_parquet(e.folder / "metrics.parquet")
+    work = metrics[metrics["metric"].isin(["flops", "bytes_moved"]) & (metrics["profiler"] == "plain")]
+    work = work.set_index(["workload", "case", "subject", "metric"])["value"]
+    case = {name: rows.loc[("forward", name, "large"), "case"] for name in ("fp32", "bf16", "fp16")}
+    ms = kernels[kernels["workload"] == "sizes"].groupby(["case", "phase"])["ms"].sum()
+    us: dict[str, dict[str, float]] = {}
+    phases = ("attention scores", "softmax", "final matmul")
+    for phase in phases:
+        path = f"forward > {phase}"
+        us[phase] = {name: 1e3 * ms[own, path] for name, own in case.items()}
+        of = {name: work["sizes", own, path] for name, own in case.items()}
+        moved = {name: of[name]["bytes_moved"] / MIB for name in of}
+        assert moved["bf16"] == moved["fp16"]
+        yield (
+            f"| {phase} | " + " | ".join(f"{value:.0f}" for value in us[phase].values())
+            + f" | {number(of['fp32']['flops'] / 1e9)} | {moved['fp32']:.0f} | {moved['bf16']:.1f} |",
+        )  # fmt: skip
+    share = {name: 100 * us["softmax"][name] / sum(us[phase][name] for phase in phases) for name in case}
+    flops = {phase: work["sizes", case["fp32"], f"forward > {phase}", "flops"] for phase in phases}
+    per_byte = flops["softmax"] / work["sizes", case["fp32"], "forward > softmax", "bytes_moved"]
+    yield (
+        "Softmax takes {:.1f} % of that time in fp32 for {:.1f} % of the FLOPs, "
+        "because it does {:.3f} FLOP for each byte",
+        share["fp32"],
+        100 * flops["softmax"] / sum(flops.values()),
+        per_byte,
+    )
+    yield "In bf16 it takes {:.1f} %", share["bf16"]
+    yield "In fp16 it takes {:.1f} %", share["fp16"]
+
+
+def _contexts(e: Example, in_call: pd.DataFrame) -> Iterator[Claim]:
+    rows = e.where(workload="contexts", status="ok").set_index(["what", "context", "attention"]).sort_index()
+    forward, train = rows["time"].unstack().loc["forward"], rows.loc["train_step", 2048]
+    gain = forward["plain"] / forward["sdpa"]
+    yield "SDPA is {:.2f} times as fast forward at 512 tokens and {:.2f} times at 2048", gain[512], gain[2048]
+    yield (
+        "There a training step takes {:.0f} ms instead of {:.0f} and needs {:.0f} MiB instead of {:.0f}",
+        *(train.loc[name, "time"] / MS for name in ("sdpa", "plain")),
+        *(train.loc[name, "peak_allocated"] / MIB for name in ("sdpa", "plain")),
+    )  # fmt: skip
+    rates = e.where(workload="batches", what="train_step").set_index("batch")["tflops"]
+    yield "From batch 1 to 64 a training step goes from {} to {:.0f} TFLOP/s", number(rates[1]), rates[64]
+    compiled = e.where(workload="compiled", block="modern").set_index(["what", "compile"]).sort_index()
+    for what, words in (
+        (
+            "forward",
+            "torch.compile turns {:.0f} launches into {:.0f}, and {:.2f} ms into {:.2f}, in a forward pass of small",
+        ),
+        ("train_step", "{:.0f} launches into {:.0f}, and {:.1f} ms into {:.1f}, in a training step"),
+    ):
+        own = [compiled.loc[(what, compile)] for compile in (False, True)]
+        yield (
+            words,
+            *(in_call.loc[("compiled", each["case"]), "launches"] for each in own),
+            *(each["time"] / MS for each in own),
+        )
+    peaks = e.where(workload="memory", size="large").set_index(["what", "context"])["peak_allocated"] / GIB
+    yield (
+        "A training step of large holds at most {:.1f} GiB with 256 tokens and {:.1f} GiB with 1024",
+        peaks["train_step", 256],
+        peaks["train_step", 1024],
+    )
+    yield "its forward pass alone {:.1f} and {:.1f} GiB", peaks["forward", 256], peaks["forward", 1024]
+
+
+@claims
+def h200_attention(e: Example) -> Iterator[Claim]:
+    begun, ended = (pd.Timestamp(e.run[key]) for key in ("started", "ended"))
+    yield "{} cases in {} jobs took {}", count(e), jobs(e), duration((ended - begun).total_seconds())
+    rows = ran(e)
+    slow = flagged(rows, "throttled")
+    yield "{} of the {} cases that ran are `throttled`", len(slow), len(rows)
+    long, short = slow[slow["seqlen"] == 8192], slow[slow["seqlen"] != 8192]
+    highest = e.run["machine"]["gpus"][0]["max_sm_clock_hz"]
+    clocks = long["sm_clock"] / 1e9
+    yield "{} have 8192 tokens and ran at {} GHz of {:.2f}", word(len(long)).capitalize(), span(clocks), highest / 1e9
+    assert list(short["impl"]) == ["fa2"] and list(short["mode"]) == ["fwd_bwd"]
+    yield (
+        "`fa2` forward and backward at {} tokens, ran at {:.0f} MHz",
+        short["seqlen"].iloc[0],
+        short["sm_clock"].iloc[0] / 1e6,
+    )
+    yield "{} calls were measured", len(rows)
+    yield from _agreement(e)
+
+
+def _agreement(e: Example) -> Iterator[Claim]:
+    (workload,) = analyze(*store.load(e.folder)).workloads
+    own = {found.case: found for found in workload.agreements}
+    measured = {id: found for id, found in own.items() if found.figures[0].ns >= 50 * US}
+    yield "{} of them have 50 us of kernels or more", len(measured)
+    figures = [figure for found in measured.values() for figure in found.figures[1:]]
+    by_profiler = {name: [f for f in figures if f.profiler == name] for name in ("torch", "plain", "ncu")}
+    close = {name: sum(f.is_close for f in own) for name, own in by_profiler.items()}
+    largest = 100 * max(abs(f.difference or 0.0) for f in by_profiler["torch"])
+    assert close["torch"] == len(measured)
+    yield (
+        "torch is within 3 % in all {} (largest difference {:.1f} %), CUDA events in {}, ncu in {}",
+        len(measured),
+        largest,
+        close["plain"],
+        close["ncu"],
+    )
+    apart = [f for f in figures if not f.is_close]
+    causes = [next((reason.cause for reason in f.reasons), None) for f in apart]
+    clocks = sum(cause in (Cause.NCU_CLOCK, Cause.BELOW_HIGHEST, Cause.CLOCK, Cause.THROTTLED) for cause in causes)
+    yield (
+        "each of the {} larger differences has a cause: launch gaps in {}",
+        len(apart),
+        causes.count(Cause.LAUNCH_GAPS),
+    )
+    yield "cold caches in {} (ncu", causes.count(Cause.COLD_CACHE)
+    yield "clocks in {};", clocks
+    every = [f for found in own.values() for f in found.figures[1:] if f.difference is not None and not f.is_close]
+    unknown = [f for f in every if f.is_unexplained]
+    yield (
+        "Of all {} differences above 3 %, in calls of any length, {} have no known cause",
+        len(every),
+        word(len(unknown)),
+    )
+    high = [f for f, cause in zip(apart, causes, strict=True) if cause is Cause.BELOW_HIGHEST]
+    yield "ncu's times are {} % shorter", span([-100 * (f.difference or 0.0) for f in high], ".1f")
+    low = [f for f, cause in zip(apart, causes, strict=True) if cause is Cause.NCU_CLOCK]
+    yield "its times are {} % longer", span([100 * (f.difference or 0.0) for f in low], ".1f")
+    kernels = e.kernels[e.kernels["kind"] == "kernel"].set_index(["case", "profiler"])
+    clocked = {f.profiler: (id, f) for id, found in own.items() for f in found.figures[1:] if f.is_unexplained}
+    assert set(clocked) == {"ncu"}
+    gaps = [f.reasons[0].numbers for f, cause in zip(apart, causes, strict=True) if cause is Cause.LAUNCH_GAPS]
+    one, several = ([n for n in gaps if (n["kernels"] == 1) is alone] for alone in (True, False))
+    longest = max(several, key=lambda numbers: numbers["kernels"])
+    yield (
+        "(a call is longer than its kernels, by {} us around one kernel and by {:.0f} us around {:.0f})",
+        span([float(n["ns"]) / US for n in one], ".0f"), float(longest["ns"]) / US, longest["kernels"],
+    )  # fmt: skip
+    clocks = [float(f.reasons[0].numbers["hz"]) / 1e9 for f in high]
+    yield "at 8192 tokens, which ran at {} GHz under nsys", span(clocks)
+    for impl in ("sdpa_cudnn", "xformers"):
+        id = f"impl={impl},mode=fwd,batch=2,heads=16,seqlen=512"
+        ncu, nsys = kernels.loc[(id, "ncu")], kernels.loc[(id, "nsys")]
+        assert isinstance(ncu, pd.Series) and isinstance(nsys, pd.Series) and ncu["calls"] == 1
+        above = 100 * (ncu["mean_ns"] / nsys["mean_ns"] - 1)
+        if impl == "sdpa_cudnn":
+            deviations = (ncu["mean_ns"] - nsys["mean_ns"]) / nsys["stddev_ns"]
+            yield (
+                "That of `sdpa_cudnn` ({:.1f} us) is {:.1f} % longer than the mean under nsys, {} standard deviations",
+                ncu["mean_ns"] / US,
+                above,
+                word(round(deviations)),
+            )
+        else:
+            beyond = 100 * (ncu["mean_ns"] / nsys["max_ns"] - 1)
+            yield (
+                "That of `xformers` ({:.1f} us) is {:.1f} % longer than the mean and {:.1f} % longer "
+                "than the longest launch",
+                ncu["mean_ns"] / US,
+                above,
+                beyond,
+            )
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+#: Examples whose claims stand in the section of another one.
+PLACES = {"attention_scaling_fp16": "attention_scaling", "cogvideox_step": "cogvideox"}
+
+#: Digits of each section that follow from no table of the example, by what they are.
+GIVEN: dict[str, tuple[str, ...]] = {
+    "h200-attention": (
+        "(driver 580, torch 2.11, nsys 2025.3, ncu 2025.3)", "at commit fedca7c", "xFormers 0.0.35", "here (3.0.0)",
+        "more than 2 % below the highest. Here 1 % in the median is enough, or 2 % in a twentieth",  # the flag's limits
+        "In the other four, at 2048 tokens", "one kernel at 512 tokens",
+        # of an earlier run
+        "7170 launches of 39 cases and 5.239975134 s, of the capture's 11187 launches and 7.101882431 s",
+    ),
+    "own_program": (
+        "(124 M parameters", "at commit 5293af5", "differ by less than 2 %",
+        # sizes of files that are not committed
+        "nsys recorded 20 steps of gpt.py in 1.3 MB, and 2.8 MB as SQLite. All 60 steps of the same program took 4.0 "
+        "and 8.8 MB",
+    ),
+    "grouped_sequences": (
+        "at commit 2496043 with flash-attn 2.8.3 and xFormers 0.0.35", "8192 tokens as one sequence",
+        "64 sequences of 128", "From 32 heads to 1", "sequences of 128",
+    ),
+    "accuracy": (
+        "`plain`'s output differs by 0", "without a mask at 4096 tokens", "32 MiB too high",
+        "a maximum error of 0.000244, one step of fp16 between 0.25 and 0.5, and a mean of 7.5e-6",  # published
+    ),
+    "sparsity": ("32768 tokens, batch 2, 16 heads of 128", "69120 or 82944 tokens only"),
+    "attention_memory": (
+        "at commit 2496043", "with batch 8, one head, and head dims of 16 to 128",
+        "includes 32 MiB of cuBLAS's workspace",
+        "at head dim 64 and 16384 tokens", "At head dim 64 and 16384 tokens", "a card of 24 GiB",
+    ),
+    "transformer_lm": (
+        "at commit 2496043", "(here 2.11)",
+        "| forward, published | 35 | 93 | 187 |", "| forward and backward, published | 77 | 216 | 447 |",
+        "The published shares are 66.4 % of a forward pass and 47.3 % of a full step",
+    ),
+    "attention_scaling": (
+        "compiles for 8 s for each shape", "with 0.3 s a case", "Above 10 TFLOP of reference",
+        "batch 2, 16 heads, head dim 128, not causal", "flash-attn 2.8.3",
+        "| sequence | 4096 | 8192 | 16384 | 32768 | 65536 |", "Peak memory at 4096 tokens",
+        "| batch | 2 | 8 | 16 | 64 |",
+        "| forward, published, H100 | 234 | 276 | 317 | 337 | 346 |",
+        "| forward and backward, published, H100 | 221 | 264 | 294 | 303 | 307 |",
+        "| published, MiB | 321 | 1284 | 2568 | 10272 |",
+        # of a longer run, which is not committed
+        "| forward, H200, in `benchmarks/timing.py` | 363 | 371 | 371 | 374 | 377 |",
+        "| forward and backward, H200, in `benchmarks/timing.py` | 326 | 335 | 334 | 337 | 339 |",
+        "were within 1 % of each other",
+    ),
+    "scenarios": (),
+    "cogvideox": (
+        "49 frames of 480 x 720 in 50 steps",
+        "| total s, published | 85.4 | 63.2 | 64.3 | 61.6 |", "| attention %, published | 53.7 | 31.3 | 32.2 | 28.7 |",
+        "| attention s, published | 45.4 | 19.5 | 20.4 | 17.4 |",
+        "| direct_copy calls, published | 10835 | 10885 | 12385 | 12385 |",
+        "| add calls, published | 6422 | 7922 | 6422 | 6422 |",
+        "by 2.3 times on the 4090. The tensor cores of a 4090", "Version 0.1.0", "diffusers (0.42 here)",
+    ),
+    "context_parallel": ("hides nothing (0 %)", "At 8192 tokens the host"),
+}  # fmt: skip
+
+#: Code blocks, inline code, targets of links, and names of packages and methods that have digits.
+_NO_FIGURES = re.compile(
+    r"```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|FlashAttention-?\s?\d|SageAttention \d[\d.]*|SpargeAttn \d[\d.]*|Sage 2"
+    r"|H[12]00|RTX 4090D?"
+    r"|\b(?:fp|bf|int|TF)\d+\b|CogVideoX-2b|L1|SQL(?:ite)?\d?|GPT-\d|step \d+", re.DOTALL
+)  # fmt: skip
+
+
+def sections() -> dict[str, str]:
+    """Return the text of each section by its title, in one line."""
+    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {title.strip(): " ".join(text.split()) for title, _, text in (part.partition("\n") for part in parts)}
+
+
+@functools.cache
+def written(name: str) -> list[str]:
+    """Return the claims about an example as the page must write them."""
+    return [" ".join(template.format(*values).split()) for template, *values in CLAIMS[name](Example(name))]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_figures_of_an_example_follow_from_its_tables(name: str) -> None:
+    text = sections()[PLACES.get(name, name)]
+    assert [claim for claim in written(name) if claim not in text] == []
+
+
+@pytest.mark.parametrize("section", sections())
+def test_every_other_figure_of_a_section_is_listed_as_given(section: str) -> None:
+    text = sections()[section]
+    assert [phrase for phrase in GIVEN.get(section, ()) if phrase not in text] == [], "given, and not on the page"
+    names = [name for name in CLAIMS if PLACES.get(name, name) == section]
+    covered = {i for match in _NO_FIGURES.finditer(text) for i in range(*match.span())}
+    for phrase in (*GIVEN.get(section, ()), *(claim for name in names for claim in written(name))):
+        for match in re.finditer(re.escape(phrase), text):
+            covered.update(range(*match.span()))
+    left = [m for m in re.finditer(r"\d+(?:[.,]\d+)*", text) if not covered.issuperset(range(*m.span()))]
+    assert [text[max(0, m.start() - 40) : m.end() + 20] for m in left] == []
+
+
+def test_every_example_has_a_section_with_claims() -> None:
+    names = {path.parent.name for path in PAGE.parent.glob("*/run.json")}
+    assert names == set(CLAIMS) and set(GIVEN) | {PLACES.get(name, name) for name in names} == set(sections())
