@@ -138,7 +138,7 @@ AXE = """async (source) => {
 
 
 @pytest.mark.parametrize(("example", "scheme", "place"), [
-    ("sparsity", "light", ""),
+    ("cogvideox_step", "light", ""),
     ("own_program", "dark", ""),
     ("own_program", "light", "case-gpt-compile=true"),
 ])  # fmt: skip
