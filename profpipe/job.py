@@ -294,9 +294,31 @@ class CaseOutcome:
         return f"no profile: {self.details}" if self.is_unprofiled else self.details
 
 
+class IncidentKind(str, Enum):
+    """What went wrong in a run without the loss of a case."""
+
+    #: A process ended between two cases, and another process ran the cases that were left.
+    RESTARTED = "restarted"
+    #: The record of how far a job is could not be read, so cases without an end in events.jsonl ran again.
+    DAMAGED_JOURNAL = "damaged_journal"
+    #: The saved request has settings that this version does not know.
+    UNKNOWN_SETTINGS = "unknown_settings"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An event that a reader of the run should know. ``source`` is a path in the run's folder."""
+
+    kind: IncidentKind
+    source: str
+    details: str = ""
+
+
 @dataclass(frozen=True)
 class JobOutcome:
-    """What became of a job. ``end`` is ``ok``, or the first problem that the job met."""
+    """What became of a job. ``end`` is ``ok``, or the first problem that cost a case something."""
 
     job: Job
     end: CaseOutcome
@@ -313,6 +335,8 @@ class JobOutcome:
     case_outcomes: Mapping[str, CaseOutcome] = field(default_factory=dict)
     #: By case: why it did not end well, whether the runner or the workload's process reported that.
     causes: Mapping[str, Cause] = field(default_factory=dict)
+    #: ``source`` is relative to the job's folder.
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def status(self) -> Status:

@@ -18,8 +18,20 @@ from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
 from profpipe import profilers
 from profpipe.errors import Interrupted
-from profpipe.job import Case, CaseOutcome, Cause, Command, Job, JobOutcome, Missing, Status, Tool
-from profpipe.runner import executor
+from profpipe.job import (
+    Case,
+    CaseOutcome,
+    Cause,
+    Command,
+    Incident,
+    IncidentKind,
+    Job,
+    JobOutcome,
+    Missing,
+    Status,
+    Tool,
+)
+from profpipe.runner import child, executor
 from profpipe.runner import process as process_control
 from profpipe.runner.process import GracePeriods
 
@@ -191,8 +203,16 @@ def test_a_process_that_dies_twice_before_any_case_is_not_started_again(tmp_path
 def test_a_process_that_dies_once_before_any_case_gets_a_second_chance(tmp_path: Path) -> None:
     once = "if spec['part'] == 1: sys.exit('Connection to the Agent lost.')"
     outcome = carry_out(job_of(tmp_path, OK, env={"FIRST": once}), fake_profiler(tmp_path))
-    assert statuses(outcome) == ["ok"]
-    assert outcome.status == "failed", "the job met a trouble, and says so"
+    assert statuses(outcome) == ["ok"] and outcome.status == "ok"
+    reason = "exit code 1: Connection to the Agent lost."
+    assert outcome.incidents == (Incident(IncidentKind.RESTARTED, "log.txt", reason),)
+
+
+def test_a_process_that_is_killed_between_two_cases_costs_no_case(tmp_path: Path) -> None:
+    kill = "write('case_ended', case='case=1', status='ok'); os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, kill, OK, OK), fake_profiler(tmp_path, makes_report=False))
+    assert (statuses(outcome), outcome.status) == (["ok"] * 3, "ok")
+    assert [incident.kind for incident in outcome.incidents] == [IncidentKind.RESTARTED]
 
 
 #: Counts its starts in a file; the first few of them fail as nsys does.
@@ -483,18 +503,14 @@ def of_command(folder: Path, *argv: str) -> JobOutcome:
     return carry_out(job, fake_profiler(folder))
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfd_open")
-def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Popen.wait` with a limit sleeps in steps of up to 50 ms."""
-
+def test_the_end_of_a_process_is_noticed_without_polling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def sleep(seconds: float) -> None:
         raise AssertionError(f"slept {seconds} s")
 
-    process = subprocess.Popen(["sleep", "0.1"])
     monkeypatch.setattr(time, "sleep", sleep)
-    with process_control.waiter(process) as wait:
-        wait(60.0)
-    assert process.returncode == 0
+    with (tmp_path / "log.txt").open("wb") as log:
+        started = child.start(["sleep", "0.1"], dict(os.environ), log)
+    assert started.wait(60.0) == 0 and 0.1 <= started.ended - started.began < 60
 
 
 def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
@@ -510,19 +526,6 @@ def test_the_time_of_a_command_ends_with_its_process_and_not_with_its_children(
     began = time.monotonic()
     outcome = of_command(tmp_path, "sh", "-c", "sleep 9 & true")
     assert 0 < outcome.last_s < time.monotonic() - began - 0.5
-
-
-@pytest.mark.parametrize("refused", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
-def test_without_process_descriptors_the_end_of_a_process_is_found_by_polling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Exception
-) -> None:
-    def pidfd_open(pid: int) -> int:
-        raise refused
-
-    monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
-    assert of_command(tmp_path, "sleep", "0.3").last_s >= 0.3
-    job = job_of(tmp_path, OK, script=None, command=("sleep", "9"), timeout_s=0.3)
-    assert carry_out(job, fake_profiler(tmp_path)).status == "timeout"
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -118,13 +118,23 @@ def started(path: Path) -> Iterator[str]:
             yield f"{label(path)}:{node.lineno}: {ast.unparse(node.func)}"
 
 
-def test_one_module_starts_processes_and_never_through_a_shell() -> None:
+#: Starts the supervisor, which starts everything else.
+STARTERS = {"profpipe/runner/child.py", "profpipe/runner/supervisor.py"}
+
+
+def test_two_modules_start_processes_and_never_through_a_shell() -> None:
     everywhere = [path for folder in ("profpipe", "parsers", "workloads") for path in files(folder)]
-    assert {call.split(":")[0] for path in everywhere for call in started(path)} == {"profpipe/runner/executor.py"}
-    names = {name for path in everywhere if path.name != "executor.py" for name in imported(path)}
+    assert {call.split(":")[0] for path in everywhere for call in started(path)} == STARTERS
+    names = {name for path in everywhere if label(path) not in STARTERS for name in imported(path)}
     # The check above would not find a call under another name.
     assert not {name for name in names if re.match(r"subprocess\.|multiprocessing|pty|os\.", name)}
-    assert "shell=" not in (ROOT / "profpipe" / "runner" / "executor.py").read_text(encoding="utf-8")
+    assert not any("shell=" in (ROOT / name).read_text(encoding="utf-8") for name in STARTERS)
+
+
+def test_the_supervisor_of_processes_starts_without_packages() -> None:
+    tree = ast.parse((ROOT / "profpipe/runner/supervisor.py").read_text(encoding="utf-8"))
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert names <= {"ctypes", "errno", "marshal", "os", "select", "signal", "socket", "struct", "sys", "time"}
 
 
 def loaded_by(statement: str) -> set[str]:

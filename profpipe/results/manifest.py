@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from profpipe import masking
 from profpipe.errors import ConfigError
-from profpipe.job import Ask, Cause, Command, Job, JobOutcome, Missing, Status, Tool
+from profpipe.job import Ask, Cause, Command, Incident, Job, JobOutcome, Missing, Status, Tool
 from profpipe.results import atomic, bounded_json
 from profpipe.results.schema import SCHEMA_VERSION, Origin
 
@@ -260,6 +260,7 @@ class Manifest:
     is_run: bool = True
     #: Set for an `ab` run only.
     ab: PairsEntry | None = None
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def device(self) -> tuple[str, str]:
@@ -312,7 +313,7 @@ class Manifest:
         document = asdict(self, dict_factory=known_items)
         if not document.pop("is_run"):
             return {key: document[key] for key in ("schema_version", "name", "files", "refused")}
-        return document
+        return document if self.incidents else {key: document[key] for key in document if key != "incidents"}
 
     def with_job(
         self,
@@ -320,17 +321,21 @@ class Manifest:
         files: Iterable[FileEntry] = (),
         refused: Iterable[RefusedFile] = (),
         families: Mapping[str, str] = MappingProxyType({}),
+        incidents: Iterable[Incident] = (),
     ) -> Manifest:
         """Return the manifest with a job, in place of an earlier try.
 
-        ``files`` and ``refused`` are its files. ``families`` is the kernel family that each of its cases must run.
+        ``files`` and ``refused`` are its files. ``families`` is the kernel family that each of its cases must run. The
+        sources of ``incidents`` are relative to the job's folder.
         """
+        own = (replace(incident, source=f"{entry.folder}/{incident.source}") for incident in incidents)
         earlier = self.without_job(entry.folder)
         return replace(
             earlier,
             jobs=(*earlier.jobs, entry),
             files=(*earlier.files, *files),
             refused=(*earlier.refused, *refused),
+            incidents=(*earlier.incidents, *own),
             expects={**self.expects, entry.workload: {**self.expects.get(entry.workload, {}), **families}},
         )
 
@@ -341,6 +346,7 @@ class Manifest:
             jobs=tuple(job for job in self.jobs if job.folder != folder),
             files=tuple(file for file in self.files if not file.source.startswith(f"{folder}/")),
             refused=tuple(file for file in self.refused if not file.source.startswith(f"{folder}/")),
+            incidents=tuple(each for each in self.incidents if not each.source.startswith(f"{folder}/")),
         )
 
 

@@ -1,4 +1,4 @@
-"""[Job] -> [JobOutcome]: the only module that starts processes.
+"""[Job] -> [JobOutcome]: run the processes of the jobs.
 
 The commands of a job run one after the other, each in its own session, under a time limit, with the output in
 ``log.txt``. The files that a command made and the cases in ``events.jsonl`` decide whether it succeeded, never the exit
@@ -9,17 +9,16 @@ A job that an earlier runner did not finish continues where its journal says (``
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
 
 from profpipe.errors import Interrupted, is_disk_full
 from profpipe.job import (
@@ -27,17 +26,22 @@ from profpipe.job import (
     CaseOutcome,
     Cause,
     Command,
+    Incident,
+    IncidentKind,
     Job,
     JobOutcome,
     Missing,
     Profiler,
     ProgressListener,
     Status,
+    Tool,
+    workload_argv,
 )
 from profpipe.measure import oom_pruning
 from profpipe.results import atomic
 from profpipe.runner import (
     artifacts,
+    child,
     collected_traces,
     environment,
     event_log,
@@ -49,6 +53,7 @@ from profpipe.runner import (
     process,
     span,
 )
+from profpipe.runner.child import Child
 from profpipe.runner.event_log import EventLog
 from profpipe.runner.journal import Entry, ProcessEnd
 from profpipe.runner.outcome import Attempt, CommandEnd
@@ -103,15 +108,14 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = M
     # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output:
         try:
-            child = _start(argv, {**environment.filter_variables(os.environ), **env}, output)
+            asked = child.start(argv, {**environment.filter_variables(os.environ), **env}, output)
         except OSError:
             return None
         try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+            if asked.wait(timeout_s) is None:
+                return None
         finally:
-            process.kill_group(child)
+            process.kill_group(asked)
         output.seek(0)
         return output.read().decode(errors="replace")
 
@@ -208,9 +212,11 @@ def _merge_outcomes(
         if path not in job.records
     }
     recorded = {case: ended for attempt in attempts for case, ended in attempt.recorded.items()}
+    restarts = [attempt for attempt in attempts[:-1] if attempt.problem and not attempt.outcomes]
+    problems = (attempt.problem for attempt in attempts if attempt.problem and attempt not in restarts)
     return JobOutcome(
         job,
-        end=next((attempt.problem for attempt in attempts if attempt.problem), outcome.OK),
+        end=next(problems, outcome.OK),
         seconds=sum(attempt.seconds for attempt in attempts),
         last_s=attempts[-1].seconds if attempts else 0.0,
         returncode=attempts[-1].returncode if attempts else None,
@@ -219,6 +225,7 @@ def _merge_outcomes(
         attempted_again=attempted_again,
         case_outcomes=outcomes,
         causes={case: ended.cause for case, ended in {**recorded, **outcomes}.items() if ended.cause},
+        incidents=tuple(Incident(IncidentKind.RESTARTED, "log.txt", a.problem.reason) for a in restarts if a.problem),
     )
 
 
@@ -377,18 +384,19 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
         log.write(f"$ {job.shown(command)}\n".encode())
         log.flush()
         output_begin = log.tell()
-        spared, began = process.find_descendants(), time.monotonic()
+        spared = process.find_descendants()
         try:
-            child = _start(command.argv, env, log, job.cwd)
+            started = child.start(command.argv, env, log, job.cwd)
         except OSError as error:
             cause = Cause.DISK_FULL if is_disk_full(str(error)) else Cause.NOT_STARTABLE
             details = job.masked(failure_reasons.describe_failed_start(error))
             stopped = CaseOutcome(Status.FAILED, cause, details)
         else:
             conditions = (_stop_condition(command, job, events, context), _end_condition(command, job))
-            stopped, was_due, ended = _attend(child, *conditions, spared, context)
+            is_reporting = functools.partial(_is_reporting, command, job, started)
+            stopped, was_due, ended = _attend(started, *conditions, spared, context, is_reporting)
             # What a server returns when the runner ends it says nothing.
-            returncode, seconds = 0 if was_due else child.returncode, ended - began
+            returncode, seconds = 0 if was_due else started.returncode, ended - started.began
             if stopped is None and not was_due:
                 events.read()
                 # The death of an export says nothing about the case in which the workload's process died.
@@ -417,53 +425,44 @@ def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None,
     return replace(killed, details=f"rank {rank}: {killed.details}") if killed else None
 
 
-def _start(
-    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=process.die_with_parent(),
-    )
-
-
 def _attend(
-    child: subprocess.Popen[bytes],
+    started: Child,
     find_stop: Callable[[], CaseOutcome | None],
     is_due: Callable[[], bool],
     spared: set[int],
     context: _Context,
+    is_reporting: Callable[[], bool],
 ) -> tuple[CaseOutcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
 
     Returns why the runner stopped the process, or None; whether it ended the process because its work was done; and
     when the process itself ended (``time.monotonic``).
     """
-    stop, was_due, ended = None, False, 0.0
+    stop, was_due, ended = None, False, started.began
     try:
-        with process.waiter(child) as wait:
-            while child.returncode is None and not (stop := find_stop()) and not (was_due := is_due()):
-                wait(_POLL_S)
-                ended = time.monotonic()
+        while started.returncode is None and not (stop := find_stop()) and not (was_due := is_due()):
+            started.wait(_POLL_S)
+        ended = started.ended
         if was_due:
             ended = time.monotonic()
-            process.terminate(child, context.grace, is_urgent=lambda: context.interrupts.count > 0)
+            process.terminate(started, context.grace, is_urgent=lambda: context.interrupts.count > 0)
         if stop:
             hint = " (Ctrl-C again kills it)" if stop.cause is Cause.INTERRUPTED else ""
             context.listener.message(f"{stop.reason}; waiting for the process to write its report{hint}")
-            process.stop(child, context.grace, is_urgent=lambda: context.interrupts.count > 1)
+            process.stop(started, context.grace, lambda: context.interrupts.count > 1, is_reporting)
             ended = time.monotonic()
     except BaseException:
-        process.kill_tree(child, spared, context.grace)
+        process.kill_tree(started, spared, context.grace)
         raise
-    if left := process.end_remaining(child, spared, context.grace):
+    if left := process.end_remaining(started, spared, context.grace):
         context.listener.message(f"Ended processes that were still running: {left}")
     return stop, was_due, ended
+
+
+def _is_reporting(command: Command, job: Job, started: Child) -> bool:
+    """Return True if ``started`` is a tool whose workload has ended: it writes its report."""
+    has_tool = command.runs_workload and isinstance(job.tool, Tool) and bool(job.tool.path)
+    return has_tool and not process.is_running(workload_argv(job), besides=started.pid)
 
 
 def _end_condition(command: Command, job: Job) -> Callable[[], bool]:

@@ -1,38 +1,38 @@
 """End the processes of a job: the signals that profpipe receives and sends. This module starts no process.
 
 A process group does not contain all processes of a job: nsys (2022.4 to 2025.3) puts the application and its agent into
-their own sessions. So while jobs run, this process adopts orphans (Linux's "child subreaper"), and each descendant in
-another session belongs to the job. Processes that something else starts for the job (a container's daemon, a batch
-system) are out of reach. Where there is no /proc, only the process group is ended.
+their own sessions. So each descendant of this process in another session belongs to the job. Processes that something
+else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, only the
+process group is ended.
 
-If this process is killed, Linux ends the process that it started last (``die_with_parent``). The descendants of that
-process may continue. The next runner finds them by a variable in their environment and ends them (``kill_leftovers``)
-before it starts a process that writes into the same files.
+If this process is killed, its supervisor ends all descendants (``supervisor.py``). If the supervisor is killed, this
+process adopts its descendants (Linux's "child subreaper"). If both are killed at once, the next runner finds what they
+left by a variable in the environment, and ends that (``kill_leftovers``) before it starts a process that writes into
+the same files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from profpipe.errors import ProfpipeError
+from profpipe.runner import child
+from profpipe.runner.child import Child
 
 #: Every process of a job has this environment variable. Its value is the job's folder.
 JOB_VARIABLE = "PROFPIPE_JOB"
 
 #: Options of prctl(2).
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STEP_S = 0.05
@@ -40,10 +40,14 @@ _STEP_S = 0.05
 
 @dataclass(frozen=True)
 class GracePeriods:
-    """How long each step of ending a process may take. A profiler writes its report after SIGINT."""
+    """How long each step of ending a process may take. A process that ignores all signals costs 10 s at most."""
 
-    interrupt_s: float = 60.0
-    terminate_s: float = 10.0
+    interrupt_s: float = 5.0
+    terminate_s: float = 2.5
+    #: How long a profiler whose workload has ended may take to write its report.
+    report_s: float = 60.0
+    #: How long a server may take to end after SIGTERM.
+    server_s: float = 7.5
     #: How long the processes that a job leaves running (nsys's agent, data loader workers) may take to end themselves.
     linger_s: float = 1.0
     #: How long to wait for a process that does not even die of SIGKILL because it hangs inside a driver.
@@ -98,24 +102,6 @@ def adopt_orphans() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """Return the function that a new process calls before exec, so that it gets SIGTERM when this process dies.
-
-    nsys (2022.4 to 2025.3) then stops its application. Linux sends the signal when the thread that forked ends, so the
-    thread that starts a process must wait for its end.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, us = ctypes.CDLL(None).prctl, os.getpid()
-
-    def bind() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != us:  # the parent died before the signal was set
-            os._exit(1)
-
-    return bind
-
-
 def kill_leftovers(job_folder: Path, wait_s: float) -> None:
     """Kill every process of the job in ``job_folder``, which a killed runner left.
 
@@ -137,8 +123,25 @@ def _find_marked(job_folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
+def is_running(argv: Sequence[str], besides: int) -> bool:
+    """Return True if a descendant of this process runs the command ``argv``, other than the process ``besides``.
+
+    The kernel puts the interpreter of a script, and at most one argument for it, before the words of the command.
+    """
+    words = [os.fsencode(word) for word in argv]
+    for pid in find_descendants() - {besides}:
+        with suppress(OSError):  # the process has ended
+            running = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            if running[-len(words) :] == words and len(running) <= len(words) + 2:
+                return True
+    return False
+
+
 def find_descendants() -> set[int]:
-    """Return the living descendants of this process in other sessions, and reap its zombies there."""
+    """Return the living descendants of this process in other sessions, and reap its zombies there.
+
+    The supervisor is not one of them.
+    """
     us, our_session = os.getpid(), os.getsid(0)
     parents: dict[int, int] = {}
     elsewhere = set()
@@ -157,62 +160,40 @@ def find_descendants() -> set[int]:
             pass
         return pid == us
 
-    return {pid for pid in elsewhere if is_below(pid)}
+    return {pid for pid in elsewhere if is_below(pid)} - {child.supervisor_pid()}
 
 
-@contextmanager
-def waiter(process: subprocess.Popen[bytes]) -> Iterator[Callable[[float], None]]:
-    """Yield a function that waits until the process has ended and is reaped, or for a number of seconds.
-
-    Linux reports the end at once (pidfd_open, since Linux 5.3). ``Popen.wait`` with a limit looks only every 50 ms,
-    which would count as time of a command.
-    """
-
-    def wait_polling(seconds: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):  # not Linux, an older one, or a sandbox without the system call
-        yield wait_polling
-        return
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-
-        def wait(seconds: float) -> None:
-            if poll.poll(seconds * 1e3):
-                process.wait()
-
-        yield wait
-    finally:
-        os.close(descriptor)
-
-
-def stop(process: subprocess.Popen[bytes], grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
+def stop(
+    process: Child, grace: GracePeriods, is_urgent: Callable[[], bool], is_reporting: Callable[[], bool] = lambda: False
+) -> None:
     """End the process group so that a profiler can still write its report; at once when ``is_urgent()`` is true.
 
     SIGINT first: nsys then stops the application and finishes its report. SIGKILL leaves no report and a running
-    application.
+    application. While ``is_reporting()`` is true the profiler is waited for longer.
     """
-    for number, wait_s in ((signal.SIGINT, grace.interrupt_s), (signal.SIGTERM, grace.terminate_s)):
-        _signal(process.pid, number, os.killpg)
-        if _wait_until(lambda: process.poll() is not None, wait_s, unless=is_urgent):
-            return
-        if is_urgent():
-            break
-    kill_group(process)
 
+    def has_ended() -> bool:
+        return process.poll() is not None
 
-def terminate(process: subprocess.Popen[bytes], grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
-    """End the process group of a server as its supervisor would: SIGTERM, and time to finish. nsys does the same."""
-    _signal(process.pid, signal.SIGTERM, os.killpg)
-    if not _wait_until(lambda: process.poll() is not None, grace.interrupt_s, unless=is_urgent):
+    _signal(process.pid, signal.SIGINT, os.killpg)
+    ended = _wait_until(has_ended, grace.interrupt_s, unless=is_urgent)
+    if not ended and not is_urgent() and is_reporting():
+        ended = _wait_until(has_ended, grace.report_s, unless=is_urgent)
+    if not ended and not is_urgent():
+        _signal(process.pid, signal.SIGTERM, os.killpg)
+        ended = _wait_until(has_ended, grace.terminate_s, unless=is_urgent)
+    if not ended:
         kill_group(process)
 
 
-def end_remaining(process: subprocess.Popen[bytes], spared: Collection[int], grace: GracePeriods) -> int:
+def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
+    """End the process group of a server as a service manager would: SIGTERM, and time to finish. nsys does the same."""
+    _signal(process.pid, signal.SIGTERM, os.killpg)
+    if not _wait_until(lambda: process.poll() is not None, grace.server_s, unless=is_urgent):
+        kill_group(process)
+
+
+def end_remaining(process: Child, spared: Collection[int], grace: GracePeriods) -> int:
     """End the processes that an ended process left running, and return how many did not end themselves.
 
     ``spared`` are the descendants that existed before the process started.
@@ -232,13 +213,13 @@ def end_remaining(process: subprocess.Popen[bytes], spared: Collection[int], gra
     return len(left)
 
 
-def kill_tree(process: subprocess.Popen[bytes], spared: Collection[int], grace: GracePeriods) -> None:
+def kill_tree(process: Child, spared: Collection[int], grace: GracePeriods) -> None:
     """End the process and all descendants at once."""
     kill_group(process)
     _kill_all(lambda: find_descendants() - set(spared), grace.kill_s)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: Child) -> None:
     """End the process and its group at once."""
     _signal(process.pid, signal.SIGKILL, os.killpg)
     process.wait()

@@ -289,7 +289,7 @@ class Session:
             peaks=self._own_peaks(job, devices),
         )
         families = reader.expected_families(job.folder / "events.jsonl")
-        known = self.manifest.with_job(entry, files, refused, families)
+        known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)
         self.manifest = replace(known, private_files=self._private_files(job))
         store.save(self.folder, self.data, self.manifest, stored)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.warnings import DuplicateTimes, Expectation, LaunchCounts, Unattributed, Unseen
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
-from profpipe.job import Status, count_cases
+from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text, case_texts, of_workload
 from profpipe.report.sections import classification, files, steps
@@ -29,6 +29,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *_failed(findings),
         *_unexpected_kernels(findings),
         *(_unread(each) for each in run.refused),
+        *map(_incident, run.incidents),
         *classification.low_coverage(findings),
         *(_unseen(each, findings) for each in findings.unseen),
         *(_outside(each, findings) for each in findings.unattributed if each.unexplained >= files.LEAST_UNEXPLAINED),
@@ -91,6 +92,26 @@ def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
     number = count_cases(len(unseen.cases))
     where = of_workload(unseen.workload, findings)
     return doc.concat(doc.Code(unseen.profiler), f" recorded no {noun} of {number}", where, " that ran: ", named, ".")
+
+
+#: What happened, and what it means for the results.
+_INCIDENTS: Mapping[IncidentKind, tuple[str, str]] = {
+    IncidentKind.RESTARTED: ("a process ended between two cases", "Another process ran the cases that were left."),
+    IncidentKind.DAMAGED_JOURNAL: (
+        "the record of the job's processes could not be read",
+        "Cases without an end in events.jsonl ran again.",
+    ),
+    IncidentKind.UNKNOWN_SETTINGS: (
+        "the run was started by a version with settings that this one does not know",
+        "They were left out.",
+    ),
+}
+
+
+def _incident(incident: Incident) -> doc.Text:
+    what, meaning = _INCIDENTS[incident.kind]
+    details = f" ({' '.join(incident.details.split())})" if incident.details else ""
+    return doc.concat(doc.Code(incident.source), f": {what}{details}. {meaning}")
 
 
 def _outside(found: Unattributed, findings: Findings) -> doc.Text:

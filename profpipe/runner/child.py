@@ -1,0 +1,158 @@
+"""Start processes through the supervisor of this runner, which ends them all when the runner is gone."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import marshal
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import IO, Final
+
+from profpipe.runner import supervisor
+from profpipe.runner.supervisor import ENDED, HEADER, STARTED
+
+#: How long the end of this process waits for its supervisor, which has nothing left to end then.
+_LAST_S: Final = 2.0
+#: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
+_LOST: Final = -9
+
+
+class Child:
+    """A process that the supervisor started. ``returncode`` is that of Popen: negative for a signal.
+
+    ``began`` and ``ended`` are times of ``time.monotonic``, which the supervisor took.
+    """
+
+    def __init__(self, pid: int, began: float, report: int) -> None:
+        self.pid, self.began, self.ended = pid, began, began
+        self.returncode: int | None = None
+        self._report = report
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self.wait(0.0)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait until the process has ended, or for a number of seconds; return its exit code, or None."""
+        if self.returncode is None and _is_readable(self._report, seconds):
+            try:
+                status, self.ended = ENDED.unpack(_read(self._report, ENDED))
+                self.returncode = os.waitstatus_to_exitcode(status)
+            except EOFError:
+                self.returncode, self.ended = _LOST, time.monotonic()
+            os.close(self._report)
+        return self.returncode
+
+
+class _Supervisor:
+    """The supervisor of this process, which is started at the first use."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
+            null = subprocess.DEVNULL
+            # No stream of this process: a pipe that reads the output would wait for the supervisor.
+            self._process = subprocess.Popen(
+                argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=[theirs.fileno()]
+            )
+        self.owner, self.pid = os.getpid(), self._process.pid
+        self._socket, self._lock = ours, threading.Lock()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None) -> Child:
+        folder = None if cwd is None else os.fspath(cwd)
+        body = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder))
+        ours, theirs = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [HEADER.pack(len(body))], [output.fileno(), theirs])
+                self._socket.sendall(body)
+        except BaseException:
+            # A part of a request may have been sent.
+            self._socket.close()
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        try:
+            pid, number, is_folder, began = STARTED.unpack(_read(ours, STARTED))
+        except EOFError:
+            os.close(ours)
+            raise BrokenPipeError(errno.EPIPE, "the supervisor of the processes has ended") from None
+        if number:
+            os.close(ours)
+            raise OSError(number, os.strerror(number), folder if is_folder else argv[0])
+        return Child(pid, began, ours)
+
+    @property
+    def is_usable(self) -> bool:
+        """Return True if this process may send requests: a fork must not keep the socket of its parent open."""
+        return self.owner == os.getpid() and self._socket.fileno() >= 0
+
+    def stop(self) -> None:
+        """Close the socket, at which the supervisor ends what is left of its processes."""
+        self._socket.close()
+        if self.owner == os.getpid():
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_S)
+
+
+_current: list[_Supervisor] = []
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None) -> Child:
+    """Start a program in a session of its own, without input, with both output streams to ``output``.
+
+    Raises OSError where it cannot be started. A supervisor that something has killed is replaced.
+    """
+    try:
+        return _supervisor().start(argv, env, output, cwd)
+    except BrokenPipeError:
+        _stop()
+        return _supervisor().start(argv, env, output, cwd)
+
+
+def supervisor_pid() -> int:
+    """Return the process id of the supervisor, which is started where none runs."""
+    return _supervisor().pid
+
+
+def _supervisor() -> _Supervisor:
+    if _current and not _current[0].is_usable:
+        _stop()
+    if not _current:
+        _current.append(_Supervisor())
+        atexit.register(_stop)
+    return _current[0]
+
+
+def _stop() -> None:
+    atexit.unregister(_stop)
+    while _current:
+        _current.pop().stop()
+
+
+def _is_readable(descriptor: int, seconds: float | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds * 1e3)))
+
+
+def _read(descriptor: int, message: Struct) -> bytes:
+    found = b""
+    while len(found) < message.size:
+        part = os.read(descriptor, message.size - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found

@@ -1,0 +1,215 @@
+"""Start the processes of a run, and end all of them when the runner is gone: a small program beside the runner.
+
+``python -I -S supervisor.py FD``: the runner sends requests through the socket FD. Only the runner holds the other end,
+so the kernel closes the socket when the runner ends in any way. Then each descendant of this process gets SIGKILL. The
+supervisor is the parent of what the runner starts and adopts orphans (``PR_SET_CHILD_SUBREAPER`` of prctl(2)), so no
+process leaves it by a new session, by ignored signals or by a changed environment. If the supervisor itself is killed,
+the runner adopts and ends the processes (``process.py``).
+
+Only the standard library is imported, for every run waits for this start. ``child.py`` is the other side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import marshal
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+#: A request: the size of its body, and with it two descriptors: the output of the process, and where to report.
+HEADER = struct.Struct("!Q")
+#: The first report: process id, 0 or the errno of a failed start, 1 where the folder was the cause, and the time.
+STARTED = struct.Struct("!iiid")
+#: The second report: the status that waitpid(2) returned, and the time. Times are those of CLOCK_MONOTONIC.
+ENDED = struct.Struct("!id")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.005
+#: A process that hangs inside a driver does not die of SIGKILL. It is not waited for longer.
+_MOST_S = 60.0
+
+
+def main(control: socket.socket) -> None:
+    """Serve the requests of the runner until it closes the socket."""
+    control.set_inheritable(False)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    wakeup, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    # A handler, not SIG_IGN: a program that is started would inherit that, and no profiler could be interrupted.
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    reports: dict[int, int] = {}
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
+    is_wanted = True
+    while is_wanted:
+        for descriptor, _ in poll.poll():
+            if descriptor == wakeup:
+                os.read(wakeup, 4096)
+                reap(reports)
+            else:
+                is_wanted = serve(control, reports)
+    end_descendants()
+
+
+def serve(control: socket.socket, reports: dict[int, int]) -> bool:
+    """Start what the runner asks for; return False where the runner has closed the socket."""
+    try:
+        header, (output, report) = receive(control)
+        body = b""
+        while len(body) < header:
+            part = control.recv(header - len(body))
+            if not part:
+                return False
+            body += part
+    except (OSError, ValueError):
+        return False
+    argv, env, folder = marshal.loads(body)
+    try:
+        pid = start(argv, env, folder, output, report)
+    finally:
+        os.close(output)
+    if pid:
+        reports[pid] = report
+    else:
+        os.close(report)
+    return True
+
+
+def receive(control: socket.socket) -> tuple[int, tuple[int, int]]:
+    """Return the size of the next request and its descriptors. Raises ValueError at the end of the requests."""
+    space = socket.CMSG_SPACE(2 * struct.calcsize("i"))
+    # The descriptors are not for the processes that are started.
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    header, about, _, _ = control.recvmsg(HEADER.size, space, flags)
+    if len(header) < HEADER.size or not about:
+        raise ValueError("no request")
+    return HEADER.unpack(header)[0], struct.unpack("2i", about[0][2][: struct.calcsize("2i")])
+
+
+def start(argv: list[str], env: dict[str, str], folder: str | None, output: int, report: int) -> int:
+    """Start a process in a session of its own and report that; return 0 where it cannot be started."""
+    read, write = os.pipe()
+    us, began = os.getpid(), time.monotonic()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        tell(report, STARTED.pack(0, error.errno or errno.EAGAIN, 0, began))
+        os.close(write)
+        os.close(read)
+        return 0
+    if pid == 0:
+        become(argv, env, folder, output, write, us)
+    os.close(write)
+    # The end of the pipe is read when the new program replaces this one.
+    failure = os.read(read, 64)
+    os.close(read)
+    if failure:
+        os.waitpid(pid, 0)
+        number, is_folder = map(int, failure.split())
+        tell(report, STARTED.pack(0, number, is_folder, began))
+        return 0
+    tell(report, STARTED.pack(pid, 0, 0, began))
+    return pid
+
+
+def become(argv: list[str], env: dict[str, str], folder: str | None, output: int, failed: int, parent: int) -> None:
+    """Replace this new process by the program ``argv``. Never returns."""
+    is_folder = 0
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        # Python ignores these.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the signal was set
+            os._exit(1)
+        if folder is not None:
+            is_folder = 1
+            os.chdir(folder)
+            is_folder = 0
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(failed, f"{error.errno or errno.EINVAL} {is_folder}".encode())
+    except ValueError:  # a NUL in a word, or = in the name of a variable
+        os.write(failed, f"{errno.EINVAL} 0".encode())
+    finally:
+        os._exit(127)
+
+
+def reap(reports: dict[int, int]) -> None:
+    """Report each process that has ended, and remove the orphans that have."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        if (report := reports.pop(pid, None)) is not None:
+            tell(report, ENDED.pack(status, time.monotonic()))
+            os.close(report)
+
+
+def tell(report: int, message: bytes) -> None:
+    with suppress(OSError):  # the runner is gone
+        os.write(report, message)
+
+
+def end_descendants() -> None:
+    """Send SIGKILL to all descendants until none is left: one look misses a process that forks."""
+    deadline = time.monotonic() + _MOST_S
+    while time.monotonic() < deadline:
+        reap({})
+        left = list(descendants(os.getpid()))
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+
+
+def descendants(ancestor: int) -> Iterator[int]:
+    """Yield the living descendants of a process, from proc(5); nothing where there is no /proc."""
+    parents: dict[int, int] = {}
+    living = []
+    # pathlib would take a third of the time of this program's start.
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []  # noqa: PTH112, PTH208
+    for name in names:
+        if name.isdigit():
+            with suppress(OSError):  # the process has ended
+                with open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
+                    state, parent = stream.read().rpartition(b")")[2].split()[:2]
+                parents[int(name)] = int(parent)
+                if state not in b"ZX":
+                    living.append(int(name))
+    for pid in living:
+        above = parents[pid]
+        while above not in (0, ancestor):
+            above = parents.get(above, 0)
+        if above == ancestor:
+            yield pid
+
+
+def prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

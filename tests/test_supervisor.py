@@ -1,0 +1,180 @@
+"""Nothing outlives the runner: what it started ends within two seconds, whatever it ignores and wherever it hides."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_profiler import Notes, fake_profiler, job_of
+
+from profpipe.job import Command, Job, Tool
+from profpipe.runner import child, executor
+from profpipe.runner.process import GRACE, GracePeriods
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+#: Writes its process id once it ignores every signal that can be ignored.
+STUBBORN = """
+import os, pathlib, signal, sys, time
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+pathlib.Path(sys.argv[1] + ".tmp").write_text(str(os.getpid()))
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+time.sleep(600)
+"""
+#: A grandchild, one in another session, and a daemon without the environment of its job.
+HIDDEN = """
+{python} {stubborn} {folder}/grandchild &
+setsid {python} {stubborn} {folder}/session &
+(setsid env -i {python} {stubborn} {folder}/daemon &) &
+exec {python} {stubborn} {folder}/child
+"""
+NAMES = ("grandchild", "session", "daemon", "child")
+RUNNER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from fake_profiler import Notes, fake_profiler, job_of
+from profpipe.runner import executor
+folder = Path({folder!r})
+job = job_of(folder, "pass", script=None, command=("sh", "-c", {script!r}))
+(outcome,) = executor.run([job], {{"fake": fake_profiler(folder)}}, Notes())
+print(outcome.status, outcome.reason, outcome.returncode)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int], wait_s: float) -> list[int]:
+    """The processes that live after ``wait_s`` seconds."""
+    deadline = time.monotonic() + wait_s
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A runner, and the processes of its job, all of which ignore signals."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    script = HIDDEN.format(python=sys.executable, stubborn=tmp_path / "stubborn.py", folder=tmp_path)
+    text = RUNNER.format(tests=str(ROOT / "tests"), folder=str(tmp_path), script=script)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runner = subprocess.Popen([sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / name).exists() for name in NAMES):
+        assert runner.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    pids = [int((tmp_path / name).read_text()) for name in NAMES]
+    yield runner, pids
+    for pid in filter(is_alive, pids):
+        os.kill(pid, signal.SIGKILL)
+    runner.kill()
+    runner.communicate()
+
+
+def test_what_a_killed_runner_started_is_gone_within_two_seconds(started) -> None:
+    runner, pids = started
+    runner.kill()
+    assert wait_until_gone(pids, 2.0) == []
+
+
+def test_what_the_supervisor_started_ends_with_it_and_the_runner_goes_on(started) -> None:
+    runner, pids = started
+    (supervisor,) = (int(pid) for pid in Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split())
+    os.kill(supervisor, signal.SIGKILL)
+    output, _ = runner.communicate(timeout=30)
+    assert output.startswith("crashed killed by SIGKILL") and runner.returncode == 0
+    assert wait_until_gone(pids, 0.0) == []
+
+
+def test_a_supervisor_that_was_killed_is_replaced() -> None:
+    os.kill(child.supervisor_pid(), signal.SIGKILL)
+    time.sleep(0.1)
+    assert executor.ask(["echo", "still here"]) == "still here\n"
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        with pytest.raises(FileNotFoundError, match="no-such-program"):
+            child.start(["no-such-program"], {}, log)
+        with pytest.raises(NotADirectoryError, match="log"):
+            child.start(["true"], dict(os.environ), log, tmp_path / "log")
+        with pytest.raises(OSError, match="Invalid argument"):
+            child.start(["true", "a\0b"], dict(os.environ), log)
+
+
+def test_words_and_variables_of_any_bytes_and_length_reach_a_program(tmp_path: Path) -> None:
+    word, value = os.fsdecode(b"\xff\xe9 \n'"), "x" * 100_000
+    program = "import os, sys; sys.stdout.buffer.write(os.fsencode(sys.argv[1] + str(len(os.environ['LONG']))))"
+    assert executor.ask([sys.executable, "-c", program, word], env={"LONG": value}) == os.fsencode(
+        word + "100000"
+    ).decode(errors="replace")
+
+
+def test_a_program_has_the_signals_and_descriptors_of_a_shell() -> None:
+    program = (
+        "import os, signal; "
+        "print([s.name for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN], "
+        "[fd for fd in range(99) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    )
+    # Python ignores two signals itself.
+    assert executor.ask([sys.executable, "-c", program]) == "['SIGPIPE', 'SIGXFSZ'] [0, 1, 2]\n"
+
+
+# --- patience --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_process_that_ignores_all_signals_costs_ten_seconds(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pid"))
+    job, began = job_of(tmp_path, "pass", script=None, command=command, timeout_s=0.5), time.monotonic()
+    (outcome,) = executor.run([job], {"fake": fake_profiler(tmp_path)}, Notes())
+    assert outcome.status == "timeout" and time.monotonic() - began < 10.5
+    assert GRACE.interrupt_s + GRACE.terminate_s + 2 * GRACE.linger_s <= 10
+
+
+#: A tool whose workload ends at SIGINT, and that then needs longer for its report than others are waited for.
+TOOL = """
+import pathlib, signal, subprocess, sys, time
+workload = subprocess.Popen(sys.argv[2:])
+signal.signal(signal.SIGINT, lambda *_: None)
+workload.wait()
+time.sleep(1.5)
+pathlib.Path(sys.argv[1]).write_text("report")
+"""
+
+
+def test_a_profiler_whose_workload_has_ended_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text(TOOL)
+    report, tool = tmp_path / "report", tmp_path / "tool.py"
+    workload = (sys.executable, "-c", "import time; time.sleep(600)")
+    job = job_of(tmp_path, "pass", script=None, command=workload, timeout_s=0.5, tool=Tool("fake", "1", str(tool)))
+
+    def commands(job: Job) -> list[Command]:
+        return [Command((sys.executable, str(tool), str(report), *job.command), (report,))]
+
+    profiler = fake_profiler(tmp_path)
+    profiler.commands = commands  # type: ignore[method-assign]
+    patient = GracePeriods(interrupt_s=0.7, terminate_s=0.2, linger_s=0.2, report_s=30.0)
+    executed = list(executor.run([job], {"fake": profiler}, Notes(), patient))
+    assert executed[0].status == "timeout" and report.read_text() == "report"
+    report.unlink()
+    again = replace(job, folder=tmp_path / "again")
+    list(executor.run([again], {"fake": profiler}, Notes(), replace(patient, report_s=0.0)))
+    assert not report.exists()
