@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from profpipe.errors import UnreadableFile
-from profpipe.measure import statistics
+from profpipe.measure import event_lines, statistics
+from profpipe.measure.event_lines import BadLine
 from profpipe.results import schema
 
 FORMATS = ("profpipe events.jsonl",)
 
-_STARTED = b'{"event":"started"'
-_NS_PER = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _CRASHED = "the process ended inside this case; see log.txt beside events.jsonl for its last words"
 
 
@@ -81,19 +80,15 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> schema.Tables:
     """Read cases (one row each) and metrics; samples are summarised.
 
-    Raises ``UnreadableFile`` for a line that is no event. A kill may cut the last line of a process, which is dropped.
+    A line that is no event is dropped with a note. Raises ``UnreadableFile`` where no case is left.
     """
-    record = Record()
-    for number, event in _events(path, record):
-        handler = _HANDLERS.get(str(event.get("event")))
-        if handler is None:
-            continue
-        try:
+    record, bad = Record(), []
+    for _, event in event_lines.parse_lines(path.read_bytes().splitlines()):
+        if isinstance(event, BadLine):
+            bad.append(event)
+        elif handler := _HANDLERS.get(event["event"]):
             handler(record, event)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UnreadableFile(
-                path, f"line {number}: a malformed '{event['event']}' event ({error!r})", _RERUN
-            ) from error
+    record.notes += event_lines.describe(bad)
     if not record.attempts:
         raise UnreadableFile(
             path, "holds no case: the process ended before its first one", "See log.txt beside it for why."
@@ -101,49 +96,8 @@ def parse(path: Path) -> schema.Tables:
     return _tables(record)
 
 
-_RERUN = "Run the workload again; the file was changed or damaged after it was written."
-
-
-def _events(path: Path, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each event with its line number.
-
-    A killed process leaves its last line cut, without a line end: the ``started`` of the next process is in the same
-    line.
-    """
-    lines = path.read_bytes().replace(b'{"event": "started"', _STARTED).splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        event = _decode(line)
-        if event is None and (at := line.rfind(_STARTED)) > 0:
-            event = _decode(line[at:])
-            record.notes.append(f"line {number} was cut by the end of its process and dropped")
-        if event is None and not _is_last_of_process(lines[number:]):
-            raise UnreadableFile(path, f"line {number} is not a JSON object", _RERUN)
-        if event is None:
-            record.notes.append(f"line {number} was cut by the end of its process and dropped")
-        else:
-            yield number, event
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-        if b"\\ud" in line:
-            # A path that is no UTF-8 has halves of surrogate pairs, which Arrow cannot store.
-            event = json.loads(json.dumps(event, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def _is_last_of_process(following: list[bytes]) -> bool:
-    after = next((line for line in following if line.strip()), _STARTED)
-    return after.lstrip().startswith(_STARTED)
-
-
 def _on_started(record: Record, event: dict[str, Any]) -> None:
-    record.profiler, record.process = str(event["profiler"]), record.process + 1
+    record.profiler, record.process = event.get("profiler") or "", record.process + 1
     record.rank = int(event.get("rank") or 0)
     record.torch = str(event.get("torch") or "")
     machine = event.get("machine")
@@ -155,7 +109,7 @@ def _on_case_started(record: Record, event: dict[str, Any]) -> None:
 
 
 def _on_samples(record: Record, event: dict[str, Any]) -> None:
-    factor = _NS_PER[event["unit"]]
+    factor = event_lines.NS_PER[event["unit"]]
     samples = record.attempt(event).samples_ns.setdefault(str(event.get("metric") or "time"), [])
     samples += [float(value) * factor for value in event["values"]]
 
@@ -181,10 +135,11 @@ def _on_error(record: Record, event: dict[str, Any]) -> None:
 
 def _on_case_ended(record: Record, event: dict[str, Any]) -> None:
     attempt = record.attempt(event)
-    if event["status"] not in schema.STATUSES:
-        raise ValueError(f"unknown status {event['status']!r}")
-    attempt.status, attempt.reason = event["status"], str(event.get("reason") or "")
+    attempt.status, attempt.reason = event["status"], event.get("reason") or ""
     attempt.seconds = None if event.get("seconds") is None else float(event["seconds"])
+    if attempt.seconds is not None and attempt.seconds < 0:
+        record.notes.append(f"{attempt.case}: its duration is negative, for the clock was set back, and was dropped")
+        attempt.seconds = None
     attempt.flags = [str(flag) for flag in event.get("flags") or []]
     # A case that is skipped before it starts has its parameters only here.
     attempt.params = attempt.params or dict(event.get("params") or {})

@@ -12,7 +12,6 @@ One JSON object a line; ``hook`` names what the line holds:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ import numpy as np
 
 from profpipe.errors import UnreadableFile
 from profpipe.ingest.steps import states
+from profpipe.measure import event_lines
+from profpipe.measure.event_lines import BadLine, Damage
 from profpipe.results import schema
 from profpipe.results.schema import StepState
 
@@ -40,33 +41,33 @@ def sniff(path: Path) -> bool:
 def parse(path: Path) -> schema.Tables:
     """Read the steps of a process. Only their times are known: the parts of a step are missing.
 
-    Raises ``UnreadableFile`` for a line that is no JSON object, except the last one, which a kill may cut.
+    A line that is none of the hook is dropped with a note. Raises ``UnreadableFile`` where the rest makes no steps.
     """
+    lines: list[dict[str, Any]] = []
+    bad: list[BadLine] = []
+    for number, found in event_lines.parse_lines(path.read_bytes().splitlines(), key="hook"):
+        if isinstance(found, BadLine):
+            bad.append(found)
+        elif found["hook"] == "steps" and not _is_whole(found):
+            bad.append(BadLine(number, Damage.WRONG, "steps"))
+        else:
+            lines.append(found)
     try:
-        return _tables(list(_lines(path)))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return _tables(lines, event_lines.describe(bad))
+    except (TypeError, ValueError, OverflowError) as error:
         raise UnreadableFile(path, f"holds a malformed line of the start-up hook ({error!r})", _RERUN) from error
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            if number == len(lines):
-                return
-            raise
-        if not isinstance(found, dict):
-            raise ValueError(f"line {number} is no object")
-        yield found
+def _is_whole(line: dict[str, Any]) -> bool:
+    has_rule = line["rule"] in {rule.value for rule in schema.StepRule}
+    return has_rule and len(line["step"]) == len(line["start_ns"]) == len(line["wall_ns"])
 
 
-def _tables(lines: list[dict[str, Any]]) -> schema.Tables:
+def _tables(lines: list[dict[str, Any]], damage: list[str]) -> schema.Tables:
     about = next((line for line in lines if line["hook"] == "started"), {})
     first = max((number for number, line in enumerate(lines) if line["hook"] == "restart"), default=0)
     written = [line for line in lines[first:] if line["hook"] in ("steps", "memory")]
-    notes = [str(line["text"]) for line in lines if line["hook"] == "note"]
+    notes = [*damage, *(str(line["text"]) for line in lines if line["hook"] == "note")]
     notes += [
         f"the start-up hook failed ({line['type']}: {line['message']}, during {line['during']})"
         for line in lines

@@ -7,7 +7,7 @@ from pathlib import Path
 from fake_profiler import Notes
 
 from profpipe.job import CaseOutcome, Cause, Status, Visit
-from profpipe.runner.event_log import EventLog
+from profpipe.runner.event_log import EventLog, read_outcomes, read_started
 
 BEGAN_A = '{"event": "case_started", "case": "a", "params": {}}\n'
 ENDED_A = '{"event": "case_ended", "case": "a", "status": "oom", "reason": ""}\n'
@@ -82,8 +82,17 @@ def test_a_resumed_process_continues_the_count_of_rounds(tmp_path: Path) -> None
     path, notes = tmp_path / "events.jsonl", Notes()
     path.write_text(STARTED + "".join(map(start_of, "abcab")) + ENDED_A)
     events = EventLog(path, notes)
-    restored = '{"event": "samples", "case": "b", "metric": "time", "round": 1}\n'
+    restored = '{"event": "samples", "case": "b", "metric": "time", "round": 1, "unit": "ns", "values": [1]}\n'
     with path.open("a") as stream:
         stream.write(STARTED + restored + start_of("c") + start_of("b"))
     events.read()
     assert notes.visits == [("c", Visit(3, 1, 3)), ("b", Visit(2, 2, 3))]
+
+
+def test_a_line_without_its_case_or_status_ends_no_case(tmp_path: Path) -> None:
+    path, notes = tmp_path / "events.jsonl", Notes()
+    events = EventLog(path, notes)
+    path.write_text('[1]\n{"event": "case_ended"}\n{"event": "case_ended", "case": "a"}\n' + BEGAN_A + ENDED_A)
+    events.read()
+    assert list(events.ended) == ["a"] and len(notes.messages) == 3
+    assert list(read_outcomes(path)) == ["a"] and read_started(path) == {"a"}

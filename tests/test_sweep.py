@@ -102,9 +102,9 @@ def test_the_launch_time_is_the_shortest_seen_and_at_most_the_loop_time(monkeypa
 def test_a_second_process_runs_the_remaining_rounds_of_the_first(tmp_path):
     log = tmp_path / "events.jsonl"
     events = [
-        {"event": "samples", "case": "a", "metric": "time", "round": 1, "values": [1.0, 2.0]},
-        {"event": "samples", "case": "b", "metric": "time", "round": 1, "values": [9.0]},
-        {"event": "samples", "case": "a", "metric": "time", "round": 2, "values": [3.0]},
+        {"event": "samples", "case": "a", "metric": "time", "round": 1, "unit": "ns", "values": [1.0, 2.0]},
+        {"event": "samples", "case": "b", "metric": "time", "round": 1, "unit": "ns", "values": [9.0]},
+        {"event": "samples", "case": "a", "metric": "time", "round": 2, "unit": "ns", "values": [3.0]},
     ]
     log.write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "sam')
     earlier = rounds.load_earlier_rounds(log, {"a"})

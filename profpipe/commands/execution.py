@@ -11,13 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe import profilers
-from profpipe.analysis import noise
-from profpipe.commands import rendering
+from profpipe.commands import recording, rendering
 from profpipe.config import yaml
-from profpipe.errors import ConfigError, Interrupted, ProfpipeError
+from profpipe.errors import Interrupted, ProfpipeError
 from profpipe.job import Missing, count_cases, readable
-from profpipe.results import database, folders, manifest, store
-from profpipe.results import noise as noise_table
+from profpipe.results import folders, manifest, store
 from profpipe.runner import guided_ncu, session
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest
@@ -74,25 +72,13 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
     store.save_parquet(run.folder, run.data)
     templates = rendering.find_templates(run.request.plugin_dir)
     result = rendering.write_report(run.folder, run.data, run.manifest, templates)
-    _remember(run)
+    recording.record(run.request.out, run.folder, run.data, run.manifest)
     if stop is None:
         run.manifest.save(run.folder)
     rendering.print_result(result, args, stop.exit_code if stop else None)
     if stop:
         raise stop
     return result.exit_code
-
-
-def _remember(run: Session) -> None:
-    try:
-        database.store_run(run.request.out, run.folder, run.data, run.manifest)
-        if run.manifest.ended:
-            repeated = noise_table.read_repeated(run.request.out, run.folder.name)
-            samples = [*noise.of_run(run.folder.name, run.data, run.manifest), *noise.of_repeated(repeated)]
-            noise_table.store(run.request.out, run.manifest, samples, run.folder.name)
-    except ConfigError as error:
-        # The run itself is complete.
-        print(f"profpipe: {error} This run is not in the history; its folder is complete.", file=sys.stderr)
 
 
 def resume_command(folder: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from profpipe import errors
 from profpipe.analysis import history
 from profpipe.analysis.history import HistoryFindings
-from profpipe.commands import arguments
+from profpipe.commands import arguments, recording
 from profpipe.errors import ConfigError
 from profpipe.job import readable
 from profpipe.report import course_pages
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    recording.record_missing(args.out)
     runs, times = database.read_history(args.out, max(args.n, MOST_RUNS))
     found = history.analyze(runs, times, functools.partial(noise.read_of, args.out))
     if args.json:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from profpipe.analysis import pairs
-from profpipe.commands import arguments, confirmation, execution, rendering
+from profpipe.commands import arguments, confirmation, execution, recording, rendering
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError
 from profpipe.results import folders
@@ -76,6 +76,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         if not known.is_complete:
             known.reopen()
             return execution.carry_out(known, args)
+        recording.record_missing(args.out)
         result = rendering.judge(folder, known.data, known.manifest)
         if args.json or args.quiet:
             rendering.print_result(result, args)

@@ -30,7 +30,7 @@ class Settings:
         torch = given.get("torch") or {}
         self.with_stack = bool(torch.get("with_stack"))
         self.record_shapes = bool(torch.get("record_shapes"))
-        #: The span of time to record instead of steps: ``started_s`` (since the epoch), ``after_s`` and ``for_s``.
+        #: The span to record instead of steps: ``started_s`` (of ``time.monotonic``), ``after_s`` and ``for_s``.
         self.capture: Optional[Dict[str, float]] = given.get("capture")
         #: Whether the program writes a trace itself, which the runner collects.
         self.is_collected = bool(given.get("collect"))

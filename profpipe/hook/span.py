@@ -1,7 +1,8 @@
 """Record a span of time of a program without steps, such as a server: ``capture: {after_s, for_s}``.
 
 A thread waits for the span, so the program goes on as without it. The seconds count from the start of the command, so
-that all processes of the command record the same span. The runner ends the program afterwards.
+that all processes of the command record the same span. ``time.monotonic`` is one clock for all processes of a machine,
+and setting the date does not change it. The runner ends the program afterwards.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class _Span:
         was_on = self._is_on
         self._reset()
         ranges.record_all_threads(False)
-        if not was_on and time.time() < self._end_s:
+        if not was_on and time.monotonic() < self._end_s:
             self.start()
 
     def _run(self) -> None:
         try:
-            if self._is_cut.wait(max(0.0, self._begin_s - time.time())) or time.time() >= self._end_s:
+            if self._is_cut.wait(max(0.0, self._begin_s - time.monotonic())) or time.monotonic() >= self._end_s:
                 return
             self._has_begun = True
             self._record.write("span")
@@ -83,7 +84,7 @@ class _Span:
         self._record.write("finished", steps=0, stopped=False)
 
     def _wait(self) -> None:
-        self._is_cut.wait(max(0.0, self._end_s - time.time()))
+        self._is_cut.wait(max(0.0, self._end_s - time.monotonic()))
 
     def _record_trace(self) -> None:
         self._profile = self._new_profile()
@@ -91,7 +92,7 @@ class _Span:
         self._profile.prepare_trace()
         self._profile.start_trace()
         # The start may take seconds: torch imports its compiler for it.
-        self._end_s = time.time() + self._for_s
+        self._end_s = time.monotonic() + self._for_s
         ranges.record_all_threads(True)
         self._wait()
         ranges.record_all_threads(False)
@@ -133,7 +134,7 @@ class _Span:
         """Export what was recorded, if the program ends inside the span. A forked child inherits this function."""
         if pid != os.getpid() or not self._thread.is_alive():
             return
-        left_s = self._end_s - time.time()
+        left_s = self._end_s - time.monotonic()
         if self._has_begun and left_s > 0:
             self._record.note(f"the program ended {left_s:.1f} s before the end of the capture")
         self._cut()

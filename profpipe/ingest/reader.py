@@ -16,6 +16,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import kernel_classes, registry
 from profpipe.ingest.steps import figures
 from profpipe.job import Job, JobOutcome
+from profpipe.measure import event_lines
 from profpipe.results import schema
 from profpipe.results.schema import CASES, METRICS, Tables
 
@@ -186,7 +187,7 @@ def _is_false_start(path: Path, outcome: JobOutcome) -> bool:
     """Return True for the record of a process that died before its first case; the outcome has the reason."""
     if outcome.status == "ok" or path not in outcome.job.records:
         return False
-    return not any(event.get("event") == "case_started" for event in _events(path))
+    return not any(event["event"] == "case_started" for event in event_lines.read(path)[0])
 
 
 def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
@@ -200,8 +201,8 @@ def case_rows(outcome: JobOutcome, run: str, written: pd.DataFrame) -> Tables:
     # With the defaults of PARAMS, where the process got that far.
     begun = {
         event["case"]: event["params"]
-        for event in _events(job.folder / "events.jsonl")
-        if event.get("event") == "case_started" and isinstance(event.get("params"), dict)
+        for event in event_lines.read(job.folder / "events.jsonl")[0]
+        if event["event"] == "case_started" and isinstance(event.get("params"), dict)
     }
     rows = []
     for case in job.cases:
@@ -231,8 +232,8 @@ def add_process_wall(fresh: Tables, outcome: JobOutcome, run: str) -> Tables:
 
 def expected_families(events: Path) -> dict[str, str]:
     """Return the kernel family that each case should run, from the workload's ``expects`` in ``events.jsonl``."""
-    expects = (event for event in _events(events) if event.get("event") == "expects")
-    return {event["case"]: event["family"] for event in expects if event["family"]}
+    expects = (event for event in event_lines.read(events)[0] if event["event"] == "expects")
+    return {event["case"]: event["family"] for event in expects if event.get("family")}
 
 
 def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
@@ -241,7 +242,7 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     ``count`` is the number of a kind, where each process states its device's PCI address. A process without torch
     describes no device.
     """
-    started = (event for path in records for event in _events(path) if event.get("event") == "started")
+    started = (event for path in records for event in event_lines.read(path)[0] if event["event"] == "started")
     machines = [dict(event["machine"]) for event in started if event.get("torch") and event.get("machine")]
     addresses = [machine.pop("pci", None) for machine in machines]
     kinds = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
@@ -249,16 +250,6 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     return [
         kind if None in known else {**kind, "count": len(known)} for kind, known in zip(kinds, of_kind, strict=True)
     ]
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # the last line of a process that was killed while it wrote
 
 
 def replace_cases(stored: Tables, fresh: Tables) -> Tables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final
 
@@ -180,9 +180,23 @@ class Conditions:
 
 
 def conditions_from_record(record: Mapping[str, Any]) -> Conditions:
-    """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown."""
-    readings = tuple(Reading(**reading) for reading in record.get("readings", ()))
-    return Conditions(readings, record.get("other_processes"), tuple(record.get("counted_hz", ())))
+    """Return the conditions that ``dataclasses.asdict`` and JSON stored; missing fields are unknown.
+
+    Fields of a later version, and values that are no numbers, count as missing.
+    """
+    names = [field.name for field in fields(Reading)]
+    readings = tuple(
+        Reading(**{name: value for name in names if _is_number(value := reading.get(name))})
+        for reading in record.get("readings") or ()
+        if isinstance(reading, Mapping)
+    )
+    others = record.get("other_processes")
+    counted = tuple(value for value in record.get("counted_hz") or () if _is_number(value))
+    return Conditions(readings, others if _is_number(others) else None, counted)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def combine(many: Iterable[Conditions]) -> Conditions:

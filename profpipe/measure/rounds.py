@@ -6,7 +6,6 @@ Each visit builds its case anew, so that only one case's tensors are in memory, 
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import ranges
-from profpipe.measure import conditions, cuda_graph, gpu_monitor, interleaving, sampling
+from profpipe.measure import conditions, cuda_graph, event_lines, gpu_monitor, interleaving, sampling
 from profpipe.measure.conditions import Conditions
 from profpipe.measure.distributed import SINGLE_PROCESS, Ranks
 from profpipe.measure.flags import Flag
@@ -250,15 +249,9 @@ def load_earlier_rounds(events: Path, names: Collection[str]) -> dict[str, dict[
     Another case, the time limit or the user ended that process; its samples are as good as any.
     """
     found: dict[str, dict[str, dict[int, RoundSamples]]] = {}
-    if not events.is_file():
-        return found
-    for line in events.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # the last line of a process that was killed while it wrote
-        if event.get("event") == "samples" and event["case"] in names:
+    for event in event_lines.read(events)[0]:
+        if event["event"] == "samples" and event["case"] in names:
             metrics = found.setdefault(event["case"], {})
-            measured = RoundSamples(event["values"], conditions.conditions_from_record(event.get("conditions", {})))
-            metrics.setdefault(event.get("metric", "time"), {})[event.get("round", 1)] = measured
+            measured = RoundSamples(event["values"], conditions.conditions_from_record(event.get("conditions") or {}))
+            metrics.setdefault(event.get("metric") or "time", {})[event.get("round") or 1] = measured
     return found

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,16 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import migration, schema
+from profpipe.results import atomic, migration, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 FILE = "profpipe.db"
+
+#: In the folder of a run that could not be stored: its name.
+_MISSING: Final = Path("raw") / "not-in-history"
+#: SQLITE_BUSY and SQLITE_LOCKED.
+_LOCKED: Final = re.compile(r"database( table| schema)? is locked", re.IGNORECASE)
 
 #: The times of a case, the better one first: of a call or step, else of the whole process of a command.
 TIMES: Final = ("time", schema.PROCESS_WALL)
@@ -85,6 +91,24 @@ def _fingerprints(run: str, data: Tables, manifest: Manifest) -> Iterator[dict[s
             yield {"run": run, **named, "fingerprint": fingerprint}
 
 
+def mark_missing(folder: Path) -> None:
+    """Note in the run's ``folder`` that it could not be stored, so that the next command stores it."""
+    (folder / "raw").mkdir(exist_ok=True)
+    atomic.write_text(folder / _MISSING, folder.name)
+
+
+def find_missing(out: Path) -> list[Path]:
+    """Return the folders of the runs that could not be stored. A copy of such a run is none of them."""
+    marks = (path for path in out.glob(f"[!.]*/{_MISSING}") if path.is_file() and not path.is_symlink())
+    folders = (path.parents[1] for path in sorted(marks) if path.read_bytes() == os.fsencode(path.parents[1].name))
+    return [folder for folder in folders if not folder.is_symlink()]
+
+
+def unmark(folder: Path) -> None:
+    """Remove the note of ``mark_missing``."""
+    atomic.remove(folder / _MISSING)
+
+
 @contextmanager
 def connect(out: Path) -> Iterator[Any]:
     """Open the database of a results folder, and bring the tables of an earlier version up to date.
@@ -101,6 +125,8 @@ def connect(out: Path) -> Iterator[Any]:
     except sqlite3.DatabaseError as error:
         if is_disk_full(str(error)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        if _LOCKED.search(str(error)):
+            raise ConfigError(str(path), "is in use by another program.", "Try again when that has ended.") from None
         raise ConfigError(str(path), f"cannot be used: {error}.", "Move it away.") from None
     finally:
         if database is not None:

@@ -339,6 +339,10 @@ class Manifest:
             expects={**self.expects, entry.workload: {**self.expects.get(entry.workload, {}), **families}},
         )
 
+    def with_incidents(self, more: Iterable[Incident]) -> Manifest:
+        """Return the manifest with further incidents. One that it has already is not repeated."""
+        return replace(self, incidents=tuple(dict.fromkeys((*self.incidents, *more))))
+
     def without_job(self, folder: str) -> Manifest:
         """Return the manifest without the job in ``folder`` and without its files."""
         return replace(

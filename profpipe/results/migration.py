@@ -53,6 +53,9 @@ def migrate(database: Any, path: Path) -> None:
         what = f"is a database of another program: it has the tables {', '.join(sorted(names)[:_MOST_NAMED])}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
     wanted = {**_COMMON, **{table.name: _types(table) for table in schema.ALL}}
+    if views := sorted(wanted.keys() & set(database.view_names())):
+        what = f"is a database of another program: it has the view {views[0]}."
+        raise ConfigError(str(path), what, "Move it away, or choose another --out.")
     lacking = {name: set(columns) - _columns(database, name) for name, columns in wanted.items()}
     if version == VERSION and not any(lacking.values()):
         return

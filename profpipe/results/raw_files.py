@@ -5,12 +5,13 @@ A run may come from somebody else, so a path that leads out of its folder is not
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from profpipe.measure import event_lines
+from profpipe.measure.event_lines import Damage
 from profpipe.results.manifest import JobEntry, Manifest
 
 #: In the folder of a job: the end of its output without secrets. The log itself is private.
@@ -56,9 +57,8 @@ def _samples(path: Path, job: JobEntry) -> Iterator[tuple[str, list[tuple[int, f
     """Yield the samples of the time of a call by round; a round that was measured again counts once."""
     rounds: dict[tuple[str, int], list[float]] = {}
     for event in _events(path):
-        if event.get("event") == "samples" and event.get("metric") == "time" and event.get("case") in job.cases:
-            values = [float(value) for value in event.get("values") or () if isinstance(value, (int, float))]
-            rounds[event["case"], int(event.get("round") or 1)] = values
+        if event["event"] == "samples" and event.get("metric") == "time" and event["case"] in job.cases:
+            rounds[event["case"], event.get("round") or 1] = [float(value) for value in event["values"]]
     for (case, number), values in rounds.items():
         yield case, [(number, value) for value in values]
 
@@ -67,16 +67,13 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events; a line that a library printed between them is none."""
     if not path.is_file() or path.is_symlink():
         return
-    with path.open(encoding="utf-8", errors="replace") as stream:
+    with path.open("rb") as stream:
         for line in stream:
             # Parsing the other lines, which are many, would take most of the time.
-            if '"samples"' not in line[:40]:
+            if b'"samples"' not in line[:40]:
                 continue
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
+            event = event_lines.parse(line)
+            if not isinstance(event, Damage):
                 yield event
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from profpipe.errors import is_disk_full
 from profpipe.job import CaseOutcome, Cause, ProgressListener, Status, Visit
+from profpipe.measure import event_lines
+from profpipe.measure.event_lines import Damage
 
 #: More visits than any case has rounds.
 _ALL = sys.maxsize
@@ -38,7 +39,7 @@ class EventLog:
         #: By case: how often the processes of this job turned to it, and _ALL for a case that has ended.
         self._visits: dict[str, int] = {}
         self._path, self._listener = path, listener
-        for event in _read_events(path):
+        for event in event_lines.read(path)[0]:
             self._count_visit(event)
         #: Where the first line of this object begins in the file, in bytes.
         self.begins_at = self._unread = _close_last_line(path)
@@ -53,7 +54,8 @@ class EventLog:
             return
         self._unread += len(lines) + len(newline)
         for line in lines.splitlines():
-            if (event := _parse(line)) is None:
+            event = event_lines.parse(line)
+            if isinstance(event, Damage):
                 self._listener.message(f"{self._path}: ignored a line that is no event: {line[:80]!r}")
             else:
                 self._take(event)
@@ -64,7 +66,7 @@ class EventLog:
         if kind == "started":
             self._visits = {case: visits for case, visits in self._visits.items() if visits == _ALL}
         elif kind == "samples":
-            self._visits[case] = max(self._visits.get(case, 0), event.get("round", 1))
+            self._visits[case] = max(self._visits.get(case, 0), event.get("round") or 1)
         elif kind == "case_started" and self._visits.get(case) != _ALL:
             self._visits[case] = self._visits.get(case, 0) + 1
         elif kind == "case_ended":
@@ -90,36 +92,20 @@ class EventLog:
 
 def read_outcomes(path: Path, begin: int = 0, end: int | None = None) -> dict[str, CaseOutcome]:
     """Return the outcome of each case that ended, from the bytes ``begin`` to ``end`` of ``path``."""
-    events = _read_events(path, begin, end)
-    return {event["case"]: _outcome(event) for event in events if event.get("event") == "case_ended"}
+    events, _ = event_lines.read(path, begin, end)
+    return {event["case"]: _outcome(event) for event in events if event["event"] == "case_ended"}
 
 
 def read_started(path: Path) -> frozenset[str]:
     """Return the cases that any process turned to."""
-    return frozenset(event["case"] for event in _read_events(path) if event.get("event") == "case_started")
-
-
-def _read_events(path: Path, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-    lines = path.read_bytes()[begin:end].splitlines() if path.is_file() else []
-    return [event for line in lines if (event := _parse(line))]
+    return frozenset(event["case"] for event in event_lines.read(path)[0] if event["event"] == "case_started")
 
 
 def _outcome(event: dict[str, Any]) -> CaseOutcome:
-    details, status = str(event.get("reason") or ""), Status(event["status"])
+    details, status = event.get("reason") or "", Status(event["status"])
     if status is Status.OK:
         return CaseOutcome(status)
     return CaseOutcome(status, Cause.DISK_FULL if is_disk_full(details) else Cause.WORKLOAD, details)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return None for a line that a library printed into the file, or that a killed process left unfinished."""
-    try:
-        event = json.loads(line)
-        if event["event"] == "case_ended":
-            Status(event["status"])
-    except (ValueError, TypeError, KeyError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _close_last_line(path: Path) -> int:

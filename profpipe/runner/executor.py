@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from profpipe.errors import Interrupted, is_disk_full
 from profpipe.job import (
+    JOURNAL,
     Case,
     CaseOutcome,
     Cause,
@@ -138,6 +139,7 @@ def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
         skipped, ids = CaseOutcome(Status.SKIPPED, Cause.TOOL_MISSING, str(job.tool)), [case.id for case in job.cases]
         causes = dict.fromkeys(ids, Cause.TOOL_MISSING)
         return JobOutcome(job, skipped, case_outcomes=dict.fromkeys(ids, skipped), causes=causes)
+    is_damaged = journal.load(job.folder)[1]
     attempts = _load_attempts(job, profiler, context)
     pruned: dict[str, CaseOutcome] = {}
     while (pending := attempts[-1].pending if attempts else job.cases) and not _is_over(attempts, context):
@@ -152,7 +154,9 @@ def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
         number = attempts[-1].job.part + 1 if attempts else job.part
         attempts.append(_run_attempt(replace(job, cases=pending, part=number), profiler, context))
     _remember_oom(job, attempts, context)
-    return _merge_outcomes(job, attempts, pruned, profiler, interrupted=context.interrupts.count > 0)
+    merged = _merge_outcomes(job, attempts, pruned, profiler, interrupted=context.interrupts.count > 0)
+    damage = (Incident(IncidentKind.DAMAGED_JOURNAL, JOURNAL),) if is_damaged else ()
+    return replace(merged, incidents=(*damage, *merged.incidents))
 
 
 def _is_over(attempts: Sequence[Attempt], context: _Context) -> bool:
@@ -266,9 +270,13 @@ def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
 
 def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Attempt]:
     """Return the attempts of an earlier runner that still count, and make the exports that are missing."""
-    entries, attempts = journal.read(job.folder), []
-    if entries:
+    (entries, is_damaged), attempts = journal.load(job.folder), []
+    if entries or is_damaged:
         process.kill_leftovers(job.folder, context.grace.kill_s)
+    if is_damaged:
+        part = max(journal.last_part(job.folder), entries[-1].part + 1 if entries else 1)
+        entries.append(Entry(part, tuple(case.id for case in job.cases), {}, None))
+        journal.write(job.folder, entries[-1])
     for entry, following in itertools.zip_longest(entries, entries[1:]):
         own = replace(job, part=entry.part, cases=tuple(case for case in job.cases if case.id in entry.cases))
         commands = profiler.commands(own)
@@ -282,7 +290,9 @@ def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Atte
         else:
             known = event_log.read_outcomes(_events(job), entry.begins_at, following.begins_at if following else None)
             recorded = {case.id: known[case.id] for case in own.cases if case.id in known}
-            keeps = profiler.KEEPS_ENDED_CASES and not removed
+            # Which files the attempts before the damage left is not known.
+            has_own_files = is_damaged and not set(profiler.artifacts(own)) <= set(job.records)
+            keeps = profiler.KEEPS_ENDED_CASES and not removed and not has_own_files
             attempts.append(outcome.cut_off(own, recorded, keeps_ended_cases=keeps))
     return outcome.merge_attempts(attempts)
 

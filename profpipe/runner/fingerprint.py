@@ -13,7 +13,7 @@ from profpipe.errors import ConfigError
 from profpipe.job import Job, Missing
 from profpipe.results import atomic
 from profpipe.runner import environment, guided_ncu, job_cache
-from profpipe.runner.request import REQUEST_FILE
+from profpipe.runner.request import REQUEST_FILE, readable
 
 #: The dependencies of each job at the start of the run. Private, for the hashes have no salt.
 FILE: Final = Path("raw") / "basis.json"
@@ -34,7 +34,8 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
 
     A job whose tool is missing, now or then, is not checked.
     """
-    known = json.loads(atomic.read_regular(folder / FILE).decode())
+    with readable(folder, FILE) as document:
+        known = {str(name): dict(digests) for name, digests in document.items()}
     files = (path for path in (folder / "raw").rglob("*") if path.is_file())
     began = (folder / REQUEST_FILE).stat().st_mtime
     ended = max(path.stat().st_mtime for path in (folder / "run.json", *files))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from profpipe import origins, ranges
@@ -37,7 +38,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
     if span := job.options.get("capture"):
-        settings["capture"] = {**span, "started_s": time.time()}
+        settings["capture"] = {**span, "started_s": time.monotonic()}
     return {
         **found,
         "PROFPIPE_HOOK": json.dumps(settings),
@@ -122,5 +123,6 @@ def _count_steps(path: Path) -> int | None:
         if line.startswith('{"hook": "recording"'):
             count = 1 << 30
         elif line.startswith('{"hook": "finished"'):
-            count = int(json.loads(line)["steps"])
+            with suppress(ValueError, LookupError, TypeError):  # a line that a kill has cut
+                count = int(json.loads(line)["steps"])
     return count

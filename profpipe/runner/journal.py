@@ -11,6 +11,7 @@ process of an attempt starts, and each time that one of its commands has ended. 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,12 +51,30 @@ class Entry:
 
 
 def read(folder: Path) -> list[Entry]:
-    """Return the entries of the job in ``folder``; none if no runner has started it."""
+    """Return the entries of the job in ``folder``; none if no runner has started it.
+
+    Of a damaged journal, the entries before the damage are returned.
+    """
+    return load(folder)[0]
+
+
+def load(folder: Path) -> tuple[list[Entry], bool]:
+    """Return the entries of the job in ``folder``, and whether something else stands in the journal."""
+    entries: list[Entry] = []
     try:
-        text = atomic.read_regular(folder / JOURNAL).decode()
+        for document in json.loads(atomic.read_regular(folder / JOURNAL).decode()):
+            entries.append(manifest.parse(Entry, document))
     except FileNotFoundError:
-        return []
-    return [manifest.parse(Entry, document) for document in json.loads(text)]
+        return [], False
+    except (ValueError, TypeError, RecursionError):
+        return entries, True
+    return entries, False
+
+
+def last_part(folder: Path) -> int:
+    """Return the number of the last attempt that left a file in ``folder``: files carry it from the second one on."""
+    found = (re.search(r"-(\d{1,6})\.", path.name) for path in folder.iterdir())
+    return max((int(number[1]) for number in found if number), default=1)
 
 
 def write(folder: Path, entry: Entry) -> None:

@@ -33,7 +33,7 @@ from profpipe.results import atomic, folders, manifest, noise, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, seal, session, sides
-from profpipe.runner.request import Machine, RunRequest
+from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.runner.session import Session
 from profpipe.runner.sides import Side
 
@@ -123,7 +123,10 @@ def load(folder: Path, request: RunRequest) -> PairSession:
             place.unlink()
         shutil.rmtree(place, ignore_errors=True)
     data, begun = store.load(folder)
-    return PairSession(request, folder, begun, data, sides.load(folder))
+    both = sides.load(folder)
+    requests = ((REQUEST_FILE, request), *((sides.SIDES_FILE, side.request) for side in both))
+    begun = begun.with_incidents(session.unknown_settings(requests))
+    return PairSession(request, folder, begun, data, both)
 
 
 def _measure_no_more(data: Tables, run: Manifest) -> Collection[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from profpipe import masking, profilers
 from profpipe.config.models import Pipeline, Workload
@@ -49,6 +52,8 @@ class RunRequest:
     hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: Whether the pipeline file lies in the folder of the run.
     is_in_run: bool = False
+    #: Settings of the saved request that this version does not know.
+    unknown: tuple[str, ...] = ()
 
     @classmethod
     def create(
@@ -144,8 +149,9 @@ class RunRequest:
     def load(cls, folder: Path) -> RunRequest:
         """Load the request of the run in ``folder``. The file and the environment may have changed since."""
         with readable(folder, REQUEST_FILE) as document:
+            pipeline, unknown = parse_pipeline(document["pipeline"])
             made = cls(
-                Pipeline.model_validate(document["pipeline"]),
+                pipeline,
                 folder.resolve() / document["path"],
                 folder.parent.resolve(),
                 tuple(map(str, document["workloads"])),
@@ -156,9 +162,41 @@ class RunRequest:
                 {str(word): str(public) for word, public in document["secrets"].items()},
                 hidden=dict(document.get("hidden", {})),
                 is_in_run=document["path"] == PIPELINE_FILE,
+                unknown=unknown,
             )
             masking.remember(made.secrets)
             return made
+
+
+def parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
+    """Return a saved pipeline without the settings that this version does not know, and the names of these settings.
+
+    Raises ValueError where the document is no pipeline.
+    """
+    document = copy.deepcopy(document)
+    unknown: list[str] = []
+    while True:
+        try:
+            return Pipeline.model_validate(document), tuple(unknown)
+        except ValidationError as error:
+            found = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+            removed = [".".join(map(str, place)) for place in found if _remove(document, place)]
+            if not removed:
+                raise
+            unknown += removed
+
+
+def _remove(document: Any, place: Sequence[str | int]) -> bool:
+    """Remove the key at ``place`` of a JSON document; return False where there is none."""
+    for step in place[:-1]:
+        try:
+            document = document[step]
+        except (LookupError, TypeError):
+            continue  # the place also names the kind of a value
+    if not isinstance(document, dict) or place[-1] not in document:
+        return False
+    del document[place[-1]]
+    return True
 
 
 @contextmanager

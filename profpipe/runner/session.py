@@ -32,7 +32,18 @@ from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError, ToolMissing, UnreadableFile
 from profpipe.ingest import item_rates, kernel_classes, launch_order, process_repeats, reader, registry
 from profpipe.ingest.ncu import guided as guide_file
-from profpipe.job import Case, Cause, Command, Job, JobOutcome, Missing, ProgressListener, Status
+from profpipe.job import (
+    Case,
+    Cause,
+    Command,
+    Incident,
+    IncidentKind,
+    Job,
+    JobOutcome,
+    Missing,
+    ProgressListener,
+    Status,
+)
 from profpipe.measure import machine as machine_info
 from profpipe.measure import visible_gpus
 from profpipe.results import atomic, folders, manifest, store
@@ -116,7 +127,16 @@ def load(folder: Path, request: RunRequest) -> Session:
     """Load the run in ``folder``, which must be locked."""
     atomic.remove_partial_files(folder)
     data, begun = store.load(folder)
-    return Session(request, folder, begun, data)
+    return Session(request, folder, begun.with_incidents(unknown_settings([(REQUEST_FILE, request)])), data)
+
+
+def unknown_settings(requests: Iterable[tuple[Path, RunRequest]]) -> list[Incident]:
+    """Return the incidents of the requests in these files that have settings which this version does not know."""
+    return [
+        Incident(IncidentKind.UNKNOWN_SETTINGS, str(name), ", ".join(request.unknown))
+        for name, request in requests
+        if request.unknown
+    ]
 
 
 @dataclass

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from profpipe import masking
-from profpipe.config.models import Pipeline, Workload
+from profpipe.config.models import Workload
 from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import SideEntry
 from profpipe.runner import checkout, interpreter
-from profpipe.runner.request import RunRequest, readable
+from profpipe.runner.request import RunRequest, parse_pipeline, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
@@ -292,14 +292,16 @@ def load(folder: Path) -> tuple[Side, Side]:
 
 
 def _load_side(entry: Mapping[str, Any], out: Path) -> Side:
+    pipeline, unknown = parse_pipeline(entry["pipeline"])
     request = RunRequest(
-        Pipeline.model_validate(entry["pipeline"]),
+        pipeline,
         Path(entry["path"]),
         out,
         tuple(entry["workloads"]),
         ("plain",),
         secrets=entry["secrets"],
         hidden=entry.get("hidden", {}),
+        unknown=unknown,
     )
     specs = tuple(Spec(SpecKind(kind), value) for kind, value in entry["specs"])
     repository = Path(entry["repository"]) if entry["repository"] else None

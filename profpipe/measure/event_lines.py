@@ -1,0 +1,214 @@
+"""Read what a workload's process says: the lines of the harness in ``events.jsonl``, and those of the start-up hook.
+
+Anything may stand in the file: libraries print into it, a kill cuts a line, a newer version writes other events. A line
+that is no event is left out, and its number is returned, so that every reader sees the same events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from profpipe.job import Status
+
+Event = dict[str, Any]
+
+NS_PER: Final[Mapping[str, float]] = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_STATUSES: Final = frozenset(map(str, Status))
+_NAMED: Final = 3
+_STARTED: Final = b'{"event":"started"'
+
+
+class Damage(Enum):
+    """Why a line is no event."""
+
+    #: The last line of a process that was killed while it wrote.
+    CUT = "was cut by the end of its process and dropped"
+    NO_JSON = "is not a JSON object and was dropped"
+    WRONG = "has a wrong or missing value and was dropped"
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is no event. Numbers count from 1. ``kind`` is the name of the event, where the line has one."""
+
+    number: int
+    damage: Damage
+    kind: str = ""
+
+    def __str__(self) -> str:
+        kind = f" ('{self.kind}')" if self.kind else ""
+        return f"line {self.number}{kind} {self.damage.value}"
+
+
+def describe(bad: list[BadLine]) -> list[str]:
+    """Return what is wrong with the first lines that are no events, and how many more there are."""
+    more = len(bad) - _NAMED
+    rest = [f"{more} more lines are no events and were dropped"] if more > 0 else []
+    return [*map(str, bad[:_NAMED]), *rest]
+
+
+def read(path: Path, begin: int = 0, end: int | None = None) -> tuple[list[Event], list[BadLine]]:
+    """Return the events in the bytes ``begin`` to ``end`` of ``path``, and the lines that are none.
+
+    A file that does not exist has no events.
+    """
+    try:
+        content = path.read_bytes()[begin:end]
+    except (FileNotFoundError, NotADirectoryError):
+        return [], []
+    events: list[Event] = []
+    bad: list[BadLine] = []
+    for _, found in parse_lines(content.splitlines()):
+        if isinstance(found, BadLine):
+            bad.append(found)
+        else:
+            events.append(found)
+    return events, bad
+
+
+def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, Event | BadLine]]:
+    """Yield what each line says, with its number; empty lines are left out.
+
+    ``key`` names what a line holds: ``event`` of the harness, ``hook`` of the start-up hook. A killed process leaves
+    its last line cut, without a line end: the ``started`` of the next process may be in the same line.
+    """
+    lines = [line.replace(b'{"event": "started"', _STARTED) for line in lines]
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        found = parse(line, key)
+        if found is Damage.NO_JSON and (at := line.rfind(_STARTED)) > 0:
+            yield number, BadLine(number, Damage.CUT)
+            found = parse(line[at:], key)
+        if isinstance(found, Damage):
+            is_cut = found is Damage.NO_JSON and _is_last_of_process(lines[number:])
+            yield number, BadLine(number, Damage.CUT if is_cut else found, _kind_of(line, key))
+        else:
+            yield number, found
+
+
+def parse(line: bytes, key: str = "event") -> Event | Damage:
+    """Return the event in a line, or why it is none."""
+    try:
+        event = json.loads(line)
+        if b"\\ud" in line:
+            # A path that is no UTF-8 has halves of surrogate pairs, which Arrow cannot store.
+            event = json.loads(json.dumps(event, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return Damage.NO_JSON
+    if not isinstance(event, dict):
+        return Damage.NO_JSON
+    kind = event.get(key)
+    if not isinstance(kind, str):
+        return Damage.WRONG
+    fields = _FIELDS[key].get(kind, {})
+    return event if all(is_valid(event.get(name)) for name, is_valid in fields.items()) else Damage.WRONG
+
+
+def _kind_of(line: bytes, key: str) -> str:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    kind = event.get(key) if isinstance(event, dict) else ""
+    return kind[:40] if isinstance(kind, str) else ""
+
+
+def _is_last_of_process(following: Iterable[bytes]) -> bool:
+    after = next((line for line in following if line.strip()), _STARTED)
+    return after.lstrip().startswith(_STARTED)
+
+
+# --- the values of each event ----------------------------------------------------------------------------------------
+
+_IsValid = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+    return True
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _optional(is_valid: _IsValid) -> _IsValid:
+    return lambda value: value is None or is_valid(value)
+
+
+#: By event: the values that a reader uses. Other events, and other values, are not looked at.
+_HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
+    "started": {
+        "profiler": _optional(_is_text),
+        "torch": _optional(_is_text),
+        "machine": _optional(_is_mapping),
+        "rank": _optional(lambda value: value == 0 or _is_count(value)),
+    },
+    "order": {"rounds": _optional(_is_count)},
+    "case_started": {"case": _is_text, "params": _optional(_is_mapping)},
+    "samples": {
+        "case": _is_text,
+        "values": _are_numbers,
+        "unit": lambda value: isinstance(value, str) and value in NS_PER,
+        "metric": _optional(_is_text),
+        "round": _optional(_is_count),
+        "conditions": _optional(_is_mapping),
+    },
+    "metric": {
+        "case": _is_text,
+        "metric": _is_text,
+        "unit": _is_text,
+        "subject": _optional(_is_text),
+        "n": _optional(_is_count),
+    },
+    "error": {"case": _is_text},
+    "expects": {"case": _is_text, "family": _optional(_is_text)},
+    "case_ended": {
+        "case": _is_text,
+        "status": lambda value: isinstance(value, str) and value in _STATUSES,
+        "reason": _optional(_is_text),
+        "seconds": _optional(_is_number),
+        "flags": _optional(_are_texts),
+        "params": _optional(_is_mapping),
+    },
+}
+_HOOK: Final[Mapping[str, Mapping[str, _IsValid]]] = {
+    "started": {
+        "profiler": _optional(_is_text),
+        "torch": _optional(_is_text),
+        "device_name": _optional(_is_text),
+        "warmup": _optional(lambda value: value == 0 or _is_count(value)),
+    },
+    "steps": {"rule": _is_text, "step": _are_numbers, "start_ns": _are_numbers, "wall_ns": _are_numbers},
+    "memory": dict.fromkeys(("peak_allocated", "peak_reserved", "peak_host"), _optional(_is_number)),
+    "note": {"text": _is_text},
+    "error": {"type": _is_text, "message": _is_text, "during": _is_text},
+}
+_FIELDS: Final = {"event": _HARNESS, "hook": _HOOK}

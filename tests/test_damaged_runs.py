@@ -1,0 +1,192 @@
+"""One bad line makes no run unfinishable: what is good is kept, what is not is reported on the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_profiler import Notes, fake_profiler, job_of
+
+from profpipe.errors import ConfigError
+from profpipe.job import IncidentKind, JobOutcome, Status
+from profpipe.results import database, store
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
+from profpipe.runner import executor, journal, seal
+from profpipe.runner.journal import Entry
+from profpipe.runner.request import REQUEST_FILE
+
+ROOT = Path(__file__).resolve().parents[1]
+
+WORKLOAD = "def build(params):\n    return lambda: sum(range(100))\n"
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 0, repeats: 3, timing: {order: sequential, budget_s: 0.02, rounds: 1}}
+workloads:
+  sums: {script: sums.py, matrix: {n: [1, 2, 3]}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "sums.py").write_text(WORKLOAD)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def profpipe(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": str(project / "state")}
+    return subprocess.run(
+        [sys.executable, "-m", "profpipe", *words], cwd=project, env=environment, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+
+
+def unfinished(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of which no job counts as done, as if its runner had been killed after its process ended."""
+    assert profpipe(project, "run").returncode == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
+    folder = (project / "out" / "latest").resolve()
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**document, "ended": None, "jobs": [], "files": []}))
+    return folder
+
+
+def change_request(folder: Path, **settings: Any) -> None:
+    document = json.loads((folder / REQUEST_FILE).read_text())
+    document["pipeline"] |= settings
+    document["pipeline"]["workloads"]["sums"]["colour"] = "red"
+    document["later"] = True
+    (folder / REQUEST_FILE).write_text(json.dumps(document))
+    seal.save(folder)
+
+
+@pytest.mark.slow
+def test_a_run_with_damaged_files_of_each_kind_is_finished(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = unfinished(project, monkeypatch)
+    events = folder / "raw/sums/plain/events.jsonl"
+    first, *rest = events.read_text().splitlines()
+    bad = [
+        "[1]",
+        '{"event": "case_ended"}',
+        '{"event": ["started"]}',
+        "7",
+        "\x00\x01",
+        '{"event": "samples", "case": 1}',
+    ]
+    events.write_text("\n".join([first, *bad, *rest]) + "\n")
+    (folder / "raw/sums/plain/parts.json").write_text("[1]")
+    change_request(folder, later={"setting": [1]})
+    done = profpipe(project, "resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data, run = store.load(folder)
+    assert list(data.cases["status"]) == ["ok"] * 3 and run.ended
+    assert [incident.kind for incident in run.incidents] == [
+        IncidentKind.UNKNOWN_SETTINGS,
+        IncidentKind.DAMAGED_JOURNAL,
+    ]
+    started = [line for line in events.read_text().splitlines() if '"case_started"' in line]
+    assert len(started) == 3, "no case was measured again"
+    page = (folder / "SUMMARY.md").read_text()
+    for text in ("workloads.sums.colour, later", "the record of the job's processes", "is not a JSON object"):
+        assert text in page
+
+
+def test_a_value_that_is_no_pipeline_is_still_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = unfinished(project, monkeypatch)
+    change_request(folder, workloads={"sums": {"script": 7}})
+    done = profpipe(project, "resume")
+    assert done.returncode == 2 and "is not the file that profpipe wrote" in done.stderr
+
+
+# --- the journal -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}x", "null", "[" * 100_000, '[{"part": "one"}]', ""])
+def test_a_damaged_journal_costs_no_case_that_ended(tmp_path: Path, text: str) -> None:
+    job = job_of(tmp_path, "pass", "pass")
+    job.folder.mkdir(parents=True)
+    (job.folder / journal.JOURNAL).write_text(text)
+    lines = [{"event": "case_started", "case": "case=1"}, {"event": "case_ended", "case": "case=1", "status": "ok"}]
+    (job.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    profiler = fake_profiler(tmp_path, makes_report=False)
+    profiler.artifacts = lambda job: [job.folder / "events.jsonl"]  # type: ignore[method-assign]
+    outcome = run(job, profiler)
+    assert (outcome.status, [each.kind for each in outcome.incidents]) == (Status.OK, [IncidentKind.DAMAGED_JOURNAL])
+    assert started(outcome) == ["case=1", "case=2"]
+
+
+def test_entries_before_the_damage_of_a_journal_are_kept(tmp_path: Path) -> None:
+    journal.write(tmp_path, Entry(1, ("a",), {}, None))
+    entries = json.loads((tmp_path / journal.JOURNAL).read_text())
+    (tmp_path / journal.JOURNAL).write_text(json.dumps([*entries, {"part": 2}, *entries]))
+    assert [entry.part for entry in journal.read(tmp_path)] == [1]
+
+
+def run(job: Any, profiler: Any) -> JobOutcome:
+    (outcome,) = executor.run([job], {"fake": profiler}, Notes())
+    return outcome
+
+
+def started(outcome: JobOutcome) -> list[str]:
+    lines = map(json.loads, (outcome.job.folder / "events.jsonl").read_text().splitlines())
+    return [line["case"] for line in lines if line["event"] == "case_started"]
+
+
+# --- the history -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_that_found_the_database_locked_is_entered_by_the_next_command(project: Path) -> None:
+    (project / "out").mkdir()
+    with database.connect(project / "out"):
+        pass
+    with closing(sqlite3.connect(project / "out" / database.FILE)) as other:
+        other.execute("begin exclusive")
+        done = profpipe(project, "run")
+        assert done.returncode == 0 and "in use by another program" in done.stderr, done.stderr
+        assert "the next command enters it" in done.stderr
+        assert profpipe(project, "history").returncode == 2
+    run = (project / "out" / "latest").resolve()
+    shown = profpipe(project, "history")
+    assert shown.returncode == 0 and run.name in shown.stdout
+    assert database.find_missing(project / "out") == []
+
+
+def test_a_copy_of_a_run_is_not_entered(tmp_path: Path) -> None:
+    folder = tmp_path / "copy" / "raw"
+    folder.mkdir(parents=True)
+    Manifest(name="x").save(folder.parent)
+    database.mark_missing(folder.parent)
+    assert database.find_missing(tmp_path) == [folder.parent]
+    folder.parent.rename(tmp_path / "baseline")
+    assert database.find_missing(tmp_path) == []
+
+
+FOREIGN = {
+    "a view": "create table runs (run, name, started, ended); create view cases as select * from runs",
+    "a view of runs": "create table t (run, name, started, ended); create view runs as select * from t",
+    "other keys": "create table runs (id integer primary key, run, name, started, ended)",
+    "checked columns": "create table runs (run primary key, name, started, ended check (ended = 'never'))",
+    "another program": "create table messages (text)",
+    "a later version": "create table runs (run, name, started, ended); pragma user_version = 99",
+}
+
+
+@pytest.mark.parametrize("script", FOREIGN.values(), ids=FOREIGN)
+def test_a_database_of_another_schema_is_named_and_not_changed(tmp_path: Path, script: str) -> None:
+    path = tmp_path / database.FILE
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript(script)
+    with pytest.raises(ConfigError, match=re.escape(database.FILE)):
+        database.store_run(tmp_path, tmp_path / "r", Tables(), Manifest(name="r", ended="2026-01-01"))
