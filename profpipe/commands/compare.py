@@ -87,7 +87,8 @@ def _end(
     if stop:
         raise stop
     if args.gate is not None and args.json != arguments.STDOUT:
-        print(f"B passes the gate: no case is more than {args.gate:g} % slower.")
+        noise_too = " and beyond the noise" if isinstance(found, Comparison) else ""
+        print(f"B passes the gate: no case is more than {args.gate:g} % slower{noise_too}.")
     return errors.OK
 
 

@@ -183,7 +183,8 @@ def _one_program(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
     assert case.time is not None and workload.basis is not None
     own = workload.steps.of(case.id)
     parts: list[doc.Text] = [] if case.time.margin is None else [fill("95 % interval {}", margin(case.time.margin))]
-    parts += [plural(case.time.n, "steady step")] if case.time.n else []
+    of = f" of {case.time.processes} processes" if case.time.processes > 1 else ""
+    parts += [f"{plural(case.time.n, 'steady step')}{of}"] if case.time.n else []
     parts += [plural(len(own.ranks), "rank")] if own and len(own.ranks) > 1 else []
     parts += [] if workload.basis.profiler == "plain" else [f"under {workload.basis.profiler}"]
     return fill("A step takes {} ({}).", _duration(workload, case.time.ns), doc.join(parts, last=", "))

@@ -39,12 +39,23 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
         what = quantity(workload.basis, _are_uneven(workload))
-        parts.append(f"Time: {what}, over {over} {one if over == '1' else several}.")
+        samples = f"{over} {one if over == '1' else several}"
+        parts.append(f"Time: {what}, over {samples}{_of_processes(workload)}.")
     if workload.is_on_cpu:
         parts.append("Measured on a CPU: shares are the self time of CPU operators, as torch.profiler records it.")
     elif on_cpu and workload.basis is not None and workload.basis.is_timed:
         parts.append("Measured on a CPU.")
     return " ".join(parts)
+
+
+def _of_processes(workload: WorkloadFindings) -> str:
+    """Return in how many processes the samples of each case were taken, where several repeated it."""
+    counts = sorted({case.time.processes for case in workload.cases if case.time})
+    if workload.basis is None or workload.basis.quantity == "wall" or not counts or counts[-1] == 1:
+        return ""
+    over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    meaning = "The time of a case is the median of its processes; the interval is that of these medians"
+    return f" in {over} processes. {meaning}"
 
 
 def _are_uneven(workload: WorkloadFindings) -> bool:
