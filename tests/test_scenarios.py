@@ -19,11 +19,34 @@ attention = plugins.load_module(ROOT / "workloads" / "attention.py")
 
 @pytest.mark.parametrize(
     ("scenario", "width"),
-    [("gpt2-small", 768), ("gpt3", 12288), ("bert-base", 768), ("bert-large", 1024), ("decode", 4096)],
+    [
+        ("gpt2-small", 768),
+        ("gpt3-large", 12288),
+        ("bert-base-16", 768),
+        ("bert-large-8", 1024),
+        ("gpt3", 12288),
+        ("bert-base", 768),
+        ("bert-large", 1024),
+        ("decode", 4096),
+    ],
 )
 def test_heads_times_head_dim_is_the_width_of_the_model(scenario: str, width: int) -> None:
     shape = scenarios.facts({"scenario": scenario})
     assert shape["heads"][0] * shape["head_dim"][0] == width
+
+
+def test_the_published_scenarios_have_the_published_shapes() -> None:
+    published = {
+        "gpt2-small": (8, 1024, 12, 64, True), "gpt3-large": (2, 2048, 96, 128, True),
+        "bert-base-16": (16, 512, 12, 64, False), "bert-large-8": (8, 512, 16, 64, False),
+        "long-8k": (1, 8192, 8, 64, False), "long-16k": (1, 16384, 8, 64, False),
+        "inference-32": (32, 512, 8, 64, False),
+    }  # fmt: skip
+    assert published.keys() == scenarios.PUBLISHED.keys()
+    for name, shape in published.items():
+        found = scenarios.facts({"scenario": name})
+        assert tuple(found[axis][0] for axis in ("batch", "seqlen", "heads", "head_dim", "causal")) == shape
+        assert found["queries"] == found["seqlen"] and found["kv_heads"] == found["heads"]
 
 
 def test_a_scenario_is_attention_in_its_shape() -> None:

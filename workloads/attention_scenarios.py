@@ -1,6 +1,7 @@
 """Attention in the shapes of known models: ``scenario`` names one; the other parameters are those of ``attention``.
 
-The shapes are those of one layer. Contexts are those of the training of the models; the batch sizes are ours.
+The shapes are those of one layer. ``PUBLISHED`` are the scenarios of a published comparison of implementations, in its
+shapes and batch sizes. Of the others, contexts are those of the training of the models; the batch sizes are ours.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ from profpipe.workload_lib.parameters import check_choice, with_defaults
 PARAMS = {"impl": "sdpa_flash", "scenario": "gpt2-small", "dtype": "bf16", "mode": "fwd", "seed": 0}
 
 AXES = ("batch", "seqlen", "queries", "heads", "kv_heads", "head_dim", "causal")
-SCENARIOS = {
-    "tiny": (1, 64, 64, 4, 2, 16, True),
+PUBLISHED = {
     # GPT-2 of 124M parameters (Radford et al. 2019): width 768, 12 heads, context 1024.
     "gpt2-small": (8, 1024, 1024, 12, 12, 64, True),
+    "gpt3-large": (2, 2048, 2048, 96, 96, 128, True),
+    "bert-base-16": (16, 512, 512, 12, 12, 64, False),
+    "bert-large-8": (8, 512, 512, 16, 16, 64, False),
+    "long-8k": (1, 8192, 8192, 8, 8, 64, False),
+    "long-16k": (1, 16384, 16384, 8, 8, 64, False),
+    # Without gradients: in mode fwd.
+    "inference-32": (32, 512, 512, 8, 8, 64, False),
+}
+SCENARIOS = PUBLISHED | {
+    "tiny": (1, 64, 64, 4, 2, 16, True),
     # GPT-3 of 175B (arXiv 2005.14165, table 2.1): 96 heads of 128, context 2048.
     "gpt3": (1, 2048, 2048, 96, 96, 128, True),
     # BERT (arXiv 1810.04805): 12 heads at width 768, 16 at 1024, sequences of 512.
