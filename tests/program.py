@@ -1,12 +1,12 @@
-"""Run profpipe as a subprocess on the CPU, and read the tables that it writes."""
+"""Run profpipe as a process on the CPU, and read the tables that it writes."""
 
 from __future__ import annotations
 
 import csv
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,11 +17,8 @@ WITHOUT_TORCH = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'no_torch'}"
 def profpipe(folder: Path, *arguments: object, exit_code: int = 0, **environment: str) -> str:
     """Run profpipe in ``folder`` and return what it prints; fail unless it exits with ``exit_code``."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", *map(str, arguments)],
-        cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
-    )  # fmt: skip
+    variables = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = forked.run(folder, *arguments, env=variables)
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout
 

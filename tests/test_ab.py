@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import forked
 import markdown_it
 import pytest
 import yaml
@@ -98,10 +99,7 @@ def environment():
 
 def ab(folder, *arguments, **variables):
     """Run the command in ``folder``; return the finished process."""
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", "ab", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=300, env={**environment(), **variables},
-    )  # fmt: skip
+    return forked.run(folder, "ab", *arguments, env={**environment(), **variables})
 
 
 def loaded(folder):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import recorded_nsys
 
@@ -58,9 +59,7 @@ def environment(project, **variables):
 
 def profpipe(project, *words, **variables):
     """Run a command in the project; return the finished process."""
-    argv = [sys.executable, "-m", "profpipe", *words]
-    env = environment(project, **variables)
-    return subprocess.run(argv, cwd=project, capture_output=True, text=True, timeout=300, env=env)
+    return forked.run(project, *words, env=environment(project, **variables))
 
 
 def loaded(project):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from program import WITHOUT_TORCH, profpipe
@@ -43,8 +43,7 @@ def ab(folder: Path, *arguments: object) -> list[dict[str, object]]:
 
 def refusal(folder: Path, *arguments: str) -> str:
     """Return the message of a command line that is refused before anything runs."""
-    argv = [sys.executable, "-m", "profpipe", "ab", *arguments]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    done = forked.run(folder, "ab", *arguments)
     assert done.returncode == 2 and not (folder / "out").exists()
     return done.stderr
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from profpipe import cli
@@ -46,10 +46,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{NO_TORCH}"},
-    )  # fmt: skip
+    return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{NO_TORCH}"})
 
 
 def test_a_run_ends_with_the_headline_the_times_and_the_paths(project: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 from fake_profiler import job_of
@@ -66,11 +67,8 @@ workloads:
 """
 
 
-def profpipe(folder, *arguments, env=None, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})}, **options,
-    )  # fmt: skip
+def profpipe(folder, *arguments, env=None):
+    return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH, **(env or {})})
 
 
 @pytest.fixture

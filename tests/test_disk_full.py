@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 from fake_profiler import FakeProfiler, Notes, fake_profiler, job_of
 
@@ -246,10 +247,7 @@ def project(folder: Path, workload: str) -> Path:
 
 
 def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-    )  # fmt: skip
+    return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 from report_study import read_pages
@@ -81,10 +82,7 @@ def run_into(folder: Path, pipeline: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "pipeline.yaml").write_text(pipeline)
     out = folder.parent / "results"
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", "run", "--out", str(out)], cwd=folder, capture_output=True, text=True,
-        timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = forked.run(folder, "run", "--out", out, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, "one case fails"
     return out / "latest"
 
@@ -123,10 +121,7 @@ def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_i
     tmp_path: Path, folder: str
 ) -> None:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("FOLDER", folder))
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = forked.run(tmp_path, "run", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1, "one case fails"
     run, examples = tmp_path / "out" / "latest", tmp_path / "examples"
     assert "pipeline.yaml is missing" in take(run, examples).stderr

@@ -7,13 +7,13 @@ import shutil
 import sqlite3
 import stat
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 
@@ -430,10 +430,7 @@ def sdpa(tmp_path, shared_data):
 
 
 def profpipe(folder, *arguments, env):
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, **env},
-    )  # fmt: skip
+    return forked.run(folder, *arguments, env={**os.environ, **env})
 
 
 @pytest.fixture

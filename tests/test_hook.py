@@ -49,7 +49,8 @@ for number in range(10):
 """
 
 
-@pytest.mark.parametrize("calls", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [1, 2])
 def test_optimizers_that_take_turns_make_one_step(tmp_path: Path, calls: int) -> None:
     assert len(run_python(tmp_path, TWO.format(calls)).steps) == 9
 
@@ -77,10 +78,12 @@ for number in range(8):
 """
 
 
+@pytest.mark.slow
 def test_an_iteration_whose_update_the_scaler_skips_is_a_step_too(tmp_path: Path) -> None:
     assert len(run_python(tmp_path, SCALED).steps) == 7
 
 
+@pytest.mark.slow
 def test_a_program_that_crashes_keeps_the_steps_before_it(tmp_path: Path) -> None:
     program = LOOP.replace("    optimizer.zero_grad()", "    if number == 7:\n        raise RuntimeError('lost')")
     done = run_python(tmp_path, program, "20")
@@ -117,6 +120,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_forked_workers_of_a_data_loader_write_nothing(tmp_path: Path) -> None:
     done = run_python(tmp_path, WORKERS)
     assert "trained" in done.output and done.returncode == 0
@@ -149,6 +153,7 @@ def test_forked_processes_that_train_have_a_file_each(tmp_path: Path) -> None:
     assert [len(tables.steps) for tables in done.tables] == [5, 5]
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_of_the_user_runs_as_without_the_hook(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys\nsys.mine = __file__\n", encoding="utf-8")
@@ -287,12 +292,14 @@ def test_torch_records_the_steps_after_the_warmup_with_stack_and_shapes_on_deman
     assert any("Input Dims" in event.get("args", {}) for event in content["traceEvents"])
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_inside_the_chosen_steps_leaves_what_was_recorded(tmp_path: Path) -> None:
     done = run_python(tmp_path, LOOP, "6", profiler="torch")
     assert step_numbers(done.traces[0])[:3] == [2, 3, 4]
     assert "the program ended before step 5" in done.notes
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_the_warmup_says_so(tmp_path: Path) -> None:
     done = run_python(tmp_path, LOOP, "3", profiler="torch")
     assert not done.traces and done.returncode == 0
@@ -310,6 +317,7 @@ PROFILES_ITSELF = LOOP.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
     done = run_python(tmp_path, PROFILES_ITSELF, "12", profiler="torch")
     assert done.returncode == 0 and (tmp_path / "own.json").is_file(), done.output
@@ -319,7 +327,8 @@ def test_a_profiler_of_the_program_is_not_disturbed(tmp_path: Path) -> None:
 # --- the end of the program ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profiler", [pytest.param("plain", marks=pytest.mark.slow), "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("profiler", ["plain", "torch"])
 def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str) -> None:
     program = LOOP + "\nprint('not reached')\n"
     program = "import atexit\natexit.register(print, 'cleaned up')\n" + program
@@ -330,6 +339,7 @@ def test_a_program_is_ended_after_the_chosen_steps(tmp_path: Path, profiler: str
     )
 
 
+@pytest.mark.slow
 def test_a_program_that_catches_systemexit_is_ended_too(tmp_path: Path) -> None:
     program = LOOP.replace("    optimizer.step()", "    try:\n        optimizer.step()\n    except BaseException: pass")
     done = run_python(tmp_path, program, "100000", steps={"stop": True})
@@ -372,6 +382,7 @@ model = torch.compile(Block(), backend=compiled)
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["torch.compile", "model.compile"])
 def test_a_compiled_model_is_compiled_once_under_the_hook(tmp_path: Path, how: str) -> None:
     program = COMPILED
@@ -433,11 +444,13 @@ for number in range(6):
 """
 
 
+@pytest.mark.slow
 def test_a_range_of_the_program_begins_a_step_where_it_is_named(tmp_path: Path) -> None:
     steps = run_python(tmp_path, RANGED, steps={"range": r"batch \d+"}).steps
     assert len(steps) == 5 and set(steps["rule"]) == {"marker"}
 
 
+@pytest.mark.slow
 def test_marks_by_hand_take_precedence_over_the_optimizer(tmp_path: Path) -> None:
     program = LOOP.replace(
         "for number in range(int(sys.argv[1])):", "from profpipe import steps\nfor number in steps(range(8)):"
@@ -500,6 +513,7 @@ print(json.dumps({"times": times, "names": sorted(names)}))
 """
 
 
+@pytest.mark.slow
 def test_marks_cost_nothing_without_a_recording_and_are_seen_by_a_profiler_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "marked.py").write_text(MARKED, encoding="utf-8")
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PROFPIPE_")}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import forked
 import pandas as pd
 import pytest
 
@@ -318,9 +318,7 @@ def project(tmp_path: Path) -> Path:
 
 def profpipe(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "no_torch")))
-    env = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "profpipe", *arguments]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, env=env, check=False)
+    return forked.run(project, *arguments, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pandas as pd
 from nsys_exports import Export
@@ -137,8 +136,7 @@ def test_a_torch_trace_of_one_rank_has_its_device(tmp_path):
 
 def test_the_report_shows_by_gpu_what_is_hidden(tmp_path):
     export = two_ranks(tmp_path)
-    command = [sys.executable, "-m", "profpipe", "ingest", str(export), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = forked.run(tmp_path, "ingest", export, "--out", "out", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "out" / "details.md").read_text().split("## Processes and GPUs")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from profpipe.errors import ConfigError, UnreadableFile
@@ -145,10 +144,7 @@ def test_a_broken_parser_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "parsers").mkdir()
     (tmp_path / "parsers" / "mine.py").write_text("1 / 0")
     (tmp_path / "pipeline.yaml").write_text("version: 1\nworkloads: {w: {command: [touch, ran], profilers: [plain]}}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = forked.run(tmp_path, "run", env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 2 and "parsers/mine.py: cannot be loaded: ZeroDivisionError" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "ran").exists()
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import pandas as pd
 import pytest
 from program import ROOT, profpipe, rows
@@ -135,10 +136,7 @@ def test_the_time_of_a_case_is_the_median_over_its_processes_with_an_interval(tm
 def test_a_case_that_fails_in_one_process_has_failed_and_starts_no_other(tmp_path: Path) -> None:
     second = "test {kind} = quick || test $(grep -c slow order.txt) -lt 2"
     write(tmp_path, PIPELINE % second)
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", "run", "--out", "o"], cwd=tmp_path, capture_output=True, text=True,
-        env=ENVIRONMENT, check=False,
-    )  # fmt: skip
+    done = forked.run(tmp_path, "run", "--out", "o", env=ENVIRONMENT)
     assert done.returncode == 1
     assert sorted((tmp_path / "order.txt").read_text().split()) == ["quick"] * 4 + ["slow"] * 2
     cases = {row["case"]: row for row in rows(tmp_path / "o/latest/cases.csv")}

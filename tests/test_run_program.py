@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from program import ROOT, profpipe, rows
@@ -39,10 +39,7 @@ def seen(folder: Path) -> list[dict[str, object]]:
 
 def refusal(folder: Path, *arguments: str) -> str:
     """The message of a run that is refused with exit code 2 before anything runs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "profpipe", "run", *arguments], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = forked.run(folder, "run", *arguments, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (2, "") and not (folder / "out").exists()
     return done.stderr
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,10 +63,7 @@ def content(path: Path) -> bytes:
 
 
 def profpipe(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "profpipe", *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )  # fmt: skip
+    return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
 
 
 # --- recorded files --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from report_study import read_pages
 
@@ -50,10 +51,8 @@ class Project:
         (self.folder / "pipeline.yaml").write_text(pipeline.replace("PROFILER", profiler))
         # Without torch, which no workload here needs and every harness would wait for.
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS / 'no_torch'}"}
-        return subprocess.run(
-            [sys.executable, "-m", "profpipe", "run"], cwd=self.folder, capture_output=True, text=True, timeout=120,
-            env={**os.environ, **paths, "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"},
-        )  # fmt: skip
+        paths["PATH"] = f"{self.programs}{os.pathsep}{os.environ['PATH']}"
+        return forked.run(self.folder, "run", env={**os.environ, **paths})
 
     def latest(self):
         return store.load((self.folder / "out" / "latest").resolve())

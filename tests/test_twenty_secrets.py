@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import forked
 import pandas as pd
 import pytest
 
@@ -102,8 +103,7 @@ if __name__ == "__main__":
 
 def profpipe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, **VARIABLES, "PYTHONPATH": PYTHONPATH}
-    argv = [sys.executable, "-m", "profpipe", *words]
-    return subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+    return forked.run(folder, *words, env=variables)
 
 
 def decoded(path: Path) -> Iterator[bytes]:
