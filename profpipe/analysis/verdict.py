@@ -7,6 +7,7 @@ interval from inside one process does not contain this spread.
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -187,8 +188,17 @@ def _pairs_above_0(values: Sequence[float], level: float, power: float) -> float
 
 
 def _pairs_with_median_above_0(values: Sequence[float], power: float) -> float:
-    """Return how many values like these have a median above 0; ``power`` is a quantile of the normal distribution."""
-    share = statistics.fmean(map(_share_above_0, values))
+    """Return how many values like these have a median above 0; ``power`` is a quantile of the normal distribution.
+
+    The share of values above 0 is interpolated between them, so that it is above a half where the median is above 0.
+    """
+    ordered = sorted(values)
+    above = len(ordered) - bisect.bisect_left(ordered, 0.0)
+    if 0 < above < len(ordered):
+        low, high = ordered[-above - 1], ordered[-above]
+        share = (above - 0.5 + high / (high - low)) / len(ordered)
+    else:
+        share = float(above > 0)
     return _quotient(power * math.sqrt(share * (1 - share)), share - 0.5) ** 2
 
 
