@@ -127,6 +127,7 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         # A gigabyte of ten million kernels, which nothing needs any more.
         del calls
         placed = attribution.attribute(ranges, launches)
+        notes += placed.paths.notes()
         kernels = executor.submit(_kernel_rows, work, placed)
         called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)

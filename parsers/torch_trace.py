@@ -17,7 +17,16 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import attribution, comm_overlap, groupby, json_stream, kernel_classes, launch_order, range_stats
+from profpipe.ingest import (
+    attribution,
+    bounds,
+    comm_overlap,
+    groupby,
+    json_stream,
+    kernel_classes,
+    launch_order,
+    range_stats,
+)
 from profpipe.ingest.recording import Calls, Recording
 from profpipe.ingest.steps import operations, partition, search
 from profpipe.ingest.torch import events
@@ -401,7 +410,7 @@ def _origin(
         tool="torch",
         attribution=_count_placements(launches, placed),
         device=_device(trace, launches),
-        notes=tuple(_notes(trace, launches)),
+        notes=(*_notes(trace, launches), *placed.paths.notes()),
         details=("ROCm: device numbers are HSA agent ids, which count CPUs too",) if is_rocm else (),
         without_kernels="no GPU events: CPU operators, each with its self time" if on_cpu else "",
     ).with_sums(kernels["duration_ns"], kernels["case"] != "")
@@ -443,6 +452,8 @@ def _notes(trace: events.Trace, launches: pd.DataFrame) -> Iterator[str]:
                 f"{of_graphs.sum()} kernels come from {len(of_graphs)} graph launches; they belong to where the graph "
                 "was launched, for ranges inside a graph are not replayed"
             )
+    if trace.folded:
+        yield bounds.note_of_names(trace.folded)
     yield from _uneven_steps(trace, kernels_only)
     calls = trace.frame("call")
     launching = [code for name, code in trace.names.items() if _LAUNCH.search(name)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nsys_exports import Export, thread_id
 
 from profpipe import plugins
-from profpipe.ingest import attribution, groupby, range_stats
+from profpipe.ingest import attribution, bounds, groupby, range_stats
 from profpipe.results import schema
 
 
@@ -251,8 +251,8 @@ def test_a_hundred_thousand_nested_and_leaked_ranges_take_no_quadratic_time() ->
     ranges += [Range(1, 1, 1000 + 10 * i, 1005 + 10 * i, f"op{i % 7}") for i in range(100_000)]
     launches = [Launch(1, 1, 1001 + 10 * i, 1002 + 10 * i, 0, 1, True) for i in range(0, 100_000, 100)]
     placed = attribution.attribute(*arrays(ranges, launches))
-    assert len(placed.paths) == 1 + 200 + 7
-    assert {placed.paths.depth[p] for p in placed.path} == {201}
+    assert len(placed.paths) == 1 + bounds.DEEPEST
+    assert {placed.paths.depth[p] for p in placed.path} == {bounds.DEEPEST}
 
 
 def test_a_range_that_opens_when_another_ends_is_not_nested_in_it() -> None:

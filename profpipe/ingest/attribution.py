@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from profpipe.ingest import bounds
 from profpipe.ingest.groupby import Bools, Int64s, Ints, combine, groups
 from profpipe.results import schema
 
@@ -63,21 +64,63 @@ class Paths:
         self.name = [""]
         self.in_case = [False]
         self.depth = [0]
+        #: How many ranges lie around a node inside its case.
+        self._inside = [0]
         self._children: dict[tuple[int, str], int] = {}
+        self._is_too_deep = False
 
     def __len__(self) -> int:
         return len(self.parent)
 
     def child(self, parent: int, name: str) -> int:
-        """Return the node of range ``name`` inside ``parent``."""
+        """Return the node of range ``name`` inside ``parent``.
+
+        Ranges beyond ``bounds.DEEPEST`` are not told apart from the range around them, and those beyond
+        ``bounds.MOST_PATHS`` not from each other. Raises ``TooLarge`` for more cases than ``bounds.MOST_CASES``.
+        """
+        node = self._children.get((parent, name))
+        return self._add(parent, name) if node is None else node
+
+    def _add(self, parent: int, name: str) -> int:
+        is_case, given = name.startswith(schema.CASE_PREFIX), (parent, name)
+        if is_case:
+            # A case keeps its name wherever it lies; of the ranges around it the innermost are left out.
+            while self.depth[parent] > bounds.DEEPEST:
+                parent, self._is_too_deep = self.parent[parent], True
+        elif self._inside[parent] >= bounds.DEEPEST:
+            self._is_too_deep = True
+            return parent
+        elif len(self.parent) > bounds.MOST_PATHS:
+            if self.name[parent] == bounds.OTHER_RANGES:
+                return parent
+            name = bounds.OTHER_RANGES
+        elif len(name) > bounds.LONGEST_RANGE:
+            name = f"{name[: bounds.LONGEST_RANGE - 1]}…"
         node = self._children.get((parent, name))
         if node is None:
+            if len(self.parent) > bounds.MOST_CASES:
+                raise bounds.TooLarge(f"it has more than {bounds.MOST_CASES:,} different cases and ranges")
             node = self._children[parent, name] = len(self.parent)
             self.parent.append(parent)
             self.name.append(name)
-            self.in_case.append(self.in_case[parent] or name.startswith(schema.CASE_PREFIX))
+            self.in_case.append(self.in_case[parent] or is_case)
             self.depth.append(self.depth[parent] + 1)
+            self._inside.append(0 if is_case else self._inside[parent] + 1)
+        if given != (parent, name) and len(self._children) < bounds.MOST_CASES:
+            self._children[given] = node
         return node
+
+    def notes(self) -> list[str]:
+        """Return what a report says about ranges that were not told apart."""
+        found = []
+        if self._is_too_deep:
+            found.append(
+                f"ranges nest more than {bounds.DEEPEST} deep, as where a program pushes without popping; deeper ones "
+                "count in the range around them"
+            )
+        if bounds.OTHER_RANGES in self.name:
+            found.append(f"ranges beyond {bounds.MOST_PATHS:,} different ones are rows named {bounds.OTHER_RANGES}")
+        return found
 
     def ancestors(self, node: int) -> list[int]:
         """Return the nodes from the outermost range to ``node``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from profpipe import plugins
+from profpipe.ingest import bounds
 from profpipe.ingest.kernel_names import normalise
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def _possible_rules(texts: Sequence[str]) -> list[Sequence[Rule]]:
 
 def _both_spellings(name: str) -> str:
     same = normalise(name)
+    # The rules are regular expressions, some of which take time by the square of a text's length.
+    name, same = name[: bounds.LONGEST_NAME], same[: bounds.LONGEST_NAME]
     return name if same == name else f"{name}\n{same}"
 
 

@@ -24,6 +24,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from profpipe.ingest import bounds
+from profpipe.ingest.demangling import demangle
+
 _ANONYMOUS = "(anonymous namespace)"
 _INTEGERS = {"int", "bool", "unsigned", "signed", "long", "short", "char", "__int64"}
 _TOKEN = re.compile(
@@ -46,10 +49,15 @@ _PLACES = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
 
 @functools.lru_cache(maxsize=65536)
 def normalise(name: str) -> str:
-    """Return the one spelling of ``name``. Text that is no C++ name only loses ``.kd`` and ``[clone .kd]``."""
+    """Return the one spelling of ``name``. Text that is no C++ name only loses ``.kd`` and ``[clone .kd]``.
+
+    So does a name that is longer than ``bounds.LONGEST_NAME``.
+    """
     text = _SUFFIXES.sub("", name.strip())
     if text.startswith("_Z"):
         text = demangle(text)
+    if len(text) > bounds.LONGEST_NAME:
+        return text
     if copy := _NSYS_COPY.match(text):
         # nsys 2022 writes HtoD, 2023 and later Host-to-Device.
         return f"[CUDA memcpy {_PLACES[copy[1]]}-to-{_PLACES[copy[2]]}]"
@@ -67,47 +75,6 @@ def _one_alphabet(text: str) -> str:
         text = changed
     # LLVM counts '', 0, 1 where GNU counts 1, 2, 3.
     return _LLVM_LAMBDA.sub(lambda m: f"{{lambda{m[2]}#{int(m[1]) + 2 if m[1] else 1}}}", text)
-
-
-@functools.lru_cache(maxsize=65536)
-def demangle(name: str) -> str:
-    """Demangle an Itanium-mangled ``name``; return ``name`` where no demangler knows its grammar.
-
-    cxxfilt (the system's libstdc++) comes first: only it knows local names, such as PyTorch's lambdas.
-    itanium-demangler 1.1 reads Composable Kernel's longest names, and serves systems without libstdc++.
-    """
-    # Up to GCC 12 libstdc++ does not know __bf16 (DF16b), and neither knows _Float16 (DF16_). A decimal type replaces
-    # them: it is builtin too, so the numbers of substitutions stay right, and no GPU has it.
-    spelt = name.replace("DF16b", "Dd").replace("DF16_", "De")
-    text = _by_libstdcpp(spelt) or _by_python(spelt)
-    if text is None:
-        return name
-    text = re.sub(r"\b_?[Dd]ecimal64\b", "__bf16", text)
-    return re.sub(r"\b_?[Dd]ecimal128\b", "_Float16", text)
-
-
-def _by_libstdcpp(name: str) -> str | None:
-    try:
-        import cxxfilt
-    except ImportError:
-        return None
-    try:
-        return str(cxxfilt.demangle(name))
-    except (cxxfilt.Error, UnicodeError):
-        return None
-
-
-def _by_python(name: str) -> str | None:
-    try:
-        import itanium_demangler
-    except ImportError:
-        return None
-    try:
-        parsed = itanium_demangler.parse(name)
-        return None if parsed is None else str(parsed)
-    # Unknown grammar raises any error of its tables.
-    except (NotImplementedError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        return None
 
 
 class _Unbalanced(Exception):

@@ -14,7 +14,7 @@ import pandas as pd
 
 from profpipe import plugins
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import launch_order
+from profpipe.ingest import bounds, launch_order
 from profpipe.results.schema import Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -147,6 +147,8 @@ def _blame(parser: ModuleType, path: Path) -> Iterator[None]:
         yield
     except UnreadableFile:
         raise
+    except bounds.TooLarge as error:
+        raise UnreadableFile(path, f"is more than profpipe reads: {error}", bounds.REMEDY) from error
     except Exception as error:
         raise _wrong(parser, path, f"fails on it: {_place(error, Path(str(parser.__file__)))}") from error
 

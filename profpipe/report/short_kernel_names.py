@@ -20,6 +20,8 @@ _LAMBDA_OF = re.compile(r"(\w+)\([^()]*\)(?:::|[ ]?const)*\{lambda")
 #: What generated names say the same of all of them: cuBLAS's between the tile and the end, cuDNN's maker.
 _GENERATED = re.compile(r"_stage\d+_warpsize\w*?_(?=cublas|cudnn|cutlass|$)|_generated_fort_native_")
 
+_LONGEST = 4_000
+
 #: Kernels whose own name says nothing of what they do.
 _GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply_kernel|device_kernel|Kernel2?$|kentry")
 
@@ -30,7 +32,8 @@ def shorten(name: str, width: int = 72) -> str:
     ``at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(...)...`` becomes
     ``elementwise_kernel<…direct_copy_kernel_cuda…>``.
     """
-    base, arguments = _taken_apart(" ".join(name.split()).replace("(anonymous namespace)::", ""))
+    # A long name is searched in its beginning: the search takes time by the square of the length.
+    base, arguments = _taken_apart(" ".join(name[:_LONGEST].split()).replace("(anonymous namespace)::", ""))
     if not arguments:
         return _cut(base if len(base) <= width else _GENERATED.sub("…", base), width)
     whole = f"{base}<{arguments}>"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest import attribution, launch_order
+from profpipe.ingest import attribution, bounds, launch_order
 from profpipe.ingest.groupby import Int64s, combine, groups
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
 from profpipe.ingest.steps import operations
@@ -48,7 +48,10 @@ def pids(ids: Int64s) -> Int64s:
 
 @dataclass(frozen=True)
 class Work:
-    """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS."""
+    """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS.
+
+    ``dropped`` records had an impossible time, ``folded`` names are one (``bounds.OTHER_KERNELS``).
+    """
 
     kind: npt.NDArray[np.int8]
     start: Int64s
@@ -60,6 +63,7 @@ class Work:
     name: npt.NDArray[np.int32]
     names: list[str]
     dropped: int
+    folded: int = 0
 
     def is_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
         return np.isin(self.kind, [schema.KINDS.index(kind) for kind in kinds])
@@ -115,7 +119,8 @@ def _read_work(export: Source, strings: Strings) -> Work:
     start, end = joined["start"], joined["end"]
     if len(start) and int(end.max()) - int(start.min()) > _LONGEST_NS:
         raise Damaged("its times span more than 100 days: the file is damaged")
-    return Work(**joined, names=names, dropped=dropped)
+    joined["name"], names, folded = bounds.fold_names(joined["name"], names, end - start)
+    return Work(**joined, names=names, dropped=dropped, folded=folded)
 
 
 def _sane(start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:

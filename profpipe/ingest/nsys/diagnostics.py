@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profpipe.ingest import attribution
+from profpipe.ingest import attribution, bounds
 from profpipe.ingest.nsys import activities
 from profpipe.ingest.nsys.columns import Source, read_rows
 
@@ -33,6 +33,8 @@ def notes(work: activities.Work, calls: activities.Calls, launches: attribution.
         "GPU time is missing; record with --cuda-graph-trace=node": _count_lost_graphs(work, calls),
     }
     found = [f"{count} {what}" for what, count in counted.items() if count]
+    if work.folded:
+        found.append(bounds.note_of_names(work.folded))
     if calls.failed:
         worst = ", ".join(f"{name} returned {result} ({n}x)" for (name, result), n in calls.failed.most_common(3))
         found.append(f"{sum(calls.failed.values())} CUDA calls failed: {worst}")

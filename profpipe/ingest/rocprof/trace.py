@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import attribution, kernel_classes, range_stats
+from profpipe.ingest import attribution, bounds, kernel_classes, range_stats
 from profpipe.ingest.groupby import combine
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
@@ -108,6 +108,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     """
     launches, impossible = _drop_impossible(recording.launches)
     ranges, impossible_ranges = _drop_impossible(recording.ranges)
+    launches, folded = _fold_names(launches)
     launches, how = _join_calls(launches, recording.calls)
     codes = _Codes(launches, ranges)
     given_ranges = codes.ranges(ranges)
@@ -129,6 +130,8 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
         steps = search.find(done, given_ranges, waits, own=recording.step_range).of_processes(codes.find_pids)
     counted = {"launches": impossible, "ranges": impossible_ranges}
     notes = [f"{count} {what} with an impossible time left out" for what, count in counted.items() if count]
+    notes += [bounds.note_of_names(folded)] if folded else []
+    notes += placed.paths.notes()
     return Placed(
         schema.Tables(
             kernels=schema.summarise(launches.rename(columns={"name": "kernel"})),
@@ -187,6 +190,15 @@ def _drop_impossible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     if len(kept):
         kept = kept[(kept["end"] - int(kept["start"].median())).abs() < _LONGEST_NS]
     return kept.reset_index(drop=True), len(records) - len(kept)
+
+
+def _fold_names(launches: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    codes, names = pd.factorize(launches["name"])
+    if len(names) <= bounds.MOST_NAMES:
+        return launches, 0
+    duration = (launches["end"] - launches["start"]).to_numpy(dtype=np.float64)
+    codes, kept, folded = bounds.fold_names(codes, list(names), duration)
+    return launches.assign(name=np.array(kept, dtype=object)[codes]), folded
 
 
 def _join_calls(launches: pd.DataFrame, calls: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profpipe.ingest import attribution
+from profpipe.ingest import attribution, bounds
 from profpipe.ingest.groupby import Int64s
 from profpipe.ingest.steps import excerpt, pattern, segments, windows
 from profpipe.ingest.steps.accounting import Accounts, account
@@ -104,7 +104,9 @@ def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
 
 def _by_pattern(operations: Operations, own: Timeline) -> Segments | None:
     read = operations.read_grids
-    return pattern.find(own, operations.are_optimizers, None if read is None else lambda: read()[own.rows])
+    found = pattern.find(own, operations.are_optimizers, None if read is None else lambda: read()[own.rows])
+    # So many repetitions, of a kernel or a few, are a loop inside the steps that a user means.
+    return found if found is None or found.steps <= bounds.MOST_PATTERN_STEPS else None
 
 
 def _with_states(accounts: Accounts) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import json_stream, launch_order
+from profpipe.ingest import bounds, json_stream, launch_order
 from profpipe.results import schema
 
 MISSING: Final = float("nan")
@@ -57,6 +57,7 @@ class Trace:
     shapes: dict[tuple[str, str], int] = field(default_factory=dict)
     top: dict[str, Any] = field(default_factory=dict)
     dropped: int = 0
+    folded: int = 0
     #: ns to add to the times for the clock of the machine, which traces of several processes share.
     offset_ns: int = 0
 
@@ -118,6 +119,28 @@ class Trace:
                 self.dropped += int((~possible).sum())
                 self.columns[sort] = array("d", self._values(sort)[possible].tobytes())
 
+    def fold_names(self) -> None:
+        """Give the names beyond ``bounds.MOST_NAMES`` of GPU events, and of operators, one name; drop unused ones."""
+        given = list(self.names)
+        for sort in ("gpu", "op"):
+            values = self._values(sort)
+            used, codes = np.unique(values[:, 0].astype(np.int64), return_inverse=True)
+            names, durations = [given[code] for code in used], values[:, _FIELDS[sort].index("dur")]
+            codes, names, folded = bounds.fold_names(codes, names, durations)
+            if folded:
+                numbers = [self.names.setdefault(name, len(self.names)) for name in names]
+                values[:, 0] = np.array(numbers)[codes]
+                self.folded += folded
+        if self.folded:
+            given = list(self.names)
+            used = np.unique(np.concatenate([self._values(sort)[:, 0] for sort in _FIELDS])).astype(np.int64)
+            number = np.zeros(len(given))
+            number[used] = np.arange(len(used))
+            for sort in _FIELDS:
+                values = self._values(sort)
+                values[:, 0] = number[values[:, 0].astype(np.int64)]
+            self.names = {given[code]: place for place, code in enumerate(used)}
+
     @cached_property
     def texts(self) -> list[str]:
         """Return the names by their codes, without halves of surrogate pairs, which Arrow cannot store."""
@@ -173,4 +196,6 @@ def read(path: Path) -> Trace:
     except (KeyError, TypeError, AttributeError) as error:
         raise UnreadableFile(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
     trace.settle()
+    if len(trace.names) > bounds.MOST_NAMES:
+        trace.fold_names()
     return trace

@@ -1,0 +1,59 @@
+"""Bounds on what a file may hold: a damaged, hostile or merely very large file must not take all time and memory.
+
+Where an honest program can pass a bound, the rest is folded into one row, so that all sums stay right, and the report
+says so. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+#: Characters of a kernel's name that are demangled, spelt alike and classified. The longest recorded name has 6,000.
+LONGEST_NAME: Final = 10_000
+#: Distinct names of kernels in one file.
+MOST_NAMES: Final = 20_000
+#: Ranges inside each other, and those inside a case. A program that pushes without popping nests without end.
+DEEPEST: Final = 64
+#: Distinct paths of nested ranges in one file.
+MOST_PATHS: Final = 20_000
+#: Distinct paths together with the cases, which are never folded.
+MOST_CASES: Final = 100_000
+#: Repetitions of a pattern of launches that count as steps.
+MOST_PATTERN_STEPS: Final = 50_000
+#: Characters of a range's name.
+LONGEST_RANGE: Final = 1_000
+
+OTHER_KERNELS: Final = "[other kernels]"
+OTHER_RANGES: Final = "[other ranges]"
+
+
+#: What to do about a file that is refused.
+REMEDY: Final = "Record a shorter part of the program."
+
+
+class TooLarge(Exception):
+    """A file passes a bound of this module; the text says which."""
+
+
+def fold_names(
+    codes: npt.NDArray[Any], names: list[str], weights: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], list[str], int]:
+    """Keep the ``MOST_NAMES`` of ``names`` with the largest sums of ``weights``; give the others one name.
+
+    ``codes`` index ``names``. Return codes, names, and how many names were folded.
+    """
+    if len(names) <= MOST_NAMES:
+        return codes, names, 0
+    sums = np.bincount(codes, weights=weights, minlength=len(names))
+    kept = np.sort(np.argsort(-sums, kind="stable")[: MOST_NAMES - 1])
+    number = np.full(len(names), len(kept), dtype=codes.dtype)
+    number[kept] = np.arange(len(kept))
+    return number[codes], [*(names[code] for code in kept), OTHER_KERNELS], len(names) - len(kept)
+
+
+def note_of_names(folded: int) -> str:
+    """Return what a report says about ``folded`` names of kernels."""
+    return f"{folded:,} names of kernels beyond the {MOST_NAMES - 1:,} that took longest are one row, {OTHER_KERNELS}"

@@ -1,0 +1,123 @@
+"""Demangle names of kernels (Itanium's C++ ABI) in bounded time and memory.
+
+A mangled name of 250 bytes may stand for gigabytes. Where that cannot be excluded, another process demangles it, with
+little time and memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+#: A substitution or a template parameter.
+_REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
+#: Characters of a demangled name.
+_LONGEST = 1 << 20
+#: Limits of the process that demangles a name by itself. Composable Kernel's longest names take 0.2 s.
+_CPU_S, _MEMORY = 2, 1 << 29
+_TIMEOUT_S = 20.0
+#: The number of names that were too large for that process; after a few of them the file is not an honest one.
+_MOST_FAILURES = 3
+
+
+@functools.lru_cache(maxsize=65536)
+def demangle(name: str) -> str:
+    """Demangle an Itanium-mangled ``name``; return ``name`` where no demangler knows its grammar.
+
+    cxxfilt (the system's libstdc++) comes first: only it knows local names, such as PyTorch's lambdas.
+    itanium-demangler 1.1 reads Composable Kernel's longest names, and serves systems without libstdc++.
+
+    A name whose substitutions double it again and again stays as it is: a demangler would take all memory.
+    """
+    if _longest_demangled(name) <= _LONGEST:
+        return _demangled(name)
+    return _demangled_by_process(name)
+
+
+def _demangled(name: str) -> str:
+    # Up to GCC 12 libstdc++ does not know __bf16 (DF16b), and neither knows _Float16 (DF16_). A decimal type replaces
+    # them: it is builtin too, so the numbers of substitutions stay right, and no GPU has it.
+    spelt = name.replace("DF16b", "Dd").replace("DF16_", "De")
+    text = _by_libstdcpp(spelt) or _by_python(spelt)
+    if text is None:
+        return name
+    text = re.sub(r"\b_?[Dd]ecimal64\b", "__bf16", text)
+    return re.sub(r"\b_?[Dd]ecimal128\b", "_Float16", text)
+
+
+def _longest_demangled(name: str) -> int:
+    """Return a bound of the characters of the demangled ``name``.
+
+    A substitution is at most as long as all that stands before its first use, so each new one can double the name.
+    """
+    size, at = 0, 0
+    first: dict[str, int] = {}
+    for reference in _REFERENCE.finditer(name):
+        size += reference.start() - at
+        at = reference.end()
+        size += first.setdefault(reference.group(), size)
+        if size > _LONGEST:
+            return size
+    return size + len(name) - at
+
+
+def _by_libstdcpp(name: str) -> str | None:
+    try:
+        import cxxfilt
+    except ImportError:
+        return None
+    try:
+        return str(cxxfilt.demangle(name))
+    except (cxxfilt.Error, UnicodeError):
+        return None
+
+
+def _by_python(name: str) -> str | None:
+    try:
+        import itanium_demangler
+    except ImportError:
+        return None
+    try:
+        parsed = itanium_demangler.parse(name)
+        return None if parsed is None else str(parsed)
+    # Unknown grammar raises any error of its tables.
+    except (NotImplementedError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+class _Process:
+    failures = 0
+
+
+def _demangled_by_process(name: str) -> str:
+    if _Process.failures >= _MOST_FAILURES:
+        return name
+    command = (
+        [sys.executable, "-P", "-m", __name__] if sys.version_info >= (3, 11) else [sys.executable, "-m", __name__]
+    )
+    root = Path(__file__).resolve().parents[2]
+    try:
+        ended = subprocess.run(
+            command, input=name.encode(), capture_output=True, timeout=_TIMEOUT_S, cwd=root, start_new_session=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        ended = None
+    if ended is None or ended.returncode or len(ended.stdout) > _LONGEST:
+        _Process.failures += 1
+        return name
+    return ended.stdout.decode("utf-8", "replace")
+
+
+def main() -> None:
+    """Demangle the name on the standard input."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    sys.stdout.write(_demangled(sys.stdin.read()))
+
+
+if __name__ == "__main__":
+    main()

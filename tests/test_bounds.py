@@ -1,0 +1,139 @@
+"""Files that are hostile, damaged or merely very large: each is read or refused in little time and memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from nsys_exports import Export
+
+from profpipe.errors import UnreadableFile
+from profpipe.ingest import bounds, kernel_classes, kernel_names, registry
+from profpipe.report.short_kernel_names import shorten
+from profpipe.results.schema import Tables
+
+
+def read(path: Path) -> Tables:
+    return registry.parse(registry.choose(path, registry.parsers()), path)
+
+
+def doubling_name(times: int) -> str:
+    """Return a mangled name of ``P<P<...>, P<...>>``, whose substitutions double its length ``times`` times."""
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return "_Z1f1PIiiE" + "".join(f"S_IS{digits[i]}_S{digits[i]}_E" for i in range(times))
+
+
+def test_a_mangled_name_whose_substitutions_double_stays_as_it_is() -> None:
+    for times in (24, 30):
+        name = doubling_name(times)
+        assert len(name) < 320 and kernel_names.normalise(name) == name
+    assert kernel_names.normalise(doubling_name(1)) == "f(P<int, int>, P<P<int, int>, P<int, int>>)"
+
+
+@pytest.fixture
+def low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower the bounds, since to write a file with many names takes longer than to read it."""
+    monkeypatch.setattr(bounds, "MOST_NAMES", 1_000)
+    monkeypatch.setattr(bounds, "MOST_PATHS", 1_000)
+    monkeypatch.setattr(bounds, "MOST_CASES", 3_000)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x<" + "1" * 50_000 + ">(int)",
+        "x<const " + "a " * 25_000 + ">()",
+        "::".join(["ns"] * 12_000) + "<int>(int)",
+        "f(" + "operator " * 6_000,
+        "x<(" + "'lambda" * 7_000 + ">(",
+    ],
+    ids=["digits", "const", "namespaces", "operators", "lambdas"],
+)
+def test_a_name_of_50_000_characters_is_classified_and_shortened_at_once(name: str) -> None:
+    begin = time.process_time()
+    assert kernel_names.normalise(name) == name.strip()
+    assert kernel_classes.classify(name) == ("other", "")
+    assert len(shorten(name)) <= 100
+    assert time.process_time() - begin < 2
+
+
+def test_pushes_without_pops_are_read_and_noted(tmp_path: Path) -> None:
+    """nsys gives a range that is never popped no end."""
+    export = Export()
+    for i in range(20_000):
+        export.range(10 * i, None, f"step {i}")
+        export.launch(10 * i + 2, i + 1)
+    begin = time.process_time()
+    tables = read(export.write_sqlite(tmp_path / "nested.sqlite"))
+    assert time.process_time() - begin < 8
+    assert len(tables.ranges) == bounds.DEEPEST
+    deepest = tables.ranges.iloc[-1]
+    assert deepest["instances"] == 20_000 - bounds.DEEPEST + 1 and deepest["kernels"] == 20_000 - bounds.DEEPEST + 1
+    assert tables.ranges.iloc[0]["kernels"] == 20_000 and tables.kernels["calls"].sum() == 20_000
+    assert any(f"nest more than {bounds.DEEPEST} deep" in note for note in tables.origin.notes)
+
+
+def test_a_case_below_ranges_without_pops_keeps_its_kernels(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(300):
+        export.range(100 * i, None, "leak")
+        export.range(100 * i + 10, 100 * i + 50, f"profpipe:impl=k{i % 2}")
+        export.range(100 * i + 20, 100 * i + 40, "forward")
+        export.launch(100 * i + 22, i + 1)
+    tables = read(export.write_sqlite(tmp_path / "leak.sqlite"))
+    calls = tables.kernels.groupby(["case", "phase"])["calls"].sum().to_dict()
+    assert calls == {("impl=k0", "forward"): 150, ("impl=k1", "forward"): 150}
+
+
+@pytest.mark.usefixtures("low_bounds")
+def test_many_names_of_kernels_are_folded_and_no_time_is_lost(tmp_path: Path) -> None:
+    export = Export()
+    count = bounds.MOST_NAMES + 500
+    for i in range(count):
+        export.launch(100 * i, i + 1, f"kern_{i}", lasts=5 if i % 2 else 7)
+    tables = read(export.write_sqlite(tmp_path / "names.sqlite"))
+    assert len(tables.kernels) == bounds.MOST_NAMES and tables.kernels["calls"].sum() == count
+    assert tables.kernels["total_ns"].sum() == tables.origin.total_ns
+    folded = tables.kernels[tables.kernels["kernel"] == bounds.OTHER_KERNELS]
+    assert folded["calls"].tolist() == [501] and folded["max_ns"].tolist() == [5.0]
+    assert f"501 names of kernels beyond the {bounds.MOST_NAMES - 1:,}" in "".join(tables.origin.notes)
+
+
+@pytest.mark.usefixtures("low_bounds")
+def test_many_names_in_a_trace_of_torch_are_folded(tmp_path: Path) -> None:
+    count = bounds.MOST_NAMES + 500
+    events = [
+        {"ph": "X", "cat": "kernel", "name": f"kern_{i}", "ts": 10 * i, "dur": 2, "pid": 0, "tid": 7,
+         "args": {"device": 0, "stream": 7, "correlation": i + 1}}
+        for i in range(count)
+    ]  # fmt: skip
+    events.append({"ph": "X", "cat": "user_annotation", "name": "all", "ts": 0, "dur": 10 * count, "pid": 1, "tid": 1})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    tables = read(path)
+    assert len(tables.kernels) == bounds.MOST_NAMES and tables.kernels["calls"].sum() == count
+    assert set(tables.ranges["range"]) == {"all"}
+    assert any(bounds.OTHER_KERNELS in note for note in tables.origin.notes)
+
+
+@pytest.mark.usefixtures("low_bounds")
+def test_many_names_of_ranges_are_folded(tmp_path: Path) -> None:
+    export = Export()
+    count = bounds.MOST_PATHS + 500
+    for i in range(count):
+        export.range(100 * i, 100 * i + 50, f"request {i}")
+        export.launch(100 * i + 10, i + 1)
+    tables = read(export.write_sqlite(tmp_path / "ranges.sqlite"))
+    assert len(tables.ranges) == bounds.MOST_PATHS + 1 and tables.ranges["instances"].sum() == count
+    assert tables.ranges.set_index("range").loc[bounds.OTHER_RANGES, "kernels"] == 500
+
+
+@pytest.mark.usefixtures("low_bounds")
+def test_more_cases_than_any_run_has_are_refused(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(3_200):
+        export.range(100 * i, 100 * i + 50, f"profpipe:i={i}")
+    with pytest.raises(UnreadableFile, match="more than 3,000 different cases"):
+        read(export.write_sqlite(tmp_path / "cases.sqlite"))
