@@ -6,12 +6,13 @@ SpargeAttn needs a GPU. What its cases would report is reported by a workload th
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from program import WITHOUT_TORCH, profpipe, rows
-from report_study import analyze, case_row, metric_row, tables
+from report_study import analyze, case_row, metric_row, read_pages, tables
 
 from profpipe.report.labels import DENSE_WORK
 
@@ -84,6 +85,8 @@ def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: 
         "REPEATS": "6",
         "TOPK": "0.5",
         "BUDGET_S": "0.1",
+        "LENGTHS": "128",
+        "REACHED_TOPK": "0.5",
     }
     profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, CDFTHRESHD="0.9", **small)
     cases = rows(tmp_path / "latest" / "cases.csv")
@@ -117,6 +120,48 @@ def test_skipped_work_counts_in_the_dense_rate_and_not_in_the_effective_rate(tmp
     assert summary.count(DENSE_WORK) == 2, "beside the study's table and beside the cases"
     by_case = next(line for line in lines if "time us" in " ".join(line) and "effective TFLOP/s" in line)
     assert by_case.index("effective TFLOP/s") == by_case.index("TFLOP/s") + 1
+
+
+#: A stand-in for attention on a GPU, which this machine lacks: SpargeAttn leaves out what topk requests.
+ATTENTION = """
+import time
+
+PARAMS = {"impl": "", "inputs": "", "batch": 1, "heads": 1, "head_dim": 1, "seqlen": 1, "dtype": "", "causal": False,
+          "topk": None, "cdfthreshd": None, "simthreshd1": None, "pvthreshd": None}
+
+def build(params):
+    return lambda: time.sleep(1e-4 * (params["topk"] or 2))
+
+def flops(params):
+    return 1e9 * params["seqlen"]
+
+def facts(params):
+    if params["topk"] is None:
+        return {}
+    left_out = 1 - params["topk"]
+    return {"sparsity": (100 * left_out, "%"), "sparsity_requested": (100 * left_out, "%"),
+            "flops_effective": (flops(params) * params["topk"], "flop")}
+
+def check(params):
+    return {"error_rel_l1": 0.01, "cosine": 1.0}
+"""
+
+
+def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "attention.py").write_text(ATTENTION)
+    (tmp_path / "sparsity.yaml").write_text(PIPELINE.read_text(encoding="utf-8"))
+    small = {"LENGTHS": "1024,2048", "DENSE": "sdpa_flash,fa2", "REACHED_TOPK": "1.0,0.5", "REPEATS": "6"}
+    small |= {"BUDGET_S": "0.05", "WARMUP": "1", "IMPLS": "sparge_fp8", "PYTHONPATH": WITHOUT_TORCH}
+    profpipe(tmp_path, "run", "sparsity.yaml", "-w", "lengths,reached", "-p", "plain", **small)
+    run = tmp_path / "out" / "latest"
+    assert {case["status"] for case in rows(run / "cases.csv")} == {"ok"} and len(rows(run / "cases.csv")) == 20
+    pages = read_pages(run)
+    table = next(line for line in pages.splitlines() if line.startswith("| causal | seqlen |"))
+    assert "`sparge_fp8 topk=1.0`" in table and "`sparge_fp8 topk=0.7`" in table and "`fa2`" in table
+    assert "Time by the share that was left out" in pages
+    # By length and by sparsity, time and TFLOP/s each have a picture.
+    assert len(set(re.findall(r"plots/[\w.-]*(?:over-the-length|left-out)[\w.-]*", pages))) == 4
 
 
 def test_only_work_that_is_done_is_compared_with_the_peak() -> None:
