@@ -240,6 +240,27 @@ def test_a_known_spread_between_processes_raises_the_floor_of_its_case():
     assert [case.judgement.floor for case in found.cases] == [0.03, 0.01]
 
 
+def findings_of(run):
+    return pairs.analyze(tables_of({"c": around(20), "d": around(0)}), run)
+
+
+def test_the_headline_says_what_a_large_floor_hides():
+    run = run_of(spreads={"w": {"c": 0.25}})
+    findings = findings_of(run)
+    assert [case.judgement.verdict for case in findings.cases] == [Verdict.SAME] * 2
+    page = Markdown().section(verdicts.headline(findings, run))
+    assert "known to differ by up to 25.0 % here: smaller differences of `w/c` do not count" in page
+    calm = run_of(spreads={"w": {"c": 0.02}})
+    assert "known to differ" not in Markdown().section(verdicts.headline(findings_of(calm), calm))
+
+
+def test_no_case_has_times_where_all_failed():
+    findings = pairs.analyze(tables_of({"c": []}, {"c": ("failed", "no torch")}.items()), run_of())
+    assert "**No case has a pair of times: 1 case failed.**" in Markdown().section(
+        verdicts.headline(findings, run_of())
+    )
+
+
 def test_the_page_of_verdicts_is_the_golden_one(regenerate):
     data = tables_of(FOUR | {"e": around(0)}, {"e": ("oom", "pair 1 B: out of memory")}.items(), [("e", "B", "failed")])
     run = run_of(2, seed=7)

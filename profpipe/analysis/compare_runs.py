@@ -22,10 +22,9 @@ from profpipe.analysis.student_t import quantile
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
-from profpipe.results.database import TIMES
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
-from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, Tables
+from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, TIMES, Tables
 
 #: (workload, case id).
 _Key = tuple[str, str]

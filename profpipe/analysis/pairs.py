@@ -22,8 +22,6 @@ from profpipe.results import schema
 from profpipe.results.manifest import Manifest, PairsEntry, Undecided
 from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdict
 
-#: The times that can be compared, the better one first.
-_TIMES: Final = ("time", schema.PROCESS_WALL)
 _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
 
 #: The level at which a case passes a gate: the one-sided test says that B is slower by less.
@@ -241,7 +239,7 @@ def _add_kernels(case: CaseVerdict, captures: Mapping[str, Sequence[Capture]]) -
 
 def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str, float]]]]:
     """Return by case: the metric that is compared, and its values in ns by pair and side."""
-    is_time = data.metrics["metric"].isin(_TIMES) & (data.metrics["profiler"] == "plain")
+    is_time = data.metrics["metric"].isin(schema.TIMES) & (data.metrics["profiler"] == "plain")
     rows = data.metrics[is_time & data.metrics["value"].notna()]
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, float]]]] = {}
     columns = (rows[name] for name in ("workload", "case", "metric", "subject", "value"))
@@ -253,8 +251,8 @@ def _times(data: Tables) -> dict[tuple[str, str], tuple[str, dict[int, dict[str,
 
 
 def _best_metric(by_metric: Mapping[str, dict[int, dict[str, float]]]) -> tuple[str, dict[int, dict[str, float]]]:
-    """Return the first of ``_TIMES`` that both sides of some pair have, else the one that exists."""
-    known = [name for name in _TIMES if name in by_metric]
+    """Return the first of ``schema.TIMES`` that both sides of some pair have, else the one that exists."""
+    known = [name for name in schema.TIMES if name in by_metric]
     complete = [name for name in known if any(len(pair) == 2 for pair in by_metric[name].values())]
     name = [*complete, *known][0]
     return name, by_metric[name]

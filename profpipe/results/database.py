@@ -28,9 +28,6 @@ _MISSING: Final = Path("raw") / "not-in-history"
 #: SQLITE_BUSY and SQLITE_LOCKED.
 _LOCKED: Final = re.compile(r"database( table| schema)? is locked", re.IGNORECASE)
 
-#: The times of a case, the better one first: of a call or step, else of the whole process of a command.
-TIMES: Final = ("time", schema.PROCESS_WALL)
-
 _RUNS = """
 select r.*, count(c.run) as cases, coalesce(sum(c.status = 'ok'), 0) as ok
 from (select * from runs order by started desc, run desc limit ?) r left join cases c using (run)
@@ -76,13 +73,13 @@ def _fingerprints(run: str, data: Tables, manifest: Manifest) -> Iterator[dict[s
     for job in manifest.jobs:
         for case in job.cases if job.profiler == "plain" else ():
             keys.setdefault((job.workload, case), []).append("" if job.reused_from else job.key)
-    times = data.metrics[(data.metrics["profiler"] == "plain") & data.metrics["metric"].isin(TIMES)]
+    times = data.metrics[(data.metrics["profiler"] == "plain") & data.metrics["metric"].isin(schema.TIMES)]
     known: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for workload, case, metric, subject in times[["workload", "case", "metric", "subject"]].itertuples(index=False):
         known.setdefault((workload, case), set()).add((metric, subject))
     for key, own in keys.items():
         rows = known.get(key, set())
-        places = [(metric, subject) for metric in TIMES for subject in (f"{schema.PROCESS_PREFIX}1", "")]
+        places = [(metric, subject) for metric in schema.TIMES for subject in (f"{schema.PROCESS_PREFIX}1", "")]
         place = next((each for each in places if each in rows), None)
         if place and all(own):
             text = "\n".join(sorted(own))

@@ -39,6 +39,9 @@ DEVICE_PREFIX: Final = "device "
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"
 
+#: The times of a case without a profiler, the better one first: of a call or step, else of the process of a command.
+TIMES: Final = ("time", PROCESS_WALL)
+
 #: The subject of a time that one process of an `ab` run measured: ``pair 3 A``.
 PAIR_PREFIX: Final = "pair "
 #: Metrics that mark a process of an `ab` run in which the case failed, or its result was outside the tolerance.

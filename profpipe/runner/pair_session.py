@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 
@@ -39,9 +39,6 @@ from profpipe.runner.sides import Side
 
 #: (workload, case) with the case's name on both sides.
 Key = tuple[str, str]
-
-#: The times that pairs compare: of a step or a call, else of the whole process of a command.
-TIMES: Final = ("time", schema.PROCESS_WALL)
 
 
 def join_cases(a: Pipeline, b: Pipeline, workloads: Sequence[str] = ()) -> dict[str, list[tuple[str, Case, Case]]]:
@@ -304,7 +301,7 @@ class PairSession(Session):
         if job.profiler != "plain":
             captured = pair_captures.merge(self.data, fresh, job, self._name(job.folder), names)
             return replace(captured, cases=ended)
-        is_time = fresh.metrics["metric"].isin(TIMES) & (fresh.metrics["subject"] == "")
+        is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
         times = fresh.metrics[is_time & fresh.metrics["case"].isin(names)]
         times = times.assign(subject=job.label, case=times["case"].map(names))
         mine = (self.data.metrics["subject"] == job.label) & (self.data.metrics["workload"] == job.workload)

@@ -37,6 +37,9 @@ _CHANGED = (Verdict.SLOWER, Verdict.FASTER)
 #: Cases whose difference the headline explains.
 _MOST_EXPLAINED = 3
 
+#: From this floor on the headline says what it means.
+_LARGE_FLOOR = 0.05
+
 #: Cases that a sentence names; more are counted.
 _MOST_NAMED = 4
 
@@ -49,11 +52,16 @@ def headline(findings: PairFindings, run: Manifest) -> doc.Section:
     assert run.ab is not None
     judged = [case.judgement for case in findings.cases if case.judgement]
     about = "Both sides are the same" if run.ab.is_aa else "B compared with A"
-    answer = (
-        f"{about}, {plural(len(judged), 'case')}: {_answer(findings, judged)}." if judged else "No case has a pair."
-    )
+    answer = f"{about}, {plural(len(judged), 'case')}: {_answer(findings, judged)}." if judged else _no_times(findings)
     strong = doc.Strong(answer)
     return doc.make_section("headline", "", [doc.Paragraph(strong), doc.Bullets(tuple(_facts(findings, run.ab)))])
+
+
+def _no_times(findings: PairFindings) -> str:
+    failed = sum(case.failure is not None for case in findings.cases)
+    return (
+        f"No case has a pair of times: {plural(failed, 'case')} failed." if failed else "No case has a pair of times."
+    )
 
 
 _COUNTED: Mapping[Verdict, str] = {
@@ -95,6 +103,12 @@ def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
     elif any(case.judgement for case in findings.cases):
         expected = f"about {findings.false_verdicts:.2g} cases" if findings.false_verdicts else "no case"
         yield f"If nothing had changed, chance alone would call {expected} faster or slower."
+    if large := [case for case in findings.cases if case.judgement and case.judgement.floor > _LARGE_FLOOR]:
+        largest = max(case.judgement.floor for case in large if case.judgement)
+        words = (
+            f"Processes of the same code are known to differ by up to {100 * largest:.1f} % here: smaller differences"
+        )
+        yield fill(f"{words} of {{}} do not count, also for `same`.", _named(large))
     if settings.is_aa:
         false = findings.count(Verdict.FASTER) + findings.count(Verdict.SLOWER)
         yield f"Verdicts that are false, because both sides are the same: {false} of {len(findings.cases)}."
