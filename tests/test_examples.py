@@ -48,6 +48,17 @@ def test_its_summary_has_at_most_150_lines(example: Path) -> None:
     assert len((example / "SUMMARY.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
+def test_its_pages_are_those_that_the_present_code_writes(example: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(example, tmp_path / example.name)
+    for page in [*copy.glob("*.md"), *copy.glob("*.txt"), *copy.glob("*.html")]:
+        page.unlink()
+    forked.run(tmp_path, "report", example.name, "--quiet")
+    committed = [path for path in example.iterdir() if path.suffix in (".md", ".txt", ".html")]
+    differing = [path.name for path in committed if path.read_bytes() != (copy / path.name).read_bytes()]
+    assert not differing, f"render them again: profpipe report examples/{example.name}"
+
+
 #: A path below a home or a work folder, anywhere in a text.
 OF_A_MACHINE = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|workspace|mnt|scratch|tmp|var|opt)/[^\s\"')]*")
 
