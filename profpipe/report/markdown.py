@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import html
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number
+from profpipe.report.html.markup import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
+_URL = re.compile(r":(?=//)|(?<=www)\.")
 _SPECIAL = re.compile(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))")
 
 
 def escape(text: object) -> str:
-    """Plain text that no renderer takes for markup: HTML's three letters as entities, Markdown's with a backslash."""
-    flat = " ".join(str(text).split())
+    """Plain text that no renderer takes for markup: HTML's three letters as entities, Markdown's with a backslash.
+
+    A bare address becomes no link. Control characters are written as ``<U+001B>``.
+    """
+    flat = visible(" ".join(str(text).split()))
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", flat)
+    return _URL.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", flat))
 
 
 def code(text: object) -> str:
     """A code span, also inside a table: a pipe would end its cell even there (GFM 4.10), a backtick the span."""
-    flat = " ".join(str(text).split()).replace("|", "\\|")
+    flat = visible(" ".join(str(text).split())).replace("|", "\\|")
     if not flat:
         return ""
     longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)
@@ -40,6 +46,8 @@ def slug(heading: str) -> str:
 
 # --- the document ----------------------------------------------------------------------------------------------------
 
+#: Characters of the name of a picture without its ending; file systems allow 255 bytes.
+_LONGEST_STEM = 120
 #: The pages of a report.
 SUMMARY, DETAILS = "SUMMARY.md", "details.md"
 
@@ -111,7 +119,9 @@ class Markdown:
             case doc.Bullets():
                 return "\n".join(f"- {self.text(item)}" for item in block.items)
             case doc.CodeBlock():
-                return f"```{block.language}\n{block.text}\n```"
+                longest = max((len(run) for run in re.findall(r"`{3,}", block.text)), default=2)
+                fence = "`" * (longest + 1)
+                return f"{fence}{block.language}\n{visible(block.text)}\n{fence}"
             case doc.Table():
                 return self.table(block)
             case doc.Chart():
@@ -159,8 +169,11 @@ def code_span(text: str, in_table: bool = False) -> str:
 
 
 def plot_path(chart: doc.Chart) -> str:
-    """Return the path of a chart's picture, relative to the page."""
-    return f"plots/{chart.id}.png"
+    """Return the path of a chart's picture, relative to the page. A long id ends in a checksum: it names a file."""
+    id = chart.id
+    if len(id) > _LONGEST_STEM:
+        id = f"{id[: _LONGEST_STEM - 9]}-{zlib.crc32(id.encode()):08x}"
+    return f"plots/{id}.png"
 
 
 def anchors(pages: Mapping[str, doc.Document], names_workloads: bool) -> Anchors:

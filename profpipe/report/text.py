@@ -7,6 +7,7 @@ from collections.abc import Callable
 from profpipe.report import document as doc
 from profpipe.report import pages
 from profpipe.report.formatting import format_cell, format_head, format_number
+from profpipe.report.html.markup import visible
 from profpipe.report.markdown import SUMMARY
 
 #: The sections that a run prints when it ends.
@@ -25,7 +26,7 @@ def write_text(text: doc.Text) -> str:
         elif isinstance(inline, doc.Number):
             parts.append(format_number(inline))
         else:
-            parts.append(inline.text if isinstance(inline, doc.Code) else inline)
+            parts.append(visible(inline.text if isinstance(inline, doc.Code) else inline))
     return "".join(parts)
 
 
@@ -58,7 +59,7 @@ def write_block(block: doc.Block) -> str:
         case doc.Bullets():
             return "\n".join(f"- {write_text(item)}" for item in block.items)
         case doc.CodeBlock():
-            return "\n".join(f"    {line}" for line in block.text.splitlines())
+            return "\n".join(f"    {visible(line)}" for line in block.text.splitlines())
         case doc.Table():
             return write_table(block)
         case doc.Chart() | doc.Choice() | doc.Timeline():
@@ -69,7 +70,7 @@ def write_block(block: doc.Block) -> str:
 
 def write_section(section: doc.Section, workload: str = "") -> str:
     """Return a section below its title, which names ``workload`` where there is one."""
-    title = write_text(section.title) + (f": {workload}" if workload and section.title else "")
+    title = write_text(section.title) + (f": {visible(workload)}" if workload and section.title else "")
     parts = [f"{title}\n{'=' * len(title)}" if title else "", write_text(section.summary)]
     parts += map(write_block, section.blocks)
     parts += map(write_section, section.sections)

@@ -26,6 +26,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY, FAINT = "#5F6368", "#E3E5E8"
 
 RC = {
+    # A name such as `$A_$B` is text, no formula.
+    "text.parse_math": False,
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "axes.edgecolor": "#9AA0A6",
@@ -65,9 +67,11 @@ def head(figure: Any, title: str, below: str, left: float = 0.02) -> None:
 
 def rasterise(figure: Any) -> Image.Image:
     """Return the picture of a figure."""
+    import matplotlib
     from PIL import Image
 
-    with warnings.catch_warnings():
+    # Labels of ticks are made while the figure is drawn.
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
         # A box stands for it, and the page has the name in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.canvas.draw()

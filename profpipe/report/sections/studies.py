@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,8 +75,14 @@ def study_table(study: Study, before: Study | None = None) -> doc.Section:
 
 
 def slug(text: str) -> str:
-    """Return ``text`` in letters that a file name and an anchor may have."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower() or "plot"
+    """Return ``text`` in letters that a file name and an anchor may have.
+
+    A checksum keeps texts apart that differ in other signs, such as ``A+`` and ``A*``.
+    """
+    found = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.").lower()
+    if found and re.fullmatch(r"[\w.,:;()/&<>%= -]*", text, re.ASCII):
+        return found
+    return f"{found or 'plot'}-{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
 
 
 # --- the text above and below a table --------------------------------------------------------------------------------
