@@ -118,12 +118,8 @@ def test_the_time_of_a_case_is_the_median_of_its_processes_and_the_interval_hold
 def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project: Path) -> None:
     path = project / "pipeline.yaml"
     path.write_text(path.read_text().replace("n: [1, 2]", "n: [3, 1]"), encoding="utf-8")
-    argv = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "-w", "sums", "--captures", "4"]
-    done = subprocess.run(
-        argv, cwd=project, env={**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
+    words = ("run", "-p", "plain", "-w", "sums", "--captures", "4")
+    profpipe(project, *words, exit_code=1, PYTHONPATH=WITHOUT_TORCH)
     words = (project / "order.txt").read_text().split()
     assert (words.count("3"), words.count("1")) == (2, 4)
     cases = {row["case"]: row for row in rows(project / "out/latest/cases.csv")}

@@ -147,6 +147,7 @@ QUICK = ("h200-attention", "sparsity")
 @pytest.mark.parametrize(
     "example", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES]
 )
+@pytest.mark.usefixtures("no_pictures")
 def test_every_recorded_number_is_on_the_pages_of_today(example: str, tmp_path: Path) -> None:
     pages, values = render(example, tmp_path), parameter_values(example)
     lost: Counter[tuple[str, str]] = Counter()
