@@ -598,3 +598,30 @@ def python_calls(work: Callable[[], None]) -> int:
     profile = cProfile.Profile()
     profile.runcall(work)
     return sum(entry.callcount for entry in profile.getstats())
+
+
+# --- profilers as an axis --------------------------------------------------------------------------------------------
+
+
+def test_each_profiler_has_a_column_with_its_own_times(example: Any, by_hand: dict[str, pd.DataFrame]) -> None:
+    study = only(*example, where={"mode": "fwd", "impl": "fa2"}, rows="seqlen", columns="profiler", value="time")
+    assert study.grids[0].columns == (("plain",), ("nsys",), ("torch",), ("ncu",)) and study.basis is None
+    case = CASE.format(impl="fa2", mode="fwd", seqlen=2048)
+    assert cell(study, (2048,), ("plain",)) == metric_by_hand(by_hand, case, "time")
+    for profiler, iterations in (("nsys", 30), ("torch", 30), ("ncu", 1)):
+        own = kernels_by_hand(by_hand, case, profiler)
+        assert cell(study, (2048,), (profiler,)) == pytest.approx(own["total_ns"].sum() / iterations)
+
+
+def test_rates_of_a_profiler_are_of_its_own_time(example: Any) -> None:
+    options = {"where": {"mode": "fwd", "impl": "fa2"}, "rows": "seqlen", "columns": "profiler"}
+    times, rates = (only(*example, value=value, **options) for value in ("time", "tflops"))
+    flops = {
+        cell(times, (2048,), (name,)) * cell(rates, (2048,), (name,)) for name in ("plain", "nsys", "ncu", "torch")
+    }
+    assert max(flops) == pytest.approx(min(flops))
+
+
+def test_a_table_by_profiler_says_what_the_times_of_each_are(example: Any) -> None:
+    study = only(*example, where={"mode": "fwd"}, rows="seqlen", columns=["impl", "profiler"], value="time")
+    assert "plain: the median time of a call; the others: the sum of its kernels" in plain(study_table(study).summary)

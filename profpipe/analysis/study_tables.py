@@ -28,7 +28,7 @@ from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
 
 #: Axes of a table that are no parameters of its cases.
-VALUE, PHASE, WORKLOAD = "value", "phase", "workload"
+VALUE, PHASE, WORKLOAD, PROFILER = "value", "phase", "workload", "profiler"
 
 #: Columns of the frame that are no axes: the number of the case, its result, the placed axes without a value, the cell.
 _CASE, _RESULT, _MISSING_AXES, _CELL = "#case", "#result", "#missing", "#cell"
@@ -107,7 +107,13 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
     basis = _choose_basis(request, workloads)
     profiler = request.profiler if request.profiler != "plain" else None
     profiler = profiler or next((data.profiler for data in workloads if data.profiler), None)
-    every = _read_frame(request, [_Reader(d, request, results_on(d, basis), profiler) for d in workloads])
+    is_by_profiler = PROFILER in request.placed
+    if is_by_profiler:
+        readers = [reader for data in workloads for reader in _readers_by_profiler(data, request, results_on)]
+        basis = profiler = None
+    else:
+        readers = [_Reader(data, request, results_on(data, basis), profiler) for data in workloads]
+    every = _read_frame(request, readers)
     frame = every[~every[_MISSING_AXES].astype(bool)]
     rows, columns = _varying(frame, request.rows) or request.rows[:1], _varying(frame, request.columns)
     dividing = _dividing_axes(frame, rows)
@@ -136,6 +142,7 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         fixed=_fixed(request, frame, (*dividing, *rows, *columns)),
         units={value.name: _stored_unit(value, workloads) for value in request.values},
         requested_units=tuple(request.entry.get("unit") or ()),
+        is_by_profiler=is_by_profiler,
         basis=(basis.profiler, basis.quantity) if basis else None,
         kernel_profiler=profiler,
         is_per_call=breakdown is None or breakdown.iterations is not None,
@@ -146,6 +153,15 @@ def _fill(request: _Request, workloads: Sequence[WorkloadData], results_on: Resu
         tolerance=_shared_tolerance(workloads),
         has_sparse_cases=any(result.is_sparse for result in cases[_RESULT]),
     )
+
+
+def _readers_by_profiler(data: WorkloadData, request: _Request, results_on: ResultsOn) -> Iterator[_Reader]:
+    """Yield a reader for each profiler that recorded the workload: plain has calls, each other one their kernels."""
+    if any("time" in own for (_, *key), own in data.recorded.numbers.items() if key == ["plain", ""]):
+        yield _Reader(data, request, results_on(data, Basis("plain", "time")), None, "plain")
+    for name in kernel_breakdown.PREFERENCE:
+        if (found := _any_breakdown([data], name)) is not None:
+            yield _Reader(data, request, results_on(data, Basis(name, found.kind)), name, name)
 
 
 def _shared_tolerance(workloads: Sequence[WorkloadData]) -> dict[str, float]:
@@ -353,14 +369,21 @@ class _Reader:
     """Reads the cases that one workload gives to a table."""
 
     def __init__(
-        self, data: WorkloadData, request: _Request, results: Mapping[str, CaseResult], profiler: str | None
+        self,
+        data: WorkloadData,
+        request: _Request,
+        results: Mapping[str, CaseResult],
+        profiler: str | None,
+        axis: str | None = None,
     ) -> None:
+        """``profiler`` gives the kernels; ``axis`` is the value of the axis ``profiler``, where the table has one."""
         self._data, self._request, self._results, self._profiler = data, request, results, profiler
+        self._axis = axis
         self._phases = {phase: _PhaseData.read(data, phase) for phase in request.phases}
 
     def read(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the records of each case that `where` selects, one for each phase and value."""
-        request, known = self._request, {VALUE, PHASE, *self._data.layout.axes}
+        request, known = self._request, {VALUE, PHASE, PROFILER, *self._data.layout.axes}
         for result in self._results.values():
             axes = self._axes(result)
             if all(any(same(axes.get(axis), v) for v in values) for axis, values in request.where.items()):
@@ -376,6 +399,7 @@ class _Reader:
     def _axes(self, result: CaseResult) -> dict[str, Any]:
         """Return the parameters of a case, and the metrics that the table takes for axes."""
         axes: dict[str, Any] = {WORKLOAD: self._data.name}
+        axes |= {} if self._axis is None else {PROFILER: self._axis}
         axes |= {axis: value if isinstance(value, Hashable) else shown(value) for axis, value in result.params.items()}
         for axis in (*self._request.placed, *self._request.where):
             if axis not in axes and (number := self._number(result, axis)):

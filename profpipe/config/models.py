@@ -320,7 +320,8 @@ class Table(_Study):
     """Tables that the report shows first."""
 
     rows: Names = Field(
-        min_length=1, description="an axis, a metric, 'workload', 'phase' or 'value'; several are nested in this order"
+        min_length=1,
+        description="an axis, a metric, 'workload', 'phase', 'profiler' or 'value'; several are nested in this order",
     )
     columns: Names = Field([], description="as rows; several values or phases that are placed nowhere become columns")
     note: str = Field("", description="one or two sentences above the table")
@@ -332,7 +333,8 @@ class Plot(_Study):
 
     over: str = Field(min_length=1, description="axis or metric with numbers on the x axis: seqlen, tokens")
     lines: Names = Field(
-        [], description="axes with a line for each value, 'workload' or 'phase'; without it the compared axis"
+        [],
+        description="axes with a line for each value, 'workload', 'phase' or 'profiler'; without it the compared axis",
     )
 
 

@@ -22,7 +22,7 @@ from profpipe.job import as_text
 Mistake = tuple[str, str, str]
 
 #: Words that rows and columns may hold in addition to axes and metrics.
-_PLACES = ("value", "phase", "workload")
+_PLACES = ("value", "phase", "workload", "profiler")
 
 #: Metrics that a comparison with a reference may write: error_rel_l1, cosine_dq.
 _ERRORS = re.compile(r"(error_(max|mean|rel_l1|rmse)|cosine)(_\w+)?")
@@ -136,6 +136,8 @@ def _in_places(at: str, table: Table | Plot, known: _Vocabulary) -> Iterator[Mis
             if word not in known.axes and word not in reserved and not known.is_metric(word):
                 yield f"{at}.{part}", f"'{word}' is no axis and no metric.", _nearest(word, [*known.axes, *reserved])
     (first, words), (second, others) = places.items()
+    if table.profiler and "profiler" in (*words, *others):
+        yield f"{at}.profiler", "names one profiler, and 'profiler' is among the axes.", "Keep one of the two."
     for word in dict.fromkeys(word for word in words if word in others):
         yield f"{at}.{second}", f"'{word}' is also under {first}.", "Keep one of the two."
     if "phase" in (*words, *others) and not table.phase:

@@ -86,6 +86,8 @@ class Study:
     #: Whether kernel times are per call, and of the operators of a CPU.
     is_per_call: bool = True
     is_cpu: bool = False
+    #: Whether profilers are an axis: then each has its times, plain of calls and the others of their kernels.
+    is_by_profiler: bool = False
     #: The compared axis, and the values that baselines have on it.
     compare: str | None = None
     baselines: tuple[Any, ...] = ()

@@ -98,7 +98,7 @@ def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
         only = _value_in_caption(study)
         if only:
             yield _caption(study, only)
-        if not (only and only.name == "time"):
+        if study.is_by_profiler or not (only and only.name == "time"):
             yield from basis_note(study, study.values)
         yield from kernels_note(study, study.values)
         if study.fixed and not (before and before.has_cases and before.fixed == study.fixed):
@@ -143,6 +143,8 @@ def _caption(study: Study, value: StudyValue) -> doc.Text:
 def basis_note(study: Study, values: Sequence[StudyValue]) -> Iterator[str]:
     """Yield which times ``values`` are, or are computed from."""
     subjects = {value.subject for value in values if value.source is Source.CALL}
+    if study.is_by_profiler and subjects:
+        yield "plain: the median time of a call; the others: the sum of its kernels (on a CPU, operators)."
     if study.basis and subjects:
         beginning = next(words for words, group in _BASIS_OF if subjects & set(group))
         yield f"{beginning} the {quantity(Basis(*study.basis))}."
