@@ -19,6 +19,9 @@ import forked
 import pandas as pd
 import pytest
 
+from profpipe.results import schema
+from profpipe.scrub import tables as masked_tables
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "no_torch")])
 
@@ -217,3 +220,8 @@ def test_an_error_of_the_pipeline_file_shows_no_secret(project: Path, tmp_path: 
     (tmp_path / "pipeline.yaml").write_text(f"version: 1\n{changed}\n")
     done = profpipe(tmp_path, "run")
     assert done.returncode == 2 and printed(done) == []
+
+
+def test_tables_without_a_secret_keep_all_their_rows():
+    figures = schema.frame(schema.STEP_FIGURES, [{}])
+    assert len(masked_tables.mask(schema.Tables(step_figures=figures), {}).step_figures) == 1

@@ -21,11 +21,11 @@ def mask(tables: Tables, secrets: Mapping[str, str]) -> Tables:
     known = masking.masker(secrets)
     frames = {
         table.name: _masked(getattr(tables, table.name), table, known, with_forms=table is schema.CASES)
-        for table in schema.ALL
+        for table in schema.PARSED
     }
     origin = tables.origin
     notes, details = (tuple(map(known.mask, texts)) for texts in (origin.notes, origin.details))
-    return Tables(**frames, origin=replace(origin, notes=notes, details=details))
+    return replace(tables, **frames, origin=replace(origin, notes=notes, details=details))
 
 
 def _masked(frame: pd.DataFrame, table: schema.Table, known: masking.Masker, with_forms: bool) -> pd.DataFrame:
