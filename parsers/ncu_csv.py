@@ -8,12 +8,14 @@ the rows. From 2025 on ncu shortens the names of kernels in CSV (``at::native::`
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
+from profpipe.ingest import bounds
 from profpipe.ingest.ncu import counters, guided, pages
 from profpipe.results import schema
 
@@ -75,12 +77,21 @@ def _text(path: Path, limit: int = -1) -> str:
         data = file.read(limit)
     if data.startswith(b"\x1f\x8b"):
         try:
-            data = gzip.decompress(data) if limit < 0 else zlib.decompressobj(wbits=31).decompress(data, limit)
+            data = _unzipped(data) if limit < 0 else zlib.decompressobj(wbits=31).decompress(data, limit)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UnreadableFile(path, f"a gzip file that is cut or damaged ({error})", pages.RUN_AGAIN) from error
+    if data.count(b"\n") > bounds.MOST_LINES:
+        raise bounds.TooLarge(f"it has more than {bounds.MOST_LINES:,} lines")
     # PowerShell redirects output as UTF-16.
     utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     return data.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
+
+
+def _unzipped(data: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        found = file.read(bounds.most_unzipped(len(data)) + 1)
+    bounds.check_unzipped(len(found), len(data))
+    return found
 
 
 def _refusal(path: Path, text: str) -> UnreadableFile:

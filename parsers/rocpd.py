@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import kernel_classes
+from profpipe.ingest import bounds, kernel_classes
 from profpipe.ingest.rocprof import trace
 from profpipe.results import schema
 
@@ -80,7 +80,7 @@ class _Database:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        found = connection.execute(bounds.SELECT_TABLES).fetchall()
         self._names: dict[str, list[str]] = {}
         for (name,) in found:
             self._names.setdefault(_GUID.sub("", name), []).append(name)

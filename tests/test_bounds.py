@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from nsys_exports import Export
 
-from profpipe.errors import UnreadableFile
+from profpipe.config.loader import load_pipeline
+from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import bounds, kernel_classes, kernel_names, registry
 from profpipe.report.short_kernel_names import shorten
 from profpipe.results.schema import Tables
@@ -137,3 +141,82 @@ def test_more_cases_than_any_run_has_are_refused(tmp_path: Path) -> None:
         export.range(100 * i, 100 * i + 50, f"profpipe:i={i}")
     with pytest.raises(UnreadableFile, match="more than 3,000 different cases"):
         read(export.write_sqlite(tmp_path / "cases.sqlite"))
+
+
+# --- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def test_views_and_virtual_tables_of_an_export_are_not_read(tmp_path: Path) -> None:
+    path = Export().write_sqlite(tmp_path / "views.sqlite")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS start, i + 1 AS 'end' FROM n"
+    with closing(sqlite3.connect(path)) as database:
+        for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS", "TARGET_INFO_GPU"):
+            database.execute(f"CREATE VIEW {table} AS {endless}")
+        database.execute("CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_MEMCPY USING fts5(start)")
+        database.commit()
+    begin = time.process_time()
+    assert not len(read(path).kernels)
+    assert time.process_time() - begin < 5
+
+
+def test_views_in_place_of_all_tables_are_no_export(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "views.sqlite")) as database:
+        database.execute(
+            "CREATE VIEW StringIds AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT i FROM n"
+        )
+        database.commit()
+    with pytest.raises(UnreadableFile, match="in no format"):
+        read(tmp_path / "views.sqlite")
+
+
+def test_a_text_of_line_ends_is_refused_before_it_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_LINES", 1_000_000)
+    path = tmp_path / "ncu.csv"
+    path.write_bytes(b"==PROF== Connected\n" + b"\n" * 2_000_000)
+    with pytest.raises(UnreadableFile, match="more than 1,000,000 lines"):
+        read(path)
+
+
+@pytest.mark.parametrize(("head", "filling"), [(b"==PROF== Connected\n", b" "), (b'{"traceEvents": [', b" ")])
+def test_a_zip_that_holds_far_more_than_its_size_is_refused(tmp_path: Path, head: bytes, filling: bytes) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(head)
+        for _ in range(190):
+            file.write(filling * (1 << 20))
+    with pytest.raises(UnreadableFile, match="unzips to more than"):
+        read(path)
+
+
+def test_a_trace_of_entries_that_are_no_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_OTHER_ENTRIES", 10_000)
+    path = tmp_path / "trace.json"
+    path.write_text('{"schemaVersion": 1, "traceEvents": [' + "{}," * 20_000 + "{}]}")
+    with pytest.raises(UnreadableFile, match="more than 10,000 entries without a phase"):
+        read(path)
+
+
+# --- pipeline files --------------------------------------------------------------------------------------------------
+
+HEAD = "version: 1\nworkloads:\n  w:\n    command: [echo, '{a}']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)),
+         "more than 50,000 values"),
+        (HEAD + f"    matrix: {{a: [{', '.join(map(str, range(100_000)))}]}}\n", "more than 524,288 characters"),
+        (HEAD + "    matrix: {" + ", ".join(f"a{i}: [1,2,3,4,5,6,7,8,9,10]" for i in range(12)) + "}\n",
+         "has 1,000,000,000,000 points"),
+        (HEAD + "".join(f"    key{i}: 1\n" for i in range(3_000)), "2,9.. more mistakes"),
+    ],
+    ids=["aliases", "values", "points", "keys"],
+)  # fmt: skip
+def test_a_pipeline_file_of_bombs_is_refused_at_once(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match=what):
+        load_pipeline(path)
+    assert time.process_time() - begin < 10

@@ -69,6 +69,7 @@ def load_document(
         pipeline = Pipeline.model_validate(document)
     except ValidationError as error:
         raise validation.as_error(where, [*validation.form_mistakes(error), *ignored]) from None
+    validation.check_points(pipeline, where)
     if mistakes := [*ignored, *validation.unknown_names(pipeline, path, written)]:
         raise validation.as_error(where, mistakes)
     return pipeline

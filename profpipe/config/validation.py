@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,11 @@ _PLAIN_WORDS: Final = {
 Mistake = tuple[str, str, str] | tuple[str, str, str, int | None]
 
 
+_MOST_MISTAKES: Final = 50
+#: Points of one matrix, those that are excluded too.
+_MOST_POINTS: Final = 100_000
+
+
 def as_error(where: str, mistakes: Sequence[Mistake]) -> ConfigError:
     """Return one error with a line for each mistake in the file ``where``."""
     first, *rest = [
@@ -56,7 +62,11 @@ def form_mistakes(error: ValidationError) -> list[Mistake]:
 
     A mistake that a workload has only from `defaults` is returned once.
     """
-    mistakes = list(dict.fromkeys(map(_explain, error.errors(include_url=False))))
+    # To look for the nearest word takes a millisecond, and no one reads a thousand mistakes.
+    entries = error.errors(include_url=False)
+    mistakes = list(dict.fromkeys(map(_explain, entries[:_MOST_MISTAKES])))
+    if len(entries) > _MOST_MISTAKES:
+        mistakes.append(("", f"{len(entries) - _MOST_MISTAKES:,} more mistakes.", ""))
     shared = {(at.removeprefix("defaults."), what) for at, what, *_ in mistakes if at.startswith("defaults.")}
     return [m for m in mistakes if (re.sub(r"^workloads\.[^.]+\.", "", m[0]), m[1]) not in shared]
 
@@ -76,6 +86,15 @@ _OWN_LOOP: Final = {
     "warmup": "Remove it. `steps: {warmup: 5}` leaves out the first steps of the program.",
     "timing": "Remove it. `repeats: 5` starts five processes of each case, interleaved.",
 }
+
+
+def check_points(pipeline: Pipeline, where: str) -> None:
+    """Raise ConfigError for a matrix with more points than a run could ever measure."""
+    for name, workload in pipeline.workloads.items():
+        points = math.prod(len(values) for values in workload.matrix.values())
+        if points > _MOST_POINTS:
+            place = f"{where}: workloads.{name}.matrix"
+            raise ConfigError(place, f"has {points:,} points, more than {_MOST_POINTS:,}.", "Shorten its lists.")
 
 
 def unknown_names(pipeline: Pipeline, path: Path, written: Mapping[str, Any]) -> list[Mistake]:

@@ -15,6 +15,10 @@ PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
+#: Characters of a pipeline file, and its values with all aliases written out. PyYAML reads 0.2 MB a second.
+_LONGEST, _MOST_VALUES = 1 << 19, 50_000
+
+
 def as_list(value: object) -> object:
     """Return a single value, or ``1024,4096`` as an environment variable holds it, as a list.
 
@@ -69,6 +73,8 @@ def read(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(where, f"{error.strerror or error}.", "Name a pipeline file: profpipe run FILE.") from None
     except UnicodeDecodeError:
         raise ConfigError(where, "is not UTF-8 text.", "Save it as UTF-8.") from None
+    if len(text) > _LONGEST:
+        raise ConfigError(where, f"has more than {_LONGEST:,} characters.", "Split it into several pipeline files.")
     try:
         document = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -78,10 +84,27 @@ def read(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(where, f"is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(where, "is nested too deeply.", "A pipeline file has a handful of levels.") from None
+    _check_size(document, where)
     if not isinstance(document, dict):
         raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
     _check_ends(document, where)
     return document
+
+
+def _check_size(document: Any, where: str) -> None:
+    """Raise ConfigError for more values than a pipeline has: aliases of aliases stand for millions of them."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        children = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+        if children and id(node) not in sizes:
+            sizes[id(node)] = 1  # an alias inside its own value ends here
+            sizes[id(node)] = 1 + sum(map(size, children))
+        return sizes.get(id(node), 1)
+
+    if size(document) > _MOST_VALUES:
+        remedy = "Write lists of values, whose product profpipe makes."
+        raise ConfigError(where, f"has more than {_MOST_VALUES:,} values, aliases written out.", remedy)
 
 
 def _check_ends(node: Any, where: str, path: tuple[str, ...] = (), around: tuple[int, ...] = ()) -> None:

@@ -26,6 +26,12 @@ MOST_PATTERN_STEPS: Final = 50_000
 #: Characters of a range's name.
 LONGEST_RANGE: Final = 1_000
 
+#: Lines of a text, and entries of a trace that are no events.
+MOST_LINES: Final = 20_000_000
+MOST_OTHER_ENTRIES: Final = 1_000_000
+#: The tables of a profiler's database. A view or a virtual table is a program, which may never end.
+SELECT_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+
 OTHER_KERNELS: Final = "[other kernels]"
 OTHER_RANGES: Final = "[other ranges]"
 
@@ -36,6 +42,17 @@ REMEDY: Final = "Record a shorter part of the program."
 
 class TooLarge(Exception):
     """A file passes a bound of this module; the text says which."""
+
+
+def most_unzipped(zipped: int) -> int:
+    """Return the bytes that a zip of ``zipped`` bytes may hold. Traces and CSV shrink to a tenth or a thirtieth."""
+    return (1 << 27) + 50 * zipped
+
+
+def check_unzipped(size: int, zipped: int) -> None:
+    """Raise ``TooLarge`` for a zip of ``zipped`` bytes that holds ``size`` bytes or more."""
+    if size > most_unzipped(zipped):
+        raise TooLarge(f"it unzips to more than {most_unzipped(zipped) >> 20:,} MiB")
 
 
 def fold_names(

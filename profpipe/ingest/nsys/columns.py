@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from profpipe.ingest import bounds
+
 Numbers = npt.NDArray[Any]
 Dtypes = Mapping[str, type[np.integer[Any]]]
 
@@ -49,7 +51,7 @@ class Database:
         self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
         with closing(sqlite3.connect(self._uri, uri=True)) as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
-            found = database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            found = database.execute(bounds.SELECT_TABLES).fetchall()
             self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
 
     def tables(self) -> list[str]:

@@ -182,14 +182,18 @@ def number(value: Any) -> float:
 
 def read(path: Path) -> Trace:
     """Read the whole trace. Raises ``UnreadableFile`` where the text or the zip ends early, or is no trace."""
-    trace = Trace()
+    trace, others = Trace(), 0
     try:
         with json_stream.open_text(path) as stream:
             for key, value in json_stream.items(stream, unroll="traceEvents"):
                 if key != "traceEvents":
                     trace.top[key] = value
-                elif isinstance(value, dict):
+                elif isinstance(value, dict) and "ph" in value:
                     trace.add(value)
+                else:
+                    others += 1
+                    if others > bounds.MOST_OTHER_ENTRIES:
+                        raise bounds.TooLarge(f"it has more than {bounds.MOST_OTHER_ENTRIES:,} entries without a phase")
     except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
