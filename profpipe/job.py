@@ -297,7 +297,7 @@ class CaseOutcome:
 class IncidentKind(str, Enum):
     """What went wrong in a run without the loss of a case."""
 
-    #: A process ended between two cases, and another process ran the cases that were left.
+    #: A process ended before its last case, by no fault of a case, and another one ran the cases that were left.
     RESTARTED = "restarted"
     #: The record of how far a job is could not be read, so cases without an end in events.jsonl ran again.
     DAMAGED_JOURNAL = "damaged_journal"

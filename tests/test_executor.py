@@ -414,6 +414,17 @@ def test_a_case_that_is_killed_from_outside_may_have_been_out_of_memory(tmp_path
     outcome = carry_out(job_of(tmp_path, kill, OK), fake_profiler(tmp_path, makes_report=False))
     assert statuses(outcome) == ["crashed", "ok"]
     assert "killed by SIGKILL, perhaps out of host memory" in outcome.reason
+    assert processes(outcome) == 3, "the case had a second chance"
+
+
+@pytest.mark.parametrize("makes_report", [False, True])
+def test_a_case_that_something_killed_once_is_run_again(tmp_path: Path, makes_report: bool) -> None:
+    kill = "spec['part'] == 1 and os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = carry_out(job_of(tmp_path, OK, kill, OK), fake_profiler(tmp_path, makes_report=makes_report))
+    assert (statuses(outcome), outcome.status, processes(outcome)) == (["ok"] * 3, "ok", 2)
+    assert [incident.kind for incident in outcome.incidents] == [IncidentKind.RESTARTED]
+    again = carry_out(outcome.job, fake_profiler(tmp_path, makes_report=makes_report))
+    assert (again.status, processes(again)) == ("ok", 2), "a resumed run starts nothing"
 
 
 def sized(below: Path, *sizes: int, **fields: Any) -> Job:

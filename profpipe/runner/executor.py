@@ -260,7 +260,16 @@ def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, 
         ends.append(_run_command(command, job, events, context))
         journal.write(job.folder, replace(entry, ended=events.ended, inside=events.inside, ends=tuple(ends)))
     known = [_end(job, command, end) for command, end in zip(commands, ends, strict=False)]
-    return outcome.judge(job, profiler, known, events.ended, events.inside)
+    retries_kill = not any(
+        earlier.part < entry.part and earlier.inside == events.inside and _was_killed(earlier)
+        for earlier in journal.read(job.folder)
+    )
+    return outcome.judge(job, profiler, known, events.ended, events.inside, retries_kill=retries_kill)
+
+
+def _was_killed(entry: Entry) -> bool:
+    returncode = entry.ends[0].returncode if entry.ends else None
+    return failure_reasons.signal_name(returncode or 0) == "SIGKILL"
 
 
 def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:

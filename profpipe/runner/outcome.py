@@ -63,11 +63,18 @@ class Attempt:
 
 
 def judge(
-    job: Job, profiler: Profiler, ends: Sequence[CommandEnd], recorded: Mapping[str, CaseOutcome], inside: str | None
+    job: Job,
+    profiler: Profiler,
+    ends: Sequence[CommandEnd],
+    recorded: Mapping[str, CaseOutcome],
+    inside: str | None,
+    *,
+    retries_kill: bool = False,
 ) -> Attempt:
     """Judge an attempt whose commands ended as in ``ends``.
 
     ``recorded`` are the cases that ended according to events.jsonl; ``inside`` is the case that started and did not.
+    With ``retries_kill``, what a SIGKILL from outside took is pending: it says nothing about the case.
     """
     if job.script is not None:
         undone = {case.id for case in job.cases if case.id not in recorded}
@@ -75,11 +82,13 @@ def judge(
         undone = {case.id for case in job.cases if any(map(_has_failed, ends))}
         inside = job.cases[0].id
     problem = _find_problem(job, profiler, ends, is_unfinished=bool(undone), inside=inside)
-    outcomes = {inside: problem or OK} if inside else {}
+    is_retried = retries_kill and job.script is not None and _is_killed(problem, ends[0].end)
+    outcomes = {inside: problem or OK} if inside and not is_retried else {}
     lost = frozenset[str]()
     if problem and not all(end.is_usable for end in ends):
         unprofiled = [case for case, outcome in recorded.items() if outcome.status is Status.OK]
-        if inside and job.script is not None and problem.cause is not Cause.INTERRUPTED and ends[0].end.missing:
+        is_of_case = inside and job.script is not None and problem.cause is not Cause.INTERRUPTED
+        if (is_of_case or is_retried) and ends[0].end.missing:
             # The case that took the report with it is known, so the others are profiled again without that case.
             lost = frozenset(unprofiled)
         else:
@@ -92,7 +101,7 @@ def judge(
         job,
         problem,
         outcomes,
-        pending=tuple(case for case in job.cases if case.id in undone | lost and case.id != inside),
+        pending=tuple(case for case in job.cases if case.id in undone | lost and (is_retried or case.id != inside)),
         recorded={case: outcome for case, outcome in recorded.items() if case not in lost},
         started_a_case=started_a_case,
         seconds=sum(each.end.seconds for each in ends),
@@ -100,9 +109,16 @@ def judge(
         unrecoverable=returncode is None
         or status is Status.SKIPPED
         or (status is Status.TIMEOUT and not started_a_case),
-        retried=lost,
+        retried=lost | ({inside} if inside and is_retried else frozenset()),
         has_files=not lost,
     )
+
+
+def _is_killed(problem: CaseOutcome | None, end: ProcessEnd) -> bool:
+    """Return True if a SIGKILL ended the process that neither the runner nor the kernel's OOM killer sent."""
+    if problem is None or problem.cause not in (Cause.SIGKILL, Cause.EXIT):
+        return False
+    return failure_reasons.signal_name(end.returncode or 0) == "SIGKILL"
 
 
 def _has_failed(ended: CommandEnd) -> bool:

@@ -96,7 +96,7 @@ def _unseen(unseen: Unseen, findings: Findings) -> doc.Text:
 
 #: What happened, and what it means for the results.
 _INCIDENTS: Mapping[IncidentKind, tuple[str, str]] = {
-    IncidentKind.RESTARTED: ("a process ended between two cases", "Another process ran the cases that were left."),
+    IncidentKind.RESTARTED: ("a process ended before its last case", "Another process ran the cases that were left."),
     IncidentKind.DAMAGED_JOURNAL: (
         "the record of the job's processes could not be read",
         "Cases without an end in events.jsonl ran again.",

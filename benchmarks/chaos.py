@@ -1,0 +1,392 @@
+"""Disturb runs by seeded faults, resume them, and compare their tables with those of an undisturbed run.
+
+    python benchmarks/chaos.py [--faults 100] [--seed 22]
+
+A sweep of 20 cases runs without a profiler and under one that, like nsys, writes its report at the end. A fault kills
+the runner, the harness or the profiler, or fails a write of the runner or the harness with ENOSPC or of the runner with
+EIO, at the n-th call that changes a file (``chaos_shim.c``); runner and supervisor are killed at once; another process holds the database; the clock is set back
+by an hour during the run; two processes resume one run. Each run is then resumed until nothing is left to do.
+
+The table counts faults, cases that are lost or differ in a cell that is no time, cases without a profiler that were
+measured again after they had ended, and processes that live two seconds after their runner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+CASES = 20
+WORKLOAD = "def build(params):\n    return lambda: sum(range(10 * params['n']))\n"
+PIPELINE = f"""
+version: 1
+name: sweep
+defaults:
+  {{warmup: 0, repeats: 2, timeout_s: 60, timing: {{order: sequential, budget_s: 30, most: 3, rounds: 1}}}}
+workloads:
+  sums: {{script: sums.py, profilers: [plain, nsys], matrix: {{n: {list(range(1, CASES + 1))}}}}}
+"""
+#: How often each kind of fault occurs among a hundred.
+SHARES = {
+    "runner killed": 30,
+    "supervisor and runner killed": 6,
+    "harness killed": 14,
+    "profiler killed": 6,
+    "runner: ENOSPC": 12,
+    "runner: EIO": 10,
+    "harness: ENOSPC": 10,
+    "database locked": 4,
+    "clock set back": 5,
+    "two runners": 3,
+}
+_RUNNER_ACTIONS = {"runner killed": b"k", "runner: ENOSPC": b"s", "runner: EIO": b"i", "clock set back": b"c"}
+#: What a run writes of its times, its processes and its files' parts.
+_TIMES = ("run", "process", "seconds", "flags", "ci_low", "ci_high", "n", "wall_ns", "kernel_ns", "busy_ns")
+
+
+@dataclass
+class Result:
+    """The counts of one kind of fault."""
+
+    faults: int = 0
+    reached: int = 0
+    lost: int = 0
+    repeated: int = 0
+    left: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Chaos:
+    """Projects below a folder, and the shim. Each command runs in a fork of this process, which has loaded profpipe."""
+
+    def __init__(self, below: Path, shim: Path) -> None:
+        self._below, self._shim, self._count = below, ctypes.CDLL(str(shim)), 0
+        self.calls: dict[str, int] = {}
+        began = self.project()
+        code = self.command(began, "start", arm=(b"n", 0), count_harness=True)
+        assert code == 0, (began / "output.txt").read_text()
+        self.calls = {name: int((began / name).read_text().split()[0]) for name in ("runner", "harness")}
+        self.expected = tables(began)
+
+    def project(self) -> Path:
+        self._count += 1
+        folder = self._below / str(self._count)
+        folder.mkdir()
+        (folder / "sums.py").write_text(WORKLOAD)
+        (folder / "pipeline.yaml").write_text(PIPELINE)
+        return folder
+
+    def start(
+        self, project: Path, do: str, arm: tuple[bytes, int] | None = None, harness: tuple[bytes, int] | None = None,
+        count_harness: bool = False, role: str = "measure.harness",
+    ) -> int:  # fmt: skip
+        """Fork a command; return its process id."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 70
+        try:
+            os.chdir(project)
+            output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            # The same value in all commands: a run is not resumed with other variables.
+            os.environ["PROFPIPE_CHAOS"] = str(project / "chaos")
+            (project / "chaos").unlink(missing_ok=True)
+            if fault := (b"n", 0) if count_harness else harness:
+                once = project / ("harness" if count_harness else "once")
+                (project / "chaos").write_text(f"{role},{fault[0].decode()},{fault[1]},{once}")
+            if arm:
+                once = project / ("runner" if arm[0] == b"n" else "once")
+                self._shim.chaos_arm(ctypes.c_char(arm[0]), ctypes.c_long(arm[1]), os.fsencode(once))
+            code = commands()[do]()
+            if arm and arm[0] == b"n":
+                (project / "runner").write_text(str(self._shim.chaos_count()))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def command(self, project: Path, do: str, **faults: Any) -> int:
+        _, status = os.waitpid(self.start(project, do, **faults), 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def disturb(self, kind: str, dice: random.Random, result: Result) -> None:
+        """Run a project with one fault, resume it to its end, and add what is wrong to ``result``."""
+        project = self.project()
+        result.faults += 1
+        FAULTS[kind](self, project, dice)
+        result.reached += (project / "once").exists()
+        deadline = time.monotonic() + 2
+        while (left := processes_of(project)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        result.left += len(left)
+        for _ in range(4):
+            if finished(project):
+                break
+            self.command(project, "resume" if unfinished(project) else "start")
+        wrong = differences(tables(project), self.expected) if finished(project) else ["not finished"]
+        result.lost += len(wrong)
+        again = repeated(project)
+        result.repeated += len(again)
+        litter = [*(project / "out").rglob(".*.partial")]
+        if wrong or again or left or litter:
+            result.notes.append(f"{project}: {wrong} {again} {left} {litter}")
+        else:
+            shutil.rmtree(project)
+
+
+def _armed(kind: str) -> Callable[[Chaos, Path, random.Random], None]:
+    def disturb(chaos: Chaos, project: Path, dice: random.Random) -> None:
+        chaos.command(project, "start", arm=(_RUNNER_ACTIONS[kind], dice.randint(1, chaos.calls["runner"])))
+
+    return disturb
+
+
+def _harness_full(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    chaos.command(project, "start", harness=(b"s", dice.randint(1, chaos.calls["harness"])))
+
+
+def _harness_killed(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    chaos.command(project, "start", harness=(b"k", dice.randint(1, chaos.calls["harness"])))
+
+
+def _profiler_killed(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    chaos.command(project, "start", harness=(b"k", 1), role="fake_nsys.py")
+
+
+def _set_back(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    at = dice.randint(1, 200)
+    chaos.command(project, "start", arm=(b"c", at), harness=(b"c", at))
+    (project / "once").touch()
+
+
+def _kill_supervisor(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    pid = chaos.start(project, "start")
+    time.sleep(dice.uniform(0.1, 2.0))
+    for name in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if b"supervisor.py" in Path(f"/proc/{name}/cmdline").read_bytes():
+            (project / "once").touch()
+            os.kill(pid, signal.SIGKILL)
+            os.kill(int(name), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _locked(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    from profpipe.results import database
+
+    (project / "out").mkdir()
+    with database.connect(project / "out"):
+        pass
+    with closing(sqlite3.connect(project / "out" / database.FILE)) as other:
+        other.execute("begin exclusive")
+        chaos.command(project, "start")
+        (project / "once").touch()
+    chaos.command(project, "history")
+
+
+def _two(chaos: Chaos, project: Path, dice: random.Random) -> None:
+    chaos.command(project, "start", arm=(b"k", dice.randint(chaos.calls["runner"] // 3, chaos.calls["runner"])))
+    both = [chaos.start(project, "resume") for _ in range(2)]
+    for pid in both:
+        os.waitpid(pid, 0)
+
+
+FAULTS: dict[str, Callable[[Chaos, Path, random.Random], None]] = {
+    **{kind: _armed(kind) for kind in ("runner killed", "runner: ENOSPC", "runner: EIO")},
+    "supervisor and runner killed": _kill_supervisor,
+    "harness killed": _harness_killed,
+    "profiler killed": _profiler_killed,
+    "harness: ENOSPC": _harness_full,
+    "database locked": _locked,
+    "clock set back": _set_back,
+    "two runners": _two,
+}
+
+
+# --- profpipe --------------------------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, Callable[[], int]]:
+    import kill_server
+
+    from profpipe.commands import recording
+
+    def history() -> int:
+        recording.record_missing(Path("out"))
+        return 0
+
+    return {**kill_server.ACTIONS, "history": history}
+
+
+def load() -> None:
+    """Load what a run loads, before the first fork."""
+    from importlib import import_module
+
+    import kill_server
+
+    from profpipe import plugins, profilers
+
+    profilers.ALL["nsys"] = kill_server.FakeNsys()  # type: ignore[index]
+    for name in kill_server.LOADED_LATER:
+        import_module(name)
+    for path in plugins.files("parsers", "*.py"):
+        plugins.load_module(path)
+
+
+def only_run(project: Path) -> Path | None:
+    from profpipe.results import folders
+
+    return (
+        next((folder for folder, _ in folders.list_runs(project / "out")), None) if (project / "out").exists() else None
+    )
+
+
+def finished(project: Path) -> bool:
+    from profpipe.results.manifest import Manifest
+
+    run = only_run(project)
+    return run is not None and bool(Manifest.load(run).ended)
+
+
+def unfinished(project: Path) -> bool:
+    return only_run(project) is not None and not finished(project)
+
+
+def tables(project: Path) -> dict[str, Any]:
+    """The tables of the run without times, and the entry in the history."""
+    from profpipe.results import database, schema, store
+
+    run = only_run(project)
+    assert run is not None
+    data, _ = store.load(run)
+    found = {}
+    for table in schema.ALL:
+        frame = getattr(data, table.name).copy()
+        frame = frame.drop(columns=[name for name in frame if str(name) in _TIMES])
+        if "source" in frame:
+            frame["source"] = frame["source"].str.replace(r"capture-\d+", "capture", regex=True)
+        if "metric" in frame:
+            is_time = frame["unit"].isin(["ns", "%"]) | (frame["metric"] == "iterations")
+            # A host without noise has other notes on its clock.
+            frame["value"] = frame["value"].where(~is_time)
+        found[table.name] = sorted(map(repr, frame.astype(object).itertuples(index=False)))
+    found["history"] = [str(row["ok"]) for row in database.read_history(project / "out")[0]]
+    return found
+
+
+def differences(own: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """The rows that one of the runs has and the other lacks."""
+    return [
+        f"{name}: {row}"
+        for name in expected
+        for row in ((Counter(own[name]) - Counter(expected[name])) + (Counter(expected[name]) - Counter(own[name])))
+    ]
+
+
+def repeated(project: Path) -> list[str]:
+    """Cases without a profiler that were begun again after they had ended well."""
+    run, ended, again = only_run(project), set(), []
+    path = run / "raw/sums/plain/events.jsonl" if run else Path("none")
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event["event"] == "case_ended" and event["status"] == "ok":
+            ended.add(event["case"])
+        elif event["event"] == "case_started" and event["case"] in ended:
+            again.append(event["case"])
+    return again
+
+
+def processes_of(project: Path) -> list[str]:
+    mark, found = os.fsencode(f"PROFPIPE_JOB={project}"), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def built_shim() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="profpipe-chaos-") as folder:
+        shim = Path(folder) / "shim.so"
+        source = ROOT / "benchmarks" / "chaos_shim.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(shim), str(source), "-ldl"], check=True)
+        yield shim
+
+
+def plan(faults: int, dice: random.Random) -> list[str]:
+    """The kinds of the faults in a random order, each kind at least once where there is room."""
+    kinds = [kind for kind, share in SHARES.items() for _ in range(max(1, round(share * faults / 100)))]
+    dice.shuffle(kinds)
+    return kinds[:faults]
+
+
+def run(faults: int, seed: int, below: Path, shim: Path, seconds: float, part: tuple[int, int]) -> dict[str, Result]:
+    load()
+    chaos = Chaos(below, shim)
+    results, began = {kind: Result() for kind in SHARES}, time.monotonic()
+    for number, kind in list(enumerate(plan(faults, random.Random(seed)), start=1))[part[0] - 1 :: part[1]]:
+        if time.monotonic() - began > seconds:
+            break
+        chaos.disturb(kind, random.Random(f"{seed} {number}"), results[kind])
+        print(f"{number}: {kind} {results[kind].notes[-1:]}", file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=22)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start no further fault after this time")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th fault from the I-th on")
+    parser.add_argument("--shim", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.shim is None:
+        with built_shim() as shim:
+            path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "no_torch")))
+            environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": path}
+            again = [sys.executable, __file__, *sys.argv[1:], "--shim", str(shim)]
+            return subprocess.run(again, env=environment, check=False).returncode
+    below = Path(tempfile.mkdtemp(prefix="profpipe-chaos-"))
+    first, _, step = args.part.partition("/")
+    results = run(args.faults, args.seed, below, args.shim, args.seconds, (int(first), int(step)))
+    print("| fault | faults | reached | cells that differ | cases repeated | processes left |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for kind, each in results.items():
+        print(f"| {kind} | {each.faults} | {each.reached} | {each.lost} | {each.repeated} | {each.left} |")
+    notes = [note for each in results.values() for note in each.notes]
+    print(*notes, sep="\n", file=sys.stderr)
+    if not notes:
+        shutil.rmtree(below, ignore_errors=True)
+    return 1 if notes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
