@@ -1,4 +1,4 @@
-# make setup | test | test-all | lint | check | wheel | nsys
+# make setup | test | test-all | lint | check | chaos | wheel | nsys
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto
 
-.PHONY: check setup test test-all lint wheel nsys clean
+.PHONY: check setup test test-all lint chaos wheel nsys clean
 .DEFAULT_GOAL := check
 
 # One after the other, also under make -j: the tests' summary is the last line.
@@ -36,6 +36,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck $(SCRIPTS)
+
+# A hundred seeded faults, half an hour on two cores.
+chaos: setup
+	$(BIN)/python benchmarks/chaos.py
 
 wheel: setup
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -4,8 +4,9 @@
 
 A sweep of 20 cases runs without a profiler and under one that, like nsys, writes its report at the end. A fault kills
 the runner, the harness or the profiler, or fails a write of the runner or the harness with ENOSPC or of the runner with
-EIO, at the n-th call that changes a file (``chaos_shim.c``); runner and supervisor are killed at once; another process holds the database; the clock is set back
-by an hour during the run; two processes resume one run. Each run is then resumed until nothing is left to do.
+EIO, at the n-th call that changes a file (``chaos_shim.c``). Other faults: the runner and its supervisor are killed at
+once; another process holds the database; the clock is set back by an hour during the run; two processes resume one run.
+Each run is then resumed until nothing is left to do.
 
 The table counts faults, cases that are lost or differ in a cell that is no time, cases without a profiler that were
 measured again after they had ended, and processes that live two seconds after their runner.

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -189,6 +190,22 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "kernels.csv").write_text("whole")
     atomic.remove_partial_files(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.partial", "kernels.csv"]
+
+
+def test_a_new_run_removes_the_temporary_files_of_killed_ones(tmp_path):
+    killed, busy = (new_folder(tmp_path, name) for name in ("killed", "busy"))
+    names = [
+        ".latest.0123456789abcdef.partial",
+        *(f"{run.name}/.cases.csv.0123456789abcdef.partial" for run in (killed, busy)),
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    for run in (killed, busy):
+        (run / "raw").mkdir(exist_ok=True)
+    with folders.lock(busy):
+        folders.remove_litter(tmp_path)
+    assert [(tmp_path / name).exists() for name in names] == [False, False, True]
 
 
 def test_a_number_is_the_same_after_any_number_of_readings(tmp_path):

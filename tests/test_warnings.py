@@ -145,8 +145,8 @@ def test_files_that_could_not_be_read_and_notes_on_files_are_warnings() -> None:
 def test_a_process_that_was_started_again_is_a_warning() -> None:
     incident = {"kind": "restarted", "source": "raw/w/plain/log.txt", "details": "killed by SIGKILL"}
     assert warned(tables(metrics=times(a=1000.0)), {"incidents": [incident]}) == [
-        "`raw/w/plain/log.txt`: a process ended before its last case (killed by SIGKILL). Another process ran the cases "
-        "that were left."
+        "`raw/w/plain/log.txt`: a process ended before its last case (killed by SIGKILL). Another process ran the "
+        "cases that were left."
     ]
 
 

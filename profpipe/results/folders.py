@@ -27,6 +27,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: A folder that is being filled, and how long it may be empty.
 _UNFINISHED = re.compile(r"\.\d{8}T\d{6}Z-")
 _NEW_S = 60.0
+#: Where a run has temporary files.
+_PARTIAL = ("[!.]*/.*.partial", "[!.]*/*/.*.partial", "[!.]*/raw/*/*/.*.partial")
 #: How far the clocks of machines that share a results folder may lie apart.
 _CLOCK_ERROR = timedelta(days=1)
 
@@ -101,6 +103,21 @@ def _remove_unfinished(out: Path) -> None:
             is_new = time.time() - folder.stat().st_mtime < _NEW_S
             if is_abandoned and (not is_new or any(folder.iterdir())):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_litter(out: Path) -> None:
+    """Remove the temporary files that killed processes left in the results folder, and in runs that nobody works on."""
+    for path in out.glob(".*.partial"):
+        # Another process may be about to rename a new one.
+        if time.time() - path.lstat().st_mtime > _NEW_S and (path.is_symlink() or path.is_file()):
+            atomic.remove(path)
+    left = {path for pattern in _PARTIAL for path in out.glob(pattern)}
+    for folder in {out / path.relative_to(out).parts[0] for path in left}:
+        # A run that another process works on, and a folder of ingested files, keep theirs.
+        with suppress(ConfigError, FileNotFoundError):
+            if not folder.is_symlink():
+                with lock(folder):
+                    atomic.remove_partial_files(folder)
 
 
 def discard(folder: Path) -> None:

@@ -88,6 +88,7 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
     registry.parsers(request.plugin_dir)
     joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     checkout.remove_abandoned(request.out)
+    folders.remove_litter(request.out)
     machine, now = pair_captures.examine(request, settings), manifest.utc_now()
     has_commands = any(workload.command for workload in request.pipeline.workloads.values())
     settings = pair_captures.choose(settings, machine, has_commands)

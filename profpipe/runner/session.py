@@ -109,6 +109,7 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
     checkout.remove_abandoned(request.out)
+    folders.remove_litter(request.out)
     begun = begin_run(request, machine, now, planned, command, planned[0].cwd)
 
     def fill(folder: Path) -> None:
