@@ -377,7 +377,13 @@ def test_the_page_of_200_cases_has_at_most_150_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "letters", "folded"), [(200, 1, 170), (4000, 1, 1000), (4000, 600, 200), (200, 20_000, 0)]
+    ("count", "letters", "folded"),
+    [
+        (200, 1, 170),
+        (200, 20_000, 0),
+        pytest.param(4000, 1, 1000, marks=pytest.mark.slow),
+        pytest.param(4000, 600, 200, marks=pytest.mark.slow),
+    ],
 )
 def test_the_job_summary_is_below_1_mib_and_begins_with_the_answer_and_the_slower_cases(count, letters, folded):
     found, data = many(200)

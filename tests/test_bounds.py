@@ -29,6 +29,7 @@ def doubling_name(times: int) -> str:
     return "_Z1f1PIiiE" + "".join(f"S_IS{digits[i]}_S{digits[i]}_E" for i in range(times))
 
 
+@pytest.mark.slow
 def test_a_mangled_name_whose_substitutions_double_stays_as_it_is() -> None:
     for times in (24, 30):
         name = doubling_name(times)

@@ -558,6 +558,7 @@ def test_a_run_continues_when_its_output_cannot_be_written(project, line):
     assert (project / "out" / "latest" / "SUMMARY.md").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_cannot_be_written_has_the_exit_code_of_its_cases(project):
     done = in_a_shell(project, "profpipe run --set do=crash --set n=1 2>&1 | head -n 1")
     assert (done.returncode, statuses(project)) == (1, {"do=crash,n=1": "crashed"})

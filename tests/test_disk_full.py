@@ -250,9 +250,8 @@ def profpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return forked.run(folder, *arguments, env={**os.environ, "PYTHONPATH": PYTHONPATH})
 
 
-@pytest.mark.parametrize(
-    "workload", [pytest.param(ONE_WRITES, id="build"), pytest.param(KEEPS, id="snapshot", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", [pytest.param(ONE_WRITES, id="build"), pytest.param(KEEPS, id="snapshot")])
 def test_a_run_that_a_full_disk_stopped_names_the_resume_command(tmp_path: Path, workload: str) -> None:
     large = project(tmp_path, workload) / "large"
     large.symlink_to("/dev/full")

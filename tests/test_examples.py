@@ -137,7 +137,8 @@ def test_a_run_with_a_text_file_that_names_a_folder_of_the_machine_is_refused(tm
     assert {path.name for path in mine.iterdir()} == {"pipeline.yaml", "kernels.csv"}
 
 
-@pytest.mark.parametrize("folder", ["here", pytest.param("/home/somebody/data", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["here", "/home/somebody/data"])
 def test_a_run_is_copied_without_raw_files_and_refused_if_it_names_a_folder_of_its_machine(
     tmp_path: Path, folder: str
 ) -> None:

@@ -433,6 +433,7 @@ def profpipe(folder, *arguments, env):
     return forked.run(folder, *arguments, env={**os.environ, **env})
 
 
+@pytest.mark.slow
 @pytest.fixture
 def guided_run(tmp_path, sdpa, shared_data):
     """Runs the pipeline with the stand-ins: (its folder, its tables, its record, what it printed)."""

@@ -222,6 +222,7 @@ def test_missing_memory_of_the_host_or_a_library_has_the_status_oom(tmp_path):
     assert ended == {"host": "oom", "cublas": "oom", "other": "failed"}
 
 
+@pytest.mark.slow
 def test_after_an_oom_larger_cases_are_skipped_by_default(tmp_path):
     cases = {"small": {"do": "oom"}, "large": {"do": "oom", "n": 16}, "other": {"n": 16}}
     ended = {event["case"]: event for event in of(carry_out(tmp_path, cases), "case_ended")}

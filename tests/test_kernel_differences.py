@@ -386,6 +386,7 @@ def test_the_json_document_has_the_explanation_and_what_limits_it(captured):
     assert "2 of 3 processes of A launched" in warnings["kernels_vary"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_says_which_kernels_it_found(captured, tmp_path):
     script = ROOT / "benchmarks" / "verdicts_kernels.py"
     data = captured([("flash",)] * 3, [("flash", *twice(ADD))] * 3, percent=10.0)

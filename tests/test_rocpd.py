@@ -289,6 +289,7 @@ def test_reading_a_read_only_file_leaves_no_other_file(parser: ModuleType, rocpd
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
 def test_damaged_pages_are_refused_or_read_but_never_break_the_parser(parser: ModuleType, rocpd: Rocpd) -> None:
     path = rocpd.range(CASE, 5, 100).launch(10, 20, SQ_WAVES=3.0).launch(30, 40).written()
     data, dice = path.read_bytes(), random.Random(3)

@@ -147,6 +147,7 @@ def check(params):
 """
 
 
+@pytest.mark.slow
 def test_sparse_attention_stands_beside_dense_by_length_and_by_the_share_that_was_left_out(tmp_path: Path) -> None:
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "attention.py").write_text(ATTENTION)

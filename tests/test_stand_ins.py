@@ -75,6 +75,7 @@ def by_case(kernels):
     return {case: (int(rows["calls"].sum()), rows["total_ns"].sum()) for case, rows in kernels.groupby("case")}
 
 
+@pytest.mark.slow
 def test_rocprofv3_gives_each_case_its_kernels_by_the_call_that_launched_them(project):
     install_rocprof(project, "rocprofv3")
     done = project.profpipe("rocprof")

@@ -157,7 +157,7 @@ def recordings(folder: Path) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("folder", ["tests", "shared"])
+@pytest.mark.parametrize("folder", ["tests", pytest.param("shared", marks=pytest.mark.slow)])
 def test_in_every_recording_the_four_parts_equal_the_period(folder: str, request: pytest.FixtureRequest) -> None:
     data = ROOT / "tests" / "data" if folder == "tests" else request.getfixturevalue("shared_data")
     with_steps = 0
