@@ -151,7 +151,8 @@ class Chaos:
         result.lost += len(wrong)
         again = repeated(project)
         result.repeated += len(again)
-        litter = [*(project / "out").rglob(".*.partial")]
+        # An empty folder may belong to a run that another process is about to fill: it is removed after a minute.
+        litter = [path for path in (project / "out").rglob(".*.partial") if not path.is_dir()]
         if wrong or again or left or litter:
             result.notes.append(f"{project}: {wrong} {again} {left} {litter}")
         else:
