@@ -44,6 +44,11 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "what else changes, per call": ("other changes per call",),
     "what else changes, per": ("other changes per call",),
     "% of the workload's time": ("of the workload's time %",),
+    "gpu": ("gpu time",),
+    "peak": ("peak", "peak memory"),
+    "sm": ("sm clock",),
+    "w": ("power w",),
+    "degc": ("degc temperature",),
 }
 
 #: Word of a recorded label -> the word that replaced it.

@@ -124,7 +124,7 @@ def test_without_captured_kernels_the_time_of_a_host_bound_call_is_an_upper_boun
         only(tables([case_row("impl=a"), case_row("impl=b")], kernels, [range_row("impl=a", 10)], rows))
         for kernels in ([], [kernel_row("impl=a", ATTENTION, 10, 1e6)])
     )
-    assert limits_of(alone)[0]["GPU us"] == "200.0 at most" and limits_of(captured)[0]["GPU us"] == "100.0"
+    assert limits_of(alone)[0]["GPU time us"] == "200.0 at most" and limits_of(captured)[0]["GPU time us"] == "100.0"
 
 
 def test_a_host_bound_sum_of_kernels_has_no_upper_bound() -> None:

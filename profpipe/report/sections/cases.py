@@ -18,9 +18,9 @@ from profpipe.report.units import MISSING, Unit, size_unit, time_unit
 #: Columns of a table of times; more are plotted, and listed by case.
 _MOST_COLUMNS = 10
 
-_MHZ = Unit("MHz", 1e6)
+_MHZ, _WATT, _CELSIUS = Unit("MHz", 1e6), Unit("W", 1.0), Unit("degC", 1.0)
 
-_POWER_LAG = "Power (W) is read with a delay of 100 ms or more: a short case shows the load of the case before it."
+_POWER_LAG = "Power is read with a delay of 100 ms or more: a short case shows the load of the case before it."
 
 _Value: TypeAlias = "doc.Cell | doc.Text | float | None"
 
@@ -119,14 +119,14 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
         (doc.Column("flops_share", "% of peak"), lambda c: _peak_share(c.of_peak_flops)),
         (doc.Column("gbytes_per_s", "GB/s"), lambda c: c.gbytes_per_s),
         (doc.Column("bandwidth_share", "% of bandwidth"), lambda c: _peak_share(c.of_peak_bytes)),
-        (doc.Column("peak_allocated", "peak", memory), lambda c: c.values.get("peak_allocated")),
-        (doc.Column("peak_host", "peak of the host", host), lambda c: c.values.get("peak_host")),
+        (doc.Column("peak_allocated", "peak memory", memory), lambda c: c.values.get("peak_allocated")),
+        (doc.Column("peak_host", "peak memory of the host", host), lambda c: c.values.get("peak_host")),
         (doc.Column("error_max", "max error of output"), lambda c: c.values.get("error_max")),
         (doc.Column("error_mean", "mean error of output"), lambda c: c.values.get("error_mean")),
         (doc.Column("graph", "as CUDA graph", unit), lambda c: c.values.get("time_cuda_graph")),
-        (doc.Column("clock", "SM", _MHZ), _clock),
-        (doc.Column("power", "W"), lambda c: c.values.get("power")),
-        (doc.Column("temperature", "degC"), lambda c: c.values.get("temperature")),
+        (doc.Column("clock", "SM clock", _MHZ), _clock),
+        (doc.Column("power", "power", _WATT), lambda c: c.values.get("power")),
+        (doc.Column("temperature", "temperature", _CELSIUS), lambda c: c.values.get("temperature")),
     ]
     axes = [*workload.varying_shape, *([workload.compare] if workload.compare else [])] or ["case"]
     labels = [doc.label(axis) for axis in axes]

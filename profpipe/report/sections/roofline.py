@@ -66,7 +66,7 @@ def table(
             lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c),
         ),
         (
-            doc.Column("gpu", "GPU", times),
+            doc.Column("gpu", "GPU time", times),
             lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else ""),
         ),
         (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
