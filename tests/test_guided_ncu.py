@@ -433,7 +433,6 @@ def profpipe(folder, *arguments, env):
     return forked.run(folder, *arguments, env={**os.environ, **env})
 
 
-@pytest.mark.slow
 @pytest.fixture
 def guided_run(tmp_path, sdpa, shared_data):
     """Runs the pipeline with the stand-ins: (its folder, its tables, its record, what it printed)."""
@@ -458,6 +457,7 @@ def guided_run(tmp_path, sdpa, shared_data):
     return run
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_not_in_ncus_report_is_profiled_once_more_and_alone(guided_run):
     """The recorded report has three of the four. Asked for one kernel, the stand-in profiles none, as ncu would."""
     folder, data, record, printed = guided_run("--set", "defaults.ncu.top=4")
