@@ -609,7 +609,7 @@ def test_a_wrong_number_on_the_command_line_is_explained(arguments, message, cap
 
 
 def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
-    samples = [noise.Sample(noise.Source.PAIRS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
+    samples = [noise.Sample(noise.Source.RUNS, "aa", "w", f"n={n}", 8, 8.0, 0.01) for n in (0, 1)]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     noise.store(tmp_path / "out", Manifest(), samples, "aa")
@@ -627,7 +627,7 @@ def test_a_gate_counts_its_cases_in_words(tmp_path, capsys, monkeypatch):
     assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5"]) == 4
     assert "2 cases are more than 5 % slower: w/n=0, w/n=1" in capsys.readouterr().err
     assert cli.main(["compare", runs["a"], runs["c"], "--gate", "5", "--out", "other"]) == 5
-    assert "the gate is undecided: 2 cases are more than 5 % slower by one process each" in capsys.readouterr().err
+    assert "the gate is undecided: 2 cases are more than 5 % slower, and how far runs" in capsys.readouterr().err
 
 
 @pytest.mark.slow
