@@ -130,7 +130,7 @@ import multiprocessing, time
 import torch
 
 def work():
-    held = [bytearray(200 << 20)]
+    held = bytearray(b"x") * (200 << 20)
     time.sleep(2)
 
 workers = [multiprocessing.get_context("fork").Process(target=work) for _ in range(2)]
