@@ -1,4 +1,4 @@
-# make setup | test | test-all | lint | check | chaos | fuzz | wheel | nsys
+# make setup | test | test-ci | test-all | lint | check | chaos | fuzz | wheel | nsys
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
@@ -9,13 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto
 
-.PHONY: check setup test test-all lint chaos fuzz wheel nsys clean
+.PHONY: check setup test test-ci test-all lint chaos fuzz wheel nsys clean
 .DEFAULT_GOAL := check
 
 # One after the other, also under make -j: the tests' summary is the last line.
 check:
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-all
+	@$(MAKE) --no-print-directory test-ci
 
 setup: $(VENV)/.tested
 
@@ -27,6 +27,10 @@ $(VENV)/.tested: pyproject.toml constraints.txt auto_profile.sh
 # For every change: all tests but those marked slow.
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m 'not slow'
+
+# For CI: all tests but those marked exhaustive, which take longer and whose point another test samples.
+test-ci: setup
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m 'not exhaustive'
 
 test-all: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)

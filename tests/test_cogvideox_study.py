@@ -31,6 +31,7 @@ def test_the_study_plans_a_video_and_a_step_of_each_implementation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_reduced_study_runs_on_a_cpu(tmp_path: Path) -> None:
     only = ("-w", "video", "-p", "plain", "-p", "torch", "--set", "defaults.timing.budget_s=0.05")
     profpipe(ROOT, "run", PIPELINE, *only, "--out", tmp_path, **_REDUCED, PROFILERS="plain,torch")

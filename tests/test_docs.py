@@ -68,13 +68,18 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(language, rest.partition("file=")[2].strip(), match["body"], text[: match.start()].count("\n") + 1)
 
 
+#: Pages whose commands take the longest. CI runs the other pages.
+EXHAUSTIVE = ("CONTRIBUTING.md", "docs/programs.md")
+
+
 def pages_with_commands() -> Iterator[Any]:
     """Yield the pages to run. A page that makes a virtual environment or measures takes more than 10 s."""
     for page in EXECUTED:
         commands = "".join(block.body for block in blocks(text_of(page)) if block.language == "console")
         is_slow = re.search(r"^\$ (?!.*--dry-run)(?!.*\|\| true).*profpipe run |auto_profile", commands, re.MULTILINE)
         if commands:
-            yield pytest.param(page, marks=pytest.mark.slow) if is_slow else page
+            marks = [*[pytest.mark.slow] * bool(is_slow), *[pytest.mark.exhaustive] * (page in EXHAUSTIVE)]
+            yield pytest.param(page, marks=marks)
 
 
 @dataclass(frozen=True)
