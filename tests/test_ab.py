@@ -884,7 +884,10 @@ def apart_from_times(folder):
     jobs = [(job.folder, job.cases, job.argv[0][:3], str(job.status)) for job in run.jobs]
     metrics = data.metrics[["workload", "case", "profiler", "subject", "metric", "unit"]].sort_values("subject")
     cases = data.cases.drop(columns=["run", "seconds", "flags"])
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    # A second process for a killed one has a list of cases besides.
+    again = re.compile(r"cases-\d+\.json")
+    paths = [path for path in folder.rglob("*") if path.is_file() and not again.fullmatch(path.name)]
+    files = {str(path.relative_to(folder)) for path in paths}
     return jobs, metrics.to_dict("records"), cases.to_dict("records"), files, run.ab, run.planned
 
 

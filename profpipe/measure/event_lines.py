@@ -55,12 +55,11 @@ def describe(bad: list[BadLine]) -> list[str]:
 def read(path: Path, begin: int = 0, end: int | None = None) -> tuple[list[Event], list[BadLine]]:
     """Return the events in the bytes ``begin`` to ``end`` of ``path``, and the lines that are none.
 
-    A file that does not exist has no events.
+    A file that does not exist has no events, and neither has a pipe or a device, which may have no end.
     """
-    try:
-        content = path.read_bytes()[begin:end]
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         return [], []
+    content = path.read_bytes()[begin:end]
     events: list[Event] = []
     bad: list[BadLine] = []
     for _, found in parse_lines(content.splitlines()):
