@@ -31,9 +31,9 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.analysis.kernel_totals import CaseRange
 from profpipe.measure import workload_metrics
-from profpipe.report.document import plain
+from profpipe.report.document import Chart, plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import kernels, roofline
+from profpipe.report.sections import explorer, kernels, roofline
 from profpipe.results.schema import Tables
 
 
@@ -432,3 +432,12 @@ def test_the_idle_share_is_of_the_range_or_of_its_kernels_where_these_outlast_it
 
 def test_gaps_between_kernels_count_as_idle_where_the_range_ends_first() -> None:
     assert limits_of(slowed_by_nsys())[0]["GPU idle %"] == "20.0 *profiler_overhead*"
+
+
+def test_each_roof_of_the_chart_names_the_cases_below_it() -> None:
+    workload = only(*example("h200-attention"))
+    (chart,) = explorer.roofline(workload).blocks
+    assert isinstance(chart, Chart)
+    assert [reference.name for reference in chart.references] == [
+        "1071 TFLOP/s: sdpa_cudnn and 4 more", "1427 TFLOP/s: sage", "67 TFLOP/s: sdpa_math"
+    ]  # fmt: skip

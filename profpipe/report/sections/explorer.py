@@ -161,7 +161,10 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
                       for case, x, y, *_ in known if name in ("", case.variant))  # fmt: skip
         is_baseline = bool(name) and any(case.is_baseline for case, *_ in known if case.variant == name)
         series += [doc.Series(name or "case", name or "case", marks, is_baseline)] if marks else []
-    roofs = dict.fromkeys((round(ridge, 3), round(peak, 3)) for *_, ridge, peak in known)
+    roofs: dict[tuple[float, float], list[str]] = {}
+    for case, *_, ridge, peak in known:
+        below = roofs.setdefault((round(ridge, 3), round(peak, 3)), [])
+        below += [name] if (name := _name(workload, case)) not in below else []
     chart = doc.Chart(
         plots.chart_id(workload.name, "roofline"),
         "Roofline",
@@ -169,14 +172,21 @@ def roofline(workload: WorkloadFindings) -> doc.Section:
         doc.Axis("FLOP per byte", is_log=True),
         doc.Axis("rate", Unit("TFLOP/s", 1.0), is_log=True),
         (doc.Panel("", tuple(series)),),
-        "Below the slanted line memory is the limit, below the level one arithmetic. Hollow: the case has a flag.",
+        "Below the slanted line memory is the limit, below the level one arithmetic. Hollow: the case has a flag."
+        + (" The peak depends on the types that a case computes in." if len(roofs) > 1 else ""),
         doc.Placement.HTML,
         subtitle=plots.fixed(workload),
         keys=tuple(names),
-        references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, f"{peak:.0f} TFLOP/s", ridge)
-                         for ridge, peak in roofs),
+        references=tuple(doc.Reference(doc.ReferenceKind.ROOF, peak, _roof_name(peak, below, len(roofs)), ridge)
+                         for (ridge, peak), below in roofs.items()),
     )  # fmt: skip
     return doc.Section("roofline", "Roofline", (chart,), workload=workload.name)
+
+
+def _roof_name(peak: float, below: Sequence[str], roofs: int) -> str:
+    """Return the peak, and with several roofs the cases below this one: they compute in different types."""
+    rate = f"{peak:.0f} TFLOP/s"
+    return f"{rate}: {doc.plain(doc.join(below, most=1))}" if roofs > 1 else rate
 
 
 def _roof(workload: WorkloadFindings, case: CaseResult) -> tuple[float | None, float | None]:
