@@ -67,6 +67,13 @@ def test_fewer_than_six_runs_have_no_change() -> None:
     assert change_points.find(logs((3, 0.0), (3, 50.0)), sigma=0.002, floor=0.01) == [3]
 
 
+def test_a_change_is_found_where_runs_of_the_same_code_take_exactly_the_same_time() -> None:
+    values = [math.log(time) for time in [100.0] * 8 + [110.0] * 8]
+    assert change_points.estimate_sigma(values) == 0.0
+    assert change_points.find(values, sigma=0.0, floor=0.01) == [8]
+    assert change_points.find(values[:10], sigma=0.0, floor=0.01) == change_points.find(values[:8], 0.0, 0.01) == []
+
+
 def test_the_noise_of_a_course_is_that_of_its_neighbours_whatever_its_changes() -> None:
     rng = random.Random(1)
     values = [rng.gauss(0, 0.01) + (0.5 if i >= 30 else 0.0) for i in range(60)]

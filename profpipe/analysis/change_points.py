@@ -23,6 +23,8 @@ SHORTEST: Final = 3
 #: do if their noise is bimodal, and fewer than 1 of 100 with other noise.
 PENALTY: Final = 8.0
 SMALLEST: Final = 2.5
+#: Where runs of the same code take exactly the same time, the unit of the costs.
+_LEAST_SIGMA: Final = 1e-9
 
 #: The quantile of the distances of neighbours that gives the noise, and that of a normal distribution of spread 1.
 _QUANTILE: Final = 0.85
@@ -35,14 +37,14 @@ def find(values: Sequence[float], sigma: float, floor: float) -> list[int]:
     ``sigma`` is the standard deviation of one value around its level. Changes of the median by less than ``floor``, or
     by less than 2.5 ``sigma``, are left out. All are of logs of times.
     """
-    if len(values) < 2 * SHORTEST or sigma <= 0:
+    if len(values) < 2 * SHORTEST:
         return []
-    costs = _segment_costs(values)
+    costs, unit = _segment_costs(values), max(sigma, _LEAST_SIGMA)
     best: list[float] = [-PENALTY]
     starts = [0]
     for end in range(1, len(values) + 1):
         candidates = [
-            (best[start] + costs[start][end] / sigma + PENALTY, start)
+            (best[start] + costs[start][end] / unit + PENALTY, start)
             for start in range(end - SHORTEST + 1)
             if start == 0 or start >= SHORTEST
         ]
