@@ -6,7 +6,9 @@ import math
 import random
 import sqlite3
 import statistics
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +174,25 @@ def test_a_database_of_an_earlier_version_is_brought_up_to_date_by_the_next_comm
     names = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
     assert "spreads" not in names and {table.name for table in schema.ALL} <= names
     assert connection.execute("pragma user_version").fetchone() == (migration.VERSION,)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_processes_that_bring_a_database_up_to_date_at_the_same_time_wait_for_each_other(
+    tmp_path: Path, is_old: bool
+) -> None:
+    def connect(out: Path, start: threading.Barrier) -> int:
+        start.wait()
+        with database.connect(out) as known:
+            return len(known.table_names())
+
+    for number in range(10):
+        out, start = tmp_path / str(number), threading.Barrier(4)
+        out.mkdir()
+        if is_old:
+            write_old(out)
+        with ThreadPoolExecutor(4) as threads:
+            counts = list(threads.map(connect, [out] * 4, [start] * 4))
+        assert set(counts) == {len(schema.ALL) + 3}
 
 
 def test_a_column_that_a_later_version_adds_is_added_to_the_stored_table(tmp_path: Path) -> None:

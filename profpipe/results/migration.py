@@ -56,10 +56,12 @@ def migrate(database: Any, path: Path) -> None:
     if views := sorted(wanted.keys() & set(database.view_names())):
         what = f"is a database of another program: it has the view {views[0]}."
         raise ConfigError(str(path), what, "Move it away, or choose another --out.")
-    lacking = {name: set(columns) - _columns(database, name) for name, columns in wanted.items()}
-    if version == VERSION and not any(lacking.values()):
+    if version == VERSION and not any(_find_lacking(database, wanted).values()):
         return
     with database.conn:
+        # Another process may change the same database: wait for it, then look at what it left to do.
+        database.execute("begin immediate")
+        names, lacking = set(database.table_names()), _find_lacking(database, wanted)
         for name, columns in wanted.items():
             _complete(database, name, columns, lacking[name])
         if "device" in lacking["runs"] and "runs" in names:
@@ -68,6 +70,10 @@ def migrate(database: Any, path: Path) -> None:
             database.execute(_MOVE_SPREADS)
             database["spreads"].drop()
         database.execute(f"pragma user_version = {VERSION}")
+
+
+def _find_lacking(database: Any, wanted: dict[str, dict[str, type]]) -> dict[str, set[str]]:
+    return {name: set(columns) - _columns(database, name) for name, columns in wanted.items()}
 
 
 def describe_run(run: str, manifest: Manifest) -> dict[str, Any]:
