@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from profpipe.analysis.signed_rank import double_ranks
+
 
 def p_values(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return the one-sided p values (less, greater) of the hypothesis that B is not shifted against A.
@@ -23,7 +25,7 @@ def p_values(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     distribution of the rank sum of B over all choices of as many values. Equal values share their mean rank. A group
     without a value gives 1.
     """
-    ranks = _doubled_ranks([*a, *b])
+    ranks = double_ranks([*a, *b])
     observed = sum(ranks[len(a) :])
     choices = _choices(tuple(sorted(ranks)), len(b))
     every = math.comb(len(ranks), len(b))
@@ -63,16 +65,6 @@ def smallest_two_sided_p(a: int, b: int) -> float:
 
 def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
     return [after - before for before, after in itertools.product(a, b)]
-
-
-def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Return twice the rank of each value, from 2. Equal values share their mean rank, which may be a half."""
-    first: dict[float, int] = {}
-    last: dict[float, int] = {}
-    for rank, value in enumerate(sorted(values), start=1):
-        first.setdefault(value, rank)
-        last[value] = rank
-    return [first[value] + last[value] for value in values]
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,7 +20,7 @@ def p_values(differences: Sequence[float]) -> tuple[float, float]:
     in ``scipy.stats.wilcoxon(zero_method="wilcox")``. Without a difference both p values are 1.
     """
     values = [value for value in differences if value]
-    ranks = _doubled_ranks(list(map(abs, values)))
+    ranks = double_ranks(list(map(abs, values)))
     positive = sum(rank for value, rank in zip(values, ranks, strict=True) if value > 0)
     below = _cumulative(tuple(sorted(ranks)))
     return below[positive], below[sum(ranks) - positive]
@@ -64,18 +64,18 @@ def rejection_rate(count: int, alpha: float) -> float:
     return 2 * max((p for p in below if p <= alpha / 2), default=0.0)
 
 
-def _walsh_means(differences: Sequence[float]) -> list[float]:
-    return [(a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2)]
-
-
-def _doubled_ranks(sizes: Sequence[float]) -> list[int]:
-    """Return twice the rank of each size, from 2. Equal sizes share their mean rank, which may be a half."""
+def double_ranks(values: Sequence[float]) -> list[int]:
+    """Return twice the rank of each value, from 2. Equal values share their mean rank, which may be a half."""
     first: dict[float, int] = {}
     last: dict[float, int] = {}
-    for rank, size in enumerate(sorted(sizes), start=1):
-        first.setdefault(size, rank)
-        last[size] = rank
-    return [first[size] + last[size] for size in sizes]
+    for rank, value in enumerate(sorted(values), start=1):
+        first.setdefault(value, rank)
+        last[value] = rank
+    return [first[value] + last[value] for value in values]
+
+
+def _walsh_means(differences: Sequence[float]) -> list[float]:
+    return [(a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2)]
 
 
 @functools.lru_cache(maxsize=256)
