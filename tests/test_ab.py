@@ -29,6 +29,7 @@ from profpipe import cli, origins
 from profpipe.analysis import pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command
+from profpipe.commands import rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report import ci, render, verdict_json
@@ -221,6 +222,26 @@ def test_a_case_that_fails_on_b_alone_fails_the_gate():
     assert gate("B") is Gate.FAILED
     assert gate("A") is Gate.UNDECIDED
     assert gate("B", "A") is Gate.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("sides", "undecided", "code"),
+    [
+        ("B", Undecided.PASS, 4),
+        ("A", Undecided.PASS, 1),
+        ("A", Undecided.REPORT, 1),
+        ("A", Undecided.FAIL, 4),
+        ("AB", Undecided.REPORT, 1),
+        ("", Undecided.PASS, 0),
+        ("", Undecided.REPORT, 5),
+        ("", Undecided.FAIL, 4),
+    ],
+)
+def test_the_exit_code_names_a_failed_gate_then_a_failed_case_then_an_undecided_gate(tmp_path, sides, undecided, code):
+    failures = {"c": ("crashed", "signal 11")} if sides else {}
+    marks = [("c", side, "failed") for side in sides]
+    data = tables_of({"c": around(0), "d": around(2, spread=4)}, failures.items(), marks)
+    assert rendering.judge(tmp_path, data, run_of(1, undecided)).exit_code == code
 
 
 def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
