@@ -900,12 +900,12 @@ def test_a_run_that_is_killed_at_any_point_leaves_the_repository_alone_and_goes_
 
 
 def apart_from_times(folder):
-    """Return what a run has besides its times: cases, the processes in their order, their pairs, and its files."""
+    """Return what two runs have in common if only their times differ: cases, processes in order, metrics, and files."""
     data, run = store.load(folder)
     jobs = [(job.folder, job.cases, job.argv[0][:3], str(job.status)) for job in run.jobs]
     metrics = data.metrics[["workload", "case", "profiler", "subject", "metric", "unit"]].sort_values("subject")
     cases = data.cases.drop(columns=["run", "seconds", "flags"])
-    # A second process for a killed one has a list of cases besides.
+    # A process that replaces a killed one has a second list of cases.
     again = re.compile(r"cases-\d+\.json")
     paths = [path for path in folder.rglob("*") if path.is_file() and not again.fullmatch(path.name)]
     files = {str(path.relative_to(folder)) for path in paths}

@@ -1,7 +1,7 @@
 """Divide the difference between A and B of a case among its kernels.
 
 Captures of both sides give the launches and the time of each kernel by iteration. The difference of the case comes from
-processes without a profiler. What the kernels do not explain is a row of its own: idle time, launch gaps, and the error
+processes without a profiler. A separate row holds what the kernels do not explain: idle time, launch gaps and the error
 of the profiler. All times are multiples of 2^-10 ns, so the parts add up to the difference exactly, in any order.
 """
 

@@ -110,7 +110,7 @@ def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> 
     for most_folded in (1000, 200, 0):
         sections = (writer.section(_folded(section, findings, most_folded)) for section in document.sections)
         text = "\n\n".join([f"# {writer.text(document.title)}", *filter(None, sections)])
-        # A cell that wraps must not leave its unit on a line of its own.
+        # Keep a number and its unit on one line where a cell wraps.
         text = re.sub(r"(?<=\d) %(?= )", "&nbsp;%", text)
         if len(text.encode()) <= room:
             break

@@ -62,7 +62,7 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
     if not pipeline.courses:
         yield doc.Paragraph("No run has times.")
         return
-    # What changed stands first, then what has just left its band.
+    # Courses with a change come first, then those that have just left their band.
     ordered = sorted(pipeline.courses, key=lambda c: (not c.changes, not c.points[-1].is_outside))
     yield course_pages.course_table(ordered).without("course")
     yield doc.Paragraph(
