@@ -132,6 +132,16 @@ def test_runs_in_blocks_count_as_two_runs_where_the_spread_between_runs_is_known
     assert verdicts == {2: Verdict.INCONCLUSIVE, 6: Verdict.SLOWER}
 
 
+def test_runs_are_the_same_only_where_the_shift_and_the_spread_between_runs_fit_into_the_floor_together() -> None:
+    # Student's t puts the shift of two runs within 0.52 %, the floor is 1 %.
+    known, times = Noise(between=Spread(0.003, 20.0, {Source.RUNS: 24})), [100 + i / 100 for i in range(6)]
+    verdicts = {
+        percent: judge("w", singles(*times), singles(*(t * (1 + percent / 100) for t in times)), 1.0, known).verdict
+        for percent in (0.4, 0.7)
+    }
+    assert verdicts == {0.4: Verdict.SAME, 0.7: Verdict.INCONCLUSIVE}
+
+
 def test_processes_of_one_run_count_only_as_far_as_runs_agree() -> None:
     """Three runs of six processes each. The runs of B differ by as much as the sides do."""
     near = [tuple(t * factor for t in CALM) for factor in (1.0, 1.001, 0.999)]
@@ -193,6 +203,13 @@ def test_a_gate_fails_passes_or_is_undecided() -> None:
     assert gate_of(2, 5, imbalance=1.0) is Gate.UNDECIDED and gate_of(2, 0, imbalance=1.0) is Gate.UNDECIDED
     # Three processes cannot show a difference; below the gate the one-sided test at 5 % decides with three.
     assert gate_of(2, 5, count=3) is Gate.UNDECIDED and gate_of(2, 0, count=3) is Gate.PASSED
+
+
+def test_a_case_that_is_the_same_within_a_wide_floor_does_not_pass_a_narrow_gate() -> None:
+    wide, b = Noise(within=Spread(0.05, 20.0, {Source.PAIRS: 54})), singles(*(1.03 * t for t in CALM))
+    found = {gate: judge("w", singles(*CALM), b, 0.0, wide, gate) for gate in (2, 6)}
+    assert {change.verdict for change in found.values()} == {Verdict.SAME}
+    assert {gate: judge_gate(change, gate) for gate, change in found.items()} == {2: Gate.UNDECIDED, 6: Gate.PASSED}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -138,6 +138,9 @@ def test_the_band_comes_from_runs_of_the_same_code_and_else_from_what_is_known()
     assert course_of(times, Noise(within, between)).sources == {Source.RUNS: 5}
     assert course_of(times, Noise(within, None)).sources == {Source.PAIRS: 8}
     assert course_of(times).sources == {} and course_of(times[:3]).band is None
+    calm = Noise(within=Spread(0.0001, 9.0, {Source.PAIRS: 8}))
+    assert course_of(times, calm).sources == {}, "neighbouring runs differ by more than processes of one session"
+    assert course_of(times[:3], calm).sources == {Source.PAIRS: 8}
     wide = course_of(times, Noise(between=between))
     assert wide.band == pytest.approx(math.expm1(2.5758 * math.log1p(0.06) / math.sqrt(2)), rel=1e-4)
     assert wide.changes == (), "5 % are less than runs of the same code differ"
