@@ -37,7 +37,10 @@ LOADED_LATER = (
 OUTPUT = argparse.Namespace(quiet=False, json=False)
 
 #: The calls of the runner that change something outside its process. A kill before or after a read makes no difference.
-STEPS = {"os.rename", "os.mkdir", "os.link", "os.remove", "subprocess.Popen", "sqlite3.connect", "os.chmod"}
+STEPS = {
+    "os.rename", "os.mkdir", "os.link", "os.remove", "os.chmod", "sqlite3.connect", "subprocess.Popen",
+    "profpipe.start",
+}  # fmt: skip
 
 
 class FakeNsys:

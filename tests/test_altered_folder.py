@@ -189,7 +189,9 @@ _is_watching = False
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    is_start = event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")
+    is_start = event in (
+        "profpipe.start", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
+    )  # fmt: skip
     is_code = event == "exec" and "/out/" in str(getattr(arguments[0], "co_filename", ""))
     if _is_watching and (is_start or is_code):
         _watched.append((event, arguments))

@@ -113,8 +113,10 @@ _current: list[_Supervisor] = []
 def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None) -> Child:
     """Start a program in a session of its own, without input, with both output streams to ``output``.
 
-    Raises OSError where it cannot be started. A supervisor that something has killed is replaced.
+    Raises OSError where it cannot be started. A supervisor that something has killed is replaced. Audit hooks
+    (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
     """
+    sys.audit("profpipe.start", argv)
     try:
         return _supervisor().start(argv, env, output, cwd)
     except BrokenPipeError:
