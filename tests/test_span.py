@@ -165,7 +165,7 @@ def test_a_span_longer_than_the_time_limit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_a_program_returns_when_it_is_ended_is_no_failure(tmp_path: Path) -> None:
     program = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('asked'))\ntime.sleep(1)\n"
-    # It ends a second after it was asked, with a code of its own.
+    # It ends later than it was asked to, with an exit code that it chose.
     program += "while True:\n    time.sleep(0.1)\n    if time.monotonic() > ends: raise SystemExit(3)\n"
     program = "import time; ends = time.monotonic() + 4\n" + program
     (tmp_path / "stubborn.py").write_text(program, encoding="utf-8")

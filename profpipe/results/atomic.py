@@ -120,7 +120,7 @@ def make_folder(path: Path) -> None:
 
 
 def temporary_name(name: str) -> str:
-    """Return a name that nobody can foresee, at most 255 bytes long as file systems demand."""
+    """Return an unpredictable name, at most 255 bytes long as file systems demand."""
     return f".{name[:40]}.{secrets.token_hex(8)}.partial"
 
 

@@ -106,7 +106,7 @@ def _remove_unfinished(out: Path) -> None:
 
 
 def remove_litter(out: Path) -> None:
-    """Remove the temporary files that killed processes left in the results folder, and in runs that nobody works on."""
+    """Remove the temporary files that killed processes left in the results folder and in its runs."""
     for path in out.glob(".*.partial"):
         # Another process may be about to rename a new one.
         if time.time() - path.lstat().st_mtime > _NEW_S and (path.is_symlink() or path.is_file()):

@@ -60,7 +60,7 @@ def publish_output(job: Job) -> None:
 def read_output(log: Path, span: tuple[int, int], most: int = _LOG_TAIL_BYTES) -> str:
     """Return the output of one process: the bytes ``span`` of the job's log, at most the whole lines of the last MiB.
 
-    A part of a line could be a part of a secret, which nobody recognises.
+    A part of a line could be a part of a secret, which the masking does not recognise.
     """
     begin, end = span
     with log.open("rb") as stream:

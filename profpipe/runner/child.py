@@ -111,7 +111,7 @@ _current: list[_Supervisor] = []
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None) -> Child:
-    """Start a program in a session of its own, without input, with both output streams to ``output``.
+    """Start a program in a new session, without input, with both output streams to ``output``.
 
     Raises OSError where it cannot be started. A supervisor that something has killed is replaced. Audit hooks
     (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.

@@ -481,7 +481,7 @@ def _attend(
 def _is_reporting(command: Command, job: Job, started: Child) -> bool:
     """Return True if ``started`` is a tool whose workload has ended: it writes its report."""
     has_tool = command.runs_workload and isinstance(job.tool, Tool) and bool(job.tool.path)
-    return has_tool and not process.is_running(workload_argv(job), besides=started.pid)
+    return has_tool and not process.is_running(workload_argv(job), except_pid=started.pid)
 
 
 def _end_condition(command: Command, job: Job) -> Callable[[], bool]:

@@ -123,13 +123,13 @@ def _find_marked(job_folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def is_running(argv: Sequence[str], besides: int) -> bool:
-    """Return True if a descendant of this process runs the command ``argv``, other than the process ``besides``.
+def is_running(argv: Sequence[str], except_pid: int) -> bool:
+    """Return True if a descendant of this process runs the command ``argv``, other than ``except_pid``.
 
     The kernel puts the interpreter of a script, and at most one argument for it, before the words of the command.
     """
     words = [os.fsencode(word) for word in argv]
-    for pid in find_descendants() - {besides}:
+    for pid in find_descendants() - {except_pid}:
         with suppress(OSError):  # the process has ended
             running = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
             if running[-len(words) :] == words and len(running) <= len(words) + 2:

@@ -1,9 +1,9 @@
 """Recognise the runs that this user made on this machine: `resume` starts what a run names.
 
 A run is sealed by an HMAC over the files that decide what is started. The key lies in the state folder of the user and
-never in a results folder, so nobody who has only the folder can make or change a sealed run. The HMAC covers no path: a
-folder that its user moves stays sealed. The owners of the files are checked too, because a sealed folder may lie where
-others write.
+never in a results folder, so the folder alone does not suffice to make or change a sealed run. The HMAC covers no path:
+a folder that its user moves stays sealed. The owners of the files are checked too, because a sealed folder may lie
+where others write.
 """
 
 from __future__ import annotations

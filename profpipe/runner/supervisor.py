@@ -99,7 +99,7 @@ def receive(control: socket.socket) -> tuple[int, tuple[int, int]]:
 
 
 def start(argv: list[str], env: dict[str, str], folder: str | None, output: int, report: int) -> int:
-    """Start a process in a session of its own and report that; return 0 where it cannot be started."""
+    """Start a process in a new session and report that; return 0 where it cannot be started."""
     read, write = os.pipe()
     us, began = os.getpid(), time.monotonic()
     try:
