@@ -135,6 +135,8 @@ class Chaos:
 
     def disturb(self, kind: str, dice: random.Random, result: Result) -> None:
         """Run a project with one fault, resume it to its end, and add what is wrong to ``result``."""
+        from kill_server import processes_of
+
         project = self.project()
         result.faults += 1
         FAULTS[kind](self, project, dice)
@@ -321,17 +323,6 @@ def repeated(project: Path) -> list[str]:
         elif event["event"] == "case_started" and event["case"] in ended:
             again.append(event["case"])
     return again
-
-
-def processes_of(project: Path) -> list[str]:
-    mark, found = os.fsencode(f"PROFPIPE_JOB={project}"), []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in environ.read_bytes():
-                found.append(environ.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from profpipe.commands import resume as resume_command
 from profpipe.config import loader
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 from profpipe.results import folders
+from profpipe.runner import process
 from profpipe.runner.request import RunRequest
 
 TESTS = Path(__file__).resolve().parent
@@ -128,6 +129,18 @@ def run_in_child(project: Path, do: str, kill_at_step: int | None, writer: int) 
         sys.stderr.flush()
         os.write(writer, str(count).encode())
         os._exit(code)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The ids of the living processes of the jobs below ``folder``."""
+    mark, found = os.fsencode(f"{process.JOB_VARIABLE}={folder}"), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes():
+                found.append(environ.parent.name)
+        except OSError:
+            continue
+    return found
 
 
 def start() -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from kill_server import processes_of
 
 from profpipe.results import database, folders, schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
-from profpipe.runner import journal, process
+from profpipe.runner import journal
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -134,17 +135,6 @@ def comparable(data: Tables, table: schema.Table) -> pd.DataFrame:
         varies = frame["unit"].isin(["ns", "%"]) | ((frame["metric"] == "iterations") & (frame["profiler"] == "plain"))
         frame["value"] = frame["value"].where(~varies)
     return frame.sort_values(list(frame.columns)).reset_index(drop=True)
-
-
-def processes_of(run: Path) -> list[str]:
-    mark, found = os.fsencode(f"{process.JOB_VARIABLE}={run}"), []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in environ.read_bytes():
-                found.append(environ.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 def check_finished(project: Path, expected: Tables) -> None:
