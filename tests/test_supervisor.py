@@ -136,6 +136,22 @@ def test_a_program_has_the_signals_and_descriptors_of_a_shell() -> None:
     assert executor.ask([sys.executable, "-c", program]) == "['SIGPIPE', 'SIGXFSZ'] [0, 1, 2]\n"
 
 
+def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_of_a_job(tmp_path: Path) -> None:
+    """The runner is process 1 of its namespace, and /proc is the one of its host, where all descend from process 1."""
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    program = (
+        "from profpipe.runner import executor, process, supervisor\n"
+        "print(executor.ask(['echo', 'ran']).strip(), supervisor.has_proc(), process.find_descendants(), "
+        "list(supervisor.descendants(1)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [*isolated, sys.executable, "-c", program]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "ran False set() []", done.stderr
+
+
 # --- patience --------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,8 @@
 
 A process group does not contain all processes of a job: nsys (2022.4 to 2025.3) puts the application and its agent into
 their own sessions. So each descendant of this process in another session belongs to the job. Processes that something
-else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, only the
-process group is ended.
+else starts for the job (a container's daemon, a batch system) are out of reach. Where there is no /proc, or the one of
+another PID namespace, only the process group is ended.
 
 If this process is killed, its supervisor ends all descendants (``supervisor.py``). If the supervisor is killed, this
 process adopts its descendants (Linux's "child subreaper"). If both are killed at once, the next runner finds what they
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from profpipe.errors import ProfpipeError
-from profpipe.runner import child
+from profpipe.runner import child, supervisor
 from profpipe.runner.child import Child
 
 #: Every process of a job has this environment variable. Its value is the job's folder.
@@ -247,8 +247,8 @@ def _wait_until(is_true: Callable[[], bool], wait_s: float, unless: Callable[[],
 
 
 def _process_table() -> Iterator[tuple[int, str, int, int]]:
-    """Yield (pid, state, parent, session) of every process, from proc(5)'s stat; nothing where there is no /proc."""
-    for entry in Path("/proc").glob("[0-9]*"):
+    """Yield (pid, state, parent, session) of every process, from proc(5)'s stat; nothing without a usable /proc."""
+    for entry in Path("/proc").glob("[0-9]*") if supervisor.has_proc() else ():
         with suppress(OSError):  # the process has ended
             # The second field is the name in brackets, which may contain spaces and brackets.
             state, parent, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -185,11 +185,11 @@ def end_descendants() -> None:
 
 
 def descendants(ancestor: int) -> Iterator[int]:
-    """Yield the living descendants of a process, from proc(5); nothing where there is no /proc."""
+    """Yield the living descendants of a process, from proc(5); nothing without a /proc of this process."""
     parents: dict[int, int] = {}
     living = []
     # pathlib would take a third of the time of this program's start.
-    names = os.listdir("/proc") if os.path.isdir("/proc") else []  # noqa: PTH112, PTH208
+    names = os.listdir("/proc") if has_proc() else []  # noqa: PTH208
     for name in names:
         if name.isdigit():
             with suppress(OSError):  # the process has ended
@@ -204,6 +204,18 @@ def descendants(ancestor: int) -> Iterator[int]:
             above = parents.get(above, 0)
         if above == ancestor:
             yield pid
+
+
+def has_proc() -> bool:
+    """Return True if /proc has this process under its number.
+
+    The /proc of another PID namespace, as in a container that mounts the one of its host, has other numbers. A signal
+    to one of these would reach an unrelated process.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
+    except OSError:
+        return False
 
 
 def prctl(option: int, value: int) -> None:
