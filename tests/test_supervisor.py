@@ -108,6 +108,23 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
     assert executor.ask(["echo", "still here"]) == "still here\n"
 
 
+def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> None:
+    """As where Python needs PYTHONHOME, which ``-I`` ignores."""
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    program = (
+        f"import sys; sys.executable = {str(tmp_path / 'python')!r}\n"
+        "from profpipe.runner import child\n"
+        "child.start(['true'], {}, open('log', 'wb'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("OSError: the supervisor of the processes ends before it starts one.")
+    assert last.endswith(f"{tmp_path}/python -I -S {child.supervisor.__file__}")
+
+
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         with pytest.raises(FileNotFoundError, match="no-such-program"):

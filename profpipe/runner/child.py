@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import marshal
 import os
 import select
+import shlex
 import socket
 import subprocess
 import sys
@@ -60,8 +60,7 @@ class _Supervisor:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
-            null = subprocess.DEVNULL
+            argv, null = [*_command(), str(theirs.fileno())], subprocess.DEVNULL
             # No stream of this process: a pipe that reads the output would wait for the supervisor.
             self._process = subprocess.Popen(
                 argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=[theirs.fileno()]
@@ -88,7 +87,7 @@ class _Supervisor:
             pid, number, is_folder, began = STARTED.unpack(_read(ours, STARTED))
         except EOFError:
             os.close(ours)
-            raise BrokenPipeError(errno.EPIPE, "the supervisor of the processes has ended") from None
+            raise BrokenPipeError from None
         if number:
             os.close(ours)
             raise OSError(number, os.strerror(number), folder if is_folder else argv[0])
@@ -121,12 +120,20 @@ def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: P
         return _supervisor().start(argv, env, output, cwd)
     except BrokenPipeError:
         _stop()
+    try:
         return _supervisor().start(argv, env, output, cwd)
+    except BrokenPipeError:
+        what = "the supervisor of the processes ends before it starts one. To see why, run"
+        raise OSError(f"{what}: {shlex.join(_command())}") from None
 
 
 def supervisor_pid() -> int:
     """Return the process id of the supervisor, which is started where none runs."""
     return _supervisor().pid
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-I", "-S", supervisor.__file__]
 
 
 def _supervisor() -> _Supervisor:
