@@ -54,7 +54,8 @@ _TOKEN: Final = (
 _PRIVATE_KEY: Final = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 #: The password of a URL: what stands between the user and the host.
 _URL_PASSWORD: Final = r"(?<=://)(?P<user>[^\s/:@'\"]*):(?P<password>(?!\$\{|\*\*\*@)[^\s/@'\"]+)(?=@)"
-_BESIDE: Final = rf"(?P<key>\b[\w-]*{TELLING}[\"']?\s*[:=]\s*[\"']?|\bBearer\s+)(?P<value>[^\s\"',;&]{{12,}})"
+#: Without what may stand before such a word: looking for that would take quadratic time in a long line.
+_BESIDE: Final = rf"(?P<key>{TELLING}[\"']?\s*[:=]\s*[\"']?|\bBearer\s+)(?P<value>[^\s\"',;&]{{12,}})"
 _FORM: Final = re.compile(f"{_TOKEN}|{_PRIVATE_KEY}")
 _URL: Final = re.compile(_URL_PASSWORD)
 _KEYED: Final = re.compile(_BESIDE, re.IGNORECASE)
