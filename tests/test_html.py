@@ -202,6 +202,17 @@ def test_the_policy_of_the_page_allows_its_own_style_and_script_and_no_request()
     assert "link" not in made.names and "url(" not in made.contents["style"][0]
 
 
+@pytest.mark.parametrize("kind", [ChartKind.INTERVALS, ChartKind.FOREST])
+@pytest.mark.parametrize("is_log", [False, True])
+def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bool) -> None:
+    marks = (Mark(0, 1e6, -2e6, 4e6), Mark(1, 5e7, 4e7, 6e7))
+    times = Axis("time", quantity="ns", is_log=is_log)
+    drawn = Chart("times", "Times", kind, Axis("", labels=("a", "b")), times, (Panel("", (Series("", "", marks),)),))
+    section = Section("s", "Charts", (drawn,))
+    text = page.render(Document("Title", (section,)), rendering.find_templates().page)
+    assert text.count('class="whisker"') == 2
+
+
 def test_no_two_elements_have_the_same_id() -> None:
     ids = Elements(render("name")).values("id")
     assert len(ids) == len(set(ids))

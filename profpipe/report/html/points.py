@@ -101,9 +101,12 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
 
 
 def _ends(chart: doc.Chart, marks: Sequence[doc.Mark]) -> tuple[float, float]:
-    """Return the ends of the scale; of a forest plot, the widest intervals lead out of it."""
+    """Return the ends of the scale. Wide intervals of a forest plot lead out of it, as do ends below a log scale."""
     values = [mark.y for mark in marks] + [each.value for each in chart.references]
     intervals = [end for mark in marks for end in (mark.low, mark.high) if end is not None]
+    if chart.y.is_log:
+        # The interval of few and noisy processes may begin below zero.
+        intervals = [end for end in intervals if end > 0]
     if chart.kind is doc.ChartKind.FOREST:
         values += [end for mark in marks if mark.floor is not None for end in (-1.5 * mark.floor, 1.5 * mark.floor)]
         limit = _WIDE * max(map(abs, values))
