@@ -75,8 +75,9 @@ class Paths:
     def child(self, parent: int, name: str) -> int:
         """Return the node of range ``name`` inside ``parent``.
 
-        Ranges beyond ``bounds.DEEPEST`` are not told apart from the range around them, and those beyond
-        ``bounds.MOST_PATHS`` not from each other. Raises ``TooLarge`` for more cases than ``bounds.MOST_CASES``.
+        A range deeper than ``bounds.DEEPEST`` has the node of the range around it. Paths beyond ``bounds.MOST_PATHS``
+        share the node ``bounds.OTHER_RANGES`` of their parent.
+        Raises ``TooLarge`` for more cases than ``bounds.MOST_CASES``.
         """
         node = self._children.get((parent, name))
         return self._add(parent, name) if node is None else node
@@ -111,7 +112,7 @@ class Paths:
         return node
 
     def notes(self) -> list[str]:
-        """Return what a report says about ranges that were not told apart."""
+        """Return what a report says about ranges that share a node."""
         found = []
         if self._is_too_deep:
             found.append(

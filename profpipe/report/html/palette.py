@@ -11,10 +11,10 @@ from profpipe.report.html.markup import anchor
 COLOURS = 8
 MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
 
-#: Verdicts, which have a colour of their own in report.css, and their markers.
+#: Verdicts, whose colours report.css names, and their markers.
 VERDICTS = {"slower": "circle", "faster": "square", "inconclusive": "diamond", "same": "triangle"}
 
-#: Kernel classes and parts of a step that have a colour of their own in report.css: ``k-gemm``.
+#: Kernel classes and parts of a step whose colours report.css names: ``k-gemm``.
 KEYS = frozenset((
     "attention", "helpers", "attention_aux", "direct_copy", "add", "gemm", "softmax", "copy", "elementwise",
     "reduction", "norm", "optimizer", "conv", "communication", "fused", "graph", "index", "random", "memcpy", "memset",

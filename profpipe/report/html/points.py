@@ -163,11 +163,6 @@ def _whisker(x: Scale, y: float, low: float, high: float) -> Markup:
     return empty("path", d=f"{first}H{right:g}{last}", class_="whisker")
 
 
-def _group(series: doc.Series, colour: str, marks: Sequence[Markup]) -> Markup:
-    name = _short(series.name) or None
-    return element("g", *marks, class_=f"series {colour}", data_series=series.key, data_name=name)
-
-
 def _svg(chart: doc.Chart, panel: doc.Panel, parts: Sequence[Markup], height: float, kind: str) -> Markup:
     name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
     return element(

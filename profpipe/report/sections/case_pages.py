@@ -158,7 +158,7 @@ def _figures(alone: WorkloadFindings, case: CaseResult) -> doc.Table | None:
 
 
 def _with_unit(cell: doc.Cell, column: doc.Column) -> doc.Cell:
-    """Return a cell whose number is followed by its unit, for a row of its own."""
+    """Return a cell whose number is followed by its unit, because each row has another unit."""
     text: doc.Text = cell.text
     if cell.value is not None:
         text = doc.Number(cell.value, cell.unit or column.unit or doc.NO_UNIT, cell.format or column.format)
