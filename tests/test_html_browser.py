@@ -14,7 +14,7 @@ from test_html import HOSTILE, render
 
 from profpipe.analysis import analyze
 from profpipe.commands import rendering
-from profpipe.report.document import Document, Table
+from profpipe.report.document import Cell, Code, Document, Section, Table, count, label, words
 from profpipe.report.formatting import format_cell
 from profpipe.report.html import page as report
 from profpipe.report.render import build
@@ -29,6 +29,8 @@ EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/run.json"))
 #: The time in which a page must be loaded and shown.
 LOADED_S = 2.0
 MOST_BYTES = 3_000_000
+#: The least width of a column of names, about 18 letters.
+LEAST_NAME_PX = 120
 #: Addresses that need no network.
 LOCAL = ("file:", "about:")
 
@@ -337,6 +339,19 @@ def test_a_phone_shows_the_page_without_scrolling_to_the_side(
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     page.locator(f"{TIMES} a").first.click()
     assert page.locator("dialog[open]").evaluate("d => d.scrollWidth <= d.clientWidth")
+
+
+def test_long_names_break_before_a_table_is_wider_than_the_page(tmp_path: Path, new_page: Callable[..., Any]) -> None:
+    names = (label("kernel"), *(count(f"figure {i}") for i in range(7)), words("exchanged for"))
+    name = Cell(text=Code("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize256x128x8_cublas"))
+    table = Table("kernels", names, ((name, *(Cell(123456.0) for _ in range(7)), name),))
+    path = tmp_path / "page.html"
+    made = Document("names", (Section("kernels", "Kernels", (table,)),))
+    path.write_text(report.render(made, rendering.find_templates().page), encoding="utf-8")
+    page = new_page(viewport={"width": 1200, "height": 900})
+    page.goto(address(path))
+    assert page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")
+    assert page.locator("tbody th").evaluate("cell => cell.clientWidth") > LEAST_NAME_PX
 
 
 def test_the_printed_page_has_all_charts_and_no_controls(attention: Any) -> None:

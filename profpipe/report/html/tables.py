@@ -21,6 +21,9 @@ _FILTERED = 9
 #: Columns of a table that is never wider than the page.
 _NARROW = 2
 
+#: Letters of a word that may break in its cell: more than the least width of such a cell in report.css.
+_LONG_WORD = 24
+
 #: Writes text, with links and without.
 Writer = Callable[[doc.Text], Markup]
 Writers = tuple[Writer, Writer]
@@ -94,9 +97,11 @@ def _cell(cell: doc.Cell, column: doc.Column, write: Writer, flags: Mapping[str,
     own_flags = [explain(flag, flags) for flag in cell.flags]
     value = f"{cell.value:.6g}" if cell.value is not None and can_sort else None
     inner = join([content, note, *own_flags], " ")
+    is_long = any(len(word) > _LONG_WORD for word in doc.plain(cell.text).split())
+    kind = "n" if column.is_numeric else "long" if is_long else None
     if column.is_label:
-        return element("th", inner, scope="row", data_v=value)
-    return element("td", inner, class_="n" if column.is_numeric else None, data_v=value)
+        return element("th", inner, scope="row", class_=kind, data_v=value)
+    return element("td", inner, class_=kind, data_v=value)
 
 
 def explain(flag: str, flags: Mapping[str, str]) -> Markup:
