@@ -702,6 +702,20 @@ def test_a_checkout_of_a_worktree_has_its_submodules_and_the_pointers_of_lfs(cro
         assert state_of(folder) == before
 
 
+def test_the_filter_of_an_installed_git_lfs_does_not_run_for_it_would_fetch(crowded, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    program = f"touch {home / 'ran'}; exit 1"
+    # As `git lfs install` leaves the user's configuration.
+    for key, value in (("smudge", program), ("process", program), ("required", "true")):
+        subprocess.run(["git", "config", "--file", home / ".gitconfig", f"filter.lfs.{key}", value], check=True)
+    monkeypatch.setenv("HOME", str(home))
+    found = checkout.find(crowded[0], "HEAD", "--a")
+    checkout.create(found.repository, found.commit, tmp_path / "copy")
+    assert (tmp_path / "copy" / "weights.bin").read_text() == POINTER
+    assert not (home / "ran").exists()
+
+
 def test_a_commit_whose_objects_a_partial_clone_lacks_is_refused_and_nothing_is_fetched(project, tmp_path):
     first = git(project, "rev-parse", "HEAD")
     (project / "sums.py").write_text(WORKLOAD.replace("2000", "2100"))

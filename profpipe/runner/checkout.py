@@ -22,6 +22,8 @@ from profpipe.runner import executor
 FOLDER: Final = Path("raw") / "checkouts"
 
 _TIMEOUT_S: Final = 600.0
+#: git-lfs would fetch the files of pointers, and fails in a repository without a remote.
+_WITHOUT_LFS: Final = ("-c", "filter.lfs.smudge=", "-c", "filter.lfs.process=", "-c", "filter.lfs.required=false")
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -104,7 +106,7 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
         (info / "alternates").write_text(f"{objects}\n", encoding="utf-8")
         if shallow.is_file():
             shutil.copy(shallow, target / ".git" / "shallow")
-        printed.append(_git(target, "checkout", "--quiet", "--detach", commit))
+        printed.append(_git(target, *_WITHOUT_LFS, "checkout", "--quiet", "--detach", commit))
     # git 2.39 ends with 0 where a partial clone lacks the content of a file, and leaves out the file.
     is_whole = (_git(target, "ls-files", "--deleted") or "").strip() == ""
     if not is_whole or (_git(target, "rev-parse", "--verify", "HEAD") or "").strip() != commit:
