@@ -302,7 +302,7 @@ def measure(args: argparse.Namespace) -> list[Path]:
         pipeline = out / f"{folder.name}.yaml"
         pipeline.write_text(PIPELINE.format(sizes=args.sizes, changes=changes), encoding="utf-8")
         argv = [sys.executable, "-m", "profpipe", "ab", str(pipeline), *words]
-        argv += ["--pairs", str(args.pairs), "--quiet", "--out", str(folder)]
+        argv += ["--pairs", str(args.pairs), "--captures", "0", "--quiet", "--out", str(folder)]
         began = time.monotonic()
         done = subprocess.run(argv, cwd=ROOT, check=False)
         if done.returncode not in (0, 4, 5):
