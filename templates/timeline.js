@@ -61,7 +61,7 @@
       }
       this.height = y + 4;
       this.gaps = this.data.lanes.filter((lane) => lane.kind === "idle")
-        .flatMap((lane) => lane.boxes.map((box) => ({ lane, box })))
+        .flatMap((lane) => lane.boxes.filter((box) => box[COUNT] === 1).map((box) => ({ lane, box })))
         .sort((a, b) => b.box[DURATION] - a.box[DURATION]);
     }
 

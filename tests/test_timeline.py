@@ -11,6 +11,7 @@ import pytest
 from nsys_exports import Export
 
 from profpipe import plugins
+from profpipe.analysis.timeline import find_timelines
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import kernel_classes, reader, registry
 from profpipe.results import schema
@@ -228,3 +229,14 @@ def test_ranks_in_files_of_their_own_show_the_same_step_though_their_times_vary(
         timeline = parsed(export.write_sqlite(folder / "x.sqlite")).timeline
         shown += timeline["step"].unique().tolist()
     assert len(shown) == 2 and shown[0] == shown[1]
+
+
+def test_a_process_without_one_window_has_no_timeline(tmp_path: Path) -> None:
+    export = Export()
+    for n in range(5):
+        export.launch(n * 3_000_000, n + 1, f"k{n}", lasts=1000)
+    stored, steps = parsed(export.write_sqlite(tmp_path / "x.sqlite")).timeline, schema.empty(schema.STEPS)
+    window = stored[stored["kind"] == "beginning"]
+    assert len(find_timelines(stored, steps)) == 1
+    assert find_timelines(stored.drop(index=window.index), steps) == ()
+    assert find_timelines(pd.concat([stored, window], ignore_index=True), steps) == ()

@@ -53,7 +53,8 @@ def find_timelines(
             by_case[row["case"]].append(row)
     whole = _whole_steps(steps[steps["case"].isin(cases)])
     most = max(MOST_BOXES // max(workloads * len(cases), 1), _LEAST_BOXES)
-    return tuple(_merged(_of_case(case, chosen[case], rows, whole), most) for case, rows in by_case.items())
+    found = (_of_case(case, chosen[case], rows, whole) for case, rows in by_case.items())
+    return tuple(_merged(each, most) for each in found if each is not None)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -71,12 +72,16 @@ def _place(row: _Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("case", "profiler", "source", "process", "device", "step"))
 
 
-def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline:
+def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline | None:
+    """Return the timeline of a case; None where no process has one window, as in an altered file."""
     # Without steps the processes of a case may have no ranks. Each process and device is one.
     by_place = _by(rows, "rank", "source", "process", "device")
-    places = sorted(by_place, key=lambda place: tuple((value is None, value or 0) for value in place))
+    known = [place for place, own in by_place.items() if sum(row["kind"] in _WINDOWS for row in own) == 1]
+    if not known:
+        return None
+    places = sorted(known, key=lambda place: tuple((value is None, value or 0) for value in place))
     ranks = [_of_rank(by_place[place], number) for number, place in enumerate(places)]
-    windows = [row for row in rows if row["kind"] in _WINDOWS]
+    windows = [row for place in places for row in by_place[place] if row["kind"] in _WINDOWS]
     first = min(rank.start_ns for rank in ranks)
     end = max(rank.start_ns + rank.duration_ns for rank in ranks)
     cut = [ns for row in windows if (ns := whole.get(_place(row), 0.0)) > row["duration_ns"]]
