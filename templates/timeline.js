@@ -60,9 +60,15 @@
         y += lane.height + SPACE;
       }
       this.height = y + 4;
+      // A box of several gaps is longer than each of them.
+      const isSingle = (box) => !(box[COUNT] > 1);
       this.gaps = this.data.lanes.filter((lane) => lane.kind === "idle")
-        .flatMap((lane) => lane.boxes.filter((box) => box[COUNT] === 1).map((box) => ({ lane, box })))
+        .flatMap((lane) => lane.boxes.filter(isSingle).map((box) => ({ lane, box })))
         .sort((a, b) => b.box[DURATION] - a.box[DURATION]);
+      this.numbered = this.data.numbered.map(([number, start]) => {
+        const lane = this.data.lanes[number];
+        return { lane, box: lane.boxes.find((box) => box[START] === start && isSingle(box)) };
+      });
     }
 
     // --- drawing ---------------------------------------------------------------------------------------------------
@@ -187,27 +193,28 @@
     }
 
     /** Number the largest gaps as in the table below. */
-  drawNumbers() {
-    const context = this.context;
-    context.textAlign = "center";
-    context.font = "600 10px system-ui, sans-serif";
-    this.gaps.slice(0, this.data.numbered).forEach(({ lane, box }, i) => {
-      const left = Math.max(this.x(box[START]), this.gutter);
-      const right = Math.min(this.x(box[START] + box[DURATION]), this.width);
-      if (right < left) return;
-      const y = lane.y + lane.height / 2;
-      const at = right - left > 68 ? left + 8 : (left + right) / 2;
-      context.fillStyle = this.ink;
-      context.beginPath();
-      context.arc(at, y, 7.5, 0, 2 * Math.PI);
-      context.fill();
-      context.fillStyle = this.card;
-      context.fillText(String(i + 1), at, y + 0.5);
-    });
-    context.font = "11px system-ui, sans-serif";
-  }
+    drawNumbers() {
+      const context = this.context;
+      context.textAlign = "center";
+      context.font = "600 10px system-ui, sans-serif";
+      this.numbered.forEach(({ lane, box }, i) => {
+        if (!box) return;
+        const left = Math.max(this.x(box[START]), this.gutter);
+        const right = Math.min(this.x(box[START] + box[DURATION]), this.width);
+        if (right < left) return;
+        const y = lane.y + lane.height / 2;
+        const at = right - left > 68 ? left + 8 : (left + right) / 2;
+        context.fillStyle = this.ink;
+        context.beginPath();
+        context.arc(at, y, 7.5, 0, 2 * Math.PI);
+        context.fill();
+        context.fillStyle = this.card;
+        context.fillText(String(i + 1), at, y + 0.5);
+      });
+      context.font = "11px system-ui, sans-serif";
+    }
 
-  drawSelected() {
+    drawSelected() {
       if (!this.selected) return;
       const { lane, box } = this.selected;
       const context = this.context;

@@ -136,6 +136,9 @@ def test_the_largest_gaps_are_named_with_what_runs_around_them(tmp_path: Path) -
         (800, "idle_launch", "second", "third", ""),
     ]
     page = (folder / "report.html").read_text()
+    (drawn,) = data_of(page)
+    numbered = [(drawn["lanes"][lane]["kind"], start) for lane, start in drawn["numbered"]]
+    assert numbered == [("idle", gap.start_ns) for gap in gaps]
     assert "Largest gaps" in page and "Largest gaps" not in (folder / "SUMMARY.md").read_text()
 
 
@@ -214,6 +217,16 @@ def test_a_browser_explains_what_the_pointer_and_the_keys_reach(steps: Path) -> 
         assert after and longest["name"][:200] not in after
         page.locator("figure.timeline [data-action=gap]").click()
         assert page.locator("figure.timeline .readout").text_content().startswith("idle: ")
+        # A box of several gaps has no number, and is not among the largest gaps.
+        gaps = """([count]) => {
+          const timeline = document.querySelector("canvas").timeline;
+          timeline.numbered[0].box[4] = count;
+          timeline.layOut();
+          timeline.draw();
+          return [timeline.gaps.length, timeline.numbered.filter((gap) => gap.box).length];
+        }"""
+        number = page.evaluate("document.querySelector('canvas').timeline.gaps.length")
+        assert page.evaluate(gaps, [3]) == [number - 1, 4]
         button = page.locator("figure.timeline .legend button").first
         button.click()
         assert button.get_attribute("aria-pressed") == "true" and "series=" in page.url

@@ -17,7 +17,7 @@ from profpipe.results.schema import KINDS, EventKind, StepState
 
 #: Boxes of all timelines of a run, and timelines of a workload.
 MOST_BOXES: Final = 20_000
-MOST_CASES: Final = 50
+MOST_TIMELINES: Final = 50
 #: The fewest boxes of one timeline, whatever the number of cases.
 _LEAST_BOXES: Final = 300
 
@@ -44,7 +44,7 @@ def find_timelines(
     """
     recorded = timeline[["case", "profiler"]].drop_duplicates()
     rank = {case: number for number, case in enumerate(order)}
-    cases = sorted(recorded["case"].unique(), key=lambda case: rank.get(case, len(rank)))[:MOST_CASES]
+    cases = sorted(recorded["case"].unique(), key=lambda case: rank.get(case, len(rank)))[:MOST_TIMELINES]
     known = {case: set(own["profiler"]) for case, own in recorded.groupby("case", sort=False)}
     chosen = {case: next((name for name in PREFERENCE if name in known[case]), min(known[case])) for case in cases}
     by_case: dict[str, list[_Row]] = {case: [] for case in cases}

@@ -173,8 +173,8 @@ class Lane:
 class Timeline:
     """What ran when: lanes over the time of one steady step, or of the first part of a capture.
 
-    ``labels`` are the names of the keys, in the order of the legend. So many of the largest gaps are ``numbered``, as
-    in a table beside the picture.
+    ``labels`` are the names of the keys, in the order of the legend. ``numbered`` are the lane and the start (ns) of
+    the gaps that get a number, in the order of the table beside the picture.
     """
 
     id: str
@@ -182,7 +182,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     duration_ns: float
     labels: Mapping[str, str]
-    numbered: int = 0
+    numbered: tuple[tuple[int, float], ...] = ()
     caption: Text = ""
     case: str = ""
     placement: Placement = Placement.HTML

@@ -78,7 +78,7 @@ def _json(timeline: doc.Timeline) -> str:
         "duration": round(timeline.duration_ns),
         "names": [cut(flat(name), _MOST_CHARACTERS) for name in names],
         "keys": list(map(flat, keys)),
-        "numbered": timeline.numbered,
+        "numbered": [[lane, round(start)] for lane, start in timeline.numbered],
         "labels": list(map(flat, timeline.labels.values())),
         "classes": list(map(key_class, keys)),
         "lanes": lanes,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.findings import timeline as findings
 from profpipe.analysis.findings.steps import IDLE_PARTS
 from profpipe.analysis.findings.timeline import CaseTimeline, Event, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
-from profpipe.analysis.timeline import MOST_CASES
+from profpipe.analysis.timeline import MOST_TIMELINES
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent
 from profpipe.report.labels import case_text
@@ -40,8 +41,9 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
     blocks: tuple[doc.Block, ...] = options[0].blocks
     if len(options) > 1:
         blocks = (doc.Choice("timeline", ("case",), tuple(options)),)
-    if len(own) == MOST_CASES < len(workload.cases):
-        text = f"These are the timelines of the first {MOST_CASES} cases. timeline.parquet holds those of the others."
+    if len(own) == MOST_TIMELINES < len(workload.cases):
+        which = f"the timelines of the first {MOST_TIMELINES} cases"
+        text = f"These are {which}. timeline.parquet holds those of the others."
         blocks = (*blocks, doc.Paragraph(text, doc.Placement.HTML))
     return doc.make_section("timeline", "Timeline", blocks, workload=workload.name)
 
@@ -52,22 +54,30 @@ def _has_work(timeline: CaseTimeline) -> bool:
 
 def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     several = len(timeline.ranks) > 1
+    of_ranks = [(place, lane) for place, rank in enumerate(timeline.ranks) for lane in rank.lanes]
     lanes = tuple(
         doc.Lane(
             _lane_title(lane),
             tuple(map(_box, lane.events)),
             _KINDS[lane.kind],
-            _rank_title(rank, several),
+            _rank_title(timeline.ranks[place], several),
             {_key(key): total for key, total in lane.totals.items()},
         )
-        for rank in timeline.ranks
-        for lane in rank.lanes
+        for place, lane in of_ranks
     )
+    idle = {place: number for number, (place, lane) in enumerate(of_ranks) if lane.kind is findings.LaneKind.IDLE}
+    gaps = _largest_gaps(timeline)
     picture = doc.Timeline(
-        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes), _GAPS,
-        _caption(timeline), timeline.case,
+        f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes),
+        tuple((idle[place], gap.start_ns) for place, gap in gaps), _caption(timeline), timeline.case,
     )  # fmt: skip
-    return [picture, _gap_table(timeline)]
+    return [picture, _gap_table(timeline, gaps)]
+
+
+def _largest_gaps(timeline: CaseTimeline) -> list[tuple[int, findings.Gap]]:
+    """Return the place of the rank and the gap, the largest first."""
+    gaps = ((place, gap) for place, rank in enumerate(timeline.ranks) for gap in rank.gaps)
+    return heapq.nlargest(_GAPS, gaps, key=lambda each: each[1].duration_ns)
 
 
 def _title(timeline: CaseTimeline) -> doc.Text:
@@ -141,11 +151,10 @@ def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
 
 
-def _gap_table(timeline: CaseTimeline) -> doc.Table:
+def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, findings.Gap]]) -> doc.Table:
     """Return the largest gaps, with what ran before and after. Their numbers stand in the picture too."""
     several = len(timeline.ranks) > 1
-    found = sorted(((rank, gap) for rank in timeline.ranks for gap in rank.gaps), key=lambda each: -each[1].duration_ns)
-    found = found[:_GAPS]
+    found = [(timeline.ranks[place], gap) for place, gap in gaps]
     columns = [
         doc.label("number", "gap"),
         *([doc.label("rank")] if several else []),
