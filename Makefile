@@ -7,7 +7,7 @@ PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reord
 
 VENV := .venv
 BIN := $(VENV)/bin
-SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto
+SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto .ci/slurm
 
 .PHONY: check setup test test-ci test-all lint chaos fuzz wheel nsys clean
 .DEFAULT_GOAL := check

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import slurm_cluster
 
 #: Several workers run at once, so each uses one thread: more threads than cores make torch many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -109,11 +110,21 @@ def nsys() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[slurm_cluster.Cluster]:
+    """A running Slurm cluster of four nodes on this machine. A test that leaves jobs or nodes down calls `clear`."""
+    if missing := slurm_cluster.why_missing():
+        pytest.skip(missing)
+    with slurm_cluster.running() as cluster:
+        yield cluster
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says whether nsys was there: a green run without it has proved less."""
     _write_table(terminalreporter)
     path, detail = _find_nsys()
     terminalreporter.write_line(f"nsys: {path} ({detail})" if path else f"nsys: not used, {detail}")
+    terminalreporter.write_line(f"slurm: {slurm_cluster.why_missing() or slurm_cluster.version()}")
     if not SHARED_DATA.is_dir():
         terminalreporter.write_line(f"recorded files: not used, no {SHARED_DATA}")
 
@@ -130,7 +141,7 @@ def _write_table(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 #: Fixtures that start several processes, or a real nsys. The tests that use them are slow.
-SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "wheel"}
+SLOW_FIXTURES = {"nsys", "run_of_two", "answer_folder", "study", "script", "slurm", "wheel"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
