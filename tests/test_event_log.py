@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fake_profiler import Notes
 
+from profpipe.errors import ConfigError
 from profpipe.job import CaseOutcome, Cause, Status, Visit
 from profpipe.runner.event_log import EventLog, read_outcomes, read_started
 
@@ -44,6 +46,15 @@ def test_an_unfinished_last_line_does_not_damage_the_next_line(tmp_path: Path) -
     events.read()
     assert events.inside == "a"
     assert path.read_text() == BEGAN_A + ENDED_A[:20] + "\n" + BEGAN_A
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "new.txt"])
+def test_events_are_not_written_through_a_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "events.jsonl").symlink_to(name)
+    with pytest.raises(ConfigError, match=r"events\.jsonl: is a link or no regular file"):
+        EventLog(tmp_path / "events.jsonl", Notes())
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_the_last_started_case_is_the_current_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from profpipe.errors import is_disk_full
 from profpipe.job import CaseOutcome, Cause, ProgressListener, Status, Visit
 from profpipe.measure import event_lines
 from profpipe.measure.event_lines import Damage
+from profpipe.results import atomic
 
 #: More visits than any case has rounds.
 _ALL = sys.maxsize
@@ -109,12 +111,15 @@ def _outcome(event: dict[str, Any]) -> CaseOutcome:
 
 
 def _close_last_line(path: Path) -> int:
-    """End the line that a killed process left unfinished, and return the file's size in bytes."""
-    if not path.exists():
+    """End the line that a killed process left unfinished, and return the file's size in bytes.
+
+    Raises ConfigError where ``path`` is a link or no regular file.
+    """
+    if not os.path.lexists(path):
         return 0
-    with path.open("r+b") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(size - 1, 0))
-        if stream.read(1) not in (b"", b"\n"):
+    with atomic.open_to_append(path) as stream, path.open("rb") as written:
+        if stream.tell():
+            written.seek(-1, os.SEEK_END)
+        if written.read(1) not in (b"", b"\n"):
             stream.write(b"\n")
         return stream.tell()
