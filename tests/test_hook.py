@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hooked
 import pytest
 from hooked import LOOP, run, run_python
 
+from profpipe.hook import record
 from profpipe.ingest import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -543,3 +546,16 @@ for _ in range(3):
     done = run_python(tmp_path, program, profiler="nsys")
     assert done.returncode == 0
     assert done.output.count("annotate() records nothing under nsys") == 1 and "nvtx<0.2.12" in done.output
+
+
+def test_threads_write_whole_lines_into_one_record(tmp_path: Path) -> None:
+    def describe() -> dict[str, object]:
+        time.sleep(0.01)  # other threads come to their first line meanwhile
+        return {}
+
+    written = record.Record(lambda: str(tmp_path / "record.jsonl"), describe)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: written.note(f"remark {number % 20}"), range(200)))
+    lines = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+    assert [line["hook"] for line in lines] == ["started", *["note"] * 20]
+    assert len({line["text"] for line in lines[1:]}) == 20
