@@ -85,12 +85,13 @@ def folder(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 # --- what is altered -------------------------------------------------------------------------------------------------
 
 #: Every kind of file and folder in a results folder, relative to the run.
-PLACES = (
+FILES = (
     "run.json", "cases.csv", "metrics.csv", "kernels.csv", "steps.csv", "SUMMARY.md", "gpu_info.txt",
-    "comparison_results.txt", "plots", "raw", "raw/order.json", "raw/basis.json", "raw/seal", "raw/lock", "raw/sums",
-    "raw/sums/plain", "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt",
-    "raw/sums/plain/cases.json", "../profpipe.db", "../latest", "../.salt", "../ceilings.json", ".",
+    "comparison_results.txt", "raw/order.json", "raw/basis.json", "raw/seal", "raw/lock",
+    "raw/sums/plain/events.jsonl", "raw/sums/plain/parts.json", "raw/sums/plain/log.txt", "raw/sums/plain/cases.json",
+    "../profpipe.db", "../.salt", "../ceilings.json",
 )  # fmt: skip
+FOLDERS = ("plots", "raw", "raw/sums", "raw/sums/plain", "../latest", ".")
 
 
 def _remove(path: Path) -> None:
@@ -135,13 +136,12 @@ def _missing(folder: Folder, path: Path) -> None:
 
 def _content(new: Callable[[bytes], bytes]) -> Callable[[Folder, Path], None]:
     def alter(folder: Folder, path: Path) -> None:
-        if not path.is_file():
-            pytest.skip("no file")
         path.write_bytes(new(path.read_bytes()))
 
     return alter
 
 
+#: What may happen to a file or a folder.
 KINDS: Mapping[str, Callable[[Folder, Path], None]] = {
     "link": _link,
     "link to itself": _link_to_itself,
@@ -149,6 +149,9 @@ KINDS: Mapping[str, Callable[[Folder, Path], None]] = {
     "pipe": _pipe,
     "other kind": _other_kind,
     "missing": _missing,
+}
+#: What may happen to the content of a file.
+CONTENTS: Mapping[str, Callable[[Folder, Path], None]] = {
     "empty": _content(lambda old: b""),
     "half": _content(lambda old: old[: len(old) // 2]),
     "not UTF-8": _content(lambda old: old.replace(b"a", b"\xff\xfe")),
@@ -251,7 +254,7 @@ NAMES = ("report", "compare with", "compare", "history", "ingest", "resume", "re
 
 #: How many alterations, drawn with a fixed seed, are among the quick tests, and how many among all tests.
 #: PROFPIPE_TEST_ALTERATIONS=all tries every one, which takes a quarter of an hour.
-_QUICK, _DRAWN = 24, 240
+_QUICK, _DRAWN = 16, 160
 
 
 def _is_read(command: str, place: str) -> bool:
@@ -262,7 +265,10 @@ def _is_read(command: str, place: str) -> bool:
 
 def _every_alteration() -> list[Any]:
     """Return (command, place, kind) for each that is drawn."""
-    every = [(name, place, kind) for name in NAMES for place in PLACES if _is_read(name, place) for kind in KINDS]
+    altered = [
+        (place, kind) for place in (*FILES, *FOLDERS) for kind in (*KINDS, *(CONTENTS if place in FILES else ()))
+    ]
+    every = [(name, place, kind) for name in NAMES for place, kind in altered if _is_read(name, place)]
     random.Random(22).shuffle(every)
     drawn = every if os.environ.get("PROFPIPE_TEST_ALTERATIONS") == "all" else every[:_DRAWN]
     return [pytest.param(*each, marks=() if i < _QUICK else pytest.mark.slow) for i, each in enumerate(drawn)]
@@ -276,7 +282,7 @@ def test_an_altered_folder_is_read_or_refused(
     if command not in commands(folder):
         pytest.skip("there is no such command")
     path = folder.run / place
-    KINDS[kind](folder, path.resolve() if place == "." else Path(os.path.normpath(path)))
+    {**KINDS, **CONTENTS}[kind](folder, path.resolve() if place == "." else Path(os.path.normpath(path)))
     check(folder, command, capsys)
 
 
