@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import pytest
 from fake_profiler import Notes, fake_profiler, job_of
 
 from profpipe.job import Command, Job, Tool
-from profpipe.runner import child, executor
+from profpipe.runner import child, executor, process
 from profpipe.runner.process import GRACE, GracePeriods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,8 +124,79 @@ def test_a_supervisor_that_cannot_run_is_named_as_the_reason(tmp_path: Path) -> 
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("OSError: the supervisor of the processes ends before it starts one.")
+    assert last.startswith("profpipe.runner.child.SupervisorError: The supervisor of the processes ends before it")
     assert last.endswith(f"{tmp_path}/python -I -S {child.supervisor.__file__}")
+
+
+def free_numbers(pid: int) -> Iterator[int]:
+    """The numbers of the descriptors that a process opens next."""
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return (number for number in itertools.count() if number not in used)
+
+
+def test_a_supervisor_without_free_descriptors_is_no_missing_program() -> None:
+    executor.ask(["true"])
+    supervisor = child.supervisor_pid()
+    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    # A request brings two descriptors, and the third one is for a pipe.
+    most = next(itertools.islice(free_numbers(supervisor), 2, None))
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        with pytest.raises(child.SupervisorError, match="No process can be started: Too many open files"):
+            executor.ask(["true"])
+    finally:
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
+    assert executor.ask(["echo", "still here"]) == "still here\n"
+    assert child.supervisor_pid() == supervisor
+
+
+@pytest.mark.parametrize("has_supervisor", [True, False])
+def test_a_runner_without_free_descriptors_is_no_missing_program(tmp_path: Path, has_supervisor: bool) -> None:
+    program = (
+        "import resource, sys\n"
+        "from profpipe.runner import child\n"
+        "log = open('log', 'wb')\n"
+        f"{'child.supervisor_pid()' if has_supervisor else ''}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (log.fileno() + 1, 4096))\n"
+        "try: child.start(['true'], {}, log)\n"
+        "except child.SupervisorError as error: print(error)"
+    )
+    words = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert "cannot be started" in done.stdout or "can be started" in done.stdout, done.stderr
+    assert "Too many open files" in done.stdout, done.stderr
+
+
+def test_requests_to_a_supervisor_that_is_killed_reach_the_next_one(tmp_path: Path) -> None:
+    """The first request fills the buffer of the socket, so that the second one ends with a reset connection."""
+    executor.ask(["true"])
+    supervisor = child.supervisor_pid()
+    os.kill(supervisor, signal.SIGSTOP)
+    room = int(Path("/proc/sys/net/core/wmem_default").read_text()) + 2000
+    values = {str(number): "x" * (room // 4) for number in range(4)}
+    with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor(2) as threads:
+        requests = [threads.submit(child.start, ["true"], values, log)]
+        time.sleep(0.1)
+        requests.append(threads.submit(child.start, ["true"], values, log))
+        time.sleep(0.1)
+        os.kill(supervisor, signal.SIGKILL)
+        assert [request.result(10).wait(10) for request in requests] == [0, 0]
+    assert child.supervisor_pid() != supervisor
+
+
+def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
+    """As where a process hangs inside a driver and survives SIGKILL. Here nobody collects the killed process."""
+    with (tmp_path / "log").open("wb") as log:
+        started = child.start(["sleep", "600"], dict(os.environ), log)
+    os.kill(child.supervisor_pid(), signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        process.kill_tree(started, (), GracePeriods(kill_s=0.2))
+        assert started.returncode is None and 0.2 <= time.monotonic() - began < 2
+    finally:
+        os.kill(child.supervisor_pid(), signal.SIGCONT)
+    assert started.wait(5.0) == -signal.SIGKILL
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
@@ -167,6 +241,29 @@ def test_the_processes_in_the_proc_of_another_namespace_are_not_taken_for_those_
     words = [*isolated, sys.executable, "-c", program]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "ran False set() []", done.stderr
+
+
+#: A runner that ends while a process and its child run, and what is left of the two after at most two seconds.
+ENDED_RUNNER = """
+{python} -c 'import os, time; from profpipe.runner import child
+child.start(["sh", "-c", "sleep 600 & echo $! >b; echo $$ >a; wait"], dict(os.environ), open("log", "wb"))
+while not (os.path.exists("a") and os.path.getsize("a")): time.sleep(0.01)
+os._exit(0)'
+for i in $(seq 40); do
+  kill -0 $(cat a) 2>/dev/null || kill -0 $(cat b) 2>/dev/null || exit 0
+  sleep 0.05
+done
+exit 1
+"""
+
+
+def test_where_proc_is_of_another_namespace_the_process_groups_of_a_killed_runner_end(tmp_path: Path) -> None:
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    words = [*isolated, "sh", "-c", ENDED_RUNNER.format(python=sys.executable)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, env=environment, cwd=tmp_path, timeout=30).returncode == 0
 
 
 # --- patience --------------------------------------------------------------------------------------------------------

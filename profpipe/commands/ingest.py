@@ -118,10 +118,13 @@ def exported(path: Path, folder: Path) -> Path:
         return path
     target = folder / f"{path.stem}.sqlite"
     # Only an export needs what starts processes, and that takes longer to load than a small file takes to read.
-    from profpipe.runner import executor
+    from profpipe.runner import child, executor
 
     ask = functools.partial(executor.ask, timeout_s=_EXPORT_S)
-    nsys_export.export(path, target, nsys.find(executor.ask), ask)
+    try:
+        nsys_export.export(path, target, nsys.find(executor.ask), ask)
+    except child.SupervisorError as error:
+        raise UnreadableFile(path, "is a report of nsys, which only nsys can read", f"{error}.") from error
     return target
 
 

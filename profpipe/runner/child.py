@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from typing import IO, Final
+from typing import IO, Any, Final
 
+from profpipe.errors import ProfpipeError
 from profpipe.runner import supervisor
 from profpipe.runner.supervisor import ENDED, HEADER, STARTED
 
@@ -25,6 +26,10 @@ from profpipe.runner.supervisor import ENDED, HEADER, STARTED
 _LAST_S: Final = 2.0
 #: The exit code of a process whose supervisor was killed: SIGKILL ends the process too.
 _LOST: Final = -9
+
+
+class SupervisorError(ProfpipeError):
+    """No process can be started, whatever its program is."""
 
 
 class Child:
@@ -54,6 +59,10 @@ class Child:
         return self.returncode
 
 
+#: The values of ``supervisor.STARTED``, and the descriptor from which the end of the process is read.
+_Report = tuple[tuple[Any, ...], int]
+
+
 class _Supervisor:
     """The supervisor of this process, which is started at the first use."""
 
@@ -61,15 +70,22 @@ class _Supervisor:
         ours, theirs = socket.socketpair()
         with theirs:
             argv, null = [*_command(), str(theirs.fileno())], subprocess.DEVNULL
-            # No stream of this process: a pipe that reads the output would wait for the supervisor.
-            self._process = subprocess.Popen(
-                argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=[theirs.fileno()]
-            )
+            try:
+                # No stream of this process: a pipe that reads the output would wait for the supervisor.
+                self._process = subprocess.Popen(
+                    argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=[theirs.fileno()]
+                )
+            except BaseException:
+                ours.close()
+                raise
         self.owner, self.pid = os.getpid(), self._process.pid
         self._socket, self._lock = ours, threading.Lock()
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None) -> Child:
-        folder = None if cwd is None else os.fspath(cwd)
+    def start(self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], folder: str | None) -> _Report:
+        """Return what the supervisor reports about the start, and the descriptor of further reports.
+
+        Raises ConnectionError where the supervisor has ended.
+        """
         body = marshal.dumps(([*map(os.fspath, argv)], dict(env), folder))
         ours, theirs = os.pipe()
         try:
@@ -84,14 +100,10 @@ class _Supervisor:
         finally:
             os.close(theirs)
         try:
-            pid, number, is_folder, began = STARTED.unpack(_read(ours, STARTED))
+            return STARTED.unpack(_read(ours, STARTED)), ours
         except EOFError:
             os.close(ours)
             raise BrokenPipeError from None
-        if number:
-            os.close(ours)
-            raise OSError(number, os.strerror(number), folder if is_folder else argv[0])
-        return Child(pid, began, ours)
 
     @property
     def is_usable(self) -> bool:
@@ -107,24 +119,37 @@ class _Supervisor:
 
 
 _current: list[_Supervisor] = []
+_lock: Final = threading.Lock()
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], cwd: Path | None = None) -> Child:
     """Start a program in a new session, without input, with both output streams to ``output``.
 
-    Raises OSError where it cannot be started. A supervisor that something has killed is replaced. Audit hooks
-    (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
+    Raises OSError where the program cannot be started, and SupervisorError where none can. A supervisor that something
+    has killed is replaced. Audit hooks (``sys.addaudithook``) get the event ``profpipe.start`` with ``argv``.
     """
     sys.audit("profpipe.start", argv)
-    try:
-        return _supervisor().start(argv, env, output, cwd)
-    except BrokenPipeError:
-        _stop()
-    try:
-        return _supervisor().start(argv, env, output, cwd)
-    except BrokenPipeError:
-        what = "the supervisor of the processes ends before it starts one. To see why, run"
-        raise OSError(f"{what}: {shlex.join(_command())}") from None
+    folder = None if cwd is None else os.fspath(cwd)
+    (pid, number, cause, began), report = _request(argv, env, output, folder)
+    if number:
+        os.close(report)
+        if cause == supervisor.MACHINE:
+            raise SupervisorError(f"No process can be started: {os.strerror(number)}")
+        raise OSError(number, os.strerror(number), folder if cause == supervisor.FOLDER else argv[0])
+    return Child(pid, began, report)
+
+
+def _request(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], folder: str | None) -> _Report:
+    for _ in range(2):
+        current = _supervisor()
+        try:
+            return current.start(argv, env, output, folder)
+        except ConnectionError:
+            current.stop()
+        except OSError as error:
+            raise SupervisorError(f"No process can be started: {error}") from error
+    what = "The supervisor of the processes ends before it starts one. To see why, run"
+    raise SupervisorError(f"{what}: {shlex.join(_command())}")
 
 
 def supervisor_pid() -> int:
@@ -137,12 +162,16 @@ def _command() -> list[str]:
 
 
 def _supervisor() -> _Supervisor:
-    if _current and not _current[0].is_usable:
-        _stop()
-    if not _current:
-        _current.append(_Supervisor())
-        atexit.register(_stop)
-    return _current[0]
+    with _lock:
+        if _current and not _current[0].is_usable:
+            _stop()
+        if not _current:
+            try:
+                _current.append(_Supervisor())
+            except OSError as error:
+                raise SupervisorError(f"The supervisor of the processes cannot be started: {error}") from error
+            atexit.register(_stop)
+        return _current[0]
 
 
 def _stop() -> None:

@@ -54,7 +54,7 @@ from profpipe.runner import (
     process,
     span,
 )
-from profpipe.runner.child import Child
+from profpipe.runner.child import Child, SupervisorError
 from profpipe.runner.event_log import EventLog
 from profpipe.runner.journal import Entry, ProcessEnd
 from profpipe.runner.outcome import Attempt, CommandEnd
@@ -104,7 +104,7 @@ def run(
 def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = MappingProxyType({})) -> str | None:
     """Return the output (stdout and stderr) of a short command; None if it cannot be started or does not end in time.
 
-    ``env`` is added to the filtered environment.
+    ``env`` is added to the filtered environment. Raises child.SupervisorError where no command can be started.
     """
     # A file, not a pipe: a grandchild that survives would keep the pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output:
@@ -403,10 +403,10 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
         log.write(f"$ {job.shown(command)}\n".encode())
         log.flush()
         output_begin = log.tell()
-        spared = process.find_descendants()
         try:
+            spared = process.find_descendants()
             started = child.start(command.argv, env, log, job.cwd)
-        except OSError as error:
+        except (OSError, SupervisorError) as error:
             cause = Cause.DISK_FULL if is_disk_full(str(error)) else Cause.NOT_STARTABLE
             details = job.masked(failure_reasons.describe_failed_start(error))
             stopped = CaseOutcome(Status.FAILED, cause, details)
@@ -473,7 +473,10 @@ def _attend(
     except BaseException:
         process.kill_tree(started, spared, context.grace)
         raise
-    if left := process.end_remaining(started, spared, context.grace):
+    left = process.end_remaining(started, spared, context.grace)
+    if started.returncode is None:
+        context.listener.message(f"Process {started.pid} still runs after SIGKILL: it hangs inside a driver")
+    elif left:
         context.listener.message(f"Ended processes that were still running: {left}")
     return stop, was_due, ended
 

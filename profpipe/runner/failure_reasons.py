@@ -47,7 +47,7 @@ def describe_case_timeout(limit_s: float) -> str:
     return f"case not done after {limit_s:g} s (case_timeout_s)"
 
 
-def describe_failed_start(error: OSError) -> str:
+def describe_failed_start(error: Exception) -> str:
     return f"could not be started: {error}"
 
 

@@ -183,14 +183,14 @@ def stop(
         _signal(process.pid, signal.SIGTERM, os.killpg)
         ended = _wait_until(has_ended, grace.terminate_s, unless=is_urgent)
     if not ended:
-        kill_group(process)
+        kill_group(process, grace.kill_s)
 
 
 def terminate(process: Child, grace: GracePeriods, is_urgent: Callable[[], bool]) -> None:
     """End the process group of a server as a service manager would: SIGTERM, and time to finish. nsys does the same."""
     _signal(process.pid, signal.SIGTERM, os.killpg)
     if not _wait_until(lambda: process.poll() is not None, grace.server_s, unless=is_urgent):
-        kill_group(process)
+        kill_group(process, grace.kill_s)
 
 
 def end_remaining(process: Child, spared: Collection[int], grace: GracePeriods) -> int:
@@ -215,14 +215,14 @@ def end_remaining(process: Child, spared: Collection[int], grace: GracePeriods) 
 
 def kill_tree(process: Child, spared: Collection[int], grace: GracePeriods) -> None:
     """End the process and all descendants at once."""
-    kill_group(process)
+    kill_group(process, grace.kill_s)
     _kill_all(lambda: find_descendants() - set(spared), grace.kill_s)
 
 
-def kill_group(process: Child) -> None:
-    """End the process and its group at once."""
+def kill_group(process: Child, wait_s: float = GRACE.kill_s) -> None:
+    """End the process and its group at once. One that hangs inside a driver still runs after ``wait_s`` seconds."""
     _signal(process.pid, signal.SIGKILL, os.killpg)
-    process.wait()
+    process.wait(wait_s)
 
 
 def _kill_all(find: Callable[[], set[int]], wait_s: float) -> bool:

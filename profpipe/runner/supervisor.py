@@ -26,8 +26,10 @@ from contextlib import suppress
 
 #: A request: the size of its body, and with it two descriptors: the output of the process, and where to report.
 HEADER = struct.Struct("!Q")
-#: The first report: process id, 0 or the errno of a failed start, 1 where the folder was the cause, and the time.
+#: The first report: process id, 0 or the errno of a failed start, its cause, and the time.
 STARTED = struct.Struct("!iiid")
+#: The causes of a failed start: the program, the folder to run it in, or a limit of this process or machine.
+PROGRAM, FOLDER, MACHINE = range(3)
 #: The second report: the status that waitpid(2) returned, and the time. Times are those of CLOCK_MONOTONIC.
 ENDED = struct.Struct("!id")
 
@@ -60,7 +62,7 @@ def main(control: socket.socket) -> None:
                 reap(reports)
             else:
                 is_wanted = serve(control, reports)
-    end_descendants()
+    end_descendants(reports)
 
 
 def serve(control: socket.socket, reports: dict[int, int]) -> bool:
@@ -73,7 +75,7 @@ def serve(control: socket.socket, reports: dict[int, int]) -> bool:
             if not part:
                 return False
             body += part
-    except (OSError, ValueError):
+    except (OSError, ValueError, struct.error):
         return False
     argv, env, folder = marshal.loads(body)
     try:
@@ -100,14 +102,15 @@ def receive(control: socket.socket) -> tuple[int, tuple[int, int]]:
 
 def start(argv: list[str], env: dict[str, str], folder: str | None, output: int, report: int) -> int:
     """Start a process in a new session and report that; return 0 where it cannot be started."""
-    read, write = os.pipe()
     us, began = os.getpid(), time.monotonic()
+    pipe: tuple[int, ...] = ()
     try:
+        read, write = pipe = os.pipe()
         pid = os.fork()
     except OSError as error:
-        tell(report, STARTED.pack(0, error.errno or errno.EAGAIN, 0, began))
-        os.close(write)
-        os.close(read)
+        tell(report, STARTED.pack(0, error.errno or errno.EAGAIN, MACHINE, began))
+        for descriptor in pipe:
+            os.close(descriptor)
         return 0
     if pid == 0:
         become(argv, env, folder, output, write, us)
@@ -117,16 +120,16 @@ def start(argv: list[str], env: dict[str, str], folder: str | None, output: int,
     os.close(read)
     if failure:
         os.waitpid(pid, 0)
-        number, is_folder = map(int, failure.split())
-        tell(report, STARTED.pack(0, number, is_folder, began))
+        number, cause = map(int, failure.split())
+        tell(report, STARTED.pack(0, number, cause, began))
         return 0
-    tell(report, STARTED.pack(pid, 0, 0, began))
+    tell(report, STARTED.pack(pid, 0, PROGRAM, began))
     return pid
 
 
 def become(argv: list[str], env: dict[str, str], folder: str | None, output: int, failed: int, parent: int) -> None:
     """Replace this new process by the program ``argv``. Never returns."""
-    is_folder = 0
+    cause = MACHINE
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -139,14 +142,14 @@ def become(argv: list[str], env: dict[str, str], folder: str | None, output: int
         if os.getppid() != parent:  # the parent died before the signal was set
             os._exit(1)
         if folder is not None:
-            is_folder = 1
+            cause = FOLDER
             os.chdir(folder)
-            is_folder = 0
+        cause = PROGRAM
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(failed, f"{error.errno or errno.EINVAL} {is_folder}".encode())
+        os.write(failed, f"{error.errno or errno.EINVAL} {cause}".encode())
     except ValueError:  # a NUL in a word, or = in the name of a variable
-        os.write(failed, f"{errno.EINVAL} 0".encode())
+        os.write(failed, f"{errno.EINVAL} {PROGRAM}".encode())
     finally:
         os._exit(127)
 
@@ -170,17 +173,20 @@ def tell(report: int, message: bytes) -> None:
         os.write(report, message)
 
 
-def end_descendants() -> None:
-    """Send SIGKILL to all descendants until none is left: one look misses a process that forks."""
+def end_descendants(reports: dict[int, int]) -> None:
+    """Send SIGKILL to all descendants until none is left: one look misses a process that forks.
+
+    Without a usable /proc only the processes of ``reports`` and their groups are known.
+    """
     deadline = time.monotonic() + _MOST_S
     while time.monotonic() < deadline:
-        reap({})
-        left = list(descendants(os.getpid()))
+        reap(reports)
+        send, left = (os.kill, [*descendants(os.getpid())]) if has_proc() else (os.killpg, [*reports])
         if not left:
             return
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                send(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
 
 
