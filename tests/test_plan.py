@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from profpipe.analysis.cases import parse_id
-from profpipe.config.models import Pipeline
+from profpipe.analysis.cases import comparisons, parse_id
+from profpipe.config.models import Pipeline, Workload
 from profpipe.errors import ConfigError
 from profpipe.job import Missing, Tool
 from profpipe.runner import plan
@@ -142,3 +142,23 @@ def test_a_matrix_whose_points_are_all_excluded_is_refused():
 def test_an_unknown_name_on_the_command_line_is_refused(narrowed):
     with pytest.raises(ConfigError, match="unknown name"):
         jobs({"script": "w"}, **narrowed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        # Without a compared axis no case is compared with another.
+        ({"matrix": {"n": [1, 2]}}, [("n=1",), ("n=2",)]),
+        ({"matrix": {"impl": ["a", "b"], "n": [1, 2]}}, [("impl=a,n=1", "impl=b,n=1"), ("impl=a,n=2", "impl=b,n=2")]),
+        # The axes of the baseline, and an option of one implementation.
+        (
+            {"matrix": {"dtype": ["x", "y"], "n": [1]}, "include": [{"dtype": "y", "n": 1, "topk": 0.5}],
+             "baseline": {"dtype": "x"}},
+            [("dtype=x,n=1", "dtype=y,n=1", "dtype=y,n=1,topk=0.5")],
+        ),
+        ({"matrix": {"impl": ["a"], "f": [1, 2]}, "baseline": {"impl": "a", "f": 1}}, [("impl=a,f=1", "impl=a,f=2")]),
+    ],
+)  # fmt: skip
+def test_cases_that_the_report_compares_are_a_group(settings, groups):
+    workload = Workload(script="x.py", **settings)
+    assert comparisons(plan.cases(workload), workload) == groups

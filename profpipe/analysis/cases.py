@@ -6,13 +6,15 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from profpipe.analysis.findings.workloads import Axes
 from profpipe.analysis.kernel_totals import rows
+from profpipe.config.models import Workload
+from profpipe.job import Case
 from profpipe.results.schema import ALL, Tables
 
 #: The axis whose values are alternatives to each other, where a matrix has it.
@@ -106,7 +108,23 @@ def lay_out(tables: Tables, declared: Mapping[str, Any], planned: Iterable[str] 
 
     ``planned`` are its cases in order. The tables have them in the order of measurement, in shuffled rounds.
     """
-    params = _params(tables, planned)
+    return _lay_out(_params(tables, planned), declared)
+
+
+def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ...]]:
+    """Return the ids of planned cases in groups: the report compares the cases of a group with each other.
+
+    A group has the cases of one shape, and those that share their baseline. The order is that of ``cases``.
+    """
+    layout = _lay_out({case.id: dict(case.params) for case in cases}, workload.model_dump(mode="json"))
+    groups: dict[Axes, list[str]] = {}
+    for case in cases:
+        shape = tuple(pair for pair in layout.shape(case.id) if pair[0] not in layout.baseline)
+        groups.setdefault(shape, []).append(case.id)
+    return [tuple(group) for group in groups.values()]
+
+
+def _lay_out(params: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]) -> Layout:
     axes = list(dict.fromkeys(axis for point in params.values() for axis in point))
     varying = [axis for axis in axes if len({axis in p and _key(p[axis]) for p in params.values()}) > 1]
     own = {*(declared.get("params") or {}), *(declared.get("matrix") or {})}
