@@ -1,6 +1,6 @@
 """Disturb runs by seeded faults, resume them, and compare their tables with those of an undisturbed run.
 
-    python benchmarks/chaos.py [--faults 100] [--seed 22]
+    python benchmarks/chaos.py [--faults 100 | --faults 54-100] [--seed 22]
 
 A sweep of 20 cases runs without a profiler and under one that, like nsys, writes its report at the end. A fault kills
 the runner, the harness or the profiler, or fails a write of the runner or the harness with ENOSPC or of the runner with
@@ -341,11 +341,20 @@ def plan(faults: int, dice: random.Random) -> list[str]:
     return kinds[:faults]
 
 
-def run(faults: int, seed: int, below: Path, shim: Path, seconds: float, part: tuple[int, int]) -> dict[str, Result]:
+def chosen(faults: str, part: str, seed: int) -> list[tuple[int, str]]:
+    """Return number and kind of ``faults``: ``100`` of them, or ``54-100`` of a hundred; of these the ``part``."""
+    first, dash, last = faults.partition("-")
+    kinds = plan(100 if dash else int(first), random.Random(seed))
+    numbered = list(enumerate(kinds, start=1))
+    begin, _, step = part.partition("/")
+    return (numbered[int(first) - 1 : int(last)] if dash else numbered)[int(begin) - 1 :: int(step)]
+
+
+def run(faults: list[tuple[int, str]], seed: int, below: Path, shim: Path, seconds: float) -> dict[str, Result]:
     load()
     chaos = Chaos(below, shim)
     results, began = {kind: Result() for kind in SHARES}, time.monotonic()
-    for number, kind in list(enumerate(plan(faults, random.Random(seed)), start=1))[part[0] - 1 :: part[1]]:
+    for number, kind in faults:
         if time.monotonic() - began > seconds:
             break
         chaos.disturb(kind, random.Random(f"{seed} {number}"), results[kind])
@@ -355,7 +364,7 @@ def run(faults: int, seed: int, below: Path, shim: Path, seconds: float, part: t
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--faults", default="100", help="how many, or the numbers of a part of a hundred: 54-100")
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--seconds", type=float, default=3600.0, help="start no further fault after this time")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th fault from the I-th on")
@@ -368,8 +377,7 @@ def main() -> int:
             again = [sys.executable, __file__, *sys.argv[1:], "--shim", str(shim)]
             return subprocess.run(again, env=environment, check=False).returncode
     below = Path(tempfile.mkdtemp(prefix="profpipe-chaos-"))
-    first, _, step = args.part.partition("/")
-    results = run(args.faults, args.seed, below, args.shim, args.seconds, (int(first), int(step)))
+    results = run(chosen(args.faults, args.part, args.seed), args.seed, below, args.shim, args.seconds)
     print("| fault | faults | reached | cells that differ | cases repeated | processes left |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for kind, each in results.items():
