@@ -72,8 +72,8 @@ def _parse(lines: list[str]) -> schema.Tables:
         chosen += _choose([table for table in found if table.made_from == capture], notes)
     ranges = range_rows.read(found)
     if not chosen and ranges.empty:
-        said = f", only nsys' own words ({stats_output.printable(remarks[0])})" if remarks else ""
-        raise stats_output.Damaged(f"holds no kernels{said}" if found or said else "holds only banners, no table")
+        remark = f", only nsys' own words ({stats_output.printable(remarks[0])})" if remarks else ""
+        raise stats_output.Damaged(f"holds no kernels{remark}" if found or remark else "holds only banners, no table")
     frame = kernel_rows.merge(chosen)
     own = frame[frame["kind"] == "kernel"]
     total = float(own["total_ns"].sum()) if len(own) else None

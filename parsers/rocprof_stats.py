@@ -27,7 +27,7 @@ _API = re.compile(r"^(__)?(hip|hsa|roctx|rccl|nccl[A-Z]|rocdec|rocjpeg)[A-Z_]")
 _DOMAINS = {"KERNEL_DISPATCH", "HIP_API", "HSA_API", "MARKER_API", "MEMORY_COPY", "HIP", "HSA", "MARKER"}
 _COPY = re.compile(r"^(Copy\w*To|Memcpy|async-copy|MEMORY_COPY|(HOST|DEVICE)_TO_(HOST|DEVICE))")
 _FILL = re.compile(r"^(Fill|Memset)")
-#: A marker's message can be any text, so only the file's name tells its statistics from those of kernels.
+#: A marker's message can be any text, so only the file's name distinguishes its statistics from those of kernels.
 _API_STATS = re.compile(r"(marker|hip|hsa|rccl|domain)(_api|_compiler\w*|_runtime\w*)?_stats\.csv$")
 
 

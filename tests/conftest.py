@@ -37,7 +37,7 @@ def _restore_environment() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--regenerate", action="store_true", help="write the golden files anew instead of comparing with them"
+        "--regenerate", action="store_true", help="write the golden files again instead of comparing with them"
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
-#: Variables that Python reads when it starts, so processes that differ in them have servers of their own.
+#: Variables that Python reads when it starts, so processes that differ in them have other servers.
 _READ_AT_START = ("PYTHON", "LANG", "LC_")
 
 

@@ -230,4 +230,4 @@ def check_golden(name: str, text: str, regenerate: bool) -> None:
     path = Path(__file__).parent / "golden" / name
     if regenerate:
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --regenerate writes it anew"
+    assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --regenerate writes it again"

@@ -467,7 +467,7 @@ def test_the_scripts_of_the_workflow_compare_a_branch_with_its_base_and_comment(
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "profpipe").write_text(f'#!/bin/sh\nexec {sys.executable} -m profpipe "$@"\n')
-    (tools / "gh").write_text('#!/bin/sh\necho "$@" > said\n')
+    (tools / "gh").write_text('#!/bin/sh\necho "$@" > words\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
     workflow = yaml.safe_load((ROOT / "examples" / "ci" / "profpipe.yml").read_text())["jobs"]["compare"]
@@ -482,7 +482,7 @@ def test_the_scripts_of_the_workflow_compare_a_branch_with_its_base_and_comment(
     assert outputs["gate"] == "failed" and Path(outputs["folder"], "report.html").exists()
     variables |= {"NUMBER": "7", "FOLDER": outputs["folder"], "RUN": "https://example.org/run"}
     subprocess.run(["bash", "-e", "-c", comment], cwd=project, env=variables, check=True)
-    assert (project / "said").read_text().startswith("pr comment 7 ")
+    assert (project / "words").read_text().startswith("pr comment 7 ")
     text = (project / "comment.md").read_text()
     assert "**Gate of 2 %:** failed by" in text and text.endswith("[All cases](https://example.org/run)\n")
     assert len(text) < 65_536 and "| case |" not in text

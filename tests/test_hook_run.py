@@ -90,7 +90,7 @@ def pipeline(folder: Path, program: str, **workload: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"script": "x.py", "command": None, "hook": False}, "'hook' is for a 'command'"),
         ({"steps": {"warm_up": 1}}, "unknown key 'warm_up'"),
@@ -98,7 +98,7 @@ def pipeline(folder: Path, program: str, **workload: object) -> Path:
         ({"capture": {"after_s": 3}}, "capture.for_s: is missing"),
     ],
 )
-def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str, object], said: str) -> None:
+def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str, object], message: str) -> None:
     given = {name: value for name, value in keys.items() if value is not None}
     path = pipeline(tmp_path, "", **given)
     if "script" in keys:
@@ -106,7 +106,7 @@ def test_a_mistake_in_the_keys_of_steps_is_named(tmp_path: Path, keys: dict[str,
         del document["workloads"]["loop"]["command"], document["workloads"]["loop"]["steps"]
         path.write_text(json.dumps(document), encoding="utf-8")
         (tmp_path / "x.py").write_text("def build(params): return lambda: None\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         load_pipeline(path)
 
 

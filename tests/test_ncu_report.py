@@ -268,7 +268,7 @@ def test_of_a_guided_report_only_the_chosen_launches_count(
     flash, cudnn, left_out = parsed.origin.details
     assert flash.startswith("launch 3 of 9 of pytorch_flash::flash_fwd_kernel<")
     assert flash.endswith(f"(grid {GRID}), of the shape with 62 % of that kernel's time (2 launches)")
-    assert cudnn.startswith("launch 7 of cudnn") and cudnn.endswith("does not tell its launches apart)")
+    assert cudnn.startswith("launch 7 of cudnn") and cudnn.endswith("does not distinguish its launches)")
     assert left_out.startswith("launches left out: 4,") and parsed.origin.read_with == ("guide.json",)
     assert not parsed.origin.notes
 

@@ -249,8 +249,8 @@ def test_of_several_cases_the_chosen_one_is_drawn(tmp_path: Path) -> None:
         shown = choice.locator("canvas:visible")
         shown.focus()
         page.keyboard.press("ArrowRight")
-        said = choice.locator(".readout:visible").text_content()
-        assert "kernel of c" in said and shown.get_attribute("width") != "300"
+        text = choice.locator(".readout:visible").text_content()
+        assert "kernel of c" in text and shown.get_attribute("width") != "300"
         of_case = page.locator("dialog.page", has=page.get_by_role("heading", name="b", include_hidden=True))
         page.goto(f"{(folder / 'report.html').as_uri()}#{of_case.first.get_attribute('id')}")
         page.locator("dialog[open] a", has_text="What ran when").click()
@@ -272,6 +272,6 @@ def test_names_from_outside_run_nothing_in_a_browser(tmp_path: Path) -> None:
         canvas.scroll_into_view_if_needed()
         canvas.focus()
         page.keyboard.press("ArrowRight")
-        said = page.locator("figure.timeline .readout").text_content()
-        assert "</script><img src=x onerror=" in said and len(said) < 1000
+        text = page.locator("figure.timeline .readout").text_content()
+        assert "</script><img src=x onerror=" in text and len(text) < 1000
         assert page.title() != "owned" and page.locator("img[src=x]").count() == 0

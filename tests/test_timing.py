@@ -300,9 +300,9 @@ def test_the_range_is_closed_and_the_error_is_raised_if_the_callable_fails() -> 
             open_ranges.pop()
 
     def fail() -> None:
-        raise KeyError("what the workload said")
+        raise KeyError("message of the workload")
 
-    with pytest.raises(KeyError, match="what the workload said"):
+    with pytest.raises(KeyError, match="message of the workload"):
         on_cpu(fail, 1, annotate)
     assert open_ranges == []
 

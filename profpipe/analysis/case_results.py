@@ -193,7 +193,7 @@ def _accuracy(index: CaseIndex, case: CaseResult, declared: Mapping[str, Any]) -
         return None
     limits = declared.get("tolerance") or {}
     verdict, is_flagged = judge(case.values, limits), Flag.INACCURATE in index.flags.get((case.id, "plain"), ())
-    # A NaN is stored as the worst value of its measure, which a measure without a limit does not tell from a number.
+    # A NaN is stored as the worst value of its measure, which looks like a number where the measure has no limit.
     nans = [m for m, value in case.values.items() if value == worst(m) and limit_of(m, limits) is None]
     if is_flagged and not verdict.mark and (nans or not limits):
         return Verdict(Flag.INACCURATE, nan=tuple(nans))

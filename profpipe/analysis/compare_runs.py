@@ -2,7 +2,7 @@
 
 Processes of the same code differ by more than the intervals of their samples, and one of the two runs came first: a
 drift of the machine looks like a difference. So a difference counts only where the spread between runs is known for
-that case, GPU and driver. The spread of the processes of one session tells only that a difference is noise.
+that case, GPU and driver. The spread of the processes of one session shows only that a difference is noise.
 """
 
 from __future__ import annotations

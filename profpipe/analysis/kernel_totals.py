@@ -181,7 +181,7 @@ def count_ranks(kernels: pd.DataFrame) -> dict[Key, int]:
     """
     key = ["case", "profiler"]
     own = kernels[kernels["total_ns"].notna() & ~kernels["kind"].isin(COPIES)]
-    # Only the device of ncu's launches tells ranks apart.
+    # Only the device of ncu's launches distinguishes ranks.
     apart = own["profiler"] != "ncu"
     own = own.assign(source=own["source"].where(apart, ""), process=own["process"].where(apart))
     sums = own.groupby([*key, "source", "process", "device"], sort=False, dropna=False)["total_ns"].sum()

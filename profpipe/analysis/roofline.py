@@ -35,7 +35,7 @@ _DISTRIBUTED = ("time_own", "communication_busy")
 
 _DRAM_RATE = "dram__bytes.sum.per_second"
 
-#: The least share of a call's kernel time that ncu must have measured to tell its DRAM traffic.
+#: The least share of a call's kernel time that ncu must have measured for its DRAM traffic.
 _LEAST_COVERED = 0.9
 
 

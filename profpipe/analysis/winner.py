@@ -92,7 +92,7 @@ def _possibly_faster(best: CaseResult, others: Iterable[CaseResult]) -> Iterator
 
 
 def _scatter_doubts(best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
-    """Yield flags of a timed call whose samples do not tell it from the other. Sums of kernels have no interval."""
+    """Yield flags of a timed call whose samples do not separate it from the other. Sums of kernels have no interval."""
     for case in (best, second):
         is_timed = "time" in case.values or PROCESS_WALL in case.values
         lacks_interval = is_timed and (case.time is None or case.time.interval is None)

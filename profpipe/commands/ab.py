@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec: dict[str, Any] = {"action": "append", "default": [], "metavar": "SPEC"}
     kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH (repeatable)"
     parser.add_argument("--a", help=f"what A is: {kinds}; without it A is the pipeline as it is", **spec)
-    parser.add_argument("--b", help="what B is, likewise", **spec)
+    parser.add_argument("--b", help="what B is, in the same form as --a", **spec)
     parser.add_argument("--aa", action="store_true", help="the same on both sides: how often are verdicts false here?")
     parser.add_argument(
         "--pairs", type=arguments.positive_count, default=_PAIRS, help=f"pairs of processes (default: {_PAIRS})"

@@ -62,7 +62,7 @@ def form_mistakes(error: ValidationError) -> list[Mistake]:
 
     A mistake that a workload has only from `defaults` is returned once.
     """
-    # To look for the nearest word takes a millisecond, and no one reads a thousand mistakes.
+    # To look for the nearest word takes a millisecond, and a thousand mistakes are more than a person reads.
     entries = error.errors(include_url=False)
     mistakes = list(dict.fromkeys(map(_explain, entries[:_MOST_MISTAKES])))
     if len(entries) > _MOST_MISTAKES:

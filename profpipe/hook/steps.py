@@ -164,7 +164,7 @@ class Steps:
             self._record.error(error, "exit")
 
     def _after_fork(self) -> None:
-        """Begin anew in a forked process, which may train a model itself. A worker of a data loader makes no step."""
+        """Begin again in a forked process, which may train a model itself. A worker of a data loader makes no step."""
         self._record.forget()
         began = self.number >= 0
         self._reset()

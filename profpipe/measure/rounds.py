@@ -1,6 +1,6 @@
 """Times many cases in rounds, in a new random order each round, so that a drift affects all cases equally.
 
-Each visit builds its case anew, so that only one case's tensors are in memory, and writes its samples to
+Each visit builds its case again, so that only one case's tensors are in memory, and writes its samples to
 ``events.jsonl``.
 """
 

@@ -1,6 +1,6 @@
 """Finds the GPUs that a job can use, and the peak rates for its results.
 
-A process with torch records its GPU as CUDA describes it. For any other process the environment only tells the visible
+A process with torch records its GPU as CUDA describes it. For any other process the environment only lists the visible
 GPUs; where these have different rates, the job has no peak rates.
 """
 

@@ -105,7 +105,7 @@ def job_summary(document: doc.Document, findings: PairFindings, folder: str) -> 
     end = f"\n\nAll cases: `verdicts.csv`, `details.md` and `report.html` in `{folder}`.\n"
     room = MOST_SUMMARY_BYTES - len(end.encode()) - 1
     document = document.without(doc.Placement.HTML)
-    # Links to other files of the run lead nowhere on GitHub.
+    # GitHub does not have the other files of the run, so links to them would be broken.
     writer = Markdown(exists=lambda path: False, names_workloads=len(document.workloads) > 1)
     for most_folded in (1000, 200, 0):
         sections = (writer.section(_folded(section, findings, most_folded)) for section in document.sections)

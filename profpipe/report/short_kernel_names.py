@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: What tells instances of a generic kernel apart: the functor or the operation that it is instantiated with.
+#: What distinguishes instances of a generic kernel: the functor or the operation that it is instantiated with.
 _TELLING = re.compile(
     r"\b(?!gpu_kernel|\w*elementwise_kernel)\w*(?:_kernel_cuda|_kernel_impl|_kernel|Functor_?\w*|Ops?)\b"
     r"(?:<[\w:., ]{1,24}>)?"
 )
 
-#: Wrappers among those: what they wrap tells more.
+#: Wrappers among those: what they wrap is more specific.
 _WRAPPER = re.compile(r"(?:Reduce|[AB]?(?:Unary|Binary))(?:Ops?|Functor)|gpu_index_kernel")
 
 #: A kernel made for a lambda carries the function that the lambda was written in.
@@ -27,7 +27,7 @@ _GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply_kern
 
 
 def shorten(name: str, width: int = 72) -> str:
-    """A kernel's name in about ``width`` characters: its own name, and of its arguments what tells it from its like.
+    """Shorten a kernel's name to about ``width`` characters: the function, and the argument that distinguishes it.
 
     ``at::elementwise_kernel<128, 4, at::gpu_kernel_impl_nocast<at::direct_copy_kernel_cuda(...)...`` becomes
     ``elementwise_kernel<…direct_copy_kernel_cuda…>``.
@@ -53,7 +53,7 @@ def _telling(arguments: str, generic: bool) -> str:
         return (precise or candidates)[0]
     if function := _LAMBDA_OF.search(arguments):
         return function[1]
-    # What is left to tell `kentry<1, ck_tile::Rmsnorm2dFwd<...>>` by is the first type that is not C++'s own.
+    # `kentry<1, ck_tile::Rmsnorm2dFwd<...>>` is distinguished by its first type that is not one of C++.
     own = re.search(r"\b(?:\w+::)+(\w{4,})", arguments) if generic else None
     return own[1] if own else ""
 

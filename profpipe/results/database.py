@@ -143,7 +143,7 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
 
     A time is the median in ns without a profiler, of a case that did not fail. A run without times is among the runs
     alone. If runs measured one case with other values of parameters that its name does not hold, the case appears once
-    for each set of values, and its name tells them apart.
+    for each set of values, and its name shows the values.
     """
     path = out / FILE
     if not path.is_file():

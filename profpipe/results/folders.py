@@ -86,7 +86,7 @@ def _take_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Without locks nothing tells a folder in progress from one that a killed process left. NFS locks only files
+        # Without locks a folder in progress looks like one that a killed process left. NFS locks only files
         # that are open for writing, and refuses a folder with EBADF.
         if error.errno not in (errno.EWOULDBLOCK, errno.EBADF, *_NO_LOCKS):
             raise

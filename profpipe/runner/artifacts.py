@@ -9,7 +9,7 @@ from types import MappingProxyType
 from profpipe.job import Command, Job
 from profpipe.results import atomic, raw_files
 
-#: Time, size and inode of a file. They change when the file is made anew.
+#: Time, size and inode of a file. They change when the file is made again.
 Stamp = tuple[int, int, int]
 
 #: How much of a process's output is read, from its end.

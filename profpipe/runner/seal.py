@@ -62,7 +62,7 @@ def find_doubt(folder: Path) -> Doubt | None:
 def find_link(folder: Path) -> Path | None:
     """Return a link in the run's ``folder`` that leads out of it, or a pipe or a device; None where there is none.
 
-    The processes of a resumed run would write there. Checkouts and the library of a run are made anew.
+    The processes of a resumed run would write there. Checkouts and the library of a run are made again.
     """
     made_anew = [folder / place for place in sides.MADE_ANEW]
     for path in _walk(folder):

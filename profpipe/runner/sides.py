@@ -25,7 +25,7 @@ SIDES_FILE = Path("raw") / "sides.json"
 #: The folder of another interpreter's PYTHONPATH: it holds profpipe and no other package of this interpreter.
 LIBRARY: Final = Path("raw") / "library"
 
-#: Folders with code. A resumed run makes them anew, for what is in them may have been changed.
+#: Folders with code. A resumed run makes them again, because somebody may have changed what is in them.
 MADE_ANEW: Final = (LIBRARY, checkout.FOLDER)
 
 #: Time goes into processes and not into samples. Values that the pipeline file or ``--set`` gives are kept.

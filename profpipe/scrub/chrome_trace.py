@@ -48,7 +48,7 @@ def is_marked(path: Path) -> bool:
 
 
 def is_torch_trace(path: Path) -> bool:
-    """Return True where ``path`` begins as a trace of torch, not of rocprof, or is too damaged to tell."""
+    """Return True where ``path`` begins as a trace of torch, not of rocprof, or is too damaged to see which."""
     if head := json_stream.read_head(path):
         return bool(_KEY_OF_A_TRACE.search(head)) and b'"BeginNs"' not in head
     return path.stat().st_size > 0

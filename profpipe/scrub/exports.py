@@ -33,7 +33,7 @@ def scrub(path: Path, parser: str) -> dict[str, int]:
     if not path.stat().st_mode & 0o222:
         raise UnreadableFile(path, "is read-only", "Scrub a copy of it, or make it writable (chmod u+w).")
     place = path.resolve()
-    # Nobody can foresee the name, so it is no link of somebody else.
+    # The name is unpredictable, so another user cannot have put a link there.
     beside = place.with_name(f".{place.name[:40]}.{secrets.token_hex(8)}.partial")
     try:
         # Readable by its owner only.

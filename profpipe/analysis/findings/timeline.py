@@ -86,8 +86,8 @@ class CaseTimeline:
     """What ran when in one case, as ``profiler`` recorded it. Times count from the start of the first window.
 
     ``kind`` is ``step``, ``iteration`` or ``beginning``. ``step_ns`` is the whole time of the step where the window
-    shows its beginning only. Without ``has_one_clock`` each rank begins at 0, since the ranks were recorded in files
-    of their own. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none.
+    shows its beginning only. Without ``has_one_clock`` each rank begins at 0, since each rank was recorded in
+    another file. Events shorter than ``merged_below_ns`` were merged with their neighbours; 0: none.
     """
 
     case: str

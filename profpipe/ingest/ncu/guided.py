@@ -132,7 +132,7 @@ def _match(choice: Choice, launches: Iterable[Launch], guide: Guide) -> tuple[La
     """Return (the launch of ``choice``, a sentence about it, whether it is the requested launch)."""
     of_kernel = [each for each in launches if each.name == choice.kernel and _case_of(each) in ("", choice.case)]
     half = _NAME_WIDTH // 2
-    # Both ends of the name: they tell PyTorch's kernels apart.
+    # Both ends of the name, which distinguish PyTorch's kernels.
     is_long = len(choice.kernel) > _NAME_WIDTH
     name = f"{choice.kernel[:half]}…{choice.kernel[-half:]}" if is_long else choice.kernel
     if not of_kernel:
@@ -164,7 +164,7 @@ def _has_shape(launch: Launch, choice: Choice) -> bool:
 def _describe(choice: Choice, name: str) -> str:
     of_all = "" if choice.launches is None else f" of {choice.launches}"
     if choice.share is None:
-        return f"launch {choice.invocation}{of_all} of {name} (the guiding capture does not tell its launches apart)"
+        return f"launch {choice.invocation}{of_all} of {name} (the guiding capture does not distinguish its launches)"
     alike = "1 launch" if len(choice.alike) == 1 else f"{len(choice.alike)} launches"
     shape = f"(grid {choice.grid}), of the shape with {100 * choice.share:.0f} % of that kernel's time ({alike})"
     return f"launch {choice.invocation}{of_all} of {name} {shape}"

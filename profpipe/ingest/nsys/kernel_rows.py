@@ -128,7 +128,7 @@ def _check(frame: pd.DataFrame, table: stats_output.Table) -> None:
 
 
 def _kind_of(name: str) -> str:
-    """Tell copies and sets (``[CUDA Unified Memory memcpy HtoD]``, ``[CUDA memset]``) from kernels by their name."""
+    """Distinguish copies and sets (``[CUDA memcpy HtoD]``, ``[CUDA memset]``) from kernels by their name."""
     if not name.startswith("[CUDA "):
         return "kernel"
     return "memset" if "memset" in name else "memcpy"

@@ -152,7 +152,7 @@ def finish(found: schema.Tables, path: Path) -> schema.Tables:
 
 
 def kind_of_copy(name: str) -> str:
-    """Tell memset from memcpy by the name in a section of copies of rocprof v1."""
+    """Distinguish memset from memcpy by the name in a section of copies of rocprof v1."""
     return "memset" if name.startswith(("Fill", "Memset")) else "memcpy"
 
 

@@ -206,7 +206,7 @@ def code(text: str) -> Markup:
 
 
 def children_ids(section: doc.Section, id: str) -> Iterator[tuple[doc.Section, str]]:
-    """Yield the sections in ``section``, whose element is ``id``, each with the id of its own element."""
+    """Yield the sections in ``section``, whose element is ``id``, each with the id of its element."""
     return ((child, anchor(id, child.id, str(i))) for i, child in enumerate(section.sections))
 
 

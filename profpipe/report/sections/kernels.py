@@ -49,7 +49,7 @@ COMPUTE_FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("registers", ("launch__registers_per_thread",)),
     ("waves", ("launch__waves_per_multiprocessor",)),
     ("IPC", ("sm__inst_executed.avg.per_cycle_active",)),
-    # ncu calls either the SM's frequency, each in its releases. What NVML and events tell need not be that of the GPCs.
+    # ncu calls either the SM's frequency, each in its releases. The clock of NVML may be another one.
     ("GPC GHz", ("gpc__cycles_elapsed.avg.per_second",)),
     ("SM GHz", ("smsp__cycles_elapsed.avg.per_second",)),
 )  # fmt: skip

@@ -291,7 +291,7 @@ def _more(case: CaseVerdict) -> doc.Text:
 
 
 def _first_block(case: CaseVerdict) -> doc.Text:
-    """Return what the first block said of a case that was measured again."""
+    """Return the verdict after the first block of a case that was measured again."""
     first = case.first
     return f"{first.verdict}, {100 * (first.ratio - 1):+.1f} %" if first else ""
 
