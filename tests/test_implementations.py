@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,11 @@ def test_a_sweep_over_lengths_asks_an_implementation_once(monkeypatch: pytest.Mo
     for seqlen in (128, 256, 4096, 4100):
         assert attention.available({**SMALL, "impl": "mine", "dtype": "fp32", "seqlen": seqlen}) is None
     assert tried == [128, 128 + 4100 % 128]
+    # A sparse implementation may keep other blocks of a shorter sequence.
+    monkeypatch.setitem(implementations.IMPLEMENTATIONS, "mine", replace(row, sparsity=lambda setting: None))
+    tried.clear()
+    assert attention.available({**SMALL, "impl": "mine", "dtype": "fp32", "seqlen": 500}) is None
+    assert tried == [500]
 
 
 def test_the_small_call_has_fewer_queries_than_keys_where_the_case_has(monkeypatch: pytest.MonkeyPatch) -> None:

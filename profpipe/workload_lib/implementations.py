@@ -172,7 +172,7 @@ def flops_by_dtype(config: AttentionConfig, flops: float) -> float | dict[str, f
 def unavailable_reason(config: AttentionConfig) -> str | None:
     """Return why the implementation cannot run ``config`` here and the remedy, or None.
 
-    Known limits are looked up. The rest is tried by one call of at most 383 tokens, because the supported head dims,
-    dtypes and head groups depend on the build of the package.
+    Known limits are looked up. The rest is tried by one call, because the supported head dims, dtypes and head groups
+    depend on the build of the package. It has at most 383 tokens, except for sparse implementations.
     """
     return requirements.missing_requirement(config, IMPLEMENTATIONS)

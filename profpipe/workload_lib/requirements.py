@@ -182,8 +182,13 @@ _BREAKS_MASK = "its first query sees later keys, against the causal mask"
 
 
 def _rejection(config: AttentionConfig, row: Implementation) -> str | None:
-    """Return why a call with this dtype, head dim, heads, mask and mode fails; a small call where lengths are free."""
-    error = trial_error(call_once, row.package, replace(config, batch=1) if row.lengths else shorten(config), row)
+    """Return why a call with this dtype, head dim, heads, mask and mode fails.
+
+    The call is small where lengths are free. Of a short sequence a sparse implementation may keep no block that the
+    first queries see, as it does of no long one, so it is tried at the length of the config.
+    """
+    keeps_length = row.lengths or row.sparsity is not None
+    error = trial_error(call_once, row.package, replace(config, batch=1) if keeps_length else shorten(config), row)
     if error is None:
         return None
     remedy = "Change head_dim, dtype, kv_heads, seqlen or mode, or use"
