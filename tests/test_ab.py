@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 from profpipe import cli, origins
-from profpipe.analysis import pairs, verdict
+from profpipe.analysis import noise, pairs, verdict
 from profpipe.analysis.verdict import Gate
 from profpipe.commands import ab as ab_command
 from profpipe.commands import rendering
@@ -244,6 +244,13 @@ def test_the_exit_code_names_a_failed_gate_then_a_failed_case_then_an_undecided_
     assert rendering.judge(tmp_path, data, run_of(1, undecided)).exit_code == code
 
 
+def test_a_report_shows_the_verdicts_that_are_known(tmp_path):
+    data, run = tables_of({"c": around(3)}), run_of(1)
+    known = replace(pairs.analyze(data, run), cases=())
+    assert rendering.write_report(tmp_path, data, run, found=known).pairs is known
+    assert list(noise.of_run("r", data, run_of(is_aa=True), known)) == []
+
+
 def test_a_case_that_is_inaccurate_on_b_alone_fails_the_gate():
     assert pairs.analyze(tables_of({"c": around(-5)}, marks=[("c", "B", "inaccurate")]), run_of(1)).gate is Gate.FAILED
     both = tables_of({"c": around(-5)}, marks=[("c", "A", "inaccurate"), ("c", "B", "inaccurate")])
@@ -333,7 +340,7 @@ def many(count):
 def test_junit_has_a_test_for_each_case_with_what_fails_and_what_is_undecided():
     data = tables_of({"a": around(3), "c": around(0), "d": around(2, spread=4)})
     suite = ElementTree.fromstring(ci.junit(pairs.analyze(data, run_of(2)), "small")).find("testsuite")
-    assert suite.attrib == {"name": "w", "tests": "3", "failures": "1", "skipped": "1"}
+    assert suite.attrib == {"name": "w", "tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
     assert suite.find("testcase[@name='a']/failure").get("message") == "w/a: slower, +3.0 %"
     assert suite.find("testcase[@name='d']/skipped") is not None
     assert suite.find("testcase[@name='c']").get("time") == "0.001000000"
@@ -341,6 +348,11 @@ def test_junit_has_a_test_for_each_case_with_what_fails_and_what_is_undecided():
     assert strict.find("testsuite").get("failures") == "2"
     without_gate = ElementTree.fromstring(ci.junit(pairs.analyze(data, run_of()), "small"))
     assert without_gate.find("testsuite").get("failures") == "0"
+    crashed = tables_of({"a": around(0), "c": around(0)}, {"a": ("crashed", "signal 11")}.items())
+    for run in (run_of(), run_of(2, Undecided.PASS)):
+        suite = ElementTree.fromstring(ci.junit(pairs.analyze(crashed, run), "small")).find("testsuite")
+        assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")
+        assert suite.find("testcase[@name='a']/error").get("message") == "w/a: crashed"
 
 
 def test_github_gets_an_error_for_what_fails_and_a_warning_for_what_is_undecided():

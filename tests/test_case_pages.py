@@ -105,9 +105,9 @@ def test_samples_are_drawn_by_round() -> None:
 def test_thinning_keeps_the_least_and_the_largest_sample_and_the_order() -> None:
     samples = [(1, float(i % 97)) for i in range(10_000)]
     samples[4321] = (1, 1000.0)
-    kept = case_pages.thin(samples, 500)
+    kept = case_pages.limit_samples(samples, 500)
     assert len(kept) <= 500 and max(kept)[1] == 1000.0 and min(kept)[1] == 0.0
-    assert case_pages.thin(samples, 20_000) is samples
+    assert case_pages.limit_samples(samples, 20_000) is samples
 
 
 def test_many_samples_of_many_cases_keep_the_page_small() -> None:

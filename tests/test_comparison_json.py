@@ -19,10 +19,12 @@ from profpipe.results.schema import CASES, METRICS, Tables
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def save_run(folder: Path, number: int, **times: float) -> Path:
+def save_run(folder: Path, number: int, status: str = "ok", params: str = "{}", **times: float) -> Path:
     """Store a run that started at the minute ``number``, with the times of its cases in ns."""
     key = {"run": folder.name, "workload": "w", "profiler": "plain"}
-    cases = [{**key, "case": case, "status": "ok", "reason": "", "params": "{}", "flags": "[]"} for case in times]
+    reason = "" if status == "ok" else f"it {status}"
+    ended = {"status": status, "reason": reason, "params": params, "flags": "[]"}
+    cases = [{**key, "case": case, **ended} for case in times]
     rows = [
         {**key, "case": case, "subject": "", "metric": "time", "unit": "ns", "n": 9, "value": time,
          "ci_low": time * 0.999, "ci_high": time * 1.001}
@@ -74,6 +76,29 @@ def test_groups_of_runs_have_verdicts(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert (case["verdict"], case["processes"], case["gate"]) == ("slower", [6, 6], "failed")
     assert case["ratio"] == pytest.approx(1.05, abs=0.001) and case["p"] < 0.005
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_gate_counts_what_failed_or_has_other_parameters_and_nothing_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_group: bool
+) -> None:
+    a = save_run(tmp_path / "a", 1, c=1e6, params='{"x": 1}')
+    other = save_run(tmp_path / "other", 2, c=1e6, params='{"x": 2}')
+    crashed = save_run(tmp_path / "crashed", 3, "crashed", c=1e6)
+    empty = save_run(tmp_path / "empty", 4)
+    found = []
+    for first, second, expected in ((a, other, 4), (a, crashed, 4), (empty, a, 5)):
+        runs = (first, "--", second) if is_group else (first, second)
+        code, document = document_of(capsys, "--gate", "5", "--json", "-", *runs)
+        assert code == document["exit_code"] == expected
+        found.append(document)
+    of_other, of_crashed, of_none = found
+    assert (of_other["gate"]["result"], of_other["gate"]["failed"]) == ("failed", 1)
+    assert cases_of(of_other)["c"]["differing_params"] == {"x": ["1", "2"]}
+    assert (of_crashed["gate"]["result"], of_crashed["gate"]["failed"]) == ("failed", 1)
+    failure = {"status": "crashed", "reason": "it crashed", "is_of_b_alone": True}
+    assert cases_of(of_crashed)["c"]["failure"] == failure
+    assert (of_none["gate"]["result"], of_none["cases"]) == ("undecided", [])
 
 
 def test_the_keys_are_those_of_ab_and_the_further_ones_are_documented(

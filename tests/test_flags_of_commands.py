@@ -156,6 +156,7 @@ def test_a_script_without_a_build_is_refused_before_anything_runs(tmp_path: Path
         "try:\n    import torch\nexcept ImportError:\n    def build(params): ...\n",
         "if True:\n    from other import make as build\n",
         "from other import *\n",
+        "globals()['build'] = lambda params: None\n",
     ],
 )
 def test_a_script_that_may_have_a_build_is_not_refused(tmp_path: Path, script: str) -> None:

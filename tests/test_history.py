@@ -129,6 +129,8 @@ def test_a_change_names_its_run_its_size_and_what_else_differs_there() -> None:
     assert course.changes == (
         ChangePoint("run07", 6, pytest.approx(1.05, rel=0.003), ("code", "commit", "torch")),
     )  # fmt: skip
+    assert {point.level_ns for point in course.points[:6]} == {course.points[0].level_ns}
+    assert course.points[0].level_ns == pytest.approx(1000, rel=0.003)
     assert course.level_ns == pytest.approx(1050, rel=0.003) and not any(point.is_outside for point in course.points)
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_ab import FOUR, run_of, tables_of
+from test_history import changed, entry
 from test_html import HOSTILE, render
 
-from profpipe.analysis import analyze
+from profpipe.analysis import analyze, history, pairs
 from profpipe.commands import rendering
 from profpipe.report.document import Cell, Code, Document, Section, Table, count, label, words
 from profpipe.report.formatting import format_cell
 from profpipe.report.html import page as report
-from profpipe.report.render import build
+from profpipe.report.render import build, build_pairs
+from profpipe.report.sections import history as history_section
 from profpipe.report.text import write_text
 from profpipe.results import store
 
@@ -147,12 +150,31 @@ AXE = """async (source) => {
 def test_axe_finds_no_serious_violation(
     example: str, scheme: str, place: str, reports: Callable[[str], Path], new_page: Callable[..., Any]
 ) -> None:
+    assert violations(new_page, address(reports(example), place), scheme) == []
+
+
+def test_axe_finds_no_serious_violation_in_verdicts_and_courses(tmp_path: Path, new_page: Callable[..., Any]) -> None:
+    data, run = tables_of(FOUR), run_of(2)
+    entries = [entry(number) for number in range(12, 0, -1)]
+    courses = history.analyze(entries, changed(), lambda *_: {})
+    documents = {
+        "report.html": build_pairs(pairs.analyze(data, run), data, run),
+        "profpipe.html": history_section.document(courses, "out", lambda run: f"{run}/report.html"),
+    }
+    for name, document in documents.items():
+        (tmp_path / name).write_text(report.render(document, rendering.find_templates().page), encoding="utf-8")
+        assert violations(new_page, address(tmp_path / name), "light") == []
+
+
+def violations(new_page: Callable[..., Any], url: str, scheme: str) -> list[str]:
+    """Serious violations that axe finds in a page."""
     axe = pytest.importorskip("axe_playwright_python", reason="no axe-core: run `make setup`")
     # The policy of the page allows no further script, so this one is not of the page.
     page = new_page(color_scheme=scheme, bypass_csp=True)
-    page.goto(address(reports(example), place))
+    page.goto(url)
     page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
-    assert page.evaluate(AXE, "") == []
+    found: list[str] = page.evaluate(AXE, "")
+    return found
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def test_p_values_with_ties_and_zeros_count_all_signs(differences):
     less, greater = signed_rank.p_values(differences)
     assert less == sum(s <= observed for s in sums) / len(sums)
     assert greater == sum(s >= observed for s in sums) / len(sums)
+
+
+def test_a_thousand_pairs_have_an_exact_p_value_soon():
+    stats = pytest.importorskip("scipy.stats")
+    differences, began = draw(1000, centre=0.1), time.process_time()
+    p = signed_rank.two_sided_p(differences)
+    assert time.process_time() - began < 10, "the time is not of the third order in Python"
+    assert p == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue, rel=1e-9)
 
 
 def test_differences_of_zero_say_nothing():

@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +20,7 @@ from typing import Final
 from profpipe.analysis import rank_sum, student_t
 from profpipe.analysis.compare_runs import (
     ChangedCase,
+    Failure,
     changed_case,
     differing_gpus,
     failed_cases,
@@ -114,7 +115,7 @@ class GroupComparison:
     runs: tuple[int, int]
     imbalance: float
     #: Cases with a time in A that failed in a run of B, and those that have no time in B for another reason.
-    lost: tuple[str, ...] = ()
+    lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     changed_params: tuple[ChangedCase, ...] = ()
     gpus: tuple[str, str] | None = None
@@ -137,9 +138,9 @@ def compare_groups(
     imbalance = _imbalance([run.started for _, run in a], [run.started for _, run in b])
     times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
     processes_a, processes_b = ([_times(data) for data, _ in runs] for runs in (a, b))
-    failed = set().union(*(failed_cases(data) for data, _ in b))
+    failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
     changes: list[GroupChange] = []
-    lost: list[str] = []
+    lost: dict[str, Failure] = {}
     absent: list[str] = []
     changed: list[ChangedCase] = []
     for key in dict.fromkeys(itertools.chain.from_iterable(times_a)):
@@ -147,8 +148,10 @@ def compare_groups(
         known = [[times[key] for times in side if key in times] for side in (times_a, times_b)]
         params = [case.params for case in itertools.chain.from_iterable(known) if case.params]
         other = next((own for own in params if own != params[0]), None)
-        if key in failed or not known[1]:
-            (lost if key in failed else absent).append(name)
+        if key in failed:
+            lost[name] = failed[key]
+        elif not known[1]:
+            absent.append(name)
         elif other is not None:
             changed.append(changed_case(name, params[0], other))
         else:
@@ -157,7 +160,7 @@ def compare_groups(
             where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
             changes.append(replace(judged, inaccurate_in=where))
     return GroupComparison(
-        tuple(changes), (len(a), len(b)), imbalance, tuple(lost), tuple(absent), tuple(changed),
+        tuple(changes), (len(a), len(b)), imbalance, lost, tuple(absent), tuple(changed),
         next(filter(None, (differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))), None),
         any(is_unfinished(run) for _, run in b),
     )  # fmt: skip

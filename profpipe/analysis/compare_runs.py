@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
@@ -85,12 +85,21 @@ class ChangedCase:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A case that did not run well. ``is_of_b_alone``: a process of B failed, and none of A."""
+
+    status: str
+    reason: str
+    is_of_b_alone: bool = True
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Run B compared with run A. Cases are given by name."""
 
     changes: tuple[Change, ...]
     #: Cases with a time in A that failed in B, and those that have no time in B for another reason.
-    lost: tuple[str, ...] = ()
+    lost: Mapping[str, Failure] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     changed_params: tuple[ChangedCase, ...] = ()
     #: The GPUs of A and of B, where they differ.
@@ -106,9 +115,14 @@ class GateCause(Enum):
     NEWLY_INACCURATE = "newly_inaccurate"
     LOST = "lost"
     CHANGED_PARAMS = "changed_params"
-    NOTHING_TO_JUDGE = "nothing_to_judge"
     #: Cases are slower, and whether that is chance or drift is not known.
     UNDECIDED = "undecided"
+    NOTHING_TO_JUDGE = "nothing_to_judge"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether B neither passes nor fails."""
+        return self in (GateCause.UNDECIDED, GateCause.NOTHING_TO_JUDGE)
 
 
 @dataclass(frozen=True)
@@ -133,15 +147,17 @@ def compare_runs(
     """
     changes: list[Change] = []
     changed_params: list[ChangedCase] = []
-    lost: list[str] = []
+    lost: dict[str, Failure] = {}
     absent: list[str] = []
     times_b, failed_in_b = timed_cases(b), failed_cases(b)
     processes_a, processes_b = plain_processes(a), plain_processes(b)
     for key, before in timed_cases(a).items():
         name = f"{key[0]}/{readable(key[1])}"
         after = times_b.get(key)
-        if after is None:
-            (lost if key in failed_in_b else absent).append(name)
+        if after is None and key in failed_in_b:
+            lost[name] = failed_in_b[key]
+        elif after is None:
+            absent.append(name)
         elif before.params and after.params and before.params != after.params:
             changed_params.append(changed_case(name, before.params, after.params))
         else:
@@ -152,7 +168,7 @@ def compare_runs(
             changes.append(Change(name, *times, intervals, where, limit, known.between is not None))
     unfinished = is_unfinished(manifest_b)
     differ = differing_gpus(manifest_a, manifest_b)
-    return Comparison(tuple(changes), tuple(lost), tuple(absent), tuple(changed_params), differ, unfinished)
+    return Comparison(tuple(changes), lost, tuple(absent), tuple(changed_params), differ, unfinished)
 
 
 def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> float | None:
@@ -249,8 +265,10 @@ def timed_cases(data: Tables) -> dict[_Key, TimedCase]:
     }
 
 
-def failed_cases(data: Tables) -> set[_Key]:
-    return set(_keys(data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]))
+def failed_cases(data: Tables) -> dict[_Key, Failure]:
+    """Return how the cases ended that failed without a profiler."""
+    rows = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
+    return dict(zip(_keys(rows), map(Failure, rows["status"], rows["reason"]), strict=True))
 
 
 def _keys(rows: pd.DataFrame) -> list[_Key]:

@@ -40,6 +40,8 @@ class Point:
     torch: str = ""
     driver: str = ""
     fingerprint: str = ""
+    #: The median from the last change before to the next one.
+    level_ns: float = 0.0
     #: The time is outside the noise band of its level.
     is_outside: bool = False
 
@@ -80,8 +82,7 @@ class Course:
     @property
     def level_ns(self) -> float:
         """The median since the last change."""
-        first = self.changes[-1].position if self.changes else 0
-        return statistics.median(point.time_ns for point in self.points[first:])
+        return self.points[-1].level_ns
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,8 @@ def _course(workload: str, case: str, device: str, rows: Sequence[Mapping[str, A
     sigma, sources = _sigma(logs, noise)
     found = [] if sigma is None else change_points.find(logs, sigma, math.log1p(LEAST_FLOOR))
     band = None if sigma is None else max(LEAST_FLOOR, math.expm1(_BAND * sigma))
-    points = _points(rows, logs, found, band)
-    changes = tuple(_changes(points, logs, found))
+    points = _points(rows, found, band)
+    changes = tuple(_changes(points, found))
     return Course(workload, case, device, points, band, sources, changes)
 
 
@@ -162,26 +163,24 @@ def _sigma(logs: Sequence[float], noise: Noise) -> tuple[float | None, Mapping[S
     return (within, noise.within.counts) if own is None or own < within else (own, {})
 
 
-def _points(
-    rows: Sequence[Mapping[str, Any]], logs: Sequence[float], found: Sequence[int], band: float | None
-) -> tuple[Point, ...]:
-    ends = [0, *found, len(logs)]
-    levels = [statistics.median(logs[a:b]) for a, b in itertools.pairwise(ends) for _ in range(a, b)]
+def _points(rows: Sequence[Mapping[str, Any]], found: Sequence[int], band: float | None) -> tuple[Point, ...]:
+    times = [float(row["value"]) for row in rows]
+    ends = [0, *found, len(times)]
+    levels = [level for a, b in itertools.pairwise(ends) for level in [statistics.median(times[a:b])] * (b - a)]
     return tuple(
         Point(
-            row["run"], float(row["value"]), row.get("git_commit") or "", row.get("torch") or "",
+            row["run"], time, row.get("git_commit") or "", row.get("torch") or "",
             row.get("driver") or "", row.get("fingerprint") or "",
-            is_outside=band is not None and abs(log - level) > math.log1p(band),
+            level_ns=level,
+            is_outside=band is not None and abs(math.log(time / level)) > math.log1p(band),
         )
-        for row, log, level in zip(rows, logs, levels, strict=True)
+        for row, time, level in zip(rows, times, levels, strict=True)
     )  # fmt: skip
 
 
-def _changes(points: Sequence[Point], logs: Sequence[float], found: Sequence[int]) -> Iterator[ChangePoint]:
-    ends = [0, *found, len(logs)]
-    for start, position, end in zip(ends, ends[1:], ends[2:], strict=False):
+def _changes(points: Sequence[Point], found: Sequence[int]) -> Iterator[ChangePoint]:
+    for position in found:
         before, after = points[position - 1], points[position]
-        ratio = math.exp(statistics.median(logs[position:end]) - statistics.median(logs[start:position]))
         pairs = {
             "code": (before.fingerprint, after.fingerprint),
             "commit": (before.commit, after.commit),
@@ -189,4 +188,4 @@ def _changes(points: Sequence[Point], logs: Sequence[float], found: Sequence[int
             "driver": (before.driver, after.driver),
         }
         differs = tuple(name for name, (old, new) in pairs.items() if old and new and old != new)
-        yield ChangePoint(after.run, position, ratio, differs)
+        yield ChangePoint(after.run, position, after.level_ns / before.level_ns, differs)

@@ -10,6 +10,7 @@ from typing import Final
 
 from profpipe.analysis import pairs, verdict
 from profpipe.analysis.compare_runs import plain_processes
+from profpipe.analysis.pairs import PairFindings
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Sample, Source
 from profpipe.results.schema import Tables
@@ -44,11 +45,11 @@ def of_processes(source: Source, origin: str, workload: str, case: str, times: S
     return Sample(source, origin, workload, case, len(times), degrees, math.expm1(statistics.median(distances) / _HALF))
 
 
-def of_run(run: str, data: Tables, manifest: Manifest) -> Iterator[Sample]:
-    """Yield what a run that has ended shows of each of its cases."""
+def of_run(run: str, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> Iterator[Sample]:
+    """Yield what a run that has ended shows of each of its cases. ``found`` are the verdicts of an `ab` run."""
     if manifest.ab is not None:
         if manifest.ab.is_aa:
-            for case in pairs.analyze(data, manifest).cases:
+            for case in (found or pairs.analyze(data, manifest)).cases:
                 if case.judgement:
                     yield of_pairs(run, case.workload, case.case, case.log_ratios)
         return

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, verdict
+from profpipe.analysis.compare_runs import Failure
 from profpipe.analysis.kernel_captures import FailedCapture
 from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
 from profpipe.analysis.verdict import Gate, Judgement
@@ -26,15 +27,6 @@ _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
 
 #: The level at which a case passes a gate: the one-sided test says that B is slower by less.
 _ALPHA_GATE: Final = verdict.ALPHA_SAME
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A case that did not run well. ``is_of_b_alone``: a process of B failed, and none of A."""
-
-    status: str
-    reason: str
-    is_of_b_alone: bool
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
 
 #: Pairs below which no verdict `faster` or `slower` is possible.
 _PAIRS = 8
+#: With more pairs an exact test of one case takes seconds.
+_MOST_PAIRS = 1000
 #: Pairs of which both sides are captured too: enough to see kernels that vary between processes.
 _CAPTURES = 3
 
@@ -162,6 +164,9 @@ def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> No
     if not args.aa and set(a) == set(b):
         which = "neither --a nor --b is given" if not a else "--a and --b are the same"
         raise ConfigError("--a, --b", f"{which}.", "To measure how often verdicts are false here, add --aa.")
+    if args.pairs > _MOST_PAIRS:
+        remedy = f"Ask for at most {_MOST_PAIRS}."
+        raise ConfigError("--pairs", f"{args.pairs} pairs are too many for an exact test.", remedy)
     if args.junit:
         arguments.check_output_file("--junit", args.junit)
     if args.json == arguments.STDOUT and args.quiet:
@@ -195,18 +200,19 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     run.choose_again = pairs.choose_again
     with folders.lock(run.folder):
         try:
-            code = execution.carry_out(run, args)
+            result = execution.carry_out(run, args)
         except ConfigError:
             # A commit that cannot be checked out: there is nothing to resume.
             if not run.manifest.jobs:
                 folders.discard(run.folder)
             raise
-    findings = pairs.analyze(run.data, run.manifest)
+    findings = result.pairs
+    assert findings is not None
     if args.junit:
         arguments.write_output_file("--junit", args.junit, ci.junit(findings, run.manifest.name))
     if args.github:
         _write_for_github(findings, run)
-    return code
+    return result.exit_code
 
 
 def _write_for_github(findings: PairFindings, run: PairSession) -> None:
@@ -233,9 +239,12 @@ def _write_for_github(findings: PairFindings, run: PairSession) -> None:
 
 def _published_command(both: Sequence[Side], request: RunRequest) -> list[str]:
     """Return the command line without the values of secret variables."""
-    hidden = {f"{spec.kind}:{spec.value}": spec.published for side in both for spec in side.specs}
-    hidden |= {f"--{side.label.lower()}={word}": f"--{side.label.lower()}={hidden[word]}"
-               for side in both for word in [f"{spec.kind}:{spec.value}" for spec in side.specs]}  # fmt: skip
+    hidden: dict[str, str] = {}
+    for side in both:
+        option = f"--{side.label.lower()}"
+        for spec in side.specs:
+            word = f"{spec.kind}:{spec.value}"
+            hidden |= {word: spec.published, f"{option}={word}": f"{option}={spec.published}"}
     words = sys.argv[1:]
     at = words.index("--") if request.text else len(words)
     program = (request.secrets.get(word, word) for word in words[at:])

@@ -12,7 +12,6 @@ from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
 from profpipe.analysis.compare_runs import (
     Comparison,
-    GateCause,
     compare_runs,
     find_gate_failure,
 )
@@ -61,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     found = compare_runs(a, b, manifest_a, manifest_b, known)
     stop: ProfpipeError | None = None
     if args.gate is not None and (failure := find_gate_failure(found, args.gate)):
-        kind = errors.GateUndecided if failure.cause is GateCause.UNDECIDED else errors.GateFailed
+        kind = errors.GateUndecided if failure.cause.is_open else errors.GateFailed
         stop = kind(run_comparison.gate_text(found, args.gate))
     return _end(args, run_comparison.text(found), stop, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
 
@@ -96,10 +95,11 @@ def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argpar
     """Compare the runs before ``--`` with those after it."""
     if not names_b:
         raise ConfigError("profpipe compare", "has no run after '--'.", "Name the runs of B there.")
-    a, b = ([store.load(folders.find(name, args.out)) for name in names] for names in (names_a, names_b))
-    folders_of = [folders.find(name, args.out) for name in (*names_a, *names_b)]
-    if twice := next((path for path in folders_of if folders_of.count(path) > 1), None):
+    found_folders = [folders.find(name, args.out) for name in (*names_a, *names_b)]
+    if twice := next((path for path in found_folders if found_folders.count(path) > 1), None):
         raise ConfigError("profpipe compare", f"{twice.name} is given twice.", "Name each run once.")
+    runs = list(map(store.load, found_folders))
+    a, b = runs[: len(names_a)], runs[len(names_a) :]
     machines = {(run.name, run.device) for _, run in (*a, *b)}
     known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
     found = compare_groups.compare_groups(a, b, known, args.gate)

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe import profilers
+from profpipe.analysis import pairs
 from profpipe.commands import recording, rendering
+from profpipe.commands.rendering import Result
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError
 from profpipe.job import Missing, count_cases, readable
@@ -41,11 +43,11 @@ def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> 
     """Carry out a new run; ``command`` is kept in its record."""
     run = session.create(request, command)
     with folders.lock(run.folder):
-        return carry_out(run, args)
+        return carry_out(run, args).exit_code
 
 
-def carry_out(run: Session, args: argparse.Namespace) -> int:
-    """Run the jobs that are left, write the report and print it; return the exit code."""
+def carry_out(run: Session, args: argparse.Namespace) -> Result:
+    """Run the jobs that are left, write the report and print it."""
     try:
         return _carry_out(run, args)
     except KeyboardInterrupt:
@@ -54,7 +56,7 @@ def carry_out(run: Session, args: argparse.Namespace) -> int:
         raise Interrupted(f"{what} To write the report: {resume_command(run.folder)}") from None
 
 
-def _carry_out(run: Session, args: argparse.Namespace) -> int:
+def _carry_out(run: Session, args: argparse.Namespace) -> Result:
     stop: ProfpipeError | None = None
     with Path(os.devnull).open("w") as null, Display(null if args.quiet else None) as display:
         try:
@@ -66,19 +68,21 @@ def _carry_out(run: Session, args: argparse.Namespace) -> int:
         stop = ProfpipeError(f"{count_cases(failed)} failed because the disk was full. {remedy}")
     if stop is None:
         run.end()
+    found = None
     if run.manifest.ab is not None:
-        stored, run.data = run.data, rendering.with_verdicts(run.data, run.manifest, run.folder)
+        found = pairs.analyze(run.data, run.manifest)
+        stored, run.data = run.data, replace(run.data, verdicts=pairs.verdict_rows(found, run.folder.name))
         store.save(run.folder, run.data, replace(run.manifest, ended=None), stored)
     store.save_parquet(run.folder, run.data)
     templates = rendering.find_templates(run.request.plugin_dir)
-    result = rendering.write_report(run.folder, run.data, run.manifest, templates)
-    recording.record(run.request.out, run.folder, run.data, run.manifest)
+    result = rendering.write_report(run.folder, run.data, run.manifest, templates, found)
+    recording.record(run.request.out, run.folder, run.data, run.manifest, found)
     if stop is None:
         run.manifest.save(run.folder)
     rendering.print_result(result, args, stop.exit_code if stop else None)
     if stop:
         raise stop
-    return result.exit_code
+    return result
 
 
 def resume_command(folder: Path) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from profpipe.analysis import noise
+from profpipe.analysis.pairs import PairFindings
 from profpipe.errors import ConfigError
 from profpipe.results import database, folders, store
 from profpipe.results import noise as noise_table
@@ -13,13 +14,13 @@ from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
 
-def record(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
+def record(out: Path, folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> None:
     """Store a run, and the runs that could not be stored before. A run that cannot be stored is complete all the same.
 
-    ``folder`` is that of the run, which this process has locked.
+    ``folder`` is that of the run, which this process has locked. ``found`` are the verdicts of an `ab` run.
     """
     try:
-        _store(out, folder, data, manifest)
+        _store(out, folder, data, manifest, found)
     except ConfigError as error:
         database.mark_missing(folder)
         later = "This run is not in the history yet; the next command enters it. Its folder is complete."
@@ -45,9 +46,9 @@ def record_missing(out: Path) -> None:
         database.unmark(folder)
 
 
-def _store(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
+def _store(out: Path, folder: Path, data: Tables, manifest: Manifest, found: PairFindings | None = None) -> None:
     database.store_run(out, folder, data, manifest)
     if manifest.ended:
         repeated = noise_table.read_repeated(out, folder.name)
-        samples = [*noise.of_run(folder.name, data, manifest), *noise.of_repeated(repeated)]
+        samples = [*noise.of_run(folder.name, data, manifest, found), *noise.of_repeated(repeated)]
         noise_table.store(out, manifest, samples, folder.name)

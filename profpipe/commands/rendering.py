@@ -72,17 +72,24 @@ def find_templates(pipeline_dir: Path | None = None, not_below: Path | None = No
     return Templates(find(TEMPLATE), page.find_files(find))
 
 
-def write_report(folder: Path, data: Tables, manifest: Manifest, templates: Templates | None = None) -> Result:
+def write_report(
+    folder: Path,
+    data: Tables,
+    manifest: Manifest,
+    templates: Templates | None = None,
+    found: PairFindings | None = None,
+) -> Result:
     """Write SUMMARY.md, its pictures, report.html and the text files into ``folder``.
 
-    The default are the built-in templates.
+    The default are the built-in templates. ``found`` are the verdicts of an `ab` run, if they are known.
     """
     templates = templates or find_templates()
     if manifest.ab is not None:
-        document = render.build_pairs(pairs.analyze(data, manifest), data, manifest)
+        found = found or pairs.analyze(data, manifest)
+        document = render.build_pairs(found, data, manifest)
         render.write(document, folder, templates.summary)
         page.write(document, folder, templates.page)
-        return replace(judge(folder, data, manifest), first_screen=first_screen(document))
+        return replace(_judge_pairs(folder, data, manifest, found), first_screen=first_screen(document))
     findings = analyze.analyze(data, manifest)
     document = render.render(findings, data, manifest, folder, templates.summary)
     page.write(document, folder, templates.page)
@@ -92,16 +99,15 @@ def write_report(folder: Path, data: Tables, manifest: Manifest, templates: Temp
 def judge(folder: Path, data: Tables, manifest: Manifest, findings: Findings | None = None) -> Result:
     """Return the result of a run whose report exists already."""
     if manifest.ab is not None:
-        return _judge_pairs(folder, data, manifest)
+        return _judge_pairs(folder, data, manifest, pairs.analyze(data, manifest))
     findings = findings or analyze.analyze(data, manifest)
     is_bad = data.cases["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     is_failure = is_bad or findings.failed or bool(manifest.refused)
     return Result(folder / "SUMMARY.md", data, errors.SOME_FAILED if is_failure else errors.OK, findings.is_unmet)
 
 
-def _judge_pairs(folder: Path, data: Tables, manifest: Manifest) -> Result:
+def _judge_pairs(folder: Path, data: Tables, manifest: Manifest, findings: PairFindings) -> Result:
     """Return the result of an `ab` run: a failed gate comes before a failed case, and that before an undecided gate."""
-    findings = pairs.analyze(data, manifest)
     timed = data.cases[data.cases["profiler"] == "plain"]
     is_bad = timed["status"].isin([*schema.FAILED, Status.INTERRUPTED.value]).any()
     # A capture that failed costs no verdict: the page names it.
@@ -112,13 +118,6 @@ def _judge_pairs(folder: Path, data: Tables, manifest: Manifest) -> Result:
     elif findings.gate is Gate.UNDECIDED and not is_bad:
         code = errors.GATE_UNDECIDED
     return Result(folder / "SUMMARY.md", data, code, is_unmet=False, pairs=findings, manifest=manifest)
-
-
-def with_verdicts(data: Tables, manifest: Manifest, folder: Path) -> Tables:
-    """Return the tables of an `ab` run with its verdicts; those of another run stay the same object."""
-    if manifest.ab is None:
-        return data
-    return replace(data, verdicts=pairs.verdict_rows(pairs.analyze(data, manifest), folder.name))
 
 
 def print_result(result: Result, args: argparse.Namespace, exit_code: int | None = None) -> None:

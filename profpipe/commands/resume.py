@@ -75,7 +75,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
         known = _load(folder, request)
         if not known.is_complete:
             known.reopen()
-            return execution.carry_out(known, args)
+            return execution.carry_out(known, args).exit_code
         recording.record_missing(args.out)
         result = rendering.judge(folder, known.data, known.manifest)
         if args.json or args.quiet:

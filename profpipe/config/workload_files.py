@@ -36,6 +36,10 @@ def declared_params(script: Path) -> dict[str, Any] | None:
     return None
 
 
+#: Functions that can define a name which no statement binds.
+_DEFINERS = frozenset({"globals", "locals", "vars", "setattr", "exec"})
+
+
 @dataclass(frozen=True)
 class BuildProblem:
     """Why a workload's file cannot be run. ``line`` is that of its ``build``; None where there is none."""
@@ -47,12 +51,15 @@ class BuildProblem:
 def find_build_problem(script: Path) -> BuildProblem | None:
     """Return why the file has no usable ``build(params)``, as far as its syntax tree says; None if it may have one."""
     found: ast.stmt | None = None
-    for node in _statements(ast.parse(script.read_text(encoding="utf-8"), filename=str(script)).body):
+    tree = ast.parse(script.read_text(encoding="utf-8"), filename=str(script))
+    for node in _statements(tree.body):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             if any(alias.name == "*" or (alias.asname or alias.name) == "build" for alias in node.names):
                 return None
         elif "build" in _defined(node):
             found = node
+    if found is None and any(isinstance(node, ast.Name) and node.id in _DEFINERS for node in ast.walk(tree)):
+        return None
     if found is None:
         return BuildProblem("has no function 'build'")
     value = getattr(found, "value", None)

@@ -89,12 +89,12 @@ def _by_python(name: str) -> str | None:
         return None
 
 
-class _Process:
-    failures = 0
+#: The names that were too large for that process.
+_failed: set[str] = set()
 
 
 def _demangled_by_process(name: str) -> str:
-    if _Process.failures >= _MOST_FAILURES:
+    if len(_failed) >= _MOST_FAILURES:
         return name
     command = (
         [sys.executable, "-P", "-m", __name__] if sys.version_info >= (3, 11) else [sys.executable, "-m", __name__]
@@ -107,7 +107,7 @@ def _demangled_by_process(name: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         ended = None
     if ended is None or ended.returncode or len(ended.stdout) > _LONGEST:
-        _Process.failures += 1
+        _failed.add(name)
         return name
     return ended.stdout.decode("utf-8", "replace")
 

@@ -21,7 +21,7 @@ from profpipe.report.inlines import plural
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections.verdicts import write_verdict
 from profpipe.results.manifest import Undecided
-from profpipe.results.schema import Verdict
+from profpipe.results.schema import FAILED, Verdict
 
 #: GitHub refuses a longer job summary.
 MOST_SUMMARY_BYTES: Final = 1 << 20
@@ -38,7 +38,8 @@ _BACKGROUND: Final = ("kernel_differences", "environment", "commands")
 def junit(findings: PairFindings, name: str) -> str:
     """Return the verdicts as JUnit XML: a suite for each workload, a test for each case.
 
-    A case that fails the gate is a failure. An undecided one is skipped, or a failure with ``--inconclusive fail``.
+    A case that fails the gate is a failure, and another one that failed is an error. An undecided one is skipped, or a
+    failure with ``--inconclusive fail``.
     """
     root = ElementTree.Element("testsuites", name=name)
     gates = findings.gates or (None,) * len(findings.cases)
@@ -49,7 +50,7 @@ def junit(findings: PairFindings, name: str) -> str:
             if case.workload == workload:
                 _add_test(suite, case, _outcome(case, gate, findings.undecided))
         suite.set("tests", str(len(suite)))
-        for outcome, attribute in (("failure", "failures"), ("skipped", "skipped")):
+        for outcome, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             suite.set(attribute, str(len(suite.findall(f"testcase/{outcome}"))))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -67,6 +68,8 @@ def _add_test(suite: ElementTree.Element, case: CaseVerdict, outcome: str | None
 def _outcome(case: CaseVerdict, gate: Gate | None, undecided: Undecided) -> str | None:
     if gate is Gate.FAILED or (gate is Gate.UNDECIDED and undecided is Undecided.FAIL):
         return "failure"
+    if case.failure and case.failure.status in FAILED:
+        return "error"
     if gate is Gate.UNDECIDED or case.judgement is None:
         return "skipped"
     return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from profpipe.analysis.compare_groups import GroupChange, GroupComparison, judge_gate
-from profpipe.analysis.compare_runs import Change, Comparison, GateCause, find_gate_failure
+from profpipe.analysis.compare_runs import Change, Comparison, find_gate_failure
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.analysis.verdict import Gate
 from profpipe.report import group_comparison, verdict_json
@@ -20,9 +21,14 @@ def document(
     found: _Found, names: tuple[Sequence[str], Sequence[str]], run: Manifest, gate: float | None, exit_code: int
 ) -> dict[str, Any]:
     """Return the document of a comparison. ``names`` are the runs of each side, ``run`` is the last one of B."""
+    failed, passed = (None if gate is None else each.value for each in (Gate.FAILED, Gate.PASSED))
     cases = [_case(change, gate) for change in found.changes]
-    cases += [_case_of_a(name, is_lost=True, gate=gate) for name in found.lost]
-    cases += [_case_of_a(name, is_lost=False, gate=gate) for name in found.absent]
+    cases += [{**_unknown(name), "failure": asdict(why), "gate": failed} for name, why in found.lost.items()]
+    cases += [{**_unknown(name), "gate": passed} for name in found.absent]
+    cases += [
+        {**_unknown(case.name), "differing_params": dict(case.differences), "gate": failed}
+        for case in found.changed_params
+    ]
     return {
         **_empty(run, exit_code),
         "kind": "compare" if isinstance(found, Comparison) else "compare_groups",
@@ -68,13 +74,8 @@ def _unknown(name: str) -> dict[str, Any]:
     """Return a case of which nothing but its name is known."""
     workload, _, case = name.partition("/")
     nan = float("nan")
-    return {**verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None)), "kernels": []}
-
-
-def _case_of_a(name: str, is_lost: bool, gate: float | None) -> dict[str, Any]:
-    failure = {"status": "failed", "reason": "failed in B", "is_of_b_alone": True}
-    result = None if gate is None else Gate.FAILED.value if is_lost else Gate.PASSED.value
-    return {**_unknown(name), "failure": failure if is_lost else None, "gate": result}
+    known = verdict_json.case_document(CaseVerdict(workload, case, "", nan, nan, None))
+    return {**known, "kernels": [], "differing_params": None}
 
 
 def _result(change: Change, gate: float) -> Gate:
@@ -87,7 +88,7 @@ def _result(change: Change, gate: float) -> Gate:
 def _gate(found: _Found, percent: float, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if isinstance(found, Comparison):
         failure = find_gate_failure(found, percent)
-        is_open = failure is not None and failure.cause is GateCause.UNDECIDED
+        is_open = failure is not None and failure.cause.is_open
         is_failed = failure is not None and not is_open
     else:
         is_failed = bool(group_comparison.gate_failure(found, percent))

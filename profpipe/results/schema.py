@@ -475,12 +475,17 @@ class Tables:
         return replace(self, **changed)
 
 
+def concat_rows(table: Table, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of all frames of ``table``, numbered from 0."""
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else empty(table)
+
+
 def concat(parts: Sequence[Tables]) -> Tables:
     """Return the rows of all parts, without their origins."""
-    merged: dict[str, Any] = {}
-    for table in PARSED:
-        frames = [f for part in parts if len(f := getattr(part, table.name))]
-        merged[table.name] = pd.concat(frames, ignore_index=True) if frames else empty(table)
+    merged: dict[str, Any] = {
+        table.name: concat_rows(table, [getattr(part, table.name) for part in parts]) for table in PARSED
+    }
     return Tables(**merged)
 
 

@@ -5,7 +5,7 @@ A capture is a process beside the timed ones of a pair. Its times are never comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -62,9 +62,9 @@ def merge(stored: Tables, fresh: Tables, job: Job, folder: str, names: Mapping[s
     numbers = numbers.assign(subject=(f"{job.label} " + numbers["subject"]).str.rstrip(" "))
     return replace(
         kept,
-        kernels=_concat(schema.KERNELS, [kept.kernels, _renamed(fresh.kernels, names)]),
-        ranges=_concat(schema.RANGES, [kept.ranges, _renamed(fresh.ranges[of_case], names)]),
-        metrics=_concat(schema.METRICS, [_without(kept.metrics, job, names), _renamed(numbers, names)]),
+        kernels=schema.concat_rows(schema.KERNELS, [kept.kernels, _renamed(fresh.kernels, names)]),
+        ranges=schema.concat_rows(schema.RANGES, [kept.ranges, _renamed(fresh.ranges[of_case], names)]),
+        metrics=schema.concat_rows(schema.METRICS, [_without(kept.metrics, job, names), _renamed(numbers, names)]),
     )
 
 
@@ -79,8 +79,3 @@ def _without(metrics: pd.DataFrame, job: Job, names: Mapping[str, str]) -> pd.Da
     mine &= metrics["case"].isin([names[case.id] for case in job.cases])
     mine &= (metrics["subject"] == job.label) | metrics["subject"].str.startswith(f"{job.label} ")
     return metrics[~mine]
-
-
-def _concat(table: schema.Table, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else schema.empty(table)

@@ -318,7 +318,7 @@ class PairSession(Session):
         ]
         return replace(
             self.data,
-            metrics=_concat(
+            metrics=schema.concat_rows(
                 schema.METRICS, [self.data.metrics[~mine], times, *(schema.frame(schema.METRICS, m) for m in marked)]
             ),
             cases=ended,
@@ -349,8 +349,3 @@ def _merge_cases(stored: pd.DataFrame, fresh: pd.DataFrame, prefix: str) -> Iter
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _concat(table: schema.Table, frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else schema.empty(table)

@@ -52,7 +52,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
     for series in panel.series:
         colour, shape = classes[series.key]
         own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(m, chart), m.case)
-               for m in thin(series.marks, x)]  # fmt: skip
+               for m in ends_of_pixels(series.marks, x)]  # fmt: skip
         parts.append(
             element("g", *own, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None)
         )
@@ -61,7 +61,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
     return _svg(chart, panel, parts, bottom + _BOTTOM, "strip")
 
 
-def thin(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
+def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
     """Yield the marks; of many those with the least and the largest value at each pixel, in their order."""
     if len(marks) <= _MOST_POINTS:
         yield from marks

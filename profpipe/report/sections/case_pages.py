@@ -54,7 +54,7 @@ def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Se
     every = [(workload, case) for workload in findings.workloads for case in workload.cases][:MOST_PAGES]
     most = max(_FEWEST_POINTS, _MOST_POINTS // max(len(raw.samples), 1))
     return tuple(
-        _page(workload, case, run, thin(raw.samples.get((workload.name, case.id), ()), most), raw)
+        _page(workload, case, run, limit_samples(raw.samples.get((workload.name, case.id), ()), most), raw)
         for workload, case in every
     )
 
@@ -181,7 +181,7 @@ def _classes(alone: WorkloadFindings) -> doc.Chart | None:
 # --- strips ----------------------------------------------------------------------------------------------------------
 
 
-def thin(samples: Samples, most: int) -> Samples:
+def limit_samples(samples: Samples, most: int) -> Samples:
     """Return at most ``most`` samples: of equal parts the least and the largest, in their order."""
     if len(samples) <= most:
         return samples

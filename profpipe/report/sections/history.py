@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Callable, Iterator
 
-from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory
+from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory, Point
 from profpipe.report import course_pages
 from profpipe.report import document as doc
 from profpipe.report.inlines import plural
@@ -80,10 +78,9 @@ def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:
 def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
     """Return the course over the runs: the oldest first, each with the band of its level."""
     starts = {entry.run: entry.started for entry in pipeline.runs}
-    bands = list(_bands(course))
     marks = tuple(
-        doc.Mark(i, point.time_ns, low, high, ("outside the band",) if point.is_outside else ())
-        for i, (point, (low, high)) in enumerate(zip(course.points, bands, strict=True))
+        doc.Mark(i, point.time_ns, *_band(point, course.band), ("outside the band",) if point.is_outside else ())
+        for i, point in enumerate(course.points)
     )
     name = course_pages.course_name(course, pipeline.courses)
     return doc.Chart(
@@ -100,10 +97,6 @@ def chart(course: Course, pipeline: PipelineHistory, number: int) -> doc.Chart:
     )
 
 
-def _bands(course: Course) -> Iterator[tuple[float | None, float | None]]:
-    """Yield the ends of the band around the level of each point."""
-    bounds = [0, *(change.position for change in course.changes), len(course.points)]
-    for begin, end in itertools.pairwise(bounds):
-        level = statistics.median(point.time_ns for point in course.points[begin:end])
-        own = (None, None) if course.band is None else (level / (1 + course.band), level * (1 + course.band))
-        yield from [own] * (end - begin)
+def _band(point: Point, band: float | None) -> tuple[float | None, float | None]:
+    """Return the ends of the band around the level of a point."""
+    return (None, None) if band is None else (point.level_ns / (1 + band), point.level_ns * (1 + band))
