@@ -174,6 +174,7 @@ def test_an_id_is_taken_apart_into_typed_values() -> None:
     }  # fmt: skip
     assert parse_id("seqlens=128%2C128,impl=fa2") == {"seqlens": "128,128", "impl": "fa2"}
     assert parse_id("default") == {} and parse_id("") == {}
+    assert parse_id("n=1" + "0" * 400) == {"n": "1" + "0" * 400}, "a table holds no such number"
 
 
 def test_shapes_are_ordered_by_size_within_their_words() -> None:

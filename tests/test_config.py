@@ -199,6 +199,7 @@ def test_a_placeholder_cannot_add_keys(tmp_path):
         (MINIMAL + "    timeout_s: 0\n", "workloads.attention.timeout_s: Input should be greater than 0"),
         (MINIMAL + "    script: attention\n", "pipeline.yaml:7: is not YAML: the key 'script' is given twice"),
         ("a: [1", "pipeline.yaml:1: is not YAML"),
+        (f"version: {2**63}", "pipeline.yaml:1: is not YAML: the number 9223372036854775808... has more than 64 bits"),
         ("", "pipeline.yaml: is empty or not a mapping."),
         ("version: 1\nworkloads: {}\n", "pipeline.yaml: workloads: "),
         ("version: 1\nworkloads: {lock: {command: [ls]}}\n", "workloads.lock: is the name of a file that each run"),

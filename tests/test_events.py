@@ -188,6 +188,7 @@ def test_a_reason_with_bytes_that_are_not_text_can_be_written_to_a_table(parser:
         ({"event": "samples", "case": "a", "unit": "fortnights", "values": [1]}, "line 2 ('samples') has a wrong"),
         ({"event": "samples", "case": "a", "unit": "ns", "values": ["x"]}, "line 2 ('samples') has a wrong"),
         ({"event": "samples", "case": "a", "unit": "ns", "values": [10**400]}, "line 2 ('samples') has a wrong"),
+        ({"event": "case_started", "case": "a", "params": {"n": [2**63]}}, "line 2 ('case_started') has a wrong"),
         ({"event": "metric", "case": "a", "metric": "flops", "value": 1, "unit": 7}, "line 2 ('metric') has a wrong"),
         ({"event": "case_ended"}, "line 2 ('case_ended') has a wrong"),
         ({"event": "case_ended", "case": "a", "status": "splendid"}, "line 2 ('case_ended') has a wrong"),

@@ -173,9 +173,15 @@ def parse_id(case: str) -> dict[str, Any]:
     return {unquote(axis): _scalar(unquote(text)) for axis, _, text in parts}
 
 
+#: Characters of a number in a name. A longer one is beyond 64 bits, or no number that a person wrote.
+_LONGEST_NUMBER = 25
+
+
 def _scalar(text: str) -> Any:
     if text in ("true", "false", "none", "null"):
         return {"true": True, "false": False}.get(text)
+    if len(text) > _LONGEST_NUMBER:
+        return text
     for number in (int, float):
         try:
             return number(text)

@@ -17,6 +17,8 @@ _EXPONENTIAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 #: Characters of a pipeline file, and its values with all aliases written out. PyYAML reads 0.2 MB a second.
 _LONGEST, _MOST_VALUES = 1 << 19, 50_000
+#: Of a whole number, without its sign.
+_MOST_BITS = 63
 
 
 def as_list(value: object) -> object:
@@ -44,10 +46,10 @@ def scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with two differences.
+    """PyYAML's safe loader with three differences.
 
     A duplicate key is an error; PyYAML keeps the last one. ``1e-3`` is a number as in YAML 1.2; PyYAML reads YAML 1.1,
-    which demands a point and a signed exponent.
+    which demands a point and a signed exponent. A whole number beyond 64 bits is an error: no table holds it.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -61,7 +63,15 @@ class _Loader(yaml.SafeLoader):
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = int(super().construct_yaml_int(node))
+        if value.bit_length() > _MOST_BITS:
+            problem = f"the number {node.value[:20]}... has more than 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENTIAL, list("-+.0123456789"))
 
 

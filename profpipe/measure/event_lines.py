@@ -158,6 +158,17 @@ def _is_mapping(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _are_params(value: Any) -> bool:
+    return isinstance(value, dict) and _fits(value)
+
+
+def _fits(value: Any) -> bool:
+    """Return True if the tables can hold each whole number in ``value``."""
+    if isinstance(value, (dict, list)):
+        return all(map(_fits, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or value.bit_length() < 64
+
+
 def _optional(is_valid: _IsValid) -> _IsValid:
     return lambda value: value is None or is_valid(value)
 
@@ -171,7 +182,7 @@ _HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
         "rank": _optional(lambda value: value == 0 or _is_count(value)),
     },
     "order": {"rounds": _optional(_is_count)},
-    "case_started": {"case": _is_text, "params": _optional(_is_mapping)},
+    "case_started": {"case": _is_text, "params": _optional(_are_params)},
     "samples": {
         "case": _is_text,
         "values": _are_numbers,
@@ -195,7 +206,7 @@ _HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {
         "reason": _optional(_is_text),
         "seconds": _optional(_is_number),
         "flags": _optional(_are_texts),
-        "params": _optional(_is_mapping),
+        "params": _optional(_are_params),
     },
 }
 _HOOK: Final[Mapping[str, Mapping[str, _IsValid]]] = {
