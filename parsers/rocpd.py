@@ -24,7 +24,7 @@ import pandas as pd
 from profpipe.errors import UnreadableFile
 from profpipe.ingest import bounds, kernel_classes
 from profpipe.ingest.rocprof import trace
-from profpipe.results import schema
+from profpipe.results import budget, schema
 
 FORMATS = ("rocpd database of rocprofv3", "results.db of rocprof v1")
 
@@ -42,7 +42,7 @@ def sniff(path: Path) -> bool:
     if not head.startswith(b"SQLite format 3\0"):
         return False
     try:
-        with closing(_connect(path)) as database:
+        with closing(_connect(path)) as database, budget.interrupting(database):
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     except (sqlite3.Error, UnicodeDecodeError):
         # The first page of a damaged file may still hold the schema's text; `parse` says what is wrong. SQLite's error
@@ -64,7 +64,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     ``step_range`` is a regular expression for the ranges that are steps.
     """
     try:
-        with closing(_connect(path)) as connection:
+        with closing(_connect(path)) as connection, budget.interrupting(connection):
             database = _Database(connection)
             read = _rocpd if database.names("rocpd_kernel_dispatch") else _v1
             found = read(database, step_range)

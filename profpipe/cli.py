@@ -69,12 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "ingest" in words[:1]:
         # Nothing here is linear algebra, for which numpy starts a thread on every core when it is imported.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    args = _build_parser().parse_args(words)
-    args.program = program
     masking.forget()
     masking.remember(masking.secrets_of_environment(os.environ))
+    with stdio.mask_output():
+        args = _build_parser().parse_args(words)
+    args.program = program
     with stdio.mask_output() if _only_prints(args) else stdio.ignore_output_errors():
-        return _run(args)
+        try:
+            return _run(args)
+        except Exception:  # with --debug only
+            # Printed here and not by Python, whose stream has neither of these filters.
+            import traceback
+
+            traceback.print_exc()
+            return errors.SOME_FAILED
 
 
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:

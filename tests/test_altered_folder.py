@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_text_from_outside import is_clean
 
 from profpipe import cli
 
@@ -242,6 +243,7 @@ def check(folder: Folder, command: str, capsys: pytest.CaptureFixture[str]) -> i
     printed = capsys.readouterr()
     assert "internal error" not in printed.err and "Traceback" not in printed.err, printed.err
     assert code in (0, 1, 2, 4, 5), printed.err
+    assert is_clean(printed.out + printed.err)
     assert digest(folder.outside) == before
     # A few questions to the tools of this machine are not what the folder names.
     started = [each for each in _watched if "--version" not in str(each)]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from fake_profiler import job_of
+from nsys_exports import Export
 
+from profpipe import cli
 from profpipe.report import document as doc
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Series
 from profpipe.report.markdown import Markdown, plot_path
 from profpipe.report.plots.matplotlib_charts import draw
 from profpipe.report.sections.studies import slug
 from profpipe.report.text import write_table, write_text
+from profpipe.runner.progress import Display
 
 #: Backspace, NUL, ESC, an OSC of 8 bits, a bidi override, and a line that would hide the ones before it.
 CONTROLS = "a\x08\x00\x1b[2J\x9d8;;x\x07\u202eb"
@@ -55,3 +66,104 @@ def test_the_name_of_a_picture_is_short_and_names_one_chart() -> None:
     assert path("attention-time") == "plots/attention-time.png"
     assert len(path("t" * 3_000)) < 140 and path("t" * 3_000) != path("t" * 2_999)
     assert slug("Time by length") == "time-by-length" and len({slug("A+"), slug("A*"), slug("A"), slug("é")}) == 4
+
+
+# --- the terminal ----------------------------------------------------------------------------------------------------
+
+#: What a file system and a YAML file can hold: an OSC that sets the title, a C1 character, a bidi override, a line end.
+HOSTILE = "a\x1b]0;x\x07\x9d\u202eb\nc"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """Run a command in this process and return what it prints."""
+    with contextlib.suppress(SystemExit):
+        cli.main([str(word) for word in words])
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert is_clean(text), repr(text)
+    return text
+
+
+def test_a_file_of_any_name_and_content_prints_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = Export()
+    export.range(0, 100, HOSTILE)
+    export.launch(1, 1, HOSTILE)
+    export.add("DIAGNOSTIC_EVENT", timestamp=1, severity=2, text=HOSTILE, globalPid=1 << 24)
+    path = export.write_sqlite(tmp_path / f"{HOSTILE}.sqlite")
+    assert f"{WRITTEN_HOSTILE}.sqlite: nsys_sqlite" in printed(capsys, "ingest", path, "--out", tmp_path / HOSTILE)
+    assert f"{WRITTEN_HOSTILE}.sqlite: " in printed(capsys, "scrub", path)
+    for page in [*(tmp_path / HOSTILE).glob("*.md"), *(tmp_path / HOSTILE).glob("*.html")]:
+        assert is_clean(page.read_text().replace("\t", " ")), page.name
+    for command in ("report", "trace"):
+        assert "<U+001B>" in printed(capsys, command, tmp_path / HOSTILE)
+    path.write_bytes(b"x" + HOSTILE.encode())
+    for command in ("ingest", "scrub"):
+        assert WRITTEN_HOSTILE in printed(capsys, command, path)
+        assert WRITTEN_HOSTILE in printed(capsys, command, tmp_path / f"no{HOSTILE}")
+
+
+WRITTEN_HOSTILE = "a<U+001B>]0;x<U+0007><U+009D><U+202E>b<U+000A>c"
+
+
+def test_a_pipeline_file_of_any_text_prints_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{HOSTILE}.yaml"
+    entry = {"command": ["echo", "{n}", HOSTILE], "matrix": {"n": [HOSTILE]}, "profilers": ["plain"]}
+    good = {"version": 1, "name": "x", "workloads": {"w": entry}}
+    for document in (
+        good,
+        {**good, HOSTILE: 1},
+        {**good, "version": HOSTILE},
+        {**good, "workloads": {HOSTILE: entry}},
+        {**good, "workloads": {"w": {**entry, "profilers": [HOSTILE]}}},
+        {**good, "workloads": {"w": {**entry, "env": {HOSTILE: HOSTILE}}}},
+        {**good, "workloads": {"w": {"script": HOSTILE}}},
+        [HOSTILE],
+    ):
+        path.write_text(json.dumps(document))
+        for words in (["list", path], ["run", path, "--dry-run"], ["run", path, "-w", HOSTILE], ["resume", HOSTILE]):
+            assert printed(capsys, *words)
+    path.write_text(f"a: [\n{HOSTILE}")
+    assert "is not YAML" in printed(capsys, "list", path)
+
+
+def test_the_command_line_and_tracebacks_print_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "<U+001B>" in printed(capsys, "ingest", "x", f"--{HOSTILE}")
+    assert "Traceback" in (text := printed(capsys, "--debug", "report", tmp_path / HOSTILE)) and "<U+001B>" in text
+    parsers = tmp_path / "parsers"
+    parsers.mkdir()
+    (parsers / "broken.py").write_text(f"raise ValueError({HOSTILE!r})")
+    (tmp_path / "p.yaml").write_text("{version: 1, name: x, workloads: {w: {command: [echo], hook: false}}}")
+    assert "cannot be loaded" in printed(capsys, "run", tmp_path / "p.yaml", "--out", tmp_path / "out")
+
+
+def test_the_progress_of_a_run_prints_text(tmp_path: Path) -> None:
+    stream, job = io.StringIO(), job_of(tmp_path, "pass", "pass")
+    with Display(stream) as display:
+        display.job_started(job, 1, 1)
+        display.case_ended(HOSTILE, "failed", HOSTILE)
+        display.message(HOSTILE)
+    assert is_clean(stream.getvalue()) and stream.getvalue().count("<U+001B>") == 3
+
+
+LIVE = """
+import sys, time
+from profpipe import stdio
+from profpipe.job import Visit
+from profpipe.runner.progress import Display
+
+with stdio.ignore_output_errors(), Display() as display:
+    display.message(sys.argv[1])
+    display.case_started(sys.argv[1], Visit())
+    print(sys.argv[1])
+    print(sys.argv[1], file=sys.stderr)
+"""
+
+
+def test_the_live_line_holds_no_controls_but_those_that_draw_it(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", LIVE, HOSTILE]
+    subprocess.run(command, stdout=follower, stderr=follower, check=True, env={"TERM": "xterm", "PATH": ""})
+    shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    os.close(follower)
+    assert "a<U+001B>]0;x" in shown and not set(shown) & set("\x07\x9d\u202e\x00") and "\x1b]" not in shown

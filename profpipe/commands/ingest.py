@@ -18,10 +18,10 @@ from profpipe import errors
 from profpipe.errors import ConfigError, UnreadableFile
 from profpipe.ingest import reader, registry
 from profpipe.profilers import nsys, nsys_export
-from profpipe.report.html.markup import visible
 from profpipe.results import schema, store
 from profpipe.results.manifest import FILE, FileEntry, Manifest, RefusedFile, file_entry
 from profpipe.results.schema import Tables
+from profpipe.stdio import visible_line
 
 #: A report of gigabytes takes minutes to export.
 _EXPORT_S = 3600.0
@@ -64,11 +64,11 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
             read.append(result.tables)
             parts |= {result.source.path.parent / name for name in result.tables.origin.read_with}
             files.append(file_entry(result.source.name, result.parser, result.tables.origin))
-            print("\n".join(map(visible, _lines(result))))
+            print("\n".join(map(visible_line, _lines(result))))
     # A file that holds nothing by itself may be part of another recording, which may come before or after it.
     refusals = [refusal for refusal in refusals if refusal.source.path not in parts]
     for refusal in refusals:
-        print(f"profpipe: {visible(refusal)}", file=sys.stderr)
+        print(f"profpipe: {visible_line(refusal)}", file=sys.stderr)
     if out is not None and read:
         from profpipe.commands import rendering
 

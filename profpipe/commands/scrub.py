@@ -11,6 +11,7 @@ from profpipe.errors import UnreadableFile
 from profpipe.ingest import registry
 from profpipe.profilers import nsys_export
 from profpipe.scrub import exports
+from profpipe.stdio import visible_line
 
 EXAMPLES = """\
   profpipe scrub capture.sqlite trace.json.gz
@@ -32,9 +33,9 @@ def main(args: argparse.Namespace) -> int:
                 )
             removed = exports.scrub(path, registry.name_of(registry.choose(path, parsers)))
         except (UnreadableFile, OSError) as refused:
-            print(f"profpipe: {refused}", file=sys.stderr)
+            print(f"profpipe: {visible_line(refused)}", file=sys.stderr)
             code = errors.SOME_FAILED
         else:
             counts = ", ".join(f"{count} of {where}" for where, count in removed.items())
-            print(f"{path}: {f'removed {counts}' if counts else 'nothing to remove'}")
+            print(f"{visible_line(path)}: {f'removed {counts}' if counts else 'nothing to remove'}")
     return code

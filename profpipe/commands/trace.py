@@ -167,7 +167,7 @@ def _processes(
     for file in files:
         with _opened(folder, file, is_run=manifest.is_run) as path:
             step_range = (manifest.workload(file.workload).get("steps") or {}).get("range") or ""
-            recording = registry.choose(path, known).recording(path)
+            recording = registry.recording(registry.choose(path, known), path)
             builder = Builder(recording, _classes(data, file.workload), step_range)
             case = _find_case(file, args.case) if args.case is not None else None
             # The file of a command is one case, and holds no ranges of cases.

@@ -1,7 +1,7 @@
 """Bounds on what a file may hold: a damaged, hostile or merely very large file must not take all time and memory.
 
 Where an honest program can pass a bound, the rest is folded into one row, so that all sums stay right, and the report
-says so. Anything else is refused.
+says so. Anything else is refused. ``results.budget`` bounds the time and memory that reading takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from profpipe.results.budget import TooLarge as TooLarge
 
 #: Characters of a kernel's name that are demangled, spelt alike and classified. The longest recorded name has 6,000.
 LONGEST_NAME: Final = 10_000
@@ -34,14 +36,6 @@ SELECT_TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND 
 
 OTHER_KERNELS: Final = "[other kernels]"
 OTHER_RANGES: Final = "[other ranges]"
-
-
-#: What to do about a file that is refused.
-REMEDY: Final = "Record a shorter part of the program."
-
-
-class TooLarge(Exception):
-    """A file passes a bound of this module; the text says which."""
 
 
 def most_unzipped(zipped: int) -> int:

@@ -14,7 +14,9 @@ import pandas as pd
 
 from profpipe import plugins
 from profpipe.errors import ConfigError, UnreadableFile
-from profpipe.ingest import bounds, launch_order
+from profpipe.ingest import launch_order
+from profpipe.ingest.recording import Recording
+from profpipe.results import budget
 from profpipe.results.schema import Tables
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -57,10 +59,11 @@ def choose(path: Path, parsers: Sequence[ModuleType]) -> ModuleType:
     """Return the parser that knows the content of ``path``. Raises UnreadableFile where none does."""
     _check_content(path)
     able = [parser for parser in parsers if path.is_file() or getattr(parser, "READS_FOLDERS", False)]
-    for parser in able:
-        with _blame(parser, path):
-            if parser.sniff(path):
-                return parser
+    with within_budget(path):
+        for parser in able:
+            with _blame(parser, path):
+                if parser.sniff(path):
+                    return parser
     if path.is_dir():
         raise UnreadableFile(path, "is a folder, and not one that a profiler wrote", "Name the files in it.")
     with path.open("rb") as stream:
@@ -118,6 +121,13 @@ def launches(parser: ModuleType, path: Path) -> pd.DataFrame:
     return found
 
 
+def recording(parser: ModuleType, path: Path) -> Recording:
+    """Return the single events in the file, for a parser that has ``recording``."""
+    with _blame(parser, path):
+        found: Recording = parser.recording(path)
+    return found
+
+
 def _contradiction(parsed: Tables) -> str:
     """Return where the rows of device kernels differ from the sums of the origin, empty where they agree.
 
@@ -141,14 +151,23 @@ def _contradiction(parsed: Tables) -> str:
 
 
 @contextmanager
+def within_budget(path: Path, times: float = 1) -> Iterator[None]:
+    """Raise UnreadableFile where the body takes more than ``times`` the budget of a file of this size."""
+    try:
+        with budget.limit(path, times):
+            yield
+    except budget.TooLarge as error:
+        raise UnreadableFile(path, f"is more than profpipe reads: {error}", budget.REMEDY) from error
+
+
+@contextmanager
 def _blame(parser: ModuleType, path: Path) -> Iterator[None]:
     """Turn any error of a parser into an UnreadableFile: the other files are still read."""
     try:
-        yield
-    except UnreadableFile:
+        with within_budget(path):
+            yield
+    except (UnreadableFile, ConfigError):
         raise
-    except bounds.TooLarge as error:
-        raise UnreadableFile(path, f"is more than profpipe reads: {error}", bounds.REMEDY) from error
     except Exception as error:
         raise _wrong(parser, path, f"fails on it: {_place(error, Path(str(parser.__file__)))}") from error
 

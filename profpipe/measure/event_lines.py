@@ -85,7 +85,7 @@ def parse_lines(lines: list[bytes], key: str = "event") -> Iterator[tuple[int, E
             yield number, BadLine(number, Damage.CUT)
             found = parse(line[at:], key)
         if isinstance(found, Damage):
-            is_cut = found is Damage.NO_JSON and _is_last_of_process(lines[number:])
+            is_cut = found is Damage.NO_JSON and _is_last_of_process(lines[i] for i in range(number, len(lines)))
             yield number, BadLine(number, Damage.CUT if is_cut else found, _kind_of(line, key))
         else:
             yield number, found

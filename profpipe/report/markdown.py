@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters, format_cell, format_head, format_number
-from profpipe.report.html.markup import visible
+from profpipe.stdio import visible
 
 #: An underscore inside a word is no markup (GFM 6.2), so parameter names stay as they are.
 _URL = re.compile(r":(?=//)|(?<=www)\.")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from profpipe.report import document as doc
 from profpipe.report import pages
 from profpipe.report.formatting import format_cell, format_head, format_number
-from profpipe.report.html.markup import visible
 from profpipe.report.markdown import SUMMARY
+from profpipe.stdio import visible
 
 #: The sections that a run prints when it ends.
 FIRST_SCREEN = ("overview", "headline", "times", "flags", "warnings")

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import atomic, migration, schema
+from profpipe.results import atomic, budget, migration, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -117,8 +117,11 @@ def connect(out: Path) -> Iterator[Any]:
     path, database = out / FILE, None
     try:
         database = sqlite_utils.Database(path)
-        migration.migrate(database, path)
+        with budget.limit(path), budget.interrupting(database.conn):
+            migration.migrate(database, path)
         yield database
+    except budget.TooLarge as error:
+        raise ConfigError(str(path), f"is more than profpipe reads: {error}.", "Move it away.") from None
     except sqlite3.DatabaseError as error:
         if is_disk_full(str(error)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
@@ -148,7 +151,7 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
     path = out / FILE
     if not path.is_file():
         raise ConfigError(str(path), "does not exist yet.", "The first `profpipe run` creates it.")
-    with connect(out) as database:
+    with connect(out) as database, budget.limit(path), budget.interrupting(database.conn):
         runs = list(database.query(_RUNS, [last]))
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))

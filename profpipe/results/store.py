@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pandas as pd
 
 from profpipe.errors import ConfigError
-from profpipe.results import atomic, bounded_json, schema
+from profpipe.results import atomic, bounded_json, budget, schema
 from profpipe.results.manifest import FILE, Manifest
 from profpipe.results.schema import Tables
 
@@ -139,8 +139,15 @@ def _find_mistyped(written: Any, read: Any, path: tuple[Any, ...] = ()) -> tuple
 
 
 def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
-    if not path.is_file():
-        return _read_parquet(path, table, manifest)
+    file = path if path.is_file() else path.with_suffix(".parquet")
+    try:
+        with budget.limit(file):
+            return _read_csv(path, table) if path.is_file() else _read_parquet(path, table, manifest)
+    except budget.TooLarge as error:
+        raise ConfigError(str(file), f"is more than profpipe reads: {error}.", _REMEDY) from None
+
+
+def _read_csv(path: Path, table: schema.Table) -> pd.DataFrame:
     # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
     # float64 and not Float64, which pandas 2 reads through text, with an error in the last digit.
     as_read = {"str": "object", "Float64": "float64"}
@@ -163,6 +170,7 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
     if not path.is_file() or (manifest.is_run and not manifest.ended and not table.is_picture):
         raise ConfigError(str(absent), "is missing.", _REMEDY)
     try:
+        _check_size(path)
         return schema.frame(table, pd.read_parquet(path))
     except (ValueError, OverflowError, OSError) as error:
         if table.is_picture:
@@ -170,6 +178,14 @@ def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.D
                 str(path), f"cannot be read: {error}.", "Remove it: the report is then without it."
             ) from None
         raise ConfigError(str(path), f"cannot be read, and {absent.name} is missing: {error}.", _REMEDY) from None
+
+
+def _check_size(path: Path) -> None:
+    """Raise ``TooLarge`` for more cells than fit into memory: a million equal ones take a few bytes of the file."""
+    from pyarrow import parquet
+
+    described = parquet.read_metadata(path)
+    budget.check_bytes(path, 8 * described.num_rows * described.num_columns)
 
 
 def _check_end(path: Path) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from profpipe.job import Job, JobOutcome, Status, Visit, count_cases, readable
+from profpipe.stdio import for_drawing, visible_line
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -37,7 +38,7 @@ class Display:
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self._stream)
+            console = Console(file=for_drawing(self._stream))
             self._live = Live(self, console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
             self._live.start()
         return self
@@ -95,7 +96,7 @@ class Display:
     def __rich__(self) -> Text:
         from rich.text import Text
 
-        return Text(self.line(), no_wrap=True, overflow="ellipsis")
+        return Text(visible_line(self.line()), no_wrap=True, overflow="ellipsis")
 
     def line(self) -> str:
         """Return the state of the run: job, time so far, an estimate of the rest, and the case."""
@@ -123,9 +124,9 @@ class Display:
     def _print(self, text: str) -> None:
         if self._live:
             # Brackets in our lines are not markup, and a long line wraps instead of losing its end.
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=self._stream, flush=True)
+            print(visible_line(text), file=self._stream, flush=True)
 
 
 def time_left(seconds_of_jobs: list[float], jobs_left: int, job_s: float, job_done: float) -> float | None:

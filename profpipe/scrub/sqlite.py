@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from profpipe.errors import UnreadableFile
+from profpipe.results import budget
 
 #: ``PRAGMA application_id`` of a scrubbed database; the last digit is the version of the rules.
 _MARK: Final = 0x70705302
@@ -81,7 +82,8 @@ def copy(path: Path, beside: Path, rules: Rules) -> Counter[str]:
                 path, f"is being written, or its export was interrupted: {other.name} lies beside it", remedy
             )
     removed: Counter[str] = Counter()
-    with closing(sqlite3.connect(beside.as_uri(), uri=True, isolation_level=None)) as database:
+    connection = sqlite3.connect(beside.as_uri(), uri=True, isolation_level=None)
+    with closing(connection) as database, budget.interrupting(database):
         for setting in ("journal_mode = OFF", "synchronous = OFF", "temp_store = MEMORY", "secure_delete = ON"):
             database.execute(f"PRAGMA {setting}")
         database.execute("ATTACH ? AS source", (f"{path.as_uri()}?mode=ro&immutable=1",))

@@ -7,8 +7,8 @@ number is the least value of its type, 0 for unsigned types.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from profpipe.ingest import bounds
+from profpipe.results import budget
 
 Numbers = npt.NDArray[Any]
 Dtypes = Mapping[str, type[np.integer[Any]]]
@@ -49,10 +50,15 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self._uri = path.resolve().as_uri() + "?mode=ro&immutable=1"
-        with closing(sqlite3.connect(self._uri, uri=True)) as database:
+        with self._opened() as database:
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             found = database.execute(bounds.SELECT_TABLES).fetchall()
             self._columns = {t: [r[1] for r in database.execute(f"PRAGMA table_info({_quoted(t)})")] for (t,) in found}
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._uri, uri=True)) as database, budget.interrupting(database):
+            yield database
 
     def tables(self) -> list[str]:
         return list(self._columns)
@@ -61,7 +67,7 @@ class Database:
         return self._columns.get(table, [])
 
     def count_rows(self, table: str) -> int:
-        with closing(sqlite3.connect(self._uri, uri=True)) as database:
+        with self._opened() as database:
             return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
 
     def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
@@ -77,7 +83,9 @@ class Database:
             statement.set_sql_query(f"SELECT {chosen} FROM {_quoted(table)}")
             stream, _ = statement.execute_query()
             with pa.RecordBatchReader.from_stream(stream) as reader:
-                yield from reader
+                for batch in reader:
+                    budget.check()
+                    yield batch
 
 
 class ParquetFolder:
@@ -101,7 +109,9 @@ class ParquetFolder:
         from pyarrow import parquet
 
         with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
-            yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                budget.check()
+                yield batch
 
 
 def _quoted(name: str) -> str:

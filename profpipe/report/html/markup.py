@@ -10,18 +10,10 @@ from html import escape as escape_text
 
 from markupsafe import Markup, escape
 
-#: Characters that would change how the text around them is shown, and those that no font shows or no file holds.
-_INVISIBLE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
+from profpipe.stdio import visible
 
 #: Attributes whose names are words of Python.
 _NAMES = {"class_": "class", "for_": "for"}
-
-
-def visible(text: object) -> str:
-    """Return ``text`` with control characters, those of writing direction included, as ``<U+202E>``."""
-    return _INVISIBLE.sub(lambda found: f"<U+{ord(found[0]):04X}>", str(text))
 
 
 def flat(text: object) -> str:

@@ -1,0 +1,121 @@
+"""A file that takes more time or memory than its size explains is refused, whatever its reader is doing."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from profpipe.errors import ConfigError, UnreadableFile
+from profpipe.ingest import registry
+from profpipe.results import budget
+
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose budget is a tenth of a second and 12 MB."""
+    monkeypatch.setenv("PROFPIPE_BUDGET", "0.015")
+    path = tmp_path / "file"
+    path.write_text("text")
+    return path
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def match() -> None:
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+def ask_sqlite() -> None:
+    with closing(sqlite3.connect(":memory:")) as database, budget.interrupting(database):
+        database.execute(f"SELECT count(*) FROM ({NUMBERS})").fetchall()
+
+
+def loop_in_thread() -> None:
+    def work() -> None:
+        while True:
+            budget.check()
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(work).result()
+
+
+@pytest.mark.parametrize("work", [loop, match, ask_sqlite, loop_in_thread])
+def test_work_without_an_end_is_stopped(file: Path, work: Callable[[], None]) -> None:
+    begin = time.process_time()
+    with pytest.raises(budget.TooLarge, match="more than 0 s of CPU time"), budget.limit(file):
+        work()
+    assert time.process_time() - begin < 2
+    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+def test_memory_without_an_end_is_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFPIPE_BUDGET", "0.1")
+    kept, before = [], budget.resident_bytes()
+    with pytest.raises(budget.TooLarge, match="more than 81 MB of memory"), budget.limit(file):
+        while True:
+            kept.append(bytearray(1 << 20))
+            time.sleep(0.001)
+    assert budget.resident_bytes() - before < 1 << 30
+
+
+def test_the_budget_grows_with_the_file(tmp_path: Path) -> None:
+    sizes = {}
+    for name, head in (("plain", b"{"), ("packed", b"\x1f\x8b")):
+        path = tmp_path / name
+        with path.open("wb") as stream:
+            stream.write(head)
+            stream.truncate(100_000_000)
+        sizes[name] = budget.Budget.of(path)
+    assert sizes["plain"].seconds == 11 and sizes["plain"].bytes > 1e9
+    # As one of 1.6 GB: beyond 250 MB a file gets more, for honest traces take long on slow machines.
+    assert sizes["packed"].seconds == 95
+
+
+def test_time_that_other_programs_take_does_not_count(file: Path) -> None:
+    with budget.limit(file):
+        time.sleep(0.3)
+
+
+PARSER = """
+FORMATS = ("endless",)
+
+def sniff(path):
+    return path.read_bytes() == b"text"
+
+def parse(path):
+    while True:
+        try:
+            sum(range(1000))
+        except ValueError:
+            pass
+"""
+
+
+def test_a_file_beyond_its_budget_is_refused_with_the_reason(file: Path) -> None:
+    (file.parent / "parsers").mkdir()
+    (file.parent / "parsers" / "endless.py").write_text(PARSER)
+    known = registry.parsers(file.parent)
+    with pytest.raises(UnreadableFile) as refused:
+        registry.parse(registry.choose(file, known), file)
+    what = "is more than profpipe reads: to read it takes more than 0 s of CPU time"
+    assert (refused.value.path, refused.value.what, refused.value.remedy) == (file, what, budget.REMEDY)
+
+
+@pytest.mark.parametrize("factor", ["much", "0", "-1", "nan", "inf", ""])
+def test_a_wrong_factor_is_an_error(file: Path, monkeypatch: pytest.MonkeyPatch, factor: str) -> None:
+    monkeypatch.setenv("PROFPIPE_BUDGET", factor)
+    with pytest.raises(ConfigError, match=f"PROFPIPE_BUDGET: '{factor}' is no positive number"):
+        registry.choose(file, registry.parsers())
