@@ -41,8 +41,7 @@ _CAPTURES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "profpipe ab [OPTIONS] [PIPELINE]\n       profpipe ab [OPTIONS] -- PROGRAM [ARGUMENTS]"
-    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
+    arguments.add_pipeline(parser, "profpipe ab", "of the file on both sides")
     spec: dict[str, Any] = {"action": "append", "default": [], "metavar": "SPEC"}
     kinds = "git:REV, dir:PATH, set:KEY=VALUE, env:NAME=VALUE or python:PATH (repeatable)"
     parser.add_argument("--a", help=f"what A is: {kinds}; without it A is the pipeline as it is", **spec)
@@ -73,12 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--github", action="store_true", help="in a step of GitHub Actions: job summary, annotations and outputs"
     )
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
-    choice: dict[str, Any] = {"action": "extend", "type": arguments.names, "default": [], "metavar": "NAME[,NAME]"}
-    parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **choice)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the file on both sides"
-    )
-    arguments.add_program(parser)
     parser.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     arguments.add_json_file(parser)
     arguments.add_out(parser)
@@ -119,8 +112,7 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
 
     path = arguments.program_file(args.out)
     repeat = [
-        "profpipe",
-        "ab",
+        *("profpipe", "ab"),
         *(["--aa"] if args.aa else []),
         *(["--pairs", str(args.pairs)] * (args.pairs != _PAIRS)),
         *(["--captures", str(args.captures)] * (args.captures != _CAPTURES)),
@@ -135,7 +127,7 @@ def _program_loader(args: argparse.Namespace, *both: Sequence[Spec]) -> Callable
             path,
             overrides=[*args.set, *own],
             variables=args.env,
-            settings={"steps": steps} if (steps := arguments.steps(args)) else None,
+            settings=arguments.steps(args),
             repeat=repeat,
         )
         return RunRequest.of_program(found, path, args.out)

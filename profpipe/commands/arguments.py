@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from profpipe.errors import ConfigError
 from profpipe.results import atomic
+
+_Number = TypeVar("_Number", int, float)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="results folder (default: out/)")
 
+
+def _names(text: str) -> list[str]:
+    """Parse ``plain,torch`` or ``plain torch``."""
+    return text.replace(",", " ").split()
+
+
+#: An option that gives names.
+NAMES: Final[dict[str, Any]] = {"action": "extend", "type": _names, "default": [], "metavar": "NAME[,NAME]"}
 
 #: The file of ``--json`` that is standard output.
 STDOUT: Final = "-"
@@ -54,8 +66,12 @@ def write_output_file(option: str, path: Path, text: str) -> None:
         print(f"profpipe: {option}: {path}: {error.strerror or error}. Nothing was written.", file=sys.stderr)
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a program after ``--``."""
+def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str = "of the pipeline file") -> None:
+    """Add the pipeline file or the program after ``--``, and their options."""
+    parser.usage = f"{command} [OPTIONS] [PIPELINE]\n       {command} [OPTIONS] -- PROGRAM [ARGUMENTS]"
+    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
+    parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **NAMES)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"override a value {set_where}")
     parser.add_argument(
         "--env",
         action="append",
@@ -83,15 +99,16 @@ def check_program(args: argparse.Namespace, command: str) -> None:
             raise ConfigError("-w", "chooses workloads of a pipeline file; a program is one workload.", "Leave it out.")
     elif args.env:
         raise ConfigError("--env", "is for a program after '--'.", "In a pipeline file, write env: {NAME: VALUE}.")
-    elif given := steps(args):
+    elif given := steps(args).get("steps"):
         what = f"--{'stop' if 'stop' in given else f'{next(iter(given))}-steps'}"
         raise ConfigError(what, "is for a program after '--'.", "In a pipeline file, write steps: {measure: 20, ...}.")
 
 
-def steps(args: argparse.Namespace) -> dict[str, int | bool]:
-    """Return the key ``steps`` of a pipeline file, with what the options give."""
+def steps(args: argparse.Namespace) -> dict[str, dict[str, int | bool]]:
+    """Return the setting ``steps`` of a workload with what the options give; empty where they give nothing."""
     given = {"warmup": args.warmup_steps, "measure": args.measure_steps, "stop": args.stop or None}
-    return {name: value for name, value in given.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {"steps": known} if known else {}
 
 
 def program_file(out: Path) -> Path:
@@ -99,28 +116,21 @@ def program_file(out: Path) -> Path:
     return out.resolve() / "run" / "pipeline.yaml"
 
 
-def names(text: str) -> list[str]:
-    """Parse ``plain,torch`` or ``plain torch``."""
-    return text.replace(",", " ").split()
-
-
 def percentage(text: str) -> float:
-    with suppress(ValueError):
-        # Nothing is greater than nan, so a gate of nan would stop nothing.
-        if 0 <= (value := float(text)) < float("inf"):
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a percentage of at least 0. For example: 5")
+    return _parse(float, text, 0, "a percentage", 5)
 
 
 def count(text: str) -> int:
-    with suppress(ValueError):
-        if (value := int(text)) >= 0:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0. For example: 5")
+    return _parse(int, text, 0, "a number", 5)
 
 
 def positive_count(text: str) -> int:
+    return _parse(int, text, 1, "a number", 10)
+
+
+def _parse(kind: Callable[[str], _Number], text: str, least: int, what: str, example: int) -> _Number:
     with suppress(ValueError):
-        if (value := int(text)) >= 1:
+        # Nothing is greater than nan, so a gate of nan would stop nothing.
+        if least <= (value := kind(text)) < math.inf:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1. For example: 10")
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what} of at least {least}. For example: {example}")

@@ -10,11 +10,7 @@ from pathlib import Path
 from profpipe import errors
 from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
-from profpipe.analysis.compare_runs import (
-    Comparison,
-    compare_runs,
-    find_gate_failure,
-)
+from profpipe.analysis.compare_runs import Comparison, compare_runs, find_gate_failure
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, ProfpipeError
 from profpipe.report import comparison_json, group_comparison, run_comparison

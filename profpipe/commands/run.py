@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from profpipe import errors, masking
 from profpipe.commands import arguments
@@ -29,15 +28,8 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "profpipe run [OPTIONS] [PIPELINE]\n       profpipe run [OPTIONS] -- PROGRAM [ARGUMENTS]"
-    parser.add_argument("pipeline", nargs="?", help="pipeline file (default: pipeline.yaml)")
-    choice: dict[str, Any] = {"action": "extend", "type": arguments.names, "default": [], "metavar": "NAME[,NAME]"}
-    parser.add_argument("-w", "--workload", help="only these workloads (repeatable)", **choice)
-    parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **choice)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the pipeline file"
-    )
-    arguments.add_program(parser)
+    arguments.add_pipeline(parser, "profpipe run")
+    parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **arguments.NAMES)
     parser.add_argument(
         "--captures",
         type=arguments.positive_count,
@@ -52,45 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     arguments.check_program(args, "profpipe run")
-    if args.program is not None:
-        return _run_program(args)
-    path = Path(args.pipeline or "pipeline.yaml")
-    pipeline = loader.load_pipeline(path, args.set)
+    if args.program is None:
+        path = Path(args.pipeline or "pipeline.yaml")
+        pipeline = loader.load_pipeline(path, args.set)
+        used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
+        variables = [f"{name}={os.environ[name]}" for name in used]
+        command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
+    else:
+        # The pipeline file of a program goes into the folder of the run.
+        path = arguments.program_file(args.out)
+        given, settings = {"overrides": args.set, "variables": args.env}, arguments.steps(args)
+        found = program.read_program(args.program, path, profilers=args.profiler, settings=settings, **given)
+        options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
+        command = ["profpipe", *options, "--", *found.masked]
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
     from profpipe.results import folders
     from profpipe.runner.request import RunRequest
 
-    salt = folders.find_salt if args.dry_run else folders.make_salt
-    request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, args.reuse, args.captures, salt)
+    common = args.reuse, args.captures, folders.find_salt if args.dry_run else folders.make_salt
+    if args.program is None:
+        request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, *common)
+    else:
+        request = RunRequest.of_program(found, path, args.out, *common)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK
-    used = (name for name in loader.variables(path) if os.environ.get(name) and not masking.is_secret_name(name))
-    variables = [f"{name}={os.environ[name]}" for name in used]
-    command = [*(["env", *variables] if variables else []), "profpipe", *(sys.argv[1:] or ["run"])]
     return execution.start(request, command, args)
-
-
-def _run_program(args: argparse.Namespace) -> int:
-    """Run the program after ``--``. Its pipeline file goes into the folder of the run."""
-    path = arguments.program_file(args.out)
-    found = program.read_program(
-        args.program,
-        path,
-        profilers=args.profiler,
-        overrides=args.set,
-        variables=args.env,
-        settings={"steps": steps} if (steps := arguments.steps(args)) else None,
-    )
-    from profpipe.commands import execution
-    from profpipe.results import folders
-    from profpipe.runner.request import RunRequest
-
-    salt = folders.find_salt if args.dry_run else folders.make_salt
-    request = RunRequest.of_program(found, path, args.out, args.reuse, args.captures, salt)
-    if args.dry_run:
-        execution.print_jobs(request)
-        return errors.OK
-    options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
-    return execution.start(request, ["profpipe", *options, "--", *found.masked], args)

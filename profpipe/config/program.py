@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -58,7 +59,7 @@ def read_program(
     profilers: Sequence[str] = (),
     overrides: Sequence[str] = (),
     variables: Sequence[str] = (),
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     repeat: Sequence[str] = ("profpipe", "run"),
     env: Mapping[str, str] = os.environ,
 ) -> Program:
@@ -78,7 +79,7 @@ def read_program(
         "command": [_escape(word, secrets) for word in masked],
         "cwd": os.path.relpath(Path.cwd(), path.parent.resolve()),
         "profilers": list(profilers or PROFILERS),
-        **(settings or {}),
+        **settings,
     }
     if given := dict(_environment(variables, env)):
         workload["env"] = given

@@ -94,36 +94,31 @@ def read(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(where, f"is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(where, "is nested too deeply.", "A pipeline file has a handful of levels.") from None
-    _check_size(document, where)
+    _check_values(document, where)
     if not isinstance(document, dict):
         raise ConfigError(where, "is empty or not a mapping.", "It needs at least 'version: 1' and 'workloads:'.")
-    _check_ends(document, where)
     return document
 
 
-def _check_size(document: Any, where: str) -> None:
-    """Raise ConfigError for more values than a pipeline has: aliases of aliases stand for millions of them."""
+def _check_values(document: Any, where: str) -> None:
+    """Raise ConfigError for an alias (``*a``) inside its own value, and for more values than a pipeline has.
+
+    Aliases of aliases stand for millions of values.
+    """
     sizes: dict[int, int] = {}
 
-    def size(node: Any) -> int:
-        children = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
+    def size(node: Any, path: tuple[str, ...], around: tuple[int, ...]) -> int:
+        if id(node) in around:
+            what = "is an alias of what it stands in."
+            raise ConfigError(f"{where}: {'.'.join(path)}", what, "Write out what it means.")
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         if children and id(node) not in sizes:
-            sizes[id(node)] = 1  # an alias inside its own value ends here
-            sizes[id(node)] = 1 + sum(map(size, children))
+            sizes[id(node)] = 1 + sum(size(each, (*path, str(key)), (*around, id(node))) for key, each in children)
         return sizes.get(id(node), 1)
 
-    if size(document) > _MOST_VALUES:
+    if size(document, (), ()) > _MOST_VALUES:
         remedy = "Write lists of values, whose product profpipe makes."
         raise ConfigError(where, f"has more than {_MOST_VALUES:,} values, aliases written out.", remedy)
-
-
-def _check_ends(node: Any, where: str, path: tuple[str, ...] = (), around: tuple[int, ...] = ()) -> None:
-    """Raise ConfigError if an alias (``*a``) stands inside its own value."""
-    if id(node) in around:
-        raise ConfigError(f"{where}: {'.'.join(path)}", "is an alias of what it stands in.", "Write out what it means.")
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, child in children:
-        _check_ends(child, where, (*path, str(key)), (*around, id(node)))
 
 
 def line_of(path: Path, *keys: str) -> int | None:

@@ -59,10 +59,7 @@ def commands(job: Job) -> list[Command]:
         whole = replace(profile, argv=_profile(nsys, job, []), env=WHOLE)
         profile = replace(profile, otherwise=whole)
     export = [nsys, "export", "-t", "sqlite", "-q", "true", "-f", "true", "-o", str(sqlite(job)), str(report(job))]
-    return [
-        profile,
-        Command(tuple(export), makes=(sqlite(job),), runs_workload=False),
-    ]
+    return [profile, Command(tuple(export), makes=(sqlite(job),), runs_workload=False)]
 
 
 def _profile(nsys: str, job: Job, capture: Sequence[str]) -> tuple[str, ...]:

@@ -146,9 +146,7 @@ RANGES: Final = _table(
     Column("kernels", "Int64", "number of those launches"),
     Column("busy_ns", "Float64", "time in which at least one of those kernels runs"),
     Column(
-        "span_ns",
-        "Float64",
-        "of a case's own range: from the first kernel's start to the last one's end, by instance",
+        "span_ns", "Float64", "of a case's own range: from the first kernel's start to the last one's end, by instance"
     ),
 )
 

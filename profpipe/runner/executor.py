@@ -185,12 +185,7 @@ def _remember_oom(job: Job, attempts: Sequence[Attempt], context: _Context) -> N
 
 
 def _merge_outcomes(
-    job: Job,
-    attempts: Sequence[Attempt],
-    pruned: Mapping[str, CaseOutcome],
-    profiler: Profiler,
-    *,
-    interrupted: bool,
+    job: Job, attempts: Sequence[Attempt], pruned: Mapping[str, CaseOutcome], profiler: Profiler, *, interrupted: bool
 ) -> JobOutcome:
     """Merge the outcomes of all attempts. There is none where every case is too large to be tried."""
     outcomes = {case: ended for attempt in attempts for case, ended in attempt.outcomes.items()}
