@@ -191,7 +191,7 @@ def main() -> None:
                 nodes[node] = _start_node(folder, node)
             print("done", flush=True)
     finally:
-        supervisor.end_descendants()
+        supervisor.end_descendants({})
         shutil.rmtree(folder)
 
 
