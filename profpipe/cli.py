@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "run a pipeline, or a program as it is, and write SUMMARY.md",
     "ab": "measure whether B is faster than A, in pairs of processes",
     "resume": "finish a run that was interrupted",
+    "collect": "read what a run on a cluster has finished so far, and write its report",
     "report": "render SUMMARY.md again from the files of a run, without running anything",
     "ingest": "read files of profilers into the tables; needs neither a GPU nor a profiler",
     "scrub": "remove environments, command lines and host names from exports, in place",
@@ -30,6 +31,9 @@ COMMANDS = {
     "list": "list the workloads of a pipeline and their cases",
     "schema": "print the JSON schema of a pipeline file",
 }
+
+#: Commands that only batch scripts of profpipe start. `--help` leaves them out.
+_INTERNAL = ("task",)
 
 
 class Command(Protocol):
@@ -88,10 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _split_program(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
     """Return the words before ``--`` and those after it; None where there is no ``--``.
 
-    After it stands the program of ``run`` and ``ab``. For ``compare`` it is the runs of B, up to the next option.
+    After it stands the program of ``run`` and ``ab``; with ``--slurm`` and for ``resume``, options of sbatch may stand
+    before the program or alone. For ``compare`` it is the runs of B, up to the next option.
     """
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in ("run", "ab", "compare") or "--" not in argv:
+    if command not in ("run", "ab", "resume", "compare") or "--" not in argv:
         return argv, None
     at = list(argv).index("--")
     before, after = list(argv[:at]), list(argv[at + 1 :])
@@ -132,6 +137,8 @@ def _build_parser() -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=description, formatter_class=raw)
         added.command = name
         added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name in _INTERNAL:
+        commands.add_parser(name).command = name
     return parser
 
 

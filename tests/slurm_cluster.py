@@ -104,7 +104,9 @@ class Cluster:
     def set_up(self, node: str) -> None:
         """Return a node to service and wait until it is idle."""
         if self._state(node) not in ("idle", "mixed", "allocated"):
-            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            # The node may return by itself meanwhile, when its daemon answers.
+            with suppress(AssertionError):
+                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self._wait_until_idle(node)
 
     def kill(self, node: str) -> None:

@@ -84,7 +84,7 @@ def analyze(tables: Tables, run: Manifest) -> Findings:
         studies=studies,
         plots=plots,
         not_run=validity.not_run(tables, run),
-        pending=validity.pending(run),
+        pending=validity.pending(tables, run),
         has_ended=run.ended is not None,
         expectations=expectations,
         coverage=validity.coverage(tables, run),

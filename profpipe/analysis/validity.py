@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import pandas as pd
 
+from profpipe.analysis import tasks
 from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Unattributed, Unseen
 from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
 from profpipe.analysis.kernel_totals import rows
@@ -35,9 +36,12 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     every: dict[str, set[str]] = {}
     ended: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     names = ("workload", "case", "profiler", "status", "reason")
+    # Such a case is among those that `pending` returns.
+    unfinished = {(task.workload, case) for task in tasks.open_tasks(run) for case in task.cases}
     for workload, case, profiler, status, reason in rows(tables.cases, *names):
         every.setdefault(workload, set()).add(case)
-        if status not in ("ok", ""):
+        is_pending = status == Status.INTERRUPTED and (workload, case) in unfinished
+        if status not in ("ok", "") and not is_pending:
             key = workload, status, "" if status == Status.OOM else reason
             ended.setdefault(key, {}).setdefault(case, {}).setdefault(profiler, reason)
     groups: dict[tuple[tuple[str, str, str], frozenset[str]], dict[str, dict[str, str]]] = {}
@@ -46,9 +50,10 @@ def not_run(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
             groups.setdefault((key, frozenset(reasons)), {})[case] = reasons
     named = {(key[0], profiler) for key, profilers in groups for profiler in profilers}
     seen = set(rows(tables.cases, "workload", "profiler"))
+    jobs = [job for job in run.jobs if not (job.interrupted and not unfinished.isdisjoint(_cases_of(job)))]
     return (
         *(_group(key[0], Status(key[1]), own, every[key[0]], run) for (key, _), own in groups.items()),
-        *(_failed_job(job, seen) for job in run.jobs if job.status is not Status.OK and _key(job) not in named),
+        *(_failed_job(job, seen) for job in jobs if job.status is not Status.OK and _key(job) not in named),
     )
 
 
@@ -68,14 +73,20 @@ def _failed_job(job: JobEntry, seen: set[tuple[str, str]]) -> NotRun:
     return NotRun(job.workload, job.status, job.reason, (job.profiler,), (), True, logs, _key(job) in seen)
 
 
+def _cases_of(job: JobEntry) -> set[tuple[str, str]]:
+    return {(job.workload, case) for case in job.cases}
+
+
 def _key(job: JobEntry) -> tuple[str, str]:
     return job.workload, job.profiler
 
 
-def pending(run: Manifest) -> tuple[NotRun, ...]:
+def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     """Return the planned cases that no job has, of a run that has not ended."""
     if run.ended:
         return ()
+    if run.tasks:
+        return tasks.find_unfinished(tables, run)
     done: dict[tuple[str, str], set[str]] = {}
     for job in run.jobs:
         done.setdefault((job.workload, job.profiler), set()).update(job.cases)

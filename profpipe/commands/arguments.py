@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -87,6 +87,18 @@ def add_pipeline(parser: argparse.ArgumentParser, command: str, set_where: str =
         "--measure-steps", type=positive_count, metavar="N", help="steps that profilers record (default: 20)"
     )
     group.add_argument("--stop", action="store_true", help="end the program after these steps, with exit code 0")
+
+
+def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--wait", action="store_true", help=f"{what}, follow the queue and write the report at its end")
+
+
+def split_sbatch(words: Sequence[str] | None) -> tuple[list[str], list[str] | None]:
+    """Return the options of sbatch after ``--``, and the program after them or after another ``--``."""
+    if words is None or not words[:1] or not words[0].startswith("-"):
+        return [], None if words is None else list(words)
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :]) if at < len(words) else None
 
 
 def check_program(args: argparse.Namespace, command: str) -> None:

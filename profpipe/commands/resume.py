@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from profpipe.analysis import pairs
-from profpipe.commands import arguments, confirmation, execution, recording, rendering
+from profpipe.commands import arguments, cluster, confirmation, execution, recording, rendering
 from profpipe.config.yaml import shown
 from profpipe.errors import ConfigError
 from profpipe.results import folders
@@ -15,10 +15,12 @@ from profpipe.results.manifest import Manifest
 from profpipe.runner import pair_session, seal, session
 from profpipe.runner.request import RunRequest
 from profpipe.runner.session import Session
+from profpipe.runner.slurm import plan as cluster_plan
 
 EXAMPLES = """\
   profpipe resume                                   # the latest run in out/ that is not finished
   profpipe resume out/20261120T120000Z-attention
+  profpipe resume out/latest --wait -- --time=2:00:00   # on a cluster: submit what is missing, with a longer limit
   profpipe resume their-run --trust                 # a run that somebody else made: it starts what the run names"""
 
 
@@ -27,11 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="resume a run that this user did not make on this machine without asking"
     )
+    arguments.add_wait(parser, "for a run on a cluster")
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    args.sbatch, program = arguments.split_sbatch(args.program)
+    if program is not None:
+        raise ConfigError("profpipe resume --", "takes options of sbatch only.", "For example: -- --time=2:00:00")
     if args.run is None:
         return finish(_find_own(args), args)
     folder = folders.find(args.run, args.out)
@@ -71,6 +77,11 @@ def _load(folder: Path, request: RunRequest) -> Session:
 def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     request = RunRequest.load(folder)
+    if cluster_plan.is_cluster_run(folder):
+        cluster.with_options(None, args.sbatch)
+        return cluster.resume(folder, request, args.sbatch, args)
+    if args.wait or args.sbatch:
+        raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")
     with folders.lock(folder):
         known = _load(folder, request)
         if not known.is_complete:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profpipe import errors, masking
 from profpipe.commands import arguments
 from profpipe.config import loader, program
+from profpipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from profpipe.runner.request import RunRequest
 
 EXAMPLES = """\
   profpipe run                                              # pipeline.yaml, all workloads and profilers
@@ -18,6 +24,10 @@ EXAMPLES = """\
   profpipe run --captures 5                                 # five processes of each case: times with their spread
   profpipe run --dry-run                                    # print the commands, run nothing
   profpipe run --json > result.json
+
+on a Slurm cluster; words after -- are options of sbatch:
+  profpipe run --slurm --dry-run                            # print the batch script and the tasks
+  profpipe run --slurm --wait -- --partition=gpu --gres=gpu:1
 
 a program as it is, without a pipeline file; the run's folder gets one that repeats the run:
   profpipe run -- python train.py --batch 8
@@ -29,6 +39,7 @@ a program as it is, without a pipeline file; the run's folder gets one that repe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_pipeline(parser, "profpipe run")
+    parser.usage = f"{parser.usage}\n       profpipe run --slurm [OPTIONS] [PIPELINE] [-- SBATCH OPTIONS]"
     parser.add_argument("-p", "--profiler", help="only these profilers (repeatable)", **arguments.NAMES)
     parser.add_argument(
         "--captures",
@@ -38,11 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
+    parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
+    arguments.add_wait(parser, "with --slurm")
     arguments.add_output_format(parser)
     arguments.add_out(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    options_of_sbatch = _read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.program is None:
         path = Path(args.pipeline or "pipeline.yaml")
@@ -56,7 +70,8 @@ def main(args: argparse.Namespace) -> int:
         given, settings = {"overrides": args.set, "variables": args.env}, arguments.steps(args)
         found = program.read_program(args.program, path, profilers=args.profiler, settings=settings, **given)
         options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
-        command = ["profpipe", *options, "--", *found.masked]
+        words = ["--", *options_of_sbatch] if options_of_sbatch else []
+        command = ["profpipe", *options, *words, "--", *found.masked]
     # After the pipeline is checked: to import pandas takes longer than everything before.
     from profpipe.commands import execution
     from profpipe.results import folders
@@ -67,7 +82,33 @@ def main(args: argparse.Namespace) -> int:
         request = RunRequest.create(pipeline, path, args.out, args.workload, args.profiler, *common)
     else:
         request = RunRequest.of_program(found, path, args.out, *common)
+    if args.slurm:
+        return _submit(request, options_of_sbatch, command, args)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK
     return execution.start(request, command, args)
+
+
+def _read_slurm(args: argparse.Namespace) -> list[str]:
+    """Return the options of sbatch after ``--``, and leave the program, if any, in ``args.program``."""
+    if not args.slurm:
+        if args.wait:
+            raise ConfigError("--wait", "is for a run on a cluster.", "Add --slurm.")
+        return []
+    if args.reuse:
+        raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
+    options, args.program = arguments.split_sbatch(args.program)
+    return options
+
+
+def _submit(request: RunRequest, options: list[str], command: list[str], args: argparse.Namespace) -> int:
+    """Submit the run to the cluster, or print what would be submitted."""
+    from profpipe.commands import cluster
+
+    settings = cluster.with_options(request.pipeline.slurm, options)
+    request = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
+    if args.dry_run:
+        cluster.print_plan(request)
+        return errors.OK
+    return cluster.start(request, command, args)

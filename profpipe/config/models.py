@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from profpipe.config.items import parameters
+from profpipe.config.slurm import Slurm
 from profpipe.config.strict_model import StrictModel
 from profpipe.config.targets import Targets
 from profpipe.config.yaml import as_list
@@ -360,3 +361,4 @@ class Pipeline(StrictModel):
     tables: tuple[Table, ...] = Field((), description="tables that the report shows first")
     plots: tuple[Plot, ...] = Field((), description="plots that the report shows after these tables")
     report: Report = Report()
+    slurm: Slurm | None = None

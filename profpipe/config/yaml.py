@@ -180,6 +180,8 @@ def substituted(node: Any, env: Mapping[str, str], where: str, path: tuple[str, 
 
 def takes_text(path: tuple[str, ...]) -> bool:
     """Return True if the value at ``path`` of a pipeline file is always text, as in commands and ``env``."""
+    if path[:1] == ("slurm",):
+        return True  # YAML takes the time 1:30:00 for a number
     return path[2 if path[:1] == ("workloads",) else 1 :][:1] in (("command",), ("env",))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -277,11 +277,16 @@ def add_kernels(stored: Tables, fresh: Tables) -> Tables:
 
 def drop_job(stored: Tables, job: Job, run_folder: Path) -> Tables:
     """Drop the rows of an earlier attempt at ``job``, from any of its files."""
-    folder, cases = f"{job.folder.relative_to(run_folder)}/", {case.id for case in job.cases}
+    folder = str(job.folder.relative_to(run_folder))
+    return drop_attempt(stored, job.workload, job.profiler, folder, {case.id for case in job.cases})
+
+
+def drop_attempt(stored: Tables, workload: str, profiler: str, folder: str, cases: Collection[str]) -> Tables:
+    """Drop the rows of a job in ``folder``, a path below the run's folder."""
 
     def change(table: schema.Table, old: pd.DataFrame) -> pd.DataFrame:
-        mine = (old["workload"] == job.workload) & (old["profiler"] == job.profiler)
-        of_job = old["source"].str.startswith(folder) if "source" in table.names else old["case"].isin(cases)
+        mine = (old["workload"] == workload) & (old["profiler"] == profiler)
+        of_job = old["source"].str.startswith(f"{folder}/") if "source" in table.names else old["case"].isin(cases)
         return _drop(old, mine & of_job)
 
     return _change(stored, change)

@@ -22,11 +22,14 @@ from profpipe.errors import ConfigError
 from profpipe.job import Ask, Cause, Command, Incident, Job, JobOutcome, Missing, Status, Tool
 from profpipe.results import atomic, bounded_json
 from profpipe.results.schema import SCHEMA_VERSION, Origin
+from profpipe.results.tasks import TaskEntry
 
 if TYPE_CHECKING:
     from profpipe.config.models import Pipeline
 
 FILE: Final = "run.json"
+#: Keys that most runs lack.
+_OPTIONAL: Final = ("incidents", "tasks", "nodes")
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,8 @@ class JobEntry:
     folder: str = ""
     log: str = ""
     files: tuple[StoredFile, ...] = ()
+    #: The node of a cluster on which the job ran; None for the machine of the run.
+    node: str | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,15 @@ class PairsEntry:
 
 
 @dataclass(frozen=True)
+class NodeEntry:
+    """A node of a cluster: its hardware, its profilers and the versions of its packages, torch among them."""
+
+    machine: Machine = Machine()
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    tools: Mapping[str, ToolEntry] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of ``run.json``. ``profpipe ingest`` runs no jobs: ``is_run`` is false, and only files are set."""
 
@@ -261,6 +275,9 @@ class Manifest:
     #: Set for an `ab` run only.
     ab: PairsEntry | None = None
     incidents: tuple[Incident, ...] = ()
+    #: Set for a run on a cluster only: its tasks, and its nodes by name.
+    tasks: tuple[TaskEntry, ...] = ()
+    nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
 
     @property
     def device(self) -> tuple[str, str]:
@@ -313,7 +330,8 @@ class Manifest:
         document = asdict(self, dict_factory=known_items)
         if not document.pop("is_run"):
             return {key: document[key] for key in ("schema_version", "name", "files", "refused")}
-        return document if self.incidents else {key: document[key] for key in document if key != "incidents"}
+        absent = {name for name in _OPTIONAL if not document[name]}
+        return {key: value for key, value in document.items() if key not in absent}
 
     def with_job(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,8 @@ _TAIL_BYTES = 1 << 16
 #: Which columns hold JSON, and of which kind.
 _JSON: Mapping[str, type] = {"params": dict, "flags": list}
 _JSON_WORDS: Mapping[type, str] = {dict: "mapping", list: "list"}
+#: What pandas and the checks raise for a file that is no table of profpipe.
+_DAMAGED = (ValueError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError)
 _REMEDY = "Restore the file as it was written. Without a copy, start the run again."
 
 
@@ -45,6 +48,20 @@ def save_parquet(folder: Path, data: Tables) -> None:
     for table in schema.ALL:
         if not table.is_picture:
             _write_parquet(folder, table, getattr(data, table.name))
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """Return the rows of a table as the bytes of its CSV file."""
+    stream = io.BytesIO()
+    _write_csv(frame, stream)
+    return stream.getvalue()
+
+
+def as_parquet(frame: pd.DataFrame) -> bytes:
+    """Return the rows of a table as the bytes of its Parquet file."""
+    stream = io.BytesIO()
+    frame.to_parquet(stream, index=False, compression="zstd")
+    return stream.getvalue()
 
 
 def _save_picture(folder: Path, table: schema.Table, frame: pd.DataFrame) -> None:
@@ -148,18 +165,30 @@ def _read(path: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, table: schema.Table) -> pd.DataFrame:
+    try:
+        _check_end(path)
+        return _parse(path, table)
+    except _DAMAGED as error:
+        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
+
+
+def parse_csv(content: bytes, table: schema.Table, where: str) -> pd.DataFrame:
+    """Return the rows of a CSV file. Raises ConfigError, which begins with ``where``, for another content."""
+    try:
+        return _parse(io.BytesIO(content), table)
+    except _DAMAGED as error:
+        raise ConfigError(where, f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
+
+
+def _parse(source: Path | BinaryIO, table: schema.Table) -> pd.DataFrame:
     # Text stays text: a kernel named "nan" or a workload named "1" is not a number.
     # float64 and not Float64, which pandas 2 reads through text, with an error in the last digit.
     as_read = {"str": "object", "Float64": "float64"}
     types = {column.name: as_read.get(column.dtype, column.dtype) for column in table.columns}
     missing = {name: [""] for name, dtype in types.items() if dtype != "object"}
-    try:
-        _check_end(path)
-        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
-        _check_json(frame)
-        return schema.frame(table, frame)
-    except (ValueError, OverflowError, RecursionError, csv.Error, pd.errors.ParserError) as error:
-        raise ConfigError(str(path), f"is not the table that profpipe wrote: {error}.", _REMEDY) from None
+    frame = pd.read_csv(source, dtype=types, keep_default_na=False, na_values=missing, **_EXACT)
+    _check_json(frame)
+    return schema.frame(table, frame)
 
 
 def _read_parquet(absent: Path, table: schema.Table, manifest: Manifest) -> pd.DataFrame:

@@ -38,4 +38,5 @@ def filter_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def python_path() -> str:
     """Return the PYTHONPATH with which ``python -m profpipe`` finds this profpipe, installed or not."""
     package_dir = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([package_dir, *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([package_dir, *filter(None, given)]))

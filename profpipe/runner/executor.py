@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -411,6 +412,8 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
             stopped, was_due, ended = _attend(started, *conditions, spared, context, is_reporting)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
+            if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
+                stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:
                 events.read()
                 # The death of an export says nothing about the case in which the workload's process died.
@@ -427,6 +430,16 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
         output_end = log.seek(0, os.SEEK_END)
     missing = artifacts.find_missing(command, job, before)
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))
+
+
+def _is_interrupted_too(returncode: int | None, context: _Context) -> bool:
+    """Return True if a signal ended the process that this runner got too: Slurm sends SIGTERM to all of a task.
+
+    The process may get the signal first.
+    """
+    if returncode and -returncode in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and not context.interrupts.count:
+        time.sleep(_POLL_S)
+    return bool(returncode and context.interrupts.count)
 
 
 def _explain_sigkill(job: Job, returncode: int | None, kills_before: int | None, begin: int) -> CaseOutcome | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +52,37 @@ def check(folder: Path, planned: Sequence[Job], machine: Mapping[str, Any]) -> N
         what = f"was started with other code or settings, whose times cannot be compared with today's: {text}."
         remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
         raise ConfigError(str(folder), what, remedy)
+
+
+def save_sources(folder: Path, planned: Iterable[Job]) -> None:
+    """Record in the run's ``folder`` the files that the jobs run: a node of a cluster is another machine."""
+    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_private(folder / FILE, json.dumps(_sources(planned)).encode())
+
+
+def check_sources(folder: Path, planned: Sequence[Job]) -> None:
+    """Raise ConfigError if a file that the jobs run has changed since ``save_sources``."""
+    with readable(folder, FILE) as document:
+        known = {str(name): dict(digests) for name, digests in document.items()}
+    began, now = (folder / REQUEST_FILE).stat().st_mtime, time.time()
+    outputs = {name for job in planned for name in job_cache.possible_outputs(job, began, now)}
+    for workload, digests in _sources(planned).items():
+        # Another case of the workload may name other files.
+        changed = {name for name, digest in digests.items() if known.get(workload, {}).get(name, digest) != digest}
+        if changed - outputs:
+            what = f"was submitted with other code, whose times cannot be compared with today's: {workload}"
+            remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."
+            raise ConfigError(str(folder), f"{what} ({_listed(changed - outputs)}).", remedy)
+
+
+def _sources(planned: Iterable[Job]) -> dict[str, dict[str, str]]:
+    """Return by workload the digest of each file that its jobs run. A container has other programs on PATH."""
+    found: dict[str, dict[str, str]] = {}
+    for job in planned:
+        words = ("", *job.command[1:]) if job.command and os.sep not in job.command[0] else job.command
+        files = job_cache.hash_sources(replace(job, command=words), job.env)
+        found.setdefault(job.workload, {}).update(job_cache.digests(files))
+    return found
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -93,7 +93,7 @@ def dependencies(
             for command in commands
         ],
         "its program": str(_find_program(job, variables) or ""),
-        **_hash_sources(job, variables),
+        **hash_sources(job, variables),
         "the machine": {"gpus": gpus, **{name: machine.get(name) for name in ("cpu", "cpu_count", "os")}},
         "Python": sys.version,
         # The first entry is the folder of the program, or with ``python -m`` the current folder.
@@ -132,7 +132,7 @@ def _list_distributions(entries: Iterable[str]) -> list[str]:
     return sorted({path.name for folder in folders for path in folder.iterdir() if path.suffix in suffixes})
 
 
-def _hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
+def hash_sources(job: Job, variables: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the hashes of the job's files, of the files that these import, and of the harness."""
     sources = _without_packages(map(Path, filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))))
     found: dict[str, list[str]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ def plan(
     profilers: Sequence[str] = (),
     captures: int | None = None,
     hidden: Mapping[str, Scalar] = MappingProxyType({}),
+    wanted: Collection[str] | None = None,
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
@@ -48,7 +49,7 @@ def plan(
     ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
     the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
     become `skipped` rows with the reason. ``hidden`` are the values of parameters by the
-    text in their place. Raises ConfigError for an unknown name.
+    text in their place. ``wanted`` narrows the choice to cases of these names. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
         if unknown := [word for word in given if word not in known]:
@@ -58,7 +59,7 @@ def plan(
     for name, workload in pipeline.workloads.items():
         if workloads and name not in workloads:
             continue
-        groups = _groups(name, workload)
+        groups = _groups(name, workload, wanted)
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
             planned = []
@@ -76,9 +77,9 @@ def plan(
     return [*_in_rounds(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
 
 
-def _groups(name: str, workload: Workload) -> list[tuple[Case, ...]]:
+def _groups(name: str, workload: Workload, wanted: Collection[str] | None) -> list[tuple[Case, ...]]:
     """Return the cases of each process of a workload."""
-    every = cases(workload)
+    every = [case for case in cases(workload) if wanted is None or case.id in wanted]
     if not every:
         raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
     is_split = workload.isolate or workload.command is not None

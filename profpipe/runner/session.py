@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -55,8 +55,8 @@ from profpipe.scrub import job_files
 from profpipe.scrub import tables as masked_tables
 
 
-def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
-    """Return the jobs of ``request`` with their files below ``folder``."""
+def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:
+    """Return the jobs of ``request``, or those of the ``wanted`` cases, with their files below ``folder``."""
     jobs = plan.plan(
         request.pipeline,
         machine.tools,
@@ -70,6 +70,7 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path) -> list[Job]:
         profilers=request.profilers,
         hidden=request.hidden,
         captures=request.captures,
+        wanted=wanted,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]
 
@@ -160,7 +161,7 @@ class Session:
     @property
     def disk_full_cases(self) -> set[tuple[str, str]]:
         """(workload, case) of the cases that failed because a disk was full. With free space they may succeed."""
-        return {(entry.workload, case) for entry in self.manifest.jobs for case in _disk_full_cases(entry)}
+        return {(entry.workload, case) for entry in self.manifest.jobs for case in disk_full_cases(entry)}
 
     def reopen(self) -> None:
         """Prepare a run that is not complete for ``carry_out``.
@@ -179,11 +180,15 @@ class Session:
         folders.point_latest(self.request.out)
 
     def _check_sources(self) -> None:
-        fingerprint.check(self.folder, plan_jobs(self.request, self.machine, self.folder), self.machine.described)
+        fingerprint.check(self.folder, self.plan(), self.machine.described)
+
+    def plan(self) -> list[Job]:
+        """Return the jobs of the run, those that are done too."""
+        return plan_jobs(self.request, self.machine, self.folder)
 
     def carry_out(self, listener: ProgressListener) -> None:
         """Run every job that is not done yet, and store its rows. Raises Interrupted where the user stops the run."""
-        planned = plan_jobs(self.request, self.machine, self.folder)
+        planned = self.plan()
         self._run_jobs([job for job in planned if not guided_ncu.is_guided(job)], listener)
         # The captures of the other profilers name the kernels for ncu, so guided jobs run after them.
         guided = self._guided_jobs([job for job in planned if guided_ncu.is_guided(job)])
@@ -216,7 +221,7 @@ class Session:
     def _is_done(self, job: Job) -> bool:
         """Return True if the job ended, without an interrupt and without a full disk."""
         entries = [entry for entry in self.manifest.jobs if entry.folder == self._name(job.folder)]
-        return any(not entry.interrupted and not _disk_full_cases(entry) for entry in entries)
+        return any(not entry.interrupted and not disk_full_cases(entry) for entry in entries)
 
     def _narrow(self, job: Job) -> Job | None:
         """Return the job without the cases that failed in another process of theirs; None where none is left."""
@@ -361,7 +366,7 @@ def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:
         yield name, found
 
 
-def _disk_full_cases(entry: JobEntry) -> Sequence[str]:
+def disk_full_cases(entry: JobEntry) -> Sequence[str]:
     """Return the cases of a job that a full disk stopped: all of them where it stopped the job itself."""
     cases = [case for case, cause in entry.causes.items() if cause is Cause.DISK_FULL]
     return cases or (entry.cases if entry.cause is Cause.DISK_FULL else ())

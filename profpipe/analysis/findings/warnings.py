@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profpipe.job import Status
+from profpipe.results.tasks import TaskState
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class NotRun:
     logs: tuple[str, ...] = ()
     is_after_cases: bool = False
     is_cut_off: bool = False
+    #: Set where tasks of a cluster lack the cases: why, and the nodes on which they stopped.
+    task_state: TaskState | None = None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

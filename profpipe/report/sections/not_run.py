@@ -11,6 +11,7 @@ from profpipe.analysis.findings.workloads import CaseResult, Findings
 from profpipe.job import Status
 from profpipe.report import document as doc
 from profpipe.report.inlines import names
+from profpipe.results.tasks import TaskState
 
 OUTCOMES: Mapping[Status, str] = {
     Status.OOM: "out of memory",
@@ -19,6 +20,23 @@ OUTCOMES: Mapping[Status, str] = {
     Status.CRASHED: "crashed",
     Status.INTERRUPTED: "interrupted",
     Status.SKIPPED: "skipped",
+}
+
+#: What became of a task of a cluster.
+TASKS: Mapping[TaskState, str] = {
+    TaskState.PENDING: "pending",
+    TaskState.RUNNING: "running",
+    TaskState.REQUEUED: "requeued",
+    TaskState.NODE_FAILED: "node failed",
+    TaskState.TIME_LIMIT: "time limit",
+    TaskState.CANCELLED: "cancelled",
+    TaskState.PREEMPTED: "preempted",
+    TaskState.OUT_OF_MEMORY: "host memory",
+    TaskState.KILLED: "killed by SIGKILL",
+    TaskState.STOPPED: "stopped by a signal",
+    TaskState.FAILED: "task failed",
+    TaskState.NOT_SUBMITTED: "not submitted",
+    TaskState.UNKNOWN: "unknown to Slurm",
 }
 
 #: Cases, and groups of cases, that a row names; more are counted.
@@ -30,7 +48,7 @@ _Group = tuple[str, NotRun]
 def failures(findings: Findings) -> doc.Section:
     """Return what failed: the cases, the reason and the log."""
     groups = [(OUTCOMES[group.status], group) for group in findings.not_run if group.status.is_failure]
-    return doc.make_section("failures", "Failed", [_table("failures", groups, findings)])
+    return doc.make_section("failures", "Failed", [_table("failures", groups, findings).without("nodes")])
 
 
 def unfinished(findings: Findings) -> doc.Section:
@@ -41,8 +59,21 @@ def unfinished(findings: Findings) -> doc.Section:
             # Cases that take turns have the samples of earlier rounds.
             has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
             groups.append(("not finished" if has_times else OUTCOMES[group.status], group))
-    groups += [("cut off" if group.is_cut_off else "not started", group) for group in findings.pending]
-    return doc.make_section("unfinished", "Not finished", [_table("unfinished", groups, findings).without("reason")])
+    groups += [(_pending_outcome(group), group) for group in findings.pending]
+    table = _table("unfinished", groups, findings)
+    has_reasons = any(group.task_state for _, group in groups)
+    absent = () if has_reasons else ("reason",)
+    return doc.make_section("unfinished", "Not finished", [_without_empty(table.without(*absent), groups)])
+
+
+def _pending_outcome(group: NotRun) -> str:
+    if group.task_state is not None:
+        return TASKS[group.task_state]
+    return "cut off" if group.is_cut_off else "not started"
+
+
+def _without_empty(table: doc.Table, groups: Sequence[_Group]) -> doc.Table:
+    return table if any(group.nodes for _, group in groups) else table.without("nodes")
 
 
 def skipped(findings: Findings) -> doc.Section:
@@ -83,7 +114,8 @@ def _table(id: str, groups: Sequence[_Group], findings: Findings) -> doc.Table:
         (doc.label("profilers"), lambda pair: names(pair[1].profilers, _GROUPS)),
         (doc.label("cases"), lambda pair: cases(pair[1])),
         (doc.count("number"), lambda pair: len(pair[1].cases) or None),
-        (doc.words("reason"), lambda pair: pair[1].reason or "not recorded"),
+        (doc.words("nodes"), lambda pair: doc.join(pair[1].nodes, most=_NAMED)),
+        (doc.words("reason"), lambda pair: pair[1].reason or ("" if pair[1].task_state else "not recorded")),
         (doc.words("log"), lambda pair: logs(pair[1])),
     ]
     return _without_only_workload(doc.table_of(id, groups, columns), findings)

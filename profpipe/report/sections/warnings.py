@@ -47,9 +47,25 @@ def _incomplete(findings: Findings) -> Iterator[doc.Text]:
     groups = [group for group in findings.not_run if group.status is Status.INTERRUPTED]
     if findings.has_ended and not groups:
         return
+    if any(group.task_state for group in findings.pending):
+        yield _lacking_tasks(findings)
+        return
     yield doc.concat(
         (doc.Strong("Not complete"), ": ", doc.Code("profpipe resume"), " with this folder continues the run."),
         (" It lacks ", doc.Link("these cases", "#unfinished"), ".") if groups or findings.pending else "",
+    )
+
+
+def _lacking_tasks(findings: Findings) -> doc.Text:
+    """Return how to go on with a run on a cluster: collect it again, or submit what is missing."""
+    states = [group.task_state for group in findings.pending if group.task_state]
+    ways = []
+    if any(state.is_queued for state in states):
+        ways.append(doc.concat(doc.Code("profpipe collect"), " reads what its tasks have done by then"))
+    if any(not state.is_queued for state in states):
+        ways.append(doc.concat(doc.Code("profpipe resume"), " submits again what has stopped"))
+    return doc.concat(
+        doc.Strong("Not complete"), ": ", doc.join(ways), ". It lacks ", doc.Link("these cases", "#unfinished"), "."
     )
 
 

@@ -1,0 +1,217 @@
+"""Submit, follow and collect a run on a Slurm cluster: the common part of ``run``, ``resume`` and ``collect``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from profpipe import errors
+from profpipe.analysis import pairs
+from profpipe.analysis.cases import comparisons
+from profpipe.commands import execution, recording, rendering
+from profpipe.config import yaml
+from profpipe.config.slurm import Slurm
+from profpipe.errors import ConfigError, Interrupted
+from profpipe.job import count_cases, readable
+from profpipe.results import folders, manifest, store
+from profpipe.results.tasks import TaskState
+from profpipe.runner.request import RunRequest
+from profpipe.runner.slurm import collect as records_of_tasks
+from profpipe.runner.slurm import queue, records, submit
+from profpipe.runner.slurm.plan import ClusterPlan
+
+#: Seconds between two looks at the queue: at first, and at most.
+_POLL_S, _MOST_POLL_S = 1.0, 15.0
+#: How long a collection waits for another one, and how often it starts again because there are newer records.
+_LOCK_S, _MOST_READS = 60.0, 5
+
+#: The states in a line of progress.
+_WORDS: Final = {
+    TaskState.DONE: "done",
+    TaskState.RUNNING: "running",
+    TaskState.PENDING: "pending",
+    TaskState.REQUEUED: "requeued",
+}
+
+
+def with_options(settings: Slurm | None, words: Sequence[str]) -> Slurm:
+    """Return the settings with the options after ``--``."""
+    try:
+        return (settings or Slurm()).with_options(words)
+    except ValueError as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(
+            "profpipe run --slurm --", f"{text}.", "For example: -- --mem=64G --account=physics"
+        ) from None
+
+
+# --- submitting ------------------------------------------------------------------------------------------------------
+
+
+def print_plan(request: RunRequest) -> None:
+    """Print the batch script and the plan of a run. Nothing is submitted or written."""
+    plan = submit.plan_tasks(request, comparisons)
+    folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
+    print(submit.write_script(request.placed_in(folder), folder, len(plan.tasks)))
+    print(f"# The plan, {_count(len(plan.tasks), 'task')}:")
+    for task in plan.tasks:
+        print(f"# {task.index}: {task.workload} under {', '.join(task.profilers)}: {count_cases(len(task.cases))}")
+        for case in task.cases:
+            print(f"#   {readable(case)}")
+
+
+def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> int:
+    """Submit a new run; with ``--wait`` follow and collect it."""
+    queue.require_slurm()
+    folder = submit.create(request, command, comparisons)
+    try:
+        made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
+    except errors.ProfpipeError:
+        if not queue.read_submissions(folder):
+            folders.discard(folder)
+        raise
+    return _after(folder, made, args)
+
+
+def resume(folder: Path, request: RunRequest, options: Sequence[str], args: argparse.Namespace) -> int:
+    """Submit the tasks that are neither done nor in the queue."""
+    queue.require_slurm()
+    tasks = records_of_tasks.describe_tasks(
+        folder, ClusterPlan.load(folder), records.read_records(folder), manifest.Manifest.load(folder).tasks
+    )
+    if indices := submit.missing(tasks):
+        return _after(folder, submit.submit(folder, request, indices, options), args)
+    if args.wait and any(task.state.is_queued for task in tasks):
+        follow(folder, args.quiet)
+    elif not args.quiet:
+        waiting = sum(task.state.is_queued for task in tasks)
+        left = f"{_count(waiting, 'task')} in the queue and nothing to submit" if waiting else "nothing left to do"
+        print(f"{folder.name} has {left}.", file=sys.stderr)
+    return collect(folder, args)
+
+
+def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namespace) -> int:
+    """Say what was submitted; with ``--wait`` follow and collect it."""
+    jobs, count = [each.job for each in made], sum(len(each.indices) for each in made)
+    if args.wait:
+        if not args.quiet:
+            print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}.", file=sys.stderr)
+        follow(folder, args.quiet)
+        return collect(folder, args)
+    if args.json:
+        print(json.dumps({"run": str(folder), "tasks": count, "jobs": jobs}))
+    elif args.quiet:
+        print(yaml.shown(folder))
+    else:
+        print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}. To read what is done at any time:")
+        print(f"  {collect_command(folder)}")
+    return errors.OK
+
+
+def _shown(jobs: Sequence[int]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(map(str, jobs))}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def collect_command(folder: Path) -> str:
+    """Return the command that collects a run, as the user can type it."""
+    program = shlex.split(execution.resume_command(folder))
+    return shlex.join([*program[:-2], "collect", program[-1]])
+
+
+# --- following -------------------------------------------------------------------------------------------------------
+
+
+def follow(folder: Path, is_quiet: bool) -> None:
+    """Return when no task of the run is in the queue. Raises Interrupted at Ctrl-C; the tasks then go on."""
+    plan, shown, pause_s = ClusterPlan.load(folder), "", _POLL_S
+    try:
+        while True:
+            states = [
+                task.state for task in records_of_tasks.describe_tasks(folder, plan, records.read_records(folder))
+            ]
+            line = progress_line(states)
+            if line != shown and not is_quiet:
+                print(line, file=sys.stderr, flush=True)
+            if not any(state.is_queued for state in states):
+                return
+            pause_s = _POLL_S if line != shown else min(1.5 * pause_s, _MOST_POLL_S)
+            shown = line
+            time.sleep(pause_s)
+    except KeyboardInterrupt:
+        what = f"Interrupted. The tasks stay in the queue. To read what is done: {collect_command(folder)}"
+        jobs = " ".join(str(each.job) for each in queue.read_submissions(folder))
+        raise Interrupted(f"{what} To stop them: scancel {jobs}") from None
+
+
+def progress_line(states: Sequence[TaskState]) -> str:
+    """Return ``12 of 40 tasks done, 4 running, 23 pending, 1 not finished``."""
+    counts = Counter(_WORDS.get(state, "not finished") for state in states)
+    others = [f"{counts[word]} {word}" for word in ("running", "pending", "requeued", "not finished") if counts[word]]
+    return ", ".join([f"{counts['done']} of {_count(len(states), 'task')} done", *others])
+
+
+# --- collecting ------------------------------------------------------------------------------------------------------
+
+
+def collect(folder: Path, args: argparse.Namespace) -> int:
+    """Merge the records that are there, write the report and print it; return the exit code.
+
+    A file system may have no locks. So the records are listed again afterwards: of two collections, the one that ends
+    last has read the newest records.
+    """
+    ClusterPlan.load(folder)
+    request = RunRequest.load(folder)
+    with _lock(folder):
+        for _ in range(_MOST_READS):
+            before = records.list_records(folder)
+            result, known = _collect(folder, request)
+            if records.list_records(folder) == before:
+                break
+    rendering.print_result(result, args)
+    lacking = [task for task in known.tasks if task.state is not TaskState.DONE]
+    if lacking and not (args.quiet or args.json):
+        print(f"profpipe: {progress_line([task.state for task in known.tasks])}.", file=sys.stderr)
+    return errors.SOME_FAILED if lacking else result.exit_code
+
+
+def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manifest.Manifest]:
+    data, known = records_of_tasks.collect(folder)
+    found = pairs.analyze(data, known) if known.ab is not None else None
+    if found is not None:
+        data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
+    # As in a run of one machine: the tables first, and the end only after the report.
+    store.save(folder, data, replace(known, ended=None))
+    store.save_parquet(folder, data)
+    result = rendering.write_report(folder, data, known, rendering.find_templates(request.plugin_dir), found)
+    recording.record(request.out, folder, data, known, found)
+    known.save(folder)
+    return result, known
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other collections from working on the run. One that does is waited for."""
+    until = time.monotonic() + _LOCK_S
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(folders.lock(folder))
+                break
+            except ConfigError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.2)
+        yield

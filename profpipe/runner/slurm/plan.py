@@ -1,0 +1,115 @@
+"""The plan of a run on a cluster: which cases and profilers each index of the array has.
+
+The plan is data in the run's folder. A task reads its index, and the command that collects reads all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from profpipe.config.models import Workload
+from profpipe.config.slurm import Spread
+from profpipe.errors import ConfigError
+from profpipe.job import Case
+from profpipe.results import atomic, bounded_json
+from profpipe.runner import plan
+from profpipe.runner.request import RunRequest
+
+#: In the run's folder: everything that belongs to Slurm.
+FOLDER: Final = Path("slurm")
+FILE: Final = FOLDER / "plan.json"
+
+#: Returns the cases of a workload in groups that the report compares with each other.
+Compared = Callable[[Sequence[Case], Workload], Sequence[Sequence[str]]]
+
+#: The profilers whose captures name the kernels that guided ncu replays.
+_GUIDES: Final = ("nsys", "torch")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One index of the array: cases of a workload, and the profilers that run them."""
+
+    index: int
+    workload: str
+    cases: tuple[str, ...]
+    profilers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The tasks of a run by their index, from 0 on."""
+
+    spread: Spread
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def create(cls, request: RunRequest, spread: Spread, compared: Compared) -> ClusterPlan:
+        """Return the plan of ``request``; its tasks have the order of the workloads and cases in the file."""
+        found = [part for name in _chosen(request) for part in _parts(request, name, spread, compared)]
+        return cls(spread, tuple(Task(index, *part) for index, part in enumerate(found)))
+
+    def save(self, folder: Path) -> None:
+        (folder / FOLDER).mkdir(exist_ok=True)
+        atomic.write_text(folder / FILE, self.as_text())
+
+    def as_text(self) -> str:
+        """Return the content of plan.json: a line for each task."""
+        tasks = ",\n".join(f"  {json.dumps(asdict(task))}" for task in self.tasks)
+        return f'{{"version": 1, "spread": {json.dumps(self.spread)}, "tasks": [\n{tasks}\n]}}\n'
+
+    @classmethod
+    def load(cls, folder: Path) -> ClusterPlan:
+        """Read the plan of the run in ``folder``. Raises ConfigError where it has none that can be read."""
+        path = folder / FILE
+        try:
+            document = bounded_json.loads(atomic.read_regular(path).decode())
+            tasks = tuple(_read_task(index, each) for index, each in enumerate(document["tasks"]))
+            return cls(document["spread"], tasks)
+        except FileNotFoundError:
+            remedy = "`profpipe report` and `profpipe resume` are for runs of one machine."
+            raise ConfigError(str(folder), "is no run on a cluster.", remedy) from None
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(str(path), f"is not the plan that profpipe wrote: {error}.", "Start a new run.") from None
+
+
+def is_cluster_run(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def _read_task(index: int, document: Any) -> Task:
+    if document["index"] != index:
+        raise ValueError(f"task {index} has the index {document['index']!r}")
+    cases, profilers = (tuple(map(str, document[name])) for name in ("cases", "profilers"))
+    return Task(index, str(document["workload"]), cases, profilers)
+
+
+def _chosen(request: RunRequest) -> Iterator[str]:
+    return (name for name in request.pipeline.workloads if not request.workloads or name in request.workloads)
+
+
+def _parts(
+    request: RunRequest, name: str, spread: Spread, compared: Compared
+) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Yield workload, cases and profilers of each task of a workload."""
+    workload = request.pipeline.workloads[name]
+    profilers = tuple(dict.fromkeys(request.profilers or workload.profilers))
+    cases = plan.cases(workload)
+    if spread == "comparisons":
+        yield from ((name, tuple(group), profilers) for group in compared(cases, workload))
+        return
+    for case in cases:
+        for group in _apart(profilers, workload) if spread == "all" else [profilers]:
+            yield name, (case.id,), group
+
+
+def _apart(profilers: Sequence[str], workload: Workload) -> list[tuple[str, ...]]:
+    """Return each profiler alone. Guided ncu stays with the captures that name its kernels."""
+    guided = "ncu" in profilers and workload.ncu.kernels == "guided"
+    together = tuple(name for name in profilers if guided and name in (*_GUIDES, "ncu"))
+    alone: list[tuple[str, ...]] = [(name,) for name in profilers if name not in together]
+    return [*alone, together] if together else alone

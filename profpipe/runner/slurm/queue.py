@@ -1,0 +1,217 @@
+"""Ask Slurm: submit an array, and find out what became of its tasks.
+
+scontrol and squeue know a task until some minutes after its end (MinJobAge), sacct for months, where the cluster has
+accounting. Formats: Slurm 20.11 to 24.05.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from profpipe.errors import ProfpipeError, ToolMissing
+from profpipe.results import atomic, bounded_json, manifest
+from profpipe.results.tasks import TaskState
+from profpipe.runner import child, process
+from profpipe.runner.slurm import script as text
+from profpipe.runner.slurm.plan import FOLDER
+
+SUBMISSIONS: Final = FOLDER / "submissions"
+
+_TIMEOUT_S: Final = 60.0
+#: The indices that an array may have where Slurm does not say: the default of MaxArraySize.
+_MOST: Final = 1001
+#: Without it scontrol and squeue cut long lists of indices.
+_ENVIRONMENT: Final = {"SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "standard"}
+
+_STATES: Final[Mapping[str, TaskState]] = {
+    "PENDING": TaskState.PENDING,
+    "CONFIGURING": TaskState.PENDING,
+    "RESV_DEL_HOLD": TaskState.PENDING,
+    "SPECIAL_EXIT": TaskState.PENDING,
+    "REQUEUED": TaskState.REQUEUED,
+    "REQUEUE_FED": TaskState.REQUEUED,
+    "REQUEUE_HOLD": TaskState.REQUEUED,
+    "RUNNING": TaskState.RUNNING,
+    "COMPLETING": TaskState.RUNNING,
+    "STAGE_OUT": TaskState.RUNNING,
+    "SIGNALING": TaskState.RUNNING,
+    "SUSPENDED": TaskState.RUNNING,
+    "STOPPED": TaskState.RUNNING,
+    "RESIZING": TaskState.RUNNING,
+    "NODE_FAIL": TaskState.NODE_FAILED,
+    "BOOT_FAIL": TaskState.NODE_FAILED,
+    "TIMEOUT": TaskState.TIME_LIMIT,
+    "DEADLINE": TaskState.TIME_LIMIT,
+    "CANCELLED": TaskState.CANCELLED,
+    "REVOKED": TaskState.CANCELLED,
+    "PREEMPTED": TaskState.PREEMPTED,
+    "OUT_OF_MEMORY": TaskState.OUT_OF_MEMORY,
+    "FAILED": TaskState.FAILED,
+    # With a record the task would be DONE.
+    "COMPLETED": TaskState.FAILED,
+}
+_NONE: Final = ("", "None", "(null)", "N/A")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An array that was submitted: task ``i`` of ``job`` runs the index ``i + offset`` of the plan."""
+
+    job: int
+    indices: tuple[int, ...]
+    offset: int = 0
+    #: ISO 8601, UTC.
+    submitted: str = ""
+
+    def save(self, folder: Path) -> None:
+        (folder / SUBMISSIONS).mkdir(parents=True, exist_ok=True)
+        atomic.write_text(folder / SUBMISSIONS / f"{self.job}.json", json.dumps(asdict(self)) + "\n")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Slurm says of a task. ``details`` is its text: the reason of a wait, or the exit code."""
+
+    state: TaskState
+    node: str = ""
+    details: str = ""
+
+
+def read_submissions(folder: Path) -> list[Submission]:
+    """Return the arrays of the run in ``folder``, the first one first."""
+    paths = (folder / SUBMISSIONS).glob("[0-9]*.json")
+    every = [manifest.parse(Submission, bounded_json.loads(path.read_text())) for path in paths]
+    return sorted(every, key=lambda each: (each.submitted, each.job))
+
+
+def require_slurm() -> None:
+    """Raise ToolMissing where this machine cannot submit to Slurm."""
+    if not shutil.which("sbatch"):
+        raise ToolMissing("sbatch is not on PATH. Submit from a machine of the cluster where `sbatch --version` works.")
+
+
+def call(argv: Sequence[str], cwd: Path | None = None) -> tuple[int | None, str]:
+    """Return exit code and output of a command of Slurm. The code is None where it did not run to its end.
+
+    It gets the whole environment: SLURM_CONF names the cluster, and sbatch passes variables on to the job.
+    """
+    with tempfile.TemporaryFile() as output:
+        try:
+            started = child.start(argv, {**os.environ, **_ENVIRONMENT}, output, cwd)
+        except OSError as error:
+            return None, f"{argv[0]}: {error.strerror}"
+        code = started.wait(_TIMEOUT_S)
+        process.kill_group(started)
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, options: Sequence[str]) -> list[Submission]:
+    """Submit the tasks of these indices, as several arrays where one cannot have all, and return the arrays.
+
+    ``limit`` is the end of the array specification. Each array is recorded in the run's ``folder`` at once. Raises
+    ProfpipeError with the answer of sbatch where it refuses.
+    """
+    made: list[Submission] = []
+    most = _largest_index()
+    while left := indices[sum(len(each.indices) for each in made) :]:
+        offset = left[0] if left[-1] > most else 0
+        part = tuple(index for index in left if index - offset <= most)
+        array = f"--array={text.indices([index - offset for index in part])}{limit}"
+        code, answer = call(["sbatch", "--parsable", array, *options, str(script), *([str(offset)] if offset else [])])
+        found = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
+        if code != 0 or not found:
+            raise ProfpipeError(f"sbatch refused the array: {' '.join(answer.split()) or 'no answer'}")
+        made.append(Submission(int(found[1]), part, offset, manifest.utc_now().isoformat()))
+        made[-1].save(folder)
+    return made
+
+
+def _largest_index() -> int:
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"])[1], re.MULTILINE)
+    return max(int(found[1]) - 1, 0) if found else _MOST - 1
+
+
+def look_up(submissions: Sequence[Submission]) -> dict[int, Seen]:
+    """Return what Slurm says of each index, by the last array that has it. An index that it does not know is absent."""
+    places = {(each.job, index - each.offset): index for each in submissions for index in each.indices}
+    # The last array counts.
+    last = {index: place for place, index in places.items()}
+    wanted = {place: index for index, place in last.items()}
+    found: dict[int, Seen] = {}
+    for ask in (_ask_scontrol, _ask_squeue, _ask_sacct):
+        jobs = sorted({job for (job, _), index in wanted.items() if index not in found})
+        for job, task, seen in ask(jobs) if jobs else ():
+            if (job, task) in wanted:
+                found.setdefault(wanted[job, task], seen)
+    return found
+
+
+def name_of(submissions: Iterable[Submission], index: int) -> str:
+    """Return Slurm's name of the last task that has ``index``: ``4711_7``; empty where none has it."""
+    names = [f"{each.job}_{index - each.offset}" for each in submissions if index in each.indices]
+    return names[-1] if names else ""
+
+
+def _ask_scontrol(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
+    for job in jobs:
+        for line in call(["scontrol", "--oneliner", "show", "job", str(job)])[1].splitlines():
+            fields = dict(re.findall(r"(\w+)=(\S*)", line))
+            if "ArrayTaskId" not in fields or not fields.get("ArrayJobId", "").isdigit():
+                continue
+            restarts = fields.get("Restarts", "0") != "0"
+            node = fields.get("BatchHost") or fields.get("NodeList", "")
+            seen = _seen(
+                fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts
+            )
+            yield from ((int(fields["ArrayJobId"]), task, seen) for task in expand(fields["ArrayTaskId"]))
+
+
+def _ask_squeue(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
+    argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%F|%K|%T|%N|%r"]
+    for line in call([*argv, f"--jobs={','.join(map(str, jobs))}"])[1].splitlines():
+        job, _, rest = line.strip().partition("|")
+        task, _, rest = rest.partition("|")
+        if job.isdigit() and task.isdigit() and rest.count("|") == 2:
+            state, node, reason = rest.split("|")
+            yield int(job), int(task), _seen(state, node, reason)
+
+
+def _ask_sacct(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
+    argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode,NodeList"]
+    code, answer = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
+    for line in answer.splitlines() if code == 0 else ():
+        name, _, rest = line.partition("|")
+        job, _, task = name.partition("_")
+        if job.isdigit() and rest.count("|") == 2:
+            # "CANCELLED by 1000"
+            state, exit_code, node = rest.split("|")
+            yield from ((int(job), number, _seen(state.split(" ")[0], node, "", exit_code)) for number in expand(task))
+
+
+def _seen(state: str, node: str, reason: str, exit_code: str = "", restarts: bool = False) -> Seen:
+    """Return what Slurm says; ``exit_code`` is ``1:0``, a code and a signal."""
+    known = _STATES.get(state.strip().rstrip("+"), TaskState.UNKNOWN)
+    node, reason = ("" if word.strip() in _NONE else word.strip() for word in (node, reason))
+    if known is TaskState.PENDING and restarts:
+        known = TaskState.REQUEUED
+    if known is TaskState.FAILED:
+        killed = exit_code.endswith(":9") or exit_code.startswith("137:")
+        return Seen(TaskState.KILLED, node) if killed else Seen(known, node, f"exit code {exit_code.split(':')[0]}")
+    return Seen(known, node, reason if known.is_queued else "")
+
+
+def expand(text: str) -> Iterator[int]:
+    """Yield the indices in ``3``, ``[3-9%2,12]``, ``0-8:4``. Other texts have none."""
+    for part in text.strip("[]").partition("%")[0].split(","):
+        if found := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
+            first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+            yield from range(first, last + 1, max(step, 1))

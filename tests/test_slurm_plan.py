@@ -1,0 +1,219 @@
+"""The plan, the batch script and the records of a run on a cluster, without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import profpipe
+from report_study import check_golden
+
+from profpipe.analysis.cases import comparisons
+from profpipe.config.loader import load_pipeline
+from profpipe.config.models import Pipeline
+from profpipe.config.slurm import Slurm
+from profpipe.errors import ConfigError
+from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
+from profpipe.results.tasks import TaskState
+from profpipe.runner.request import RunRequest
+from profpipe.runner.slurm import collect, queue, records, script
+from profpipe.runner.slurm.plan import ClusterPlan
+from profpipe.runner.slurm.records import Record
+
+PIPELINE = """\
+version: 1
+name: sweep
+workloads:
+  attention:
+    command: [echo, "{impl}", "{n}"]
+    profilers: [plain, nsys, ncu]
+    matrix: {n: [1, 2], impl: [a, b]}
+    baseline: {impl: a}
+  other:
+    command: [echo, "{n}"]
+    profilers: [plain]
+    matrix: {n: [1, 2]}
+"""
+
+
+def request(folder: Path, text: str = PIPELINE) -> RunRequest:
+    path = folder / "pipeline.yaml"
+    path.write_text(text, encoding="utf-8")
+    return RunRequest.create(load_pipeline(path, env={}), path, folder / "out")
+
+
+def tasks(folder: Path, spread: Any) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    plan = ClusterPlan.create(request(folder), spread, comparisons)
+    return [(task.workload, task.cases, task.profilers) for task in plan.tasks]
+
+
+def test_cases_that_the_report_compares_are_one_task(tmp_path: Path) -> None:
+    every = ("plain", "nsys", "ncu")
+    assert tasks(tmp_path, "comparisons") == [
+        ("attention", ("n=1,impl=a", "n=1,impl=b"), every),
+        ("attention", ("n=2,impl=a", "n=2,impl=b"), every),
+        ("other", ("n=1",), ("plain",)),
+        ("other", ("n=2",), ("plain",)),
+    ]
+
+
+def test_each_case_is_a_task_or_each_case_under_each_profiler(tmp_path: Path) -> None:
+    assert [cases for _, cases, _ in tasks(tmp_path, "cases")] == [
+        ("n=1,impl=a",), ("n=1,impl=b",), ("n=2,impl=a",), ("n=2,impl=b",), ("n=1",), ("n=2",),
+    ]  # fmt: skip
+    # Guided ncu takes the names of its kernels from nsys, so the two stay together.
+    assert tasks(tmp_path, "all")[:2] == [
+        ("attention", ("n=1,impl=a",), ("plain",)),
+        ("attention", ("n=1,impl=a",), ("nsys", "ncu")),
+    ]
+
+
+def test_the_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = ClusterPlan.create(request(tmp_path), "comparisons", comparisons)
+    plan.save(tmp_path)
+    assert ClusterPlan.load(tmp_path) == plan
+    (tmp_path / "slurm" / "plan.json").write_text('{"spread": "all", "tasks": [{"index": 7}]}')
+    with pytest.raises(ConfigError, match=r"plan\.json: is not the plan that profpipe wrote"):
+        ClusterPlan.load(tmp_path)
+
+
+def test_the_batch_script_is_the_golden_one(regenerate: bool) -> None:
+    settings = Slurm(
+        partition="gpu",
+        gres="gpu:h100:1",
+        constraint="[rack1|rack2]",
+        time="1:30:00",
+        array_limit=8,
+        setup="module load cuda\nsource venv/bin/activate",
+        launcher="apptainer exec --nv 'my image.sif'",
+        python="python3",
+        options=["--mem=64G", "-A", "physics", '--comment=a "b" \\ c #d'],
+    )
+    text = script.write(settings, Path("/shared/out/it's 100 %/run"), "sweep", 42, Path("/shared/it's"))
+    check_golden("slurm.sh", re.sub(r"profpipe [\d.]+\.", "profpipe 1.2.3.", text), regenerate)
+
+
+def test_a_word_of_the_command_stays_one_word(tmp_path: Path) -> None:
+    folder = tmp_path / "a; touch $(whoami) 'b'"
+    lines = script.write(Slurm(python="py thon"), folder, "x", 1, folder).splitlines()
+    assert shlex.split(lines[-1])[:6] == ["exec", "py thon", "-m", "profpipe", "task", str(folder)]
+    assert shlex.split(next(line for line in lines if line.startswith("cd ")))[1] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time: 1:30:00", r"slurm\.time: must be in quotes"),
+        ("partition: \"gpu\\n#SBATCH --uid=0\"", r"slurm\.partition: is not one line of text"),
+        ("partitoin: gpu", r"slurm: unknown key 'partitoin'\. Did you mean 'partition'"),
+        ("spread: nodes", r"slurm\.spread: 'nodes' is not known"),
+        ("options: [--array=0-9]", r"slurm\.options: --array cannot be given"),
+        ("options: [-a0-9]", r"slurm\.options: --array cannot be given"),
+        ("options: [64G]", r"slurm\.options: '64G' is no option of sbatch"),
+        ("array_limit: 0", r"slurm\.array_limit"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        request(tmp_path, f"{PIPELINE}slurm: {{{text}}}\n")
+
+
+def test_settings_of_the_command_line_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE, encoding="utf-8")
+    overrides = ["slurm.time=1:30:00", "slurm.array_limit=4", "slurm.options=--mem=4G --exclusive"]
+    settings = load_pipeline(path, overrides).slurm
+    assert settings == Slurm(time="1:30:00", array_limit=4, options=("--mem=4G", "--exclusive"))
+    assert Pipeline.model_validate(load_pipeline(path, overrides).model_dump(mode="json")).slurm == settings
+
+
+def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(PIPELINE, encoding="utf-8")
+    printed = profpipe(tmp_path, "run", "p.yaml", "--slurm", "--dry-run", "--", "--mem=4G", "-p", "gpu")
+    assert "#SBATCH --mem=4G\n#SBATCH -p gpu\n" in printed and "#SBATCH --array=0-3\n" in printed
+    assert "# 0: attention under plain, nsys, ncu: 2 cases\n#   n=1,impl=a\n#   n=1,impl=b\n" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
+
+
+def test_indices_are_written_and_read_as_slurm_does() -> None:
+    assert script.indices([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
+    assert list(queue.expand("[0-3,7,9-10%4]")) == [0, 1, 2, 3, 7, 9, 10]
+    assert list(queue.expand("0-8:4")) == [0, 4, 8] and list(queue.expand("N/A")) == []
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+HEAD = '"run","workload","case","profiler","status","reason","params","seconds","flags"'
+
+
+def record(index: int, attempt: int = 1, state: TaskState = TaskState.DONE, node: str = "n1") -> Record:
+    job = JobEntry("w", "plain", (f"n={index}",), folder=f"raw/w/task-{index:04d}", node=node)
+    row = f'"run","w","n={index}","plain","ok","attempt {attempt}","{{}}",1.5,"[]"'
+    return Record(index, attempt, node, f"7_{index}", state, "", Manifest(jobs=(job,)), {"cases": f"{HEAD}\n{row}\n"})
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of three tasks with one case each, of which none was submitted."""
+    folder = tmp_path / "run"
+    records.make_folders(folder)
+    document = [{"index": i, "workload": "w", "cases": [f"n={i}"], "profilers": ["plain"]} for i in range(3)]
+    (folder / "slurm" / "plan.json").write_text(json.dumps({"spread": "cases", "tasks": document}))
+    Manifest(name="run", ended=None, planned=(PlannedJob("w", "plain", ("n=0", "n=1", "n=2")),)).save(folder)
+    return folder
+
+
+def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Path) -> None:
+    for each in (record(0), record(1), record(1, 2), record(1, 3, TaskState.RUNNING), record(2, 1, TaskState.RUNNING)):
+        each.save(run_folder)
+    data, known = collect.collect(run_folder)
+    assert list(data.cases["case"]) == ["n=0", "n=1", "n=2"]
+    assert list(data.cases["reason"]) == ["attempt 1", "attempt 2", "attempt 1"]
+    assert [job.cases for job in known.jobs] == [("n=0",), ("n=1",), ("n=2",)]
+    assert [(task.state, task.attempt) for task in known.tasks] == [
+        (TaskState.DONE, 1), (TaskState.DONE, 2), (TaskState.NOT_SUBMITTED, 0),
+    ]  # fmt: skip
+    assert known.ended is None
+    record(2, 2).save(run_folder)
+    assert collect.collect(run_folder)[1].ended
+
+
+def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
+    (run_folder / "slurm" / "records" / ".0000-1.json.0123456789abcdef.partial").write_text('{"index": 0')
+    assert not records.read_records(run_folder) and records.read_record(run_folder, 0) is None
+    record(0).save(run_folder)
+    path = run_folder / "slurm" / "records" / "0000-1.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ConfigError, match=r"0000-1\.json: is not the record that profpipe wrote"):
+        records.read_records(run_folder)
+
+
+def test_attempts_have_different_numbers(run_folder: Path) -> None:
+    starts = [records.begin(run_folder, 1, node, "7_1", "2026-11-20T12:00:00+00:00") for node in ("n1", "n2")]
+    assert [start.attempt for start in starts] == [1, 2]
+    assert records.read_starts(run_folder) == {1: starts[1]}
+
+
+def test_records_of_another_version_are_refused(run_folder: Path) -> None:
+    record(0).save(run_folder)
+    other = record(1)
+    tables = {"cases": other.tables["cases"].replace('"seconds"', '"duration"')}
+    replace(other, tables=tables).save(run_folder)
+    with pytest.raises(ConfigError, match="has other columns in the record of task 1"):
+        collect.collect(run_folder)
+
+
+def test_collect_says_what_no_array_has(run_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run on a cluster"):
+        ClusterPlan.load(run_folder.parent)
+    record(1).save(run_folder)
+    assert [task.state for task in collect.collect(run_folder)[1].tasks] == [
+        TaskState.NOT_SUBMITTED, TaskState.DONE, TaskState.NOT_SUBMITTED,
+    ]  # fmt: skip
