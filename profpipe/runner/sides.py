@@ -30,8 +30,9 @@ MADE_ANEW: Final = (LIBRARY, checkout.FOLDER)
 
 #: Time goes into processes and not into samples. Values that the pipeline file or ``--set`` gives are kept.
 _BUDGET_S = 0.15
-#: At its power limit the clock of a GPU swings; a process must see more than one swing.
-_SLOWED_S = 0.4
+#: At its power limit the clock of an H200 swings with a period of about 1 s. Medians over 0.4 s differ by 1.4 % in one
+#: process, over 1 s by 0.4 %.
+_SLOWED_S = 1.0
 _REPEATS = 10
 
 _PYTHONS = ("python", "python3")
