@@ -149,6 +149,8 @@ class Chaos:
             if finished(project):
                 break
             self.command(project, "resume" if unfinished(project) else "start")
+        # A run that could not be stored is entered into the history by the next command.
+        self.command(project, "history")
         wrong = differences(tables(project), self.expected) if finished(project) else ["not finished"]
         result.lost += len(wrong)
         again = repeated(project)
@@ -207,7 +209,6 @@ def _locked(chaos: Chaos, project: Path, dice: random.Random) -> None:
         other.execute("begin exclusive")
         chaos.command(project, "start")
         (project / "once").touch()
-    chaos.command(project, "history")
 
 
 def _two(chaos: Chaos, project: Path, dice: random.Random) -> None:

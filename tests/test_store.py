@@ -371,6 +371,15 @@ def test_the_history_has_no_times_of_failed_cases(tmp_path, status):
     assert [row["value"] for row in database.read_history(tmp_path)[1]] == [1500.0]
 
 
+def test_a_run_that_cannot_be_stored_as_a_whole_is_not_stored_in_part(tmp_path):
+    with database.connect(tmp_path) as opened:
+        opened.execute("create trigger full before insert on metrics begin select raise(abort, 'full'); end")
+    run_record = record(started="2026-11-20T00:00:00+00:00", ended="x")
+    with pytest.raises(ConfigError, match="full"):
+        database.store_run(tmp_path, tmp_path / "run", some_tables("run", 1e6), run_record)
+    assert database.read_history(tmp_path) == ([], [])
+
+
 def test_the_history_has_times_without_a_case(tmp_path):
     data = replace(some_tables("run", 1500.0), cases=schema.empty(CASES))
     database.store_run(tmp_path, tmp_path / "run", data, record(started="2026-11-20T00:00:00+00:00", ended="x"))

@@ -57,6 +57,8 @@ order by m.workload, m."case", r.started, r.run
 def store_run(out: Path, folder: Path, data: Tables, manifest: Manifest) -> None:
     """Store the tables of a run in the database of the results folder. They replace earlier rows of the run."""
     with connect(out) as database, database.conn:
+        # One transaction: a disk that fails leaves no run without its cases.
+        database.execute("begin immediate")
         database["runs"].upsert(migration.describe_run(folder.name, manifest), pk="run")
         for table in schema.ALL:
             _replace(database, table, folder.name, getattr(data, table.name))
