@@ -97,6 +97,18 @@ def secrets_in_variable(name: str, value: str) -> list[str]:
     return list(dict.fromkeys(filter(None, [*found, *(_passwords(value) if found else ())])))
 
 
+def secrets_of_placeholders(placeholders: Iterable[tuple[str, str | None]], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets that ``${NAME:-default}`` stands for, and ``${NAME}`` for each; from (name, default).
+
+    The default is a secret too where the name of the variable says so.
+    """
+    found: dict[str, str] = {}
+    for name, default in placeholders:
+        value = env.get(name) or (default if is_secret_name(name) else "") or ""
+        found |= dict.fromkeys(secrets_in_variable(name, value), f"${{{name}}}")
+    return found
+
+
 def _is_long_text(text: str) -> bool:
     return len(text) >= _LONG and not _NUMBER.fullmatch(text) and not _is_path(text)
 

@@ -55,9 +55,7 @@ def load_document(
 ) -> Pipeline:
     """Return the pipeline of ``written``, the content of the file ``path``, which errors call ``where``."""
     where, written = where or shown(path), dict(written)
-    for name, default in all_placeholders(written):
-        value = env.get(name) or (default if masking.is_secret_name(name) else "") or ""
-        masking.remember(dict.fromkeys(masking.secrets_in_variable(name, value), f"${{{name}}}"))
+    masking.remember(masking.secrets_of_placeholders(all_placeholders(written), env))
     document = substituted(written, env, where)
     override(document, overrides, path)
     for node in (document, written):

@@ -127,16 +127,12 @@ def load(folder: Path, request: RunRequest) -> PairSession:
     return PairSession(request, folder, begun, data, both)
 
 
-def _measure_no_more(data: Tables, run: Manifest) -> Collection[Key]:
-    return ()
-
-
 @dataclass
 class PairSession(Session):
     """An `ab` run in progress. ``choose_again`` names the cases to measure in a second block of pairs."""
 
     sides: tuple[Side, Side]
-    choose_again: Callable[[Tables, Manifest], Collection[Key]] = _measure_no_more
+    choose_again: Callable[[Tables, Manifest], Collection[Key]] = lambda data, run: ()
 
     @cached_property
     def machine(self) -> Machine:
@@ -219,8 +215,8 @@ class PairSession(Session):
 
     def _run_block(self, pairs: range, wanted: Collection[Key] | None, listener: ProgressListener) -> None:
         """Run the pairs, of the cases ``wanted`` or of all, and the captures of the first block."""
-        timed, captured = self._side_jobs(), self._capture_jobs() if wanted is None else ([], [])
-        with_captures = pairs[: self.settings.captures]
+        timed, with_captures = self._side_jobs(), pairs[: self.settings.captures] if wanted is None else ()
+        captured = self._side_jobs(self.settings.profiler) if with_captures else timed
         total = len(pairs) * sum(map(len, timed)) + len(with_captures) * sum(map(len, captured))
         number = 1
         for pair in pairs:
@@ -232,9 +228,6 @@ class PairSession(Session):
                     self._add_foreign_modules(outcome.job)
                     self._store(outcome, "")
                 number += sum(map(len, sides_jobs))
-
-    def _capture_jobs(self) -> tuple[list[Job], list[Job]]:
-        return self._side_jobs(self.settings.profiler) if self.settings.captures else ([], [])
 
     def _jobs_of_pair(
         self, pair: int, a: Sequence[Job], b: Sequence[Job], wanted: Collection[Key] | None

@@ -116,7 +116,7 @@ def kill_leftovers(job_folder: Path, wait_s: float) -> None:
 
 def _find_marked(job_folder: Path) -> set[int]:
     entry, found = os.fsencode(f"{JOB_VARIABLE}={job_folder}"), set()
-    for pid, state, _, _ in _process_table():
+    for pid, state, _, _ in supervisor.processes():
         with suppress(OSError):  # the process has ended, or belongs to another user
             if state not in "ZX" and entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.add(pid)
@@ -142,25 +142,14 @@ def find_descendants() -> set[int]:
 
     The supervisor is not one of them.
     """
-    us, our_session = os.getpid(), os.getsid(0)
-    parents: dict[int, int] = {}
-    elsewhere = set()
-    for pid, state, parent, session in _process_table():
-        parents[pid] = parent
-        if session == our_session:
-            continue
-        if state not in "ZX":
-            elsewhere.add(pid)
-        elif parent == us:
+    us, our_session, every = os.getpid(), os.getsid(0), [*supervisor.processes()]
+    elsewhere = [process for process in every if process[3] != our_session]
+    for pid, state, parent, _ in elsewhere:
+        if state in "ZX" and parent == us:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-    def is_below(pid: int) -> bool:
-        while (pid := parents.get(pid, 0)) not in (0, us):
-            pass
-        return pid == us
-
-    return {pid for pid in elsewhere if is_below(pid)} - {child.supervisor_pid()}
+    found = supervisor.descendants(us, every)
+    return {pid for pid, *_ in elsewhere if pid in found} - {child.supervisor_pid()}
 
 
 def stop(
@@ -244,15 +233,6 @@ def _wait_until(is_true: Callable[[], bool], wait_s: float, unless: Callable[[],
             return False
         time.sleep(_STEP_S)
     return True
-
-
-def _process_table() -> Iterator[tuple[int, str, int, int]]:
-    """Yield (pid, state, parent, session) of every process, from proc(5)'s stat; nothing without a usable /proc."""
-    for entry in Path("/proc").glob("[0-9]*") if supervisor.has_proc() else ():
-        with suppress(OSError):  # the process has ended
-            # The second field is the name in brackets, which may contain spaces and brackets.
-            state, parent, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            yield int(entry.name), state, int(parent), int(session)
 
 
 def _signal(pid: int, number: signal.Signals, send: Callable[[int, int], None] = os.kill) -> None:

@@ -131,7 +131,12 @@ class RunRequest:
     def save(self, folder: Path) -> None:
         if self.text:
             atomic.write_text(folder / PIPELINE_FILE, self.text)
-        document = {
+        target = folder / REQUEST_FILE
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_private(target, json.dumps(self.as_json()).encode())
+
+    def as_json(self) -> dict[str, Any]:
+        return {
             "pipeline": self.pipeline.model_dump(mode="json", by_alias=True),
             "path": PIPELINE_FILE if self.text else str(self.path),
             "workloads": self.workloads,
@@ -141,34 +146,36 @@ class RunRequest:
             "secrets": dict(self.secrets),
             "hidden": dict(self.hidden),
         }
-        target = folder / REQUEST_FILE
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_private(target, json.dumps(document).encode())
 
     @classmethod
     def load(cls, folder: Path) -> RunRequest:
         """Load the request of the run in ``folder``. The file and the environment may have changed since."""
         with readable(folder, REQUEST_FILE) as document:
-            pipeline, unknown = parse_pipeline(document["pipeline"])
-            made = cls(
-                pipeline,
-                folder.resolve() / document["path"],
-                folder.parent.resolve(),
-                tuple(map(str, document["workloads"])),
-                tuple(map(str, document["profilers"])),
-                bool(document["reuse"]),
-                # Runs of earlier versions have none.
-                document.get("captures"),
-                {str(word): str(public) for word, public in document["secrets"].items()},
-                hidden=dict(document.get("hidden", {})),
-                is_in_run=document["path"] == PIPELINE_FILE,
-                unknown=unknown,
-            )
-            masking.remember(made.secrets)
-            return made
+            return cls.parse(document, folder)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any], folder: Path) -> RunRequest:
+        """Return the request that ``as_json`` describes, of the run in ``folder``."""
+        pipeline, unknown = _parse_pipeline(document["pipeline"])
+        made = cls(
+            pipeline,
+            folder.resolve() / document["path"],
+            folder.parent.resolve(),
+            tuple(map(str, document["workloads"])),
+            tuple(map(str, document["profilers"])),
+            bool(document["reuse"]),
+            # Runs of earlier versions have none.
+            document.get("captures"),
+            {str(word): str(public) for word, public in document["secrets"].items()},
+            hidden=dict(document.get("hidden", {})),
+            is_in_run=document["path"] == PIPELINE_FILE,
+            unknown=unknown,
+        )
+        masking.remember(made.secrets)
+        return made
 
 
-def parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
+def _parse_pipeline(document: Any) -> tuple[Pipeline, tuple[str, ...]]:
     """Return a saved pipeline without the settings that this version does not know, and the names of these settings.
 
     Raises ValueError where the document is no pipeline.

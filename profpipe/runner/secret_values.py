@@ -21,16 +21,9 @@ Hidden = Mapping[str, Scalar]
 
 
 def of_variables(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the secrets that the placeholders of the pipeline file ``path`` stand for, and ``${NAME}`` for each.
-
-    The default in the file is a secret too where the name of the variable says so.
-    """
+    """Return the secrets that the placeholders of the pipeline file ``path`` stand for, and ``${NAME}`` for each."""
     document = yaml.read(path, yaml.shown(path)) if path.is_file() else {}
-    found: dict[str, str] = {}
-    for name, default in yaml.all_placeholders(document):
-        value = environment.get(name) or (default if masking.is_secret_name(name) else "") or ""
-        found |= dict.fromkeys(masking.secrets_in_variable(name, value), f"${{{name}}}")
-    return found
+    return masking.secrets_of_placeholders(yaml.all_placeholders(document), environment)
 
 
 def of_environment_blocks(pipeline: Pipeline, known: Mapping[str, str]) -> dict[str, str]:
@@ -122,11 +115,8 @@ def mask_commands(pipeline: Pipeline, path: Path) -> dict[str, Workload]:
 
 def _mask_word(written: Any, given: str, path: Path) -> str:
     """Return a word of a command with ``${NAME}`` in place of secret variables. ``given`` has their values."""
-    names = {}
-    for name, default in yaml.all_placeholders(written):
-        value = os.environ.get(name) or (default if masking.is_secret_name(name) else "") or ""
-        if masking.secrets_in_variable(name, value):
-            names[name] = f"${{{name}}}"
+    found = set(masking.secrets_of_placeholders(yaml.all_placeholders(written), os.environ).values())
+    names = {name: f"${{{name}}}" for name, _ in yaml.all_placeholders(written) if f"${{{name}}}" in found}
     word = str(yaml.substituted(written, {**os.environ, **names}, path.name)) if names else given
     return masking.mask_forms(word)
 

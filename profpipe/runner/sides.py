@@ -17,7 +17,7 @@ from profpipe.errors import ConfigError, did_you_mean
 from profpipe.results import atomic
 from profpipe.results.manifest import SideEntry
 from profpipe.runner import checkout, interpreter
-from profpipe.runner.request import RunRequest, parse_pipeline, readable
+from profpipe.runner.request import RunRequest, readable
 
 #: Private, for the pipelines hold the values of environment variables.
 SIDES_FILE = Path("raw") / "sides.json"
@@ -267,13 +267,10 @@ def save(folder: Path, sides: Iterable[Side]) -> None:
     """Save the sides for a resumed run."""
     document = [
         {
+            **side.request.as_json(),
+            "path": str(side.request.path),
             "label": side.label,
             "specs": [[spec.kind, spec.value] for spec in side.specs],
-            "pipeline": side.request.pipeline.model_dump(mode="json", by_alias=True),
-            "path": str(side.request.path),
-            "workloads": side.request.workloads,
-            "secrets": dict(side.request.secrets),
-            "hidden": dict(side.request.hidden),
             "python": side.python,
             "repository": str(side.repository) if side.repository else None,
             "commit": side.commit,
@@ -288,22 +285,12 @@ def save(folder: Path, sides: Iterable[Side]) -> None:
 def load(folder: Path) -> tuple[Side, Side]:
     """Load the sides of the run in ``folder``."""
     with readable(folder, SIDES_FILE) as document:
-        a, b = (_load_side(entry, folder.parent.resolve()) for entry in document)
+        a, b = (_load_side(entry, folder) for entry in document)
         return a, b
 
 
-def _load_side(entry: Mapping[str, Any], out: Path) -> Side:
-    pipeline, unknown = parse_pipeline(entry["pipeline"])
-    request = RunRequest(
-        pipeline,
-        Path(entry["path"]),
-        out,
-        tuple(entry["workloads"]),
-        ("plain",),
-        secrets=entry["secrets"],
-        hidden=entry.get("hidden", {}),
-        unknown=unknown,
-    )
+def _load_side(entry: Mapping[str, Any], folder: Path) -> Side:
+    request = RunRequest.parse(entry, folder)
     specs = tuple(Spec(SpecKind(kind), value) for kind, value in entry["specs"])
     repository = Path(entry["repository"]) if entry["repository"] else None
     return Side(entry["label"], specs, request, entry["python"], repository, entry["commit"], entry["prefix"])

@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 #: A request: the size of its body, and with it two descriptors: the output of the process, and where to report.
@@ -181,7 +181,7 @@ def end_descendants(reports: dict[int, int]) -> None:
     deadline = time.monotonic() + _MOST_S
     while time.monotonic() < deadline:
         reap(reports)
-        send, left = (os.kill, [*descendants(os.getpid())]) if has_proc() else (os.killpg, [*reports])
+        send, left = (os.kill, descendants(os.getpid())) if has_proc() else (os.killpg, set(reports))
         if not left:
             return
         for pid in left:
@@ -190,26 +190,28 @@ def end_descendants(reports: dict[int, int]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def descendants(ancestor: int) -> Iterator[int]:
-    """Yield the living descendants of a process, from proc(5); nothing without a /proc of this process."""
-    parents: dict[int, int] = {}
-    living = []
+def processes() -> Iterator[tuple[int, str, int, int]]:
+    """Yield (pid, state, parent, session) of every process, from proc(5); nothing without a /proc of this process."""
     # pathlib would take a third of the time of this program's start.
-    names = os.listdir("/proc") if has_proc() else []  # noqa: PTH208
-    for name in names:
+    for name in os.listdir("/proc") if has_proc() else ():  # noqa: PTH208
         if name.isdigit():
             with suppress(OSError):  # the process has ended
-                with open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
-                    state, parent = stream.read().rpartition(b")")[2].split()[:2]
-                parents[int(name)] = int(parent)
-                if state not in b"ZX":
-                    living.append(int(name))
-    for pid in living:
-        above = parents[pid]
-        while above not in (0, ancestor):
-            above = parents.get(above, 0)
-        if above == ancestor:
-            yield pid
+                with open(f"/proc/{name}/stat", errors="replace") as stream:  # noqa: PTH123
+                    # The second field is the name in brackets, which may contain spaces and brackets.
+                    state, parent, _, session = stream.read().rpartition(")")[2].split()[:4]
+                yield int(name), state, int(parent), int(session)
+
+
+def descendants(ancestor: int, among: Iterable[tuple[int, str, int, int]] = ()) -> set[int]:
+    """Return the living descendants of a process, ``among`` what ``processes`` yielded, or yields now."""
+    table = {pid: (state, parent) for pid, state, parent, _ in among or processes()}
+
+    def is_below(pid: int) -> bool:
+        while (pid := table.get(pid, ("", 0))[1]) not in (0, ancestor):
+            pass
+        return pid == ancestor
+
+    return {pid for pid, (state, _) in table.items() if state not in "ZX" and is_below(pid)}
 
 
 def has_proc() -> bool:
