@@ -115,10 +115,6 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
     with ThreadPoolExecutor(max_workers=1) as executor:
         # SQLite and numpy work without the interpreter's lock, so that two parts run at the same time. One thread for
         # all of them takes the least memory: what a thread frees, glibc does not give to the others.
-        # Steps of a program without cases need the grids.
-        has_cases = any(name.startswith(schema.CASE_PREFIX) for name in ranges.names)
-        read_grids = functools.partial(activities.read_grids, export, work)
-        grids = read_grids if has_cases else executor.submit(read_grids).result
         classes = executor.submit(kernel_classes.classes, work.names)
         launches = activities.launches(work, calls)
         warnings, details = diagnostics.messages(export, work)
@@ -135,7 +131,7 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
         launched = _kernels(work, placed, classes.result())
-        given = _operations(export, work, launches, called, classes.result(), placed, grids)
+        given = _operations(export, work, launches, called, classes.result(), placed)
         del launches
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
@@ -174,9 +170,8 @@ def _recording(path: Path) -> Recording:
     cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
     called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
     classes = kernel_classes.classes(work.names)
-    read_grids = functools.partial(activities.read_grids, export, work)
     return Recording(
-        _operations(export, work, launches, called, classes, placed, read_grids),
+        _operations(export, work, launches, called, classes, placed),
         placed.path,
         cases,
         activities.join(work, calls),
@@ -259,7 +254,6 @@ def _operations(
     called: npt.NDArray[np.int64],
     classes: Sequence[str],
     placed: attribution.Attribution,
-    read_grids: Callable[[], npt.NDArray[np.int32]],
 ) -> operations.Operations:
     # Without the other columns of the launches: one of ten million kernels is 80 MB.
     end, thread = launches.end, (launches.thread & activities.THREAD_BITS).astype(np.int32)
@@ -280,7 +274,7 @@ def _operations(
         np.array(placed.paths.in_case)[placed.path],
         work.stream,
         read_calls,
-        read_grids,
+        work.grid,
         functools.partial(activities.read_sizes, export, work),
     )
 

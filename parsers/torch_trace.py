@@ -367,7 +367,7 @@ def _gpu_operations(trace: events.Trace, launches: pd.DataFrame, in_case: np.nda
         in_case=in_case,
         stream=launches["stream"].fillna(-1).to_numpy().astype(np.int64),
         read_calls=lambda rows: _calls_of(trace, launches, rows),
-        read_grids=lambda: launches["shape"].to_numpy().astype(int),
+        grid=launches["shape"].to_numpy().astype(int),
         read_sizes=lambda: launches["bytes"].fillna(0).to_numpy().astype(np.int64),
     )
 

@@ -211,6 +211,17 @@ def test_an_interval_that_begins_below_zero_is_drawn(kind: ChartKind, is_log: bo
     assert text.count('class="whisker"') == 2
 
 
+def test_of_thousands_of_points_the_same_ones_are_drawn_in_the_same_order() -> None:
+    marks = tuple(Mark(step, ns + step) for ns in (2e6, 1e6) for step in range(800))
+    times = Axis("time", quantity="ns")
+    drawn = Chart("steps", "Steps", ChartKind.STRIP, Axis("step"), times, (Panel("", (Series("", "", marks),)),))
+    text = page.render(Document("Title", (Section("s", "Charts", (drawn,)),)), rendering.find_templates().page)
+    points = [(float(x), float(y)) for x, y in re.findall(r'd="M([\d.]+) ([\d.]+)m', text)]
+    # Of two at one place the smaller value comes first, which stands lower.
+    assert 1400 < len(points) <= 1600
+    assert points == sorted(points, key=lambda point: (point[0], -point[1]))
+
+
 def test_no_two_elements_have_the_same_id() -> None:
     ids = Elements(render("name")).values("id")
     assert len(ids) == len(set(ids))

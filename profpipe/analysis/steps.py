@@ -252,8 +252,8 @@ def _rows(own: pd.DataFrame) -> Iterator[StepRow]:
     causes = own[[_COLUMNS[part] for part in IDLE_PARTS[:-1]]].fillna(0.0)
     filled = own.assign(**causes, idle_other_ns=own["idle_ns"] - causes.sum(axis=1))
     names = ("rank", "step", "state", "wall_ns", "kernels", *_COLUMNS.values())
-    for rank, step, state, wall, kernels, *parts in rows(filled, *names):
-        has_parts = not any(map(pd.isna, parts))
+    are_known = filled[list(_COLUMNS.values())].notna().all(axis=1).tolist()
+    for has_parts, (rank, step, state, wall, kernels, *parts) in zip(are_known, rows(filled, *names), strict=True):
         yield StepRow(
             rank=int(rank),
             step=int(step),

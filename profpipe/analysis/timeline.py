@@ -25,6 +25,9 @@ _WINDOWS: Final = (EventKind.STEP.value, EventKind.ITERATION.value, EventKind.BE
 _IDLE: Final = (EventKind.IDLE_LAUNCH.value, EventKind.IDLE_BLOCKED.value, EventKind.IDLE_OTHER.value)
 _HOST: Final = (EventKind.LAUNCH.value, EventKind.WAIT.value)
 
+#: What identifies a step.
+_PLACE: Final = ("case", "profiler", "source", "process", "device", "step")
+
 #: Streams with less than this share of the time of operations stand on one lane, if there are several of them.
 _SMALL_STREAM: Final = 0.01
 #: Gaps of a rank that are listed.
@@ -58,18 +61,26 @@ def find_timelines(
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
-    return found
+    # to_dict("records") looks at the type of each value.
+    names, columns = list(map(str, frame)), (_values(column) for _, column in frame.items())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pd.Series[Any]) -> list[Any]:
+    missing = column.isna()
+    if not missing.any():
+        return column.tolist()
+    return [None if is_missing else value for value, is_missing in zip(column.tolist(), missing.tolist(), strict=True)]
 
 
 def _whole_steps(steps: pd.DataFrame) -> dict[tuple[Any, ...], float]:
     """Return the time of each step, by the place of its rows."""
-    rows = _records(steps[steps["state"] != StepState.OTHER.value])
+    rows = _records(steps.loc[steps["state"] != StepState.OTHER.value, [*_PLACE, "wall_ns"]])
     return {_place(row): float(row["wall_ns"]) for row in rows if row["wall_ns"] is not None}
 
 
 def _place(row: _Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("case", "profiler", "source", "process", "device", "step"))
+    return tuple(row[key] for key in _PLACE)
 
 
 def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline | None:

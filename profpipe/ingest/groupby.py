@@ -13,10 +13,44 @@ Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 
+#: The mean length of runs from which it pays to look at their first rows only.
+_RUN = 4
+
+
+def factorize(key: Ints) -> tuple[Ints, Ints]:
+    """Return (number of each row's value, the values), numbered in order of appearance, none for a missing value.
+
+    The same as ``pandas.factorize`` in a quarter of its time, where values come in long runs: the rows of a process, of
+    a thread or of a range follow each other.
+    """
+    heads = _heads(key)
+    if heads is None:
+        return pd.factorize(key)
+    codes, values = pd.factorize(key[heads])
+    return _spread(codes, heads, len(key)), values
+
+
+def _heads(*keys: Ints) -> Ints | None:
+    """Return the first row of each run of equal rows; None where runs are short."""
+    if any(key.dtype == object for key in keys) or not len(keys[0]):
+        return None
+    changes = np.zeros(len(keys[0]), dtype=bool)
+    changes[0] = True
+    for key in keys:
+        changes[1:] |= key[1:] != key[:-1]
+    if np.count_nonzero(changes) * _RUN > len(changes):
+        return None
+    return np.flatnonzero(changes)
+
+
+def _spread(values: Ints, heads: Ints, rows: int) -> Ints:
+    """Return the value of each row from those of the runs that begin at ``heads``."""
+    return np.repeat(values, np.diff(heads, append=rows))
+
 
 def groups(key: Int64s) -> list[tuple[int, Ints]]:
     """Return (value, its rows in order) for each value in ``key``."""
-    codes, values = pd.factorize(key)
+    codes, values = factorize(key)
     if len(values) <= 8:
         return [(int(value), np.flatnonzero(codes == code)) for code, value in enumerate(values)]
     order = np.argsort(codes, kind="stable")
@@ -26,6 +60,14 @@ def groups(key: Int64s) -> list[tuple[int, Ints]]:
 
 def combine(*keys: Ints) -> tuple[Ints, Ints]:
     """Return (number of each row's combination of keys, first row of each), numbered in order of appearance."""
+    heads = _heads(*keys)
+    if heads is None:
+        return _combine(*keys)
+    codes, firsts = _combine(*(key[heads] for key in keys))
+    return _spread(codes, heads, len(keys[0])), heads[firsts]
+
+
+def _combine(*keys: Ints) -> tuple[Ints, Ints]:
     codes, _ = pd.factorize(keys[0])
     for key in keys[1:]:
         code, values = pd.factorize(key)

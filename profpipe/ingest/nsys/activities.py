@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profpipe.ingest import attribution, bounds, launch_order
-from profpipe.ingest.groupby import Int64s, combine, groups
+from profpipe.ingest.groupby import Int64s, combine, factorize, groups
 from profpipe.ingest.nsys.columns import Source, Strings, null, read_numbers
 from profpipe.ingest.steps import operations
 from profpipe.results import schema
@@ -24,6 +24,7 @@ NULL: Final = null(np.int64)
 THREAD_BITS: Final = 0xFFFFFF
 
 _KINDS: Final = {"KERNEL": "kernel", "GRAPH_TRACE": "graph", "MEMCPY": "memcpy", "MEMSET": "memset"}
+_GRID: Final = ("gridX", "gridY", "gridZ")
 #: ENUM_CUDA_MEMCPY_OPER, in the spelling of nsys 2023 and later.
 _COPIES: Final = {
     1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
@@ -50,6 +51,7 @@ def pids(ids: Int64s) -> Int64s:
 class Work:
     """Activities of the GPU, one row each, times in ns; ``name`` indexes ``names``, ``kind`` indexes schema.KINDS.
 
+    ``grid`` is a number for the grid of a kernel, 0 for what is no kernel.
     ``dropped`` records had an impossible time, ``folded`` names are one (``bounds.OTHER_KERNELS``).
     """
 
@@ -60,6 +62,7 @@ class Work:
     device: npt.NDArray[np.int32]
     stream: npt.NDArray[np.int32]
     correlation: npt.NDArray[np.uint32]
+    grid: npt.NDArray[np.int32]
     name: npt.NDArray[np.int32]
     names: list[str]
     dropped: int
@@ -142,41 +145,15 @@ def read_shapes(export: Source) -> pd.DataFrame | None:
     return pd.DataFrame({what: np.array(values, dtype=object)[code] for what, values in texts.items()})
 
 
-def read_grids(export: Source, work: Work) -> npt.NDArray[np.int32]:
-    """Return a number for the grid of each row of ``work``; 0 for rows that are no kernels."""
-    columns = _read_again(export, f"{PREFIX}KERNEL", work, {f"grid{axis}": np.int32 for axis in "XYZ"})
-    grid = columns["gridX"].astype(np.int64)
-    for axis, factor in (("gridY", 1_000_003), ("gridZ", 1_009)):
-        grid *= factor
-        grid += columns[axis]
-    del columns
-    found = np.zeros(len(work.start), dtype=np.int32)
-    found[work.is_kind("kernel")] = pd.factorize(grid)[0]
-    return found
-
-
 def read_sizes(export: Source, work: Work) -> Int64s:
     """Return the bytes of each row of ``work`` that copies or sets memory, 0 for the others and where unknown."""
     found = np.zeros(len(work.start), dtype=np.int64)
     for table, kind in _KINDS.items():
         if kind in ("memcpy", "memset"):
-            found[work.is_kind(kind)] = _read_again(export, PREFIX + table, work, {"bytes": np.int64})["bytes"]
+            # Read with the times, which say what is in ``work`` and count the rows of a table without sizes.
+            columns = read_numbers(export, PREFIX + table, dict.fromkeys(("start", "end", "bytes"), np.int64))
+            found[work.is_kind(kind)] = columns["bytes"][_sane(columns["start"], columns["end"])]
     return np.maximum(found, 0)
-
-
-def _read_again(
-    export: Source, table: str, work: Work, wanted: dict[str, type[np.integer[Any]]]
-) -> dict[str, npt.NDArray[Any]]:
-    """Return more columns of the rows of ``table`` that are in ``work``, in their order."""
-    # No index holds these columns, so SQLite gives them in the order of the table. The start counts the rows of a table
-    # without them.
-    has_all = set(wanted) <= set(export.columns(table))
-    times = dict.fromkeys(() if has_all and not work.dropped else ("start", "end"), np.int64)
-    columns = read_numbers(export, table, {**times, **wanted})
-    if work.dropped:
-        sane = _sane(columns["start"], columns["end"])
-        columns = {name: values[sane] for name, values in columns.items()}
-    return {name: columns[name] for name in wanted}
 
 
 def _read_activity(
@@ -191,12 +168,14 @@ def _read_activity(
         PREFIX + table,
         {
             "start": np.int64, "end": np.int64, "globalPid": np.int64, "deviceId": np.int32, "streamId": np.int32,
-            "correlationId": np.uint32, label: np.int32,
+            "correlationId": np.uint32, label: np.int32, **({_GRID: np.int64} if kind == "kernel" else {}),
         },
     )  # fmt: skip
     codes, labels = pd.factorize(_first_known(export, PREFIX + table, columns.pop(label), others))
     renamed = {"globalPid": "process", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
     columns = {renamed.get(name, name): values for name, values in columns.items()}
+    grid = factorize(columns.pop(_GRID))[0] if _GRID in columns else np.zeros(len(codes))
+    columns["grid"] = grid.astype(np.int32)
     columns["kind"] = np.full(len(codes), schema.KINDS.index(kind), dtype=np.int8)
     columns["name"] = codes.astype(np.int32)
     return columns, _names_of(kind, labels, strings)

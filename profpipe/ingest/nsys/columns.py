@@ -7,7 +7,7 @@ number is the least value of its type, 0 for unsigned types.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,7 +23,10 @@ from profpipe.ingest import bounds
 from profpipe.results import budget
 
 Numbers = npt.NDArray[Any]
-Dtypes = Mapping[str, type[np.integer[Any]]]
+#: A column, or three ones that are read as one number: with the last two below 2**16, as the sizes of a grid are, no
+#: two combinations give the same. To hand over three numbers takes SQLite twice the time.
+Column = str | tuple[str, str, str]
+Dtypes = Mapping[Any, type[np.integer[Any]]]
 
 #: What reading a damaged file can raise. UnicodeDecodeError: SQLite's message quotes bytes that are no text.
 FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OSError, UnicodeDecodeError)
@@ -41,7 +44,7 @@ class Source(Protocol):
     def count_rows(self, table: str) -> int:
         """Return the number of rows of ``table``, which exists."""
 
-    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows of ``table``. Close the generator: the driver's cursor must not outlive its connection."""
 
 
@@ -70,9 +73,8 @@ class Database:
         with self._opened() as database:
             return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
 
-    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
-        # The driver takes a column's type from the first rows, and fails at a text after rows of NULL.
-        chosen = ", ".join(f"ifnull({_quoted(c)}, '')" if c == "text" else _quoted(c) for c in columns)
+    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
+        chosen = ", ".join(map(_expression, columns))
         # Without the driver's cursors: up to 1.12 they print a traceback after a statement that failed.
         with (
             adbc_driver_sqlite.connect(self._uri) as database,
@@ -105,13 +107,37 @@ class ParquetFolder:
 
         return int(parquet.read_metadata(self._path / f"{table}.parquet").num_rows)
 
-    def batches(self, table: str, columns: list[str]) -> Generator[pa.RecordBatch, None, None]:
+    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
         from pyarrow import parquet
 
+        names = [name for column in columns for name in names_of(column)]
         with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
                 budget.check()
-                yield batch
+                found = [_read_from(batch, column) for column in columns]
+                yield pa.RecordBatch.from_arrays(found, names=[" ".join(names_of(column)) for column in columns])
+
+
+def names_of(column: Column) -> tuple[str, ...]:
+    """Return the names of the columns that are read as ``column``."""
+    return (column,) if isinstance(column, str) else column
+
+
+def _read_from(batch: pa.RecordBatch, column: Column) -> pa.Array:
+    if isinstance(column, str):
+        return batch.column(column)
+    high, middle, low = (_signed(batch.column(name)).cast(pa.int64()) for name in column)
+    shift, either = pyarrow.compute.shift_left, pyarrow.compute.bit_wise_or
+    return either(either(shift(high, pa.scalar(32)), shift(middle, pa.scalar(16))), low)
+
+
+def _expression(column: Column) -> str:
+    """Return ``column`` in SQL."""
+    if isinstance(column, tuple):
+        high, middle, low = map(_quoted, column)
+        return f"({high} << 32) | ({middle} << 16) | {low}"
+    # The driver takes a column's type from the first rows, and fails at a text after rows of NULL.
+    return f"ifnull({_quoted(column)}, '')" if column == "text" else _quoted(column)
 
 
 def _quoted(name: str) -> str:
@@ -132,7 +158,9 @@ def numbers(column: pa.Array, dtype: type[np.integer[Any]]) -> Numbers:
         fitting = column.cast(kind)
     except pa.ArrowInvalid:
         fitting = _fitting(column, kind)
-    return fitting.fill_null(null(dtype)).to_numpy(zero_copy_only=False)
+    if fitting.null_count:
+        fitting = fitting.fill_null(null(dtype))
+    return fitting.to_numpy(zero_copy_only=False)
 
 
 def _fitting(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -149,9 +177,10 @@ def _signed(column: pa.Array) -> pa.Array:
     return column.view(pa.int64()) if pa.types.is_uint64(column.type) else column
 
 
-def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[str, Numbers]:
+def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[Any, Numbers]:
     """Read the ``wanted`` columns of ``table`` batch by batch into arrays of their final length."""
-    present = [name for name in wanted if name in source.columns(table)]
+    known = set(source.columns(table))
+    present = [column for column in wanted if known.issuperset(names_of(column))]
     rows = source.count_rows(table) if present else 0
     found = {
         name: np.empty(rows, dtype) if name in present else np.full(rows, null(dtype), dtype)

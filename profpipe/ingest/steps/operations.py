@@ -62,10 +62,10 @@ class Operations:
 
     ``kind`` indexes ``schema.KINDS``, ``name`` indexes ``names``; ``classes`` are the kernel classes of the names.
     ``launched`` is when the launch call began, ``UNKNOWN`` without one. ``process`` and ``device`` are numbers that
-    identify a process and its devices. ``stream`` is negative where it is unknown. ``read_grids`` returns a number for
-    the grid of each row, ``read_sizes`` the bytes that each row copies or sets, and ``read_calls`` the ends of the
-    launch calls of some rows and their threads, as the tool numbers them, negative where they are unknown; they are
-    called only if they are needed.
+    identify a process and its devices. ``stream`` is negative where it is unknown. ``grid`` is a number for the grid of
+    each row, None where the tool records none. ``read_sizes`` returns the bytes that each row copies or sets, and
+    ``read_calls`` the ends of the launch calls of some rows and their threads, as the tool numbers them, negative where
+    they are unknown; both are called only if they are needed.
     """
 
     kind: Ints
@@ -80,13 +80,12 @@ class Operations:
     in_case: Bools
     stream: Ints
     read_calls: Callable[[Ints], tuple[Int64s, Ints]]
-    read_grids: Callable[[], Ints] | None = None
+    grid: Ints | None = None
     read_sizes: Callable[[], Ints] | None = None
 
     def reading_once(self) -> Operations:
-        """Return the operations with readers that read once, whatever the number of devices."""
-        grids, sizes = self.read_grids, self.read_sizes
-        return replace(self, read_grids=grids and functools.cache(grids), read_sizes=sizes and functools.cache(sizes))
+        """Return the operations with a reader of sizes that reads once, whatever the number of devices."""
+        return replace(self, read_sizes=self.read_sizes and functools.cache(self.read_sizes))
 
     @cached_property
     def are_collective(self) -> Bools:

@@ -7,7 +7,6 @@ GPU's time in them: otherwise nothing recurs. TraceLens (inference_iteration_roo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,11 +57,11 @@ class _Parts:
     end: Ints
 
 
-def find(timeline: Timeline, is_optimizer: Bools, read_grid: Callable[[], Ints] | None) -> Segments | None:
+def find(timeline: Timeline, is_optimizer: Bools, grid: Ints | None) -> Segments | None:
     """Return the steps on a device, None if nothing recurs.
 
-    ``is_optimizer`` says for each name of an operation whether it is an optimizer's kernel. ``read_grid`` returns a
-    number for the grid of each operation in the order of ``timeline``.
+    ``is_optimizer`` says for each name of an operation whether it is an optimizer's kernel. ``grid`` is a number for
+    the grid of each operation, in the order of ``timeline``.
     """
     kernels = np.flatnonzero(timeline.is_kernel)
     if len(kernels) < LEAST_STEPS:
@@ -74,8 +73,8 @@ def find(timeline: Timeline, is_optimizer: Bools, read_grid: Callable[[], Ints] 
         parts = _by_optimizer(name, np.flatnonzero(optimizes))
     if parts is None:
         kernels = kernels[_graph_order(name, launched)]
-        grid = read_grid()[kernels] if read_grid is not None else np.zeros(len(kernels), dtype=np.int64)
-        parts = _by_repetition(_tokens(timeline.name[kernels], grid, launched))
+        grids = np.zeros(len(kernels), dtype=np.int64) if grid is None else grid[kernels]
+        parts = _by_repetition(_tokens(timeline.name[kernels], grids, launched))
     if parts is None or len(parts.begin) < LEAST_STEPS:
         return None
     found = _segments(parts, launched)

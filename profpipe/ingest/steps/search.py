@@ -103,8 +103,8 @@ def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
 
 
 def _by_pattern(operations: Operations, own: Timeline) -> Segments | None:
-    read = operations.read_grids
-    found = pattern.find(own, operations.are_optimizers, None if read is None else lambda: read()[own.rows])
+    grid = None if operations.grid is None else operations.grid[own.rows]
+    found = pattern.find(own, operations.are_optimizers, grid)
     # So many repetitions, of a kernel or a few, are a loop inside the steps that a user means.
     return found if found is None or found.steps <= bounds.MOST_PATTERN_STEPS else None
 

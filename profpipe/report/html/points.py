@@ -70,8 +70,9 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
     for mark in marks:
         pixels.setdefault(round(x(mark.x)), []).append(mark)
     for own in pixels.values():
-        ends = {min(own, key=lambda m: m.y), max(own, key=lambda m: m.y)}
-        yield from sorted(ends, key=lambda m: m.x)
+        ends = min(own, key=lambda m: m.y), max(own, key=lambda m: m.y)
+        # Not a set: the order of its marks differs from run to run.
+        yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)
 
 
 def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -83,6 +84,18 @@ def _by_case(rows: Iterable[Phase]) -> dict[str, dict[str, Phase]]:
     return found
 
 
+def _innermost(phases: Collection[Phase]) -> list[Phase]:
+    """Leave out the phases for which a range inside them stands, because it holds all that they do."""
+    held = {
+        (outer, phase.calls, phase.ns)
+        for phase in phases
+        for outer in itertools.accumulate(
+            phase.phase.split(PATH_SEPARATOR)[:-1], lambda *path: PATH_SEPARATOR.join(path)
+        )
+    }
+    return [phase for phase in phases if (phase.phase, phase.calls, phase.ns) not in held]
+
+
 def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> doc.Table:
     """Return cases as rows and phases as columns; deeper phases where they fit.
 
@@ -98,16 +111,7 @@ def kernel_phases(workload: WorkloadFindings, among: Iterable[CaseResult]) -> do
     unit = time_unit(p.ns for case in points for p in own[case.id].values()).per(per)
     if is_one_case or len(names) > _PHASES:
         calls = f"{'calls' if workload.is_on_cpu else 'launches'}{per}"
-        # A range inside a phase that holds all that the phase does stands for it.
-        listed = [
-            (case, p)
-            for case in points
-            for p in own[case.id].values()
-            if not any(
-                o.phase.startswith(f"{p.phase}{PATH_SEPARATOR}") and (o.calls, o.ns) == (p.calls, p.ns)
-                for o in own[case.id].values()
-            )
-        ]
+        listed = [(case, phase) for case in points for phase in _innermost(own[case.id].values())]
         columns = [
             (doc.label("case"), lambda pair: case_text(pair[0])),
             (doc.label("phase"), lambda pair: pair[1].phase),
