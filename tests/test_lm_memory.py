@@ -75,6 +75,28 @@ def test_a_range_has_the_peak_of_the_ranges_inside_it_and_not_of_those_before(mo
     }
 
 
+def test_the_course_of_a_phase_has_its_highest_memory_since_the_point_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Allocator(monkeypatch)
+    monkeypatch.setattr(memory, "_POINTS", 3)
+    peaks = memory.Peaks(baseline=90)
+    clock = iter([1000, 1030, 1030, 1060])
+    monkeypatch.setattr(memory, "_now_us", lambda: next(clock))
+    for name in ("forward", "backward"):
+        with peaks(name):
+            pass
+    trace = [
+        _entry("alloc", 9, 7, time_us=999),  # before the first phase, whose counter has it
+        _entry("alloc", 1, 100, time_us=1004),
+        *_freed(1, 100, time_us=1008),
+        _entry("alloc", 2, 40, time_us=1025),
+        _entry("alloc", 3, 5, time_us=1055),
+    ]
+    assert memory.courses(trace, peaks) == {
+        "forward": [(10, 110), (20, 10), (30, 50)],
+        "backward": [(40, 10), (50, 10), (60, 15)],
+    }
+
+
 # --- allocations -----------------------------------------------------------------------------------------------------
 
 _LINEAR = ("/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", 7, "linear")
@@ -90,8 +112,8 @@ def _entry(action: str, address: int, size: int, line: int = 0, **more: Any) -> 
     return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, **stack, **more}
 
 
-def _freed(address: int, size: int) -> list[dict[str, Any]]:
-    return [_entry("free_requested", address, size), _entry("free_completed", address, size)]
+def _freed(address: int, size: int, **more: Any) -> list[dict[str, Any]]:
+    return [_entry(action, address, size, **more) for action in ("free_requested", "free_completed")]
 
 
 def _recorded(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -175,6 +197,7 @@ def test_a_case_leaves_a_file_for_the_viewer_and_its_peaks(
     inner = [f"forward > {name}" for name in ("attention scores", "softmax", "final matmul", "loss")]
     assert list(numbers) == ["forward", *inner, *passes[1:], "plain, lm_memory.py:1"]
     assert numbers["forward"]["peak_allocated"] == (0.0, "byte", 1)
+    assert any(name.startswith("allocated_at:") for name in numbers[passes[-1]])
     kept = pickle.loads((tmp_path / "memory.pickle").read_bytes())
     assert kept["segments"][0]["blocks"][0]["frames"] == _frames(("torch/nn/functional.py", 7, "linear"))
     assert kept["device_traces"][0][0]["frames"][1]["filename"] == "lm_memory.py"

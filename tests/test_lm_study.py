@@ -17,7 +17,7 @@ PIPELINE = ROOT / "pipelines" / "transformer_lm.yaml"
 
 _REDUCED = {
     "SIZES": "tiny", "CONTEXT": "16", "BATCH": "1", "VOCAB": "500", "PRECISION": "fp32", "PROFILERS": "plain,torch",
-    "MEMORY_SIZES": "tiny", "MEMORY_CONTEXTS": "16", "WARMUP": "1", "REPEATS": "2",
+    "MEMORY_SIZES": "tiny", "MEMORY_CONTEXTS": "16", "MEMORY_PRECISION": "fp32", "WARMUP": "1", "REPEATS": "2",
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_the_study_lists_its_cases_and_takes_its_sizes_from_the_environment() ->
 def test_the_study_draws_memory_over_the_context_a_line_a_size_and_kind() -> None:
     (plot,) = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))["plots"]
     assert (plot["workload"], plot["over"], plot["lines"], plot["value"]) == (
-        "memory", "context", ["size", "what"], "memory",
+        "memory", "context", ["size", "what", "precision"], "memory",
     )  # fmt: skip
 
 

@@ -216,6 +216,22 @@ def test_the_largest_allocations_have_their_place_and_their_share_of_the_peak() 
     assert plain(files.rows[1][1].text) == "raw/w/plain/snapshots/what=step/memory.pickle"
 
 
+def test_the_course_of_the_highest_case_is_a_chart_with_a_line_for_each_phase() -> None:
+    step = _memory("what=step", {"forward": 300, "backward": 400}, [])
+    points = {"forward": {2000: 120, 4000: 300}, "backward": {6000: 400, 8000: 100}}
+    step["metrics"] += [
+        study.metric_row("what=step", f"allocated_at:{at}", size * MIB, "byte", subject=phase)
+        for phase, own in points.items()
+        for at, size in own.items()
+    ]
+    workload = _analysed(_memory("what=forward", {"forward": 160}, []), step)
+    chart = memory.course(workload, _pairs(workload))
+    assert chart is not None and (chart.subtitle, len(chart.panels)) == ("step", 1)
+    drawn = {series.name: [(mark.x, mark.y / MIB) for mark in series.marks] for series in chart.panels[0].series}
+    assert drawn == {"forward": [(2, 120), (4, 300)], "backward": [(6, 400), (8, 100)]}
+    assert memory.course(workload, _pairs(workload)[:1]) is None
+
+
 def test_allocations_are_ordered_by_their_size_at_the_peak_and_others_are_left_out() -> None:
     large, none, small = ("a.py:1", 40, 1, 1), ("b.py:2", 30, 9, 0), ("c.py:3", 4.5, 40, 36)
     workload = _analysed(_memory("what=forward", {"forward": 400}, [large, none, small]))

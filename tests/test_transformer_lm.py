@@ -70,6 +70,24 @@ def test_the_parameters_are_counted_without_the_memory_for_them(block: str) -> N
     assert lm.facts(wide)["parameters"][0] > 9e9
 
 
+@pytest.mark.parametrize("block", ["classic", "modern"])
+def test_autocast_runs_linear_layers_in_16_bits_and_keeps_the_rest_in_32(block: str) -> None:
+    params = {"size": "tiny", "block": block, "record_dtypes": True}
+    assert {lm.facts({**params, "precision": "fp32"})[name] for name in lm.BITS} == {(32.0, "bit")}
+    mixed = lm.facts({**params, "precision": "bf16"})
+    assert {name for name in lm.BITS if mixed[name] == (16.0, "bit")} == {"linear_bits", "logits_bits"}
+    assert {name for name in lm.BITS if mixed[name] == (32.0, "bit")} == set(lm.BITS) - {"linear_bits", "logits_bits"}
+
+
+def test_a_sum_in_16_bits_loses_what_one_in_32_keeps() -> None:
+    accumulation = plugins.load_module(SCRIPT.with_name("accumulation.py"))
+    exact, narrow, mixed = (
+        accumulation.facts({"sum": total, "term": term})["total"][0]
+        for total, term in (("fp32", "fp32"), ("fp16", "fp16"), ("fp32", "fp16"))
+    )
+    assert (round(exact, 4), round(narrow, 4), round(mixed, 4)) == (10.0001, 9.9531, 10.0021)  # as published for CS336
+
+
 def test_a_custom_size_takes_its_numbers_from_the_parameters() -> None:
     params = {**TINY, "size": "custom", "d_model": 24, "d_ff": 40, "layers": 1, "heads": 2}
     assert lm.facts(params)["parameters"][0] == _parameters(params) == 2 * 101 * 24 + 4 * 576 + 3 * 960 + 3 * 24

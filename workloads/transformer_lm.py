@@ -33,6 +33,7 @@ from profpipe.workload_lib import (
     attention_config,
     error_metrics,
     lm_config,
+    lm_dtypes,
     lm_memory,
     lm_model,
     lm_requirements,
@@ -56,8 +57,11 @@ PARAMS = {
     "layers": 0,
     "heads": 0,
     "memory_snapshot": False,
+    "record_dtypes": False,
     "seed": 0,
 }
+
+BITS = ("parameter_bits", "linear_bits", "norm_bits", "logits_bits", "loss_bits", "gradient_bits")
 
 
 def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
@@ -108,7 +112,13 @@ def phase_work(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    return {"parameters": (float(lm_model.parameter_count(parse_params(params))), "1")}
+    """Return the number of parameters; with ``record_dtypes: true`` also the bits of a number by kind of tensor."""
+    config = parse_params(params)
+    found = {"parameters": (float(lm_model.parameter_count(config)), "1")}
+    if config.record_dtypes:
+        bits = lm_dtypes.bits(config)
+        found |= {name: (float(bits[name.removesuffix("_bits")]), "bit") for name in BITS}
+    return found
 
 
 def available(params: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from profpipe.analysis.findings.phases import Allocation, Memory, PhaseMemory
 from profpipe.results.schema import PATH_SEPARATOR
 
 _RANKED = re.compile(r"allocation:(\d+)")
+_POINT = re.compile(r"allocated_at:(\d+)")
 
 
 def read_memory(
@@ -42,7 +43,9 @@ def _outer_first(names: Iterable[str]) -> Iterator[str]:
 
 def _phase(name: str, found: Mapping[str, Number]) -> PhaseMemory:
     start, end = (found[key].value if key in found else None for key in ("allocated_at_start", "allocated_at_end"))
-    return PhaseMemory(name, start, found["peak_allocated"].value, end)
+    points = ((match, number.value) for metric, number in found.items() if (match := _POINT.fullmatch(metric)))
+    course = sorted((float(match[1]), size) for match, size in points)
+    return PhaseMemory(name, start, found["peak_allocated"].value, end, tuple(course))
 
 
 def _allocations(subjects: Mapping[str, Mapping[str, Number]]) -> list[Allocation]:

@@ -51,6 +51,7 @@ class LmConfig:
     layers: int
     heads: int
     memory_snapshot: bool
+    record_dtypes: bool
     seed: int
 
     @property
@@ -82,7 +83,7 @@ def lm_config(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> LmConfi
     values = with_defaults(params, defaults)
     for name, choices in CHOICES.items():
         check_choice(name, values[name], choices)
-    check_bool(values, "compile", "memory_snapshot")
+    check_bool(values, "compile", "memory_snapshot", "record_dtypes")
     values |= _dimensions(values)
     check_positive(values, ("context", "batch", "vocab", *DIMENSIONS))
     if values["d_model"] % values["heads"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,16 +26,23 @@ Entry = Mapping[str, Any]
 #: Reported kinds of allocation.
 _LARGEST = 12
 
+#: Points of the course of a phase.
+_POINTS = 30
+
+#: An outer phase with the host's time in us at which it began and ended.
+Span = tuple[str, int, int]
+
 
 class Peaks:
     """A ``phase`` that reads the allocator's counters: bytes at start, peak and end by path of the range.
 
     The peak is the highest over all entries of the range, with the ranges inside it; start is that of the first entry
-    and end that of the last. ``baseline`` bytes were allocated before and are not counted.
+    and end that of the last. ``baseline`` bytes were allocated before and are not counted. ``spans``: the outer ranges.
     """
 
     def __init__(self, baseline: int) -> None:
         self.by_phase: dict[str, dict[str, int]] = {}
+        self.spans: list[Span] = []
         self._baseline = baseline
         self._open: list[str] = []
 
@@ -44,12 +52,20 @@ class Peaks:
         self._open.append(name)
         path, now = " > ".join(self._open), self._allocated()
         row = self.by_phase.setdefault(path, {"allocated_at_start": now, "peak_allocated": now})
+        began = _now_us()
         try:
             yield
         finally:
             self._update_peaks()
             row["allocated_at_end"] = self._allocated()
             self._open.pop()
+            if not self._open:
+                self.spans.append((name, began, _now_us()))
+
+    def clear(self) -> None:
+        """Forget the ranges of an iteration that is not reported."""
+        self.by_phase.clear()
+        self.spans.clear()
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() - self._baseline
@@ -63,8 +79,13 @@ class Peaks:
         torch.cuda.reset_peak_memory_stats()
 
 
+def _now_us() -> int:
+    """Return the time that the allocator writes into its record: us since 1970."""
+    return time.time_ns() // 1000
+
+
 def record(config: LmConfig, file: Path) -> Numbers:
-    """Write ``file`` for torch's viewer; return its memory by phase and the largest allocations by place.
+    """Write ``file`` for torch's viewer; return memory by phase, its course, and the largest allocations by place.
 
     The second iteration is recorded, because AdamW allocates its states in the first. The backward pass runs on this
     thread, because autograd's thread has no Python frames that show the place of an allocation.
@@ -73,7 +94,7 @@ def record(config: LmConfig, file: Path) -> Numbers:
     iterate = lm_step.iteration(config, peaks)
     with torch.autograd.set_multithreading_enabled(False):
         iterate()
-        peaks.by_phase.clear()
+        peaks.clear()
         memory._record_memory_history(stacks="python")
         try:
             iterate()
@@ -89,7 +110,35 @@ def record(config: LmConfig, file: Path) -> Numbers:
     phases = {
         path: {metric: (float(size), "byte", 1) for metric, size in row.items()} for path, row in peaks.by_phase.items()
     }
-    return {**phases, **largest_allocations(snapshot["device_traces"][torch.cuda.current_device()])}
+    trace = snapshot["device_traces"][torch.cuda.current_device()]
+    for name, points in courses(trace, peaks).items():
+        phases[name] |= {f"allocated_at:{at}": (float(size), "byte", 1) for at, size in points}
+    return {**phases, **largest_allocations(trace)}
+
+
+def courses(trace: Sequence[Entry], peaks: Peaks) -> dict[str, list[tuple[int, int]]]:
+    """Return points of each outer phase: us since the first one began, and the most bytes since the point before.
+
+    The points divide a phase evenly. Times are the host's: the GPU may run a kernel later than its memory is allocated.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, began, ended in peaks.spans:
+        step = max(1, -(-(ended - began) // _POINTS))
+        now, points = peaks.by_phase[name]["allocated_at_start"], found.setdefault(name, [])
+        own = iter([entry for entry in trace if began <= entry.get("time_us", 0) <= ended])
+        entry = next(own, None)
+        for end in range(began + step, ended + step, step):
+            most = now
+            while entry is not None and entry["time_us"] <= end:
+                now += _change(entry)
+                most, entry = max(most, now), next(own, None)
+            points.append((min(end, ended) - peaks.spans[0][1], most))
+    return found
+
+
+def _change(entry: Entry) -> int:
+    """Return by how many bytes the allocated memory grows: it is free from ``free_requested`` on."""
+    return int(entry["size"]) * ((entry["action"] == "alloc") - (entry["action"] == "free_requested"))
 
 
 def largest_allocations(trace: Sequence[Entry]) -> Numbers:
@@ -115,13 +164,10 @@ def _kind(entry: Entry) -> tuple[int, str]:
 
 
 def _held_at_peak(trace: Sequence[Entry]) -> Counter[tuple[int, str]]:
-    """Count the recorded allocations that were live when the sum was largest.
-
-    The allocator counts memory as free from ``free_requested`` on, also for allocations before the record.
-    """
+    """Count the recorded allocations that were live when the sum was largest; releases of earlier ones count too."""
     now = peak = end = 0
     for number, entry in enumerate(trace, start=1):
-        now += entry["size"] * ((entry["action"] == "alloc") - (entry["action"] == "free_requested"))
+        now += _change(entry)
         if now > peak:
             peak, end = now, number
     live: dict[int, tuple[int, str]] = {}

@@ -61,12 +61,16 @@ class HostPhase:
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """The allocated memory of a phase: when it began, its peak (nested phases included), and when it ended."""
+    """The allocated memory of a phase: when it began, its peak (nested phases included), and when it ended.
+
+    ``course``: us since the iteration began, and the most bytes since the point before.
+    """
 
     phase: str
     start: float | None
     peak: float
     end: float | None
+    course: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.phases import Memory
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
+from profpipe.report.sections.plots import Point, line_chart
 from profpipe.report.units import size_unit
 from profpipe.results.schema import PATH_SEPARATOR
 
@@ -31,8 +34,36 @@ def memory(workload: WorkloadFindings) -> doc.Section:
     )
     if any(record.files for _, record in pairs):
         summary += " The records open in the viewer at pytorch.org/memory_viz."
-    tables = [peaks(pairs), allocations(pairs), files(pairs)]
-    return doc.make_section("memory", "Memory by phase", tables, summary, workload.name, folds_long_tables=True)
+    blocks = [peaks(pairs), course(workload, pairs), allocations(pairs), files(pairs)]
+    return doc.make_section("memory", "Memory by phase", blocks, summary, workload.name, folds_long_tables=True)
+
+
+def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | None:
+    """Return the memory over the iteration with the highest peak, a panel for each variant; None without a record."""
+    with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
+    if not with_course:
+        return None
+    highest = max(with_course, key=lambda pair: pair[1].peak)[0]
+    shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
+    points = [
+        Point(((workload.compare, case.variant),) if workload.compare else (), phase.phase, doc.Mark(at / 1000, size))
+        for case, record in shown
+        for phase in record.phases
+        for at, size in phase.course
+    ]
+    chart = line_chart(
+        f"{workload.name}-memory-course",
+        "Memory over one iteration",
+        "ms since the iteration began",
+        doc.Axis("allocated", None, quantity="byte"),
+        points,
+        tuple(dict.fromkeys(point.line for point in points)),
+        spans_decades=False,
+        panels=dict.fromkeys(point.panel for point in points),
+        subtitle=in_words((*workload.fixed, *highest.shape)),
+        notes=("Times are the host's, which allocates before the GPU runs the kernels.",),
+    )
+    return replace(chart, placement=doc.Placement.DETAILS) if chart else None
 
 
 def peaks(pairs: Sequence[_Pair]) -> doc.Table:

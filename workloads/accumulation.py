@@ -1,0 +1,48 @@
+"""Add the same small number many times: what the precision of the sum and of the terms costs.
+
+``sum`` is the dtype of the running sum, ``term`` that of what is added. Mixed precision keeps the sum in fp32 and has
+terms in fp16 or bf16. ``value`` is rounded to ``term`` once, ``count`` times it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profpipe.workload_lib.attention_config import DTYPES, device
+from profpipe.workload_lib.parameters import check_choice, check_positive, with_defaults
+
+PARAMS = {"sum": "fp32", "term": "fp32", "value": 0.01, "count": 1000}
+
+
+def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Return the callable that makes the sum, one addition after the other, on the GPU (else the CPU)."""
+    values = parse_params(params)
+    term = torch.tensor(values["value"], dtype=DTYPES[values["term"]], device=device())
+
+    def add() -> Tensor:
+        total = torch.zeros((), dtype=DTYPES[values["sum"]], device=device())
+        for _ in range(values["count"]):
+            total += term
+        return total
+
+    return add
+
+
+def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    """Return the sum, and its difference from ``count`` times ``value``."""
+    values = parse_params(params)
+    total = build(values)().item()
+    return {"total": (total, "1"), "total_error": (abs(total - values["count"] * values["value"]), "1")}
+
+
+def parse_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``params`` with defaults. Raises ValueError for a wrong value."""
+    values = with_defaults(params, PARAMS)
+    check_choice("sum", values["sum"], DTYPES)
+    check_choice("term", values["term"], DTYPES)
+    check_positive(values, ("count",))
+    return values
