@@ -355,7 +355,7 @@ def test_a_recording_without_steps_shows_its_idle_time_and_its_copies() -> None:
     assert reason.startswith("No steps were found: no marker and no range of a framework says where one begins, and no")
     assert records(tables_of(section)["recording"]) == [{
         "recorded ms": "1100", "compute ms": "89.0 (8.1 %)", "exposed copies ms": "285.0 (25.9 %)",
-        "idle: the host waited for the GPU ms": "726.0 (66.0 %)",
+        "idle: after a synchronising call ms": "726.0 (66.0 %)",
     }]  # fmt: skip
     assert records(tables_of(section)["copies"]) == [
         {"copies and sets": "Host-to-Device", "number": "10", "time ms": "285.0"}

@@ -20,7 +20,7 @@ class StepPart(str, Enum):
     COMMUNICATION = "communication"  # while nothing computes
     COPY = "copy"  # while no kernel runs
     IDLE_LAUNCH = "idle_launch"  # the host launched too late
-    IDLE_BLOCKED = "idle_blocked"  # the host waited for the GPU
+    IDLE_BLOCKED = "idle_blocked"  # the host waited for the GPU when the idle time began
     IDLE_OTHER = "idle_other"  # a dependency, or not recorded
 
     @property

@@ -22,7 +22,7 @@ _MOST_ROWS = 200
 
 _CAUSES: Mapping[OutlierCause, str] = {
     OutlierCause.IDLE_LAUNCH: "idle time because the host launched late",
-    OutlierCause.IDLE_BLOCKED: "idle time while the host waited for the GPU",
+    OutlierCause.IDLE_BLOCKED: "idle time after a synchronising call",
     OutlierCause.IDLE_OTHER: "other idle time",
     OutlierCause.COPIES: "exposed copies",
     OutlierCause.COMMUNICATION: "exposed communication",

@@ -45,13 +45,13 @@ PART_NAMES: Mapping[StepPart, str] = {
     StepPart.COMMUNICATION: "exposed communication",
     StepPart.COPY: "exposed copies",
     StepPart.IDLE_LAUNCH: "idle: the host launched late",
-    StepPart.IDLE_BLOCKED: "idle: the host waited for the GPU",
+    StepPart.IDLE_BLOCKED: "idle: after a synchronising call",
     StepPart.IDLE_OTHER: "idle: dependency, or not recorded",
 }
 
 _WHY_IDLE: Mapping[StepPart, str] = {
     StepPart.IDLE_LAUNCH: "because the host launched late",
-    StepPart.IDLE_BLOCKED: "because the host waited for the GPU",
+    StepPart.IDLE_BLOCKED: "after synchronising calls of the host, with nothing queued",
     StepPart.IDLE_OTHER: "with a dependency as its cause, or none recorded",
 }
 
