@@ -1,8 +1,9 @@
-"""The files that a process made, and its output."""
+"""The files that a process made, those that ``collect: "log/*.json"`` names, and its output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,6 +47,26 @@ def stamp_of(path: Path) -> Stamp | None:
     except OSError:
         return None
     return None if is_empty else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+def stamp_collected(job: Job) -> dict[Path, Stamp | None]:
+    """Return the traces of ``collect:`` that are there before the command starts, with their state."""
+    return {path: stamp_of(path) for path in _find_collected(job)}
+
+
+def collect(job: Job, before: Mapping[Path, Stamp | None]) -> None:
+    """Copy the traces that the command wrote since ``before`` into the folder of ``job``. They stay where they are."""
+    written = [path for path in _find_collected(job) if stamp_of(path) != before.get(path)]
+    for number, path in enumerate(written, start=1):
+        shutil.copy2(path, job.folder / f"{job.stem}.collected.{number}.{path.name}")
+
+
+def _find_collected(job: Job) -> Iterator[Path]:
+    pattern = job.options.get("collect")
+    if not pattern or job.script is not None or job.profiler != "torch":
+        return
+    root = Path(Path(pattern).anchor or job.cwd)
+    yield from sorted(path for path in root.glob(pattern.removeprefix(Path(pattern).anchor)) if path.is_file())
 
 
 def publish_output(job: Job) -> None:

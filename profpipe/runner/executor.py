@@ -44,7 +44,6 @@ from profpipe.results import atomic
 from profpipe.runner import (
     artifacts,
     child,
-    collected_traces,
     environment,
     event_log,
     failure_reasons,
@@ -53,7 +52,6 @@ from profpipe.runner import (
     oom,
     outcome,
     process,
-    span,
 )
 from profpipe.runner.child import Child, SupervisorError
 from profpipe.runner.event_log import EventLog
@@ -391,7 +389,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
     env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
     if command.runs_workload:
         env |= hook_files.variables(job, env)
-    earlier_traces = collected_traces.stamp(job)
+    earlier_traces = artifacts.stamp_collected(job)
     returncode, seconds, oom_kills = None, 0.0, oom.count_kills()
     stopped: CaseOutcome | None
     with atomic.open_to_append(job.folder / "log.txt", 0o600) as log:
@@ -420,7 +418,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
                 if command.runs_workload and (events.inside or job.script is None):
                     stopped = _explain_sigkill(job, returncode, oom_kills, output_begin)
         if command.runs_workload:
-            collected_traces.collect(job, earlier_traces)
+            artifacts.collect(job, earlier_traces)
         # A program that failed has its own reason, which is the end of its output.
         has_ended = command.runs_workload and returncode == 0
         if has_ended and (why := hook_files.explain_missing_records(job, seconds)):
@@ -498,7 +496,7 @@ def _is_reporting(command: Command, job: Job, started: Child) -> bool:
 def _end_condition(command: Command, job: Job) -> Callable[[], bool]:
     """Return a function that says whether the process has done its work and would go on for ever."""
     began = time.monotonic()
-    return lambda: span.is_over(command, job, time.monotonic() - began)
+    return lambda: hook_files.is_over(command, job, time.monotonic() - began)
 
 
 def _stop_condition(

@@ -1,4 +1,4 @@
-"""The start-up hook of a command: the variables that it reads, and why its files hold no steps."""
+"""The start-up hook of a command: the variables that it reads, and what its files say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from profpipe import origins, ranges
-from profpipe.job import Job
+from profpipe.job import Command, Job
 from profpipe.results import atomic
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -45,6 +45,28 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         "PROFPIPE_HOOK_LOADED": str(_loaded(job)),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), *others])),
     }
+
+
+def is_over(command: Command, job: Job, seconds: float) -> bool:
+    """Return True if the runner must end the process of ``command``, which has run for ``seconds``.
+
+    ``capture: {after_s, for_s}`` says when, for a server would not end by itself. The start-up hook writes its traces
+    after the span, so the processes that record are waited for.
+    """
+    if command.ends_after_s is None or command.is_ended_by_tool or seconds < command.ends_after_s:
+        return False
+    return not any(map(_is_recording, job.records))
+
+
+def _is_recording(path: Path) -> bool:
+    """Return True if the living process that writes this file of the hook has not finished it."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if '{"hook": "span"' not in text or '{"hook": "finished"' in text:
+        return False
+    with suppress(ValueError, ProcessLookupError):
+        os.kill(int(path.name.split(".")[-2]), 0)
+        return True
+    return False
 
 
 _NOT_LOADED = (

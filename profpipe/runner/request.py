@@ -67,18 +67,10 @@ class RunRequest:
         captures: int | None = None,
         read_salt: Callable[[Path], bytes] = folders.make_salt,
     ) -> RunRequest:
-        made = cls(
-            _with_repeats(pipeline, captures),
-            path.resolve(),
-            out.resolve(),
-            tuple(workloads),
-            tuple(profilers),
-            reuse,
-            captures,
-        )
-        return made._without_secrets(
-            secret_values.of_variables(path), secret_values.mask_commands(made.pipeline, path), read_salt
-        )
+        where = _with_repeats(pipeline, captures), path.resolve(), out.resolve()
+        made = cls(*where, tuple(workloads), tuple(profilers), reuse, captures)
+        masked = secret_values.mask_commands(made.pipeline, path)
+        return made._without_secrets(secret_values.of_variables(path), masked, read_salt)
 
     @classmethod
     def of_program(
