@@ -131,6 +131,11 @@ class Job:
     hidden: Mapping[str, Scalar] = field(default_factory=dict)
     #: What distinguishes the job from others of its workload and profiler: ``pair 3 B``.
     label: str = ""
+    #: Jobs of one group run one after the other on one GPU, and jobs of other groups may run beside them. Nothing runs
+    #: beside a job without a group.
+    group: str = ""
+    #: Where the job runs beside others: ``GPU 1``. Empty where nothing runs beside it.
+    lane: str = ""
     #: The folder that paths in a report are relative to, where it is not ``cwd``.
     shown_from: Path | None = None
     #: In an `ab` run that exchanges folders: the folder of the job's side, then those with the code of others.
@@ -394,6 +399,9 @@ class Visit:
 
 class ProgressListener(Protocol):
     """Receives the events of a run. ``progress.Display`` shows them to the user."""
+
+    def lane(self, name: str) -> ProgressListener:
+        """Return the listener of jobs that run beside others, by the name of their GPU: ``GPU 1``."""
 
     def job_started(self, job: Job, index: int, total: int) -> None:
         """``index`` counts from 1 to ``total``."""

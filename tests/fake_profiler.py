@@ -90,6 +90,9 @@ class Notes:
     messages: list[str] = field(default_factory=list)
     visits: list[tuple[str, Visit]] = field(default_factory=list)
 
+    def lane(self, name: str) -> Notes:
+        return self
+
     def job_started(self, job: Job, index: int, total: int) -> None:
         self.calls.append(("job_started", index, total))
 

@@ -53,7 +53,7 @@ from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.roofline import Rates
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import HostSharing, Manifest
 from profpipe.results.schema import ALL, Tables
 
 #: Kernels of a case that a report can show, unless the pipeline file asks for another number.
@@ -148,7 +148,8 @@ def _workload(
         baseline=layout.baseline,
         basis=basis,
         kernel_profiler=data.profiler,
-        shapes=tuple(_shapes(cases, data, unreliable)),
+        shapes=tuple(_shapes(cases, data, unreliable, run.host_sharing)),
+        host_sharing=run.host_sharing,
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
         launches=_count_launches(kernels, "profiler"),
@@ -235,14 +236,17 @@ def _limit(index: CaseIndex, case: CaseResult, rates: Rates, counters: Iterable[
 
 
 def _shapes(
-    cases: Mapping[str, CaseResult], data: WorkloadData, unreliable: Mapping[str, DoubtCause]
+    cases: Mapping[str, CaseResult],
+    data: WorkloadData,
+    unreliable: Mapping[str, DoubtCause],
+    sharing: HostSharing | None,
 ) -> Iterator[Shape]:
     by_shape: dict[Axes, list[CaseResult]] = {}
     for case in cases.values():
         by_shape.setdefault(case.shape, []).append(case)
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), winner.judge(own, unreliable))
+        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), winner.judge(own, unreliable, sharing))
 
 
 def _switch_costs(

@@ -6,6 +6,7 @@
 * A case with a single sample wins nothing and loses to none: how far its time varies is unknown.
 * ``noisy`` and ``too_few_samples`` do where a timed call has no confidence interval. Both together always do: the
   interval of a few scattered samples misses the median too often.
+* ``shared_host`` does, unless the times differ by more than the other process changed a time.
 * ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
   and ``unchecked`` do not make a time wrong either.
 
@@ -15,10 +16,12 @@ its result is not known to be the result of the other cases. The winner is the f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, Win, WinVerdict
 from profpipe.measure.flags import Flag
+from profpipe.results.manifest import HostSharing
 from profpipe.results.schema import PROCESS_WALL
 
 #: Flags of a time that another process has changed.
@@ -30,7 +33,9 @@ _SCATTERED = (Flag.NOISY, Flag.TOO_FEW_SAMPLES)
 _DIFFERENT_CLOCKS = 1.02
 
 
-def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, DoubtCause]) -> Win | None:
+def judge(
+    cases: Sequence[CaseResult], unreliable: Mapping[str, DoubtCause], sharing: HostSharing | None = None
+) -> Win | None:
     """Return the win among ``cases`` of one shape; ``unreliable`` gives cases that did not run as expected."""
     timed = sorted((case for case in cases if case.time), key=lambda case: case.ns or 0.0)
     if not timed:
@@ -57,6 +62,7 @@ def judge(cases: Sequence[CaseResult], unreliable: Mapping[str, DoubtCause]) -> 
     clocked = [case for case in others[1:] if _clocks(best, case)]
     doubts = (
         *_clock_doubts(best, second),
+        *_sharing_doubts(best, second, sharing),
         *_scatter_doubts(best, second),
         *(doubt for case in clocked for doubt in _clock_doubts(best, case)),
     )
@@ -110,6 +116,13 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
     yield from flagged
     if not flagged and clocks and clocks[0] > _DIFFERENT_CLOCKS * clocks[1]:
         yield Doubt(DoubtCause.CLOCKS, (best.variant, other.variant), clocks_hz=clocks)
+
+
+def _sharing_doubts(best: CaseResult, other: CaseResult, sharing: HostSharing | None) -> Iterator[Doubt]:
+    """Yield that the second case may have run beside another process for longer than the best one."""
+    factor = max(sharing.beside_ns / sharing.alone_ns, 1.0) if sharing and sharing.alone_ns > 0 else math.inf
+    if best.time and other.time and other.time.ns <= factor * best.time.ns:
+        yield from _flagged(other, (Flag.SHARED_HOST,))
 
 
 def _clocks(best: CaseResult, other: CaseResult) -> tuple[float, float] | None:

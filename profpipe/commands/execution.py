@@ -12,16 +12,27 @@ from pathlib import Path
 
 from profpipe import profilers
 from profpipe.analysis import pairs
+from profpipe.analysis.cases import comparisons
 from profpipe.commands import recording, rendering
 from profpipe.commands.rendering import Result
 from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError
 from profpipe.job import Missing, count_cases, readable
 from profpipe.results import folders, manifest, store
-from profpipe.runner import guided_ncu, session
+from profpipe.runner import guided_ncu, plan, session
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.session import Session
+
+
+def with_comparisons(request: RunRequest) -> RunRequest:
+    """Return the request with the groups of cases that stay on one GPU, where cases run side by side."""
+    if request.pipeline.gpus == 1:
+        return request
+    chosen = {name: own for name, own in request.pipeline.workloads.items() if own.is_parallel}
+    return replace(
+        request, comparisons={name: tuple(comparisons(plan.cases(own), own)) for name, own in chosen.items()}
+    )
 
 
 def print_jobs(request: RunRequest) -> None:
@@ -29,7 +40,8 @@ def print_jobs(request: RunRequest) -> None:
     session.load_rules(request)
     folder = request.out / folders.folder_name(request.pipeline.name, manifest.utc_now())
     for job in session.plan_jobs(request, Machine.examine(request), folder):
-        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}, in {job.cwd}")
+        place = f", side by side with others (group {job.group})" if job.group else ""
+        print(f"# {job.workload} under {job.profiler}: {count_cases(len(job.cases))}, in {job.cwd}{place}")
         for case in job.cases:
             print(f"#   {readable(case.id)}")
         if isinstance(job.tool, Missing):

@@ -22,6 +22,7 @@ EXAMPLES = """\
   profpipe run -w attention -p plain,nsys                   # one workload under two profilers
   profpipe run study.yaml --set seqlen=1024,4096 --set repeats=50
   profpipe run --captures 5                                 # five processes of each case: times with their spread
+  profpipe run --gpus 2                                     # cases side by side, one on each of two GPUs
   profpipe run --dry-run                                    # print the commands, run nothing
   profpipe run --json > result.json
 
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes of each case under plain, interleaved over the cases; the time is the median of the processes",
     )
+    parser.add_argument(
+        "--gpus",
+        type=arguments.positive_count,
+        metavar="N",
+        help="run cases side by side on N GPUs, one on each; cases that the report compares stay on one GPU",
+    )
     parser.add_argument("--reuse", action="store_true", help="reuse unchanged jobs of an earlier run in --out")
     parser.add_argument("--dry-run", action="store_true", help="print every job with its exact command, run nothing")
     parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster as one array")
@@ -58,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     options_of_sbatch = _read_slurm(args)
     arguments.check_program(args, "profpipe run")
+    if args.gpus:
+        args.set += [f"gpus={args.gpus}", "parallel=true"]
     if args.program is None:
         path = Path(args.pipeline or "pipeline.yaml")
         pipeline = loader.load_pipeline(path, args.set)
@@ -84,6 +93,7 @@ def main(args: argparse.Namespace) -> int:
         request = RunRequest.of_program(found, path, args.out, *common)
     if args.slurm:
         return _submit(request, options_of_sbatch, command, args)
+    request = execution.with_comparisons(request)
     if args.dry_run:
         execution.print_jobs(request)
         return errors.OK

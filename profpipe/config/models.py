@@ -205,6 +205,11 @@ class Settings(StrictModel):
     case_timeout_s: Seconds | None = Field(None, description=_CASE_TIMEOUT)
     isolate: bool = Field(False, description="start one process for each case instead of one for all")
     processes: int = Field(1, ge=1, description="ranks that run each case together under torchrun, one on each GPU")
+    parallel: bool = Field(
+        False,
+        description="allow cases to run side by side on the `gpus` of the machine, one on each; cases that the report "
+        "compares stay on one GPU",
+    )
     env: Mapping[str, str] = Field({}, description="environment variables of the workload's process")
     ncu: Ncu = Ncu()
     timing: Timing = Timing()
@@ -300,6 +305,14 @@ class Workload(Settings):
             raise ValueError("'timing.mode' must be eager with several processes")
         return self
 
+    @property
+    def is_parallel(self) -> bool:
+        """Return True if cases may run beside others.
+
+        Ranks need several GPUs, and traces that programs write into a common folder could not be told apart.
+        """
+        return self.parallel and self.processes == 1 and self.collect is None
+
 
 class _Study(StrictModel):
     """Keys that the tables and plots of a study share."""
@@ -355,6 +368,11 @@ class Pipeline(StrictModel):
     version: Literal[1] = Field(description="version of the format")
     name: str = Field("profpipe", pattern=_NAME, description="part of the name of the run's folder")
     defaults: Settings = Settings()
+    gpus: int = Field(
+        1,
+        ge=1,
+        description="GPUs of the machine on which the cases of workloads with `parallel: true` run side by side",
+    )
     workloads: Mapping[WorkloadName, Workload] = Field(min_length=1)
     coverage: Coverage = Coverage()
     kernel_classes: tuple[KernelRule, ...] = ()
@@ -362,3 +380,15 @@ class Pipeline(StrictModel):
     plots: tuple[Plot, ...] = Field((), description="plots that the report shows after these tables")
     report: Report = Report()
     slurm: Slurm | None = None
+
+    @model_validator(mode="after")
+    def _validate_gpus(self) -> Pipeline:
+        if self.gpus > 1:
+            if not any(workload.parallel for workload in self.workloads.values()):
+                raise ValueError("'gpus' is for workloads with 'parallel: true', and none has it")
+            for name, workload in self.workloads.items():
+                if workload.is_parallel and "CUDA_VISIBLE_DEVICES" in workload.env:
+                    raise ValueError(
+                        f"{name}: 'gpus' chooses the GPU of each case, and 'env' sets CUDA_VISIBLE_DEVICES"
+                    )
+        return self

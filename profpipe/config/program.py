@@ -91,7 +91,9 @@ def read_program(
     if axes:
         workload["matrix"] = {axis: as_list(workload["matrix"][axis]) for axis in axes}
         varying = [axis for axis, values in workload["matrix"].items() if isinstance(values, list) and len(values) > 1]
-        workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
+        # Cases that run side by side are not compared: those with a common baseline stay on one GPU.
+        if not document.get("gpus"):
+            workload["baseline"] = {axis: workload["matrix"][axis][0] for axis in varying[:1]}
     pipeline = loader.load_document(document, path, known, where=f"{command} --")
     values = {secret: f"${{{key}}}" for key, text in secrets.items() for secret in (text, *masking.secret_parts(text))}
     values |= {secret: f"${{{key}}}" for key in given for secret in masking.secrets_in_variable(key, env.get(key, ""))}

@@ -26,6 +26,7 @@ class Flag(str, Enum):
     ABOVE_PEAK = "above_peak"
     PROFILER_OVERHEAD = "profiler_overhead"
     WAITED = "waited"
+    SHARED_HOST = "shared_host"
     KERNELS_VARY = "kernels_vary"
 
     # From Python 3.12 on the text of a mixed-in member would be `Flag.NOISY`.

@@ -155,6 +155,23 @@ class JobEntry:
     files: tuple[StoredFile, ...] = ()
     #: The node of a cluster on which the job ran; None for the machine of the run.
     node: str | None = None
+    #: Where the job ran beside others: ``GPU 1``. None where nothing ran beside it.
+    lane: str | None = None
+
+
+@dataclass(frozen=True)
+class HostSharing:
+    """What running side by side did to a case: a time in ns of the case alone, and beside another process.
+
+    ``lanes`` is how many processes the run has side by side at most.
+    """
+
+    workload: str
+    case: str
+    metric: str
+    alone_ns: float
+    beside_ns: float
+    lanes: int
 
 
 @dataclass(frozen=True)
@@ -278,6 +295,8 @@ class Manifest:
     #: Set for a run on a cluster only: its tasks, and its nodes by name.
     tasks: tuple[TaskEntry, ...] = ()
     nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
+    #: Set where jobs ran side by side.
+    host_sharing: HostSharing | None = None
 
     @property
     def device(self) -> tuple[str, str]:
@@ -498,6 +517,7 @@ def job_entry(
         folder=str(job.folder.relative_to(run_folder)),
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
+        lane=job.lane or None,
     )
 
 

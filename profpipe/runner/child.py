@@ -1,4 +1,7 @@
-"""Start processes through the supervisor of this runner, which ends them all when the runner is gone."""
+"""Start processes through the supervisor of this runner, which ends them all when the runner is gone.
+
+Threads that run jobs side by side have separate supervisors: the processes of a job are those below its supervisor.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import Struct
 from typing import IO, Any, Final
@@ -118,7 +121,10 @@ class _Supervisor:
                 self._process.wait(_LAST_S)
 
 
-_current: list[_Supervisor] = []
+#: The common supervisor, and those of threads inside ``separate_supervisor`` by the number of the thread.
+_current: dict[int, _Supervisor] = {}
+_COMMON: Final = 0
+_separate: set[int] = set()
 _lock: Final = threading.Lock()
 
 
@@ -152,32 +158,59 @@ def _request(argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], fol
     raise SupervisorError(f"{what}: {shlex.join(_command())}")
 
 
+@contextmanager
+def separate_supervisor() -> Iterator[None]:
+    """While entered, this thread starts its processes through a supervisor that no other thread uses."""
+    thread = threading.get_ident()
+    _separate.add(thread)
+    try:
+        yield
+    finally:
+        _separate.discard(thread)
+        with _lock:
+            if found := _current.pop(thread, None):
+                found.stop()
+
+
 def supervisor_pid() -> int:
-    """Return the process id of the supervisor, which is started where none runs."""
+    """Return the process id of the supervisor of this thread, which is started where none runs."""
     return _supervisor().pid
+
+
+def other_supervisor_pids() -> set[int]:
+    """Return the process ids of the supervisors that this thread does not use."""
+    own, us = _key(), os.getpid()
+    return {each.pid for key, each in list(_current.items()) if key != own and each.owner == us}
 
 
 def _command() -> list[str]:
     return [sys.executable, "-I", "-S", supervisor.__file__]
 
 
+def _key() -> int:
+    thread = threading.get_ident()
+    return thread if thread in _separate else _COMMON
+
+
 def _supervisor() -> _Supervisor:
+    key = _key()
     with _lock:
-        if _current and not _current[0].is_usable:
-            _stop()
-        if not _current:
-            try:
-                _current.append(_Supervisor())
-            except OSError as error:
-                raise SupervisorError(f"The supervisor of the processes cannot be started: {error}") from error
-            atexit.register(_stop)
-        return _current[0]
+        if (found := _current.get(key)) and found.is_usable:
+            return found
+        if found:
+            found.stop()
+        try:
+            _current[key] = _Supervisor()
+        except OSError as error:
+            _current.pop(key, None)
+            raise SupervisorError(f"The supervisor of the processes cannot be started: {error}") from error
+        return _current[key]
 
 
-def _stop() -> None:
-    atexit.unregister(_stop)
+@atexit.register
+def _stop_all() -> None:
     while _current:
-        _current.pop().stop()
+        _current.popitem()[1].stop()
 
 
 def _is_readable(descriptor: int, seconds: float | None) -> bool:

@@ -87,12 +87,12 @@ def run(
     first, last = numbers or (1, len(jobs))
     with InterruptCounter() as interrupts, process.adopt_orphans():
         known = {key: list(cases) for key, cases in (oom_cases or {}).items()}
-        context = _Context(listener, grace, interrupts, known)
+        context = Context(listener, grace, interrupts, known)
         for index, planned in enumerate(jobs, start=first):
             if (job := narrow(planned)) is None:
                 continue
             listener.job_started(job, index, last)
-            ended = _carry_out(job, profilers[job.profiler], context)
+            ended = carry_out(job, profilers[job.profiler], context)
             listener.job_ended(ended)
             yield ended
             if interrupts.count:
@@ -121,7 +121,7 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = M
 
 
 @dataclass(frozen=True)
-class _Context:
+class Context:
     """The arguments that all steps of a job share. ``oom_cases`` grows during the run."""
 
     listener: ProgressListener
@@ -133,7 +133,7 @@ class _Context:
 # --- one job: as many attempts as its crashes require ----------------------------------------------------------------
 
 
-def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
+def carry_out(job: Job, profiler: Profiler, context: Context) -> JobOutcome:
     if isinstance(job.tool, Missing):
         skipped, ids = CaseOutcome(Status.SKIPPED, Cause.TOOL_MISSING, str(job.tool)), [case.id for case in job.cases]
         causes = dict.fromkeys(ids, Cause.TOOL_MISSING)
@@ -158,7 +158,7 @@ def _carry_out(job: Job, profiler: Profiler, context: _Context) -> JobOutcome:
     return replace(merged, incidents=(*damage, *merged.incidents))
 
 
-def _is_over(attempts: Sequence[Attempt], context: _Context) -> bool:
+def _is_over(attempts: Sequence[Attempt], context: Context) -> bool:
     """Return True if another process makes no sense.
 
     One process that starts no case may be chance, for a tool sometimes loses its agent. Two in a row are not.
@@ -168,7 +168,7 @@ def _is_over(attempts: Sequence[Attempt], context: _Context) -> bool:
 
 
 def _cases_larger_than_oom(
-    job: Job, cases: Sequence[Case], attempts: Sequence[Attempt], context: _Context
+    job: Job, cases: Sequence[Case], attempts: Sequence[Attempt], context: Context
 ) -> Iterator[str]:
     """Yield the ids of ``cases`` that are larger in every dimension than a case that ran out of memory in any job."""
     if not job.options.get("skip_larger_after_oom", False):
@@ -178,7 +178,7 @@ def _cases_larger_than_oom(
     yield from (c.id for c in cases if any(oom_pruning.is_larger(c.params, other.params) for other in smaller))
 
 
-def _remember_oom(job: Job, attempts: Sequence[Attempt], context: _Context) -> None:
+def _remember_oom(job: Job, attempts: Sequence[Attempt], context: Context) -> None:
     known = context.oom_cases.setdefault((job.workload, job.profiler), [])
     known += [case for attempt in attempts for case in attempt.oom_cases() if case not in known]
 
@@ -234,7 +234,7 @@ def _events(job: Job) -> Path:
 # --- one attempt: the workload's process, then the exports of its report ---------------------------------------------
 
 
-def _run_attempt(job: Job, profiler: Profiler, context: _Context) -> Attempt:
+def _run_attempt(job: Job, profiler: Profiler, context: Context) -> Attempt:
     # Recordings hold the environment. Until the private files are known, only their owner may enter the folder.
     job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     events = EventLog(_events(job), context.listener)
@@ -245,7 +245,7 @@ def _run_attempt(job: Job, profiler: Profiler, context: _Context) -> Attempt:
     return _run_commands(job, profiler, events, entry, context)
 
 
-def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, context: _Context) -> Attempt:
+def _run_commands(job: Job, profiler: Profiler, events: EventLog, entry: Entry, context: Context) -> Attempt:
     """Run the commands of the attempt that have no end yet, as long as each leaves a usable file for the next one."""
     commands, ends = profiler.commands(job), list(entry.ends)
     for command in commands[len(ends) :]:
@@ -271,7 +271,7 @@ def _end(job: Job, command: Command, end: ProcessEnd) -> CommandEnd:
     return CommandEnd(command, end, job.masked(artifacts.read_output(job.folder / "log.txt", end.log)))
 
 
-def _load_attempts(job: Job, profiler: Profiler, context: _Context) -> list[Attempt]:
+def _load_attempts(job: Job, profiler: Profiler, context: Context) -> list[Attempt]:
     """Return the attempts of an earlier runner that still count, and make the exports that are missing."""
     (entries, is_damaged), attempts = journal.load(job.folder), []
     if entries or is_damaged:
@@ -359,7 +359,7 @@ def _specification(job: Job) -> dict[str, object]:
 # --- one command -----------------------------------------------------------------------------------------------------
 
 
-def _run_command(command: Command, job: Job, events: EventLog, context: _Context) -> ProcessEnd:
+def _run_command(command: Command, job: Job, events: EventLog, context: Context) -> ProcessEnd:
     """Run the command to its end, and again after a false start of its tool. The seconds of all starts add up."""
     lost_s = 0.0
     for start in range(1, _MAX_STARTS + 1):
@@ -383,7 +383,7 @@ def _run_command(command: Command, job: Job, events: EventLog, context: _Context
     return replace(end, seconds=end.seconds + lost_s)
 
 
-def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Context) -> ProcessEnd:
+def _start_and_wait(command: Command, job: Job, events: EventLog, context: Context) -> ProcessEnd:
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
     env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
@@ -430,7 +430,7 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: _Cont
     return ProcessEnd(returncode, seconds, stopped, missing, (output_begin, output_end))
 
 
-def _is_interrupted_too(returncode: int | None, context: _Context) -> bool:
+def _is_interrupted_too(returncode: int | None, context: Context) -> bool:
     """Return True if a signal ended the process that this runner got too: Slurm sends SIGTERM to all of a task.
 
     The process may get the signal first.
@@ -455,7 +455,7 @@ def _attend(
     find_stop: Callable[[], CaseOutcome | None],
     is_due: Callable[[], bool],
     spared: set[int],
-    context: _Context,
+    context: Context,
     is_reporting: Callable[[], bool],
 ) -> tuple[CaseOutcome | None, bool, float]:
     """Wait until the process and all its descendants are gone.
@@ -499,9 +499,7 @@ def _end_condition(command: Command, job: Job) -> Callable[[], bool]:
     return lambda: hook_files.is_over(command, job, time.monotonic() - began)
 
 
-def _stop_condition(
-    command: Command, job: Job, events: EventLog, context: _Context
-) -> Callable[[], CaseOutcome | None]:
+def _stop_condition(command: Command, job: Job, events: EventLog, context: Context) -> Callable[[], CaseOutcome | None]:
     """Return a function that reads the events and says whether the process must stop: a time limit, or an interrupt.
 
     Events are not read after a stop: what a workload writes about its interrupt is no result.

@@ -95,6 +95,7 @@ def dependencies(
         "its program": str(_find_program(job, variables) or ""),
         **hash_sources(job, variables),
         "the machine": {"gpus": gpus, **{name: machine.get(name) for name in ("cpu", "cpu_count", "os")}},
+        **({"its place": "beside other processes"} if job.group else {}),
         "Python": sys.version,
         # The first entry is the folder of the program, or with ``python -m`` the current folder.
         "the installed packages": _list_distributions(sys.path[1:]),

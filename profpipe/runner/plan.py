@@ -41,6 +41,7 @@ def plan(
     captures: int | None = None,
     hidden: Mapping[str, Scalar] = MappingProxyType({}),
     wanted: Collection[str] | None = None,
+    comparisons: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
 
@@ -48,8 +49,9 @@ def plan(
     which all processes run unless a command names another, ``env`` the variables of every job. ``workloads`` and
     ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
     the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
-    become `skipped` rows with the reason. ``hidden`` are the values of parameters by the
-    text in their place. ``wanted`` narrows the choice to cases of these names. Raises ConfigError for an unknown name.
+    become `skipped` rows with the reason. ``hidden`` are the values of parameters by the text in their place.
+    ``wanted`` narrows the choice to cases of these names. ``comparisons`` has the cases that the report compares with
+    each other, by workload, where jobs may run side by side. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
         if unknown := [word for word in given if word not in known]:
@@ -59,14 +61,14 @@ def plan(
     for name, workload in pipeline.workloads.items():
         if workloads and name not in workloads:
             continue
-        groups = _groups(name, workload, wanted)
+        groups = _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name))
         for profiler in dict.fromkeys(profilers or workload.profilers):
             tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
             planned = []
-            for number, group in enumerate(groups, start=1):
+            for number, (lane, group) in enumerate(groups, start=1):
                 own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
                 place = (cwd / workload.cwd).resolve() if workload.cwd else cwd
-                job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu)
+                job = Job(name, profiler, group, own, tool, python, place, scripts.get(name), on_gpu=on_gpu, group=lane)
                 planned.append(_with_settings(replace(job, hidden=hidden), workload, env))
             if profiler == "plain" and captures is not None:
                 captured += planned
@@ -77,13 +79,32 @@ def plan(
     return [*_in_rounds(captured, captures or 1, pipeline.defaults.timing.seed), *jobs]
 
 
-def _groups(name: str, workload: Workload, wanted: Collection[str] | None) -> list[tuple[Case, ...]]:
-    """Return the cases of each process of a workload."""
+def _groups(
+    name: str,
+    workload: Workload,
+    wanted: Collection[str] | None,
+    gpus: int,
+    comparisons: Sequence[Sequence[str]] | None,
+) -> list[tuple[str, tuple[Case, ...]]]:
+    """Return the cases of each process of a workload, after the name of the group that stays on one GPU.
+
+    With several GPUs a process has the cases of some comparisons: as many processes as GPUs. Sizes often grow along a
+    sweep, so neighbours go to different GPUs, in turn from the first to the last and back.
+    """
     every = [case for case in cases(workload) if wanted is None or case.id in wanted]
     if not every:
         raise ConfigError(f"workloads.{name}", "has no case left.", "Its exclude removes the whole matrix.")
     is_split = workload.isolate or workload.command is not None
-    return [(case,) for case in every] if is_split else [tuple(every)]
+    if not (workload.is_parallel and comparisons):
+        return [("", (case,)) for case in every] if is_split else [("", tuple(every))]
+    numbers = {case: number for number, compared in enumerate(comparisons) for case in compared}
+    if is_split:
+        return [(f"{name}/{numbers[case.id] + 1}", (case,)) for case in every]
+    turns = [*range(gpus), *reversed(range(gpus))]
+    parts: dict[int, list[Case]] = {}
+    for case in every:
+        parts.setdefault(turns[numbers[case.id] % len(turns)], []).append(case)
+    return [(f"{name}/{part + 1}", tuple(own)) for part, own in sorted(parts.items())]
 
 
 def _number(number: int, most: int) -> str:

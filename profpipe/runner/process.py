@@ -140,7 +140,7 @@ def is_running(argv: Sequence[str], except_pid: int) -> bool:
 def find_descendants() -> set[int]:
     """Return the living descendants of this process in other sessions, and reap its zombies there.
 
-    The supervisor is not one of them.
+    The supervisors are not among them, and neither are the processes that another thread runs.
     """
     us, our_session, every = os.getpid(), os.getsid(0), [*supervisor.processes()]
     elsewhere = [process for process in every if process[3] != our_session]
@@ -148,8 +148,9 @@ def find_descendants() -> set[int]:
         if state in "ZX" and parent == us:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-    found = supervisor.descendants(us, every)
-    return {pid for pid, *_ in elsewhere if pid in found} - {child.supervisor_pid()}
+    found, others = supervisor.descendants(us, every), child.other_supervisor_pids()
+    foreign = others.union(*(supervisor.descendants(other, every) for other in others))
+    return {pid for pid, *_ in elsewhere if pid in found} - foreign - {child.supervisor_pid()}
 
 
 def stop(

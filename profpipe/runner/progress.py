@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from profpipe.job import Job, JobOutcome, Status, Visit, count_cases, readable
+from profpipe.job import Job, JobOutcome, ProgressListener, Status, Visit, count_cases, readable
 from profpipe.stdio import for_drawing, visible_line
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ class Display:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._live: Live | None = None
-        self._began = self._job_began = time.monotonic()
-        self._job: Job | None = None
-        self._index = self._total = 0
+        self._printing = threading.Lock()
+        self._began = time.monotonic()
         self._seconds_of_jobs: list[float] = []
-        self._case, self._visit = "", Visit()
-        #: The status of each case that ended.
-        self._ended: dict[str, str] = {}
+        self._index = self._total = 0
+        #: The job that runs on each lane; the lane of jobs that run alone has no name.
+        self._lanes: dict[str, _Lane] = {}
+        self._last: _Lane | None = None
 
     def __enter__(self) -> Display:
         if self._stream.isatty():
@@ -50,16 +51,98 @@ class Display:
             self._live.stop()
             self._live = None
 
-    # --- events of the run ---
+    def lane(self, name: str) -> ProgressListener:
+        """Return the listener of the jobs on a lane: ``GPU 1``. Its lines begin with the name."""
+        return self._lanes.setdefault(name, _Lane(self, name))
+
+    # --- events of the jobs that run alone ---
 
     def job_started(self, job: Job, index: int, total: int) -> None:
-        self._job, self._index, self._total = job, index, total
-        self._job_began, self._ended = time.monotonic(), {}
+        self.lane("").job_started(job, index, total)
+
+    def case_started(self, case: str, visit: Visit) -> None:
+        self.lane("").case_started(case, visit)
+
+    def case_ended(self, case: str, status: str, reason: str = "") -> None:
+        self.lane("").case_ended(case, status, reason)
+
+    def job_ended(self, outcome: JobOutcome) -> None:
+        self.lane("").job_ended(outcome)
+
+    def message(self, text: str) -> None:
+        self.lane("").message(text)
+
+    # --- output ---
+
+    def count_job(self, index: int, total: int) -> None:
+        """Note that a job has started."""
+        self._index, self._total = max(index, self._index), total
+
+    def note_end(self, lane: _Lane, seconds: float | None) -> None:
+        """Note that the job of a lane has ended, and how long it took."""
+        self._last = lane
+        self._seconds_of_jobs += [] if seconds is None else [seconds]
+
+    @property
+    def is_live(self) -> bool:
+        return self._live is not None
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(self.line(), no_wrap=True, overflow="ellipsis")
+
+    def line(self) -> str:
+        """Return the state of the run: the jobs, time so far, an estimate of the rest, and the cases.
+
+        Jobs that run side by side have a line each.
+        """
+        busy = [lane for lane in list(self._lanes.values()) if lane.is_busy] or list(filter(None, [self._last]))
+        if not busy:
+            return "starting"
+        now = time.monotonic()
+        job_s, done = max((now - lane.began, lane.done) for lane in busy)
+        left_s = time_left(self._seconds_of_jobs, self._total - self._index, job_s, done, len(busy))
+        times = [f"{duration(now - self._began)} so far"]
+        times += [f"about {duration(left_s)} left"] if left_s is not None else []
+        first, *others = busy
+        lines = [[first.position(), *times, first.case()], *([lane.position(), lane.case()] for lane in others)]
+        return "\n".join(visible_line(" | ".join(filter(None, parts))) for parts in lines)
+
+    def print(self, text: str) -> None:
+        with self._printing:
+            if self._live:
+                # Brackets in our lines are not markup, and a long line wraps instead of losing its end.
+                self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(visible_line(text), file=self._stream, flush=True)
+
+
+class _Lane:
+    """The progress of the jobs that run one after the other on one GPU, or alone."""
+
+    def __init__(self, display: Display, name: str) -> None:
+        self._display, self._prefix = display, f"{name} | " if name else ""
+        self.job: Job | None = None
+        self.is_busy = False
+        self.began = 0.0
+        self._index = self._total = 0
+        self._case, self._visit = "", Visit()
+        #: The status of each case that ended.
+        self._ended: dict[str, str] = {}
+
+    def lane(self, name: str) -> ProgressListener:
+        return self._display.lane(name)
+
+    def job_started(self, job: Job, index: int, total: int) -> None:
+        self.job, self._index, self._total, self.is_busy = job, index, total, True
+        self._display.count_job(index, total)
+        self.began, self._ended = time.monotonic(), {}
         # A command has no harness that reports its one case.
         self._case = job.cases[0].id if job.script is None else ""
-        if not self._live:
+        if not self._display.is_live:
             cases = count_cases(len(job.cases))
-            self._print(f"{self._position()}: {readable(self._case) if self._case else cases}")
+            self._display.print(f"{self.position()}: {readable(self._case) if self._case else cases}")
 
     def case_started(self, case: str, visit: Visit) -> None:
         self._case, self._visit = case, visit
@@ -68,68 +151,54 @@ class Display:
         self._ended[case] = status
         # The report gives the reason of a skip, once for all cases that share it. A failure is shown at once.
         failed = _is_bad(status)
-        if self._job and (failed or not self._live):
+        if self.job and (failed or not self._display.is_live):
             # textwrap.shorten would cut at a word, and a path is one word.
             line = " ".join(reason.split())
             line = line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 3]}..."
             why = f" ({line})" if failed and line else ""
-            position = f"case {len(self._ended)} of {len(self._job.cases)}"
-            self._print(f"  {position}: {readable(case)}: {Status(status)}{why}")
+            position = f"case {len(self._ended)} of {len(self.job.cases)}"
+            self.message(f"{position}: {readable(case)}: {Status(status)}{why}")
 
     def job_ended(self, outcome: JobOutcome) -> None:
-        seconds = time.monotonic() - self._job_began
-        if outcome.status is not Status.SKIPPED:
-            self._seconds_of_jobs.append(seconds)
+        seconds = time.monotonic() - self.began
+        self.is_busy = False
+        self._display.note_end(self, None if outcome.status is Status.SKIPPED else seconds)
         bad, reason = sum(map(_is_bad, self._ended.values())), outcome.reason
         if outcome.status is Status.OK and bad:
             result = f"{bad} of {count_cases(len(outcome.job.cases))} not ok"
         else:
             reason = f"{reason}; log: {outcome.end.log}" if outcome.end.log else reason
             result = f"{outcome.status} ({reason})" if reason not in ("", outcome.status) else str(outcome.status)
-        self._print(f"{self._position()}: {result}, {duration(seconds)}")
+        self._display.print(f"{self.position()}: {result}, {duration(seconds)}")
 
     def message(self, text: str) -> None:
-        self._print(f"  {text}")
+        self._display.print(f"{self._prefix or '  '}{text}")
 
-    # --- output ---
+    @property
+    def done(self) -> float:
+        """The share of the job's cases that have ended."""
+        return len(self._ended) / len(self.job.cases) if self.job else 0.0
 
-    def __rich__(self) -> Text:
-        from rich.text import Text
-
-        return Text(visible_line(self.line()), no_wrap=True, overflow="ellipsis")
-
-    def line(self) -> str:
-        """Return the state of the run: job, time so far, an estimate of the rest, and the case."""
-        if self._job is None:
-            return "starting"
-        now = time.monotonic()
-        parts = [self._position(), f"{duration(now - self._began)} so far"]
-        done = len(self._ended) / len(self._job.cases)
-        left_s = time_left(self._seconds_of_jobs, self._total - self._index, now - self._job_began, done)
-        if left_s is not None:
-            parts.append(f"about {duration(left_s)} left")
-        if self._case:
-            visit, case = self._visit, readable(self._case)
-            round_text = f", round {visit.round} of {visit.rounds}" if visit.rounds > 1 else ""
-            position = f"case {visit.number} of {len(self._job.cases)}{round_text}: " if self._job.script else ""
-            parts.append(position + case)
-        return " | ".join(parts)
-
-    def _position(self) -> str:
-        if self._job is None:
+    def position(self) -> str:
+        job = self.job
+        if job is None:
             return ""
-        process = f", process {self._job.repeat} of {self._job.captures}" if self._job.is_repeated else ""
-        return f"[{self._index}/{self._total}] {self._job.title}{process}"
+        process = f", process {job.repeat} of {job.captures}" if job.is_repeated else ""
+        return f"{self._prefix}[{self._index}/{self._total}] {job.title}{process}"
 
-    def _print(self, text: str) -> None:
-        if self._live:
-            # Brackets in our lines are not markup, and a long line wraps instead of losing its end.
-            self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(visible_line(text), file=self._stream, flush=True)
+    def case(self) -> str:
+        """Return which case the job is in, and its round."""
+        if not self._case or self.job is None:
+            return ""
+        visit, case = self._visit, readable(self._case)
+        round_text = f", round {visit.round} of {visit.rounds}" if visit.rounds > 1 else ""
+        position = f"case {visit.number} of {len(self.job.cases)}{round_text}: " if self.job.script else ""
+        return position + case
 
 
-def time_left(seconds_of_jobs: list[float], jobs_left: int, job_s: float, job_done: float) -> float | None:
+def time_left(
+    seconds_of_jobs: list[float], jobs_left: int, job_s: float, job_done: float, side_by_side: int = 1
+) -> float | None:
     """Estimate the seconds until the end from the mean time of a job; None while nothing has ended yet.
 
     ``job_s`` are the seconds of the current job so far, ``job_done`` is its share of ended cases. Jobs under different
@@ -140,7 +209,7 @@ def time_left(seconds_of_jobs: list[float], jobs_left: int, job_s: float, job_do
     if not known:
         return None
     mean_s = sum(known) / len(known)
-    return max((whole_job_s or mean_s) - job_s, 0.0) + jobs_left * mean_s
+    return max((whole_job_s or mean_s) - job_s, 0.0) + jobs_left * mean_s / side_by_side
 
 
 def duration(seconds: float) -> str:

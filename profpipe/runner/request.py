@@ -50,6 +50,8 @@ class RunRequest:
     text: str = ""
     #: The values of secret parameters, by the digests that the pipeline has in their place.
     hidden: Mapping[str, Scalar] = field(default_factory=dict)
+    #: Where jobs run side by side: by workload, the groups of cases that the report compares with each other.
+    comparisons: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     #: Whether the pipeline file lies in the folder of the run.
     is_in_run: bool = False
     #: Settings of the saved request that this version does not know.
@@ -137,6 +139,7 @@ class RunRequest:
             "captures": self.captures,
             "secrets": dict(self.secrets),
             "hidden": dict(self.hidden),
+            "comparisons": dict(self.comparisons),
         }
 
     @classmethod
@@ -160,6 +163,10 @@ class RunRequest:
             document.get("captures"),
             {str(word): str(public) for word, public in document["secrets"].items()},
             hidden=dict(document.get("hidden", {})),
+            comparisons={
+                name: tuple(tuple(map(str, group)) for group in groups)
+                for name, groups in dict(document.get("comparisons", {})).items()
+            },
             is_in_run=document["path"] == PIPELINE_FILE,
             unknown=unknown,
         )

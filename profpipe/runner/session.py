@@ -43,13 +43,27 @@ from profpipe.job import (
     Missing,
     ProgressListener,
     Status,
+    readable,
 )
 from profpipe.measure import machine as machine_info
 from profpipe.measure import visible_gpus
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
-from profpipe.runner import artifacts, checkout, environment, executor, fingerprint, guided_ncu, job_cache, plan, seal
+from profpipe.runner import (
+    artifacts,
+    checkout,
+    environment,
+    executor,
+    fingerprint,
+    guided_ncu,
+    host_sharing,
+    job_cache,
+    lanes,
+    plan,
+    seal,
+    side_by_side,
+)
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.scrub import job_files
 from profpipe.scrub import tables as masked_tables
@@ -71,6 +85,7 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Colle
         hidden=request.hidden,
         captures=request.captures,
         wanted=wanted,
+        comparisons=request.comparisons,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]
 
@@ -106,6 +121,8 @@ def create(request: RunRequest, command: Sequence[str]) -> Session:
     load_rules(request)
     registry.parsers(request.plugin_dir)
     machine, now = Machine.examine(request), manifest.utc_now()
+    if request.comparisons:
+        _find_lanes(request, machine)  # refuses a number of GPUs that the machine lacks
     planned = plan_jobs(request, machine, request.out)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
@@ -214,9 +231,38 @@ class Session:
                 atomic.write_text(job.folder / guide_file.FILE, text)
         oom_cases = _find_oom_cases(planned, self.data)
         whole = {job.folder: job.cases for job in jobs}
-        for outcome in executor.run(jobs, profilers.ALL, listener, oom_cases=oom_cases, narrow=self._narrow):
+        shared: dict[str, Any] = {"oom_cases": oom_cases, "narrow": self._narrow}
+        if self._lanes:
+            self._measure_host_sharing(jobs, keys, listener)
+            outcomes = side_by_side.run(jobs, profilers.ALL, listener, self._lanes, **shared)
+        else:
+            outcomes = executor.run(jobs, profilers.ALL, listener, **shared)
+        for outcome in outcomes:
             folder = outcome.job.folder
             self._store(outcome, keys[folder] if outcome.job.cases == whole[folder] else "")
+
+    @cached_property
+    def _lanes(self) -> lanes.Lanes | None:
+        """The GPUs of the run, where its jobs run side by side."""
+        return lanes.load(self.folder, _find_lanes(self.request, self.machine)) if self.request.comparisons else None
+
+    def _measure_host_sharing(self, jobs: Sequence[Job], keys: Mapping[Path, str], listener: ProgressListener) -> None:
+        """Find out what running side by side does to a case, unless the run or the results folder has that."""
+        chosen = host_sharing.choose(jobs)
+        if self.manifest.host_sharing or chosen is None or len({job.group for job in jobs if job.group}) < 2:
+            return
+        key = keys[chosen[0].folder]
+        found = host_sharing.load(self.request.out, key)
+        if not found and self._lanes:
+            case = readable(chosen[0].cases[0].id)
+            listener.message(f"Measuring {chosen[0].workload}, {case} alone and then beside another process")
+            found = host_sharing.measure(chosen, self._lanes, self.folder, self.request.plugin_dir, listener)
+            if found and key:
+                host_sharing.save(self.request.out, key, found)
+        if found:
+            self.manifest = replace(self.manifest, host_sharing=found)
+        else:
+            listener.message("This was not measured, because a process of it failed. The run goes on")
 
     def _is_done(self, job: Job) -> bool:
         """Return True if the job ended, without an interrupt and without a full disk."""
@@ -351,6 +397,10 @@ class Session:
         variables = {**environment.filter_variables(os.environ), **job.env}
         peaks = manifest.parse(PeakRates, visible_gpus.peaks_of_job(self.machine.gpus, variables, devices))
         return None if peaks == self.manifest.machine.peaks else peaks
+
+
+def _find_lanes(request: RunRequest, machine: Machine) -> tuple[lanes.Lane, ...]:
+    return lanes.find(request.pipeline.gpus, machine.gpus, os.environ)
 
 
 def _find_scripts(request: RunRequest) -> Iterator[tuple[str, Path]]:

@@ -29,6 +29,7 @@ from profpipe.analysis.findings.warnings import (
     Unseen,
 )
 from profpipe.measure.tolerance import Verdict
+from profpipe.results.manifest import HostSharing
 
 Axes = tuple[tuple[str, Any], ...]
 
@@ -452,6 +453,8 @@ class WorkloadFindings:
     rates_measured: bool = False
     #: The maximum SM clock of the GPU in Hz.
     highest_clock: float | None = None
+    #: Where jobs of the run ran side by side: what that did to one case, of any workload.
+    host_sharing: HostSharing | None = None
     #: The largest error allowed, by measure; empty without a tolerance.
     tolerance: Mapping[str, float] = field(default_factory=dict)
 

@@ -31,14 +31,16 @@ def jobs(entries: Iterable[JobEntry]) -> Iterator[Details]:
     alike: dict[tuple[object, ...], list[JobEntry]] = {}
     for job in entries:
         if job.argv:
-            key = (job.workload, job.profiler, job.cases, job.argv, job.reused_from, job.status, job.interrupted)
+            state = (job.reused_from, job.status, job.interrupted, job.lane)
+            key = (job.workload, job.profiler, job.cases, job.argv, *state)
             alike.setdefault(key, []).append(job)
     for own in alike.values():
         job, seconds = own[0], sum(job.seconds for job in own)
         status = Status.INTERRUPTED if job.interrupted else job.status
         processes = f", {len(own)} processes" if len(own) > 1 else ""
+        place = f", on {job.lane}, beside other jobs" if job.lane else ""
         ended = "" if status is Status.OK else f", {status}"
         took = f", {seconds:.1f} s" if seconds else ""
         took = f", reused from {job.reused_from}" if job.reused_from else took
         lines = "\n".join(map(shlex.join, job.argv))
-        yield Details(f"{job.workload} under {job.profiler}{processes}{took}{ended}", (CodeBlock(lines),))
+        yield Details(f"{job.workload} under {job.profiler}{processes}{took}{place}{ended}", (CodeBlock(lines),))
