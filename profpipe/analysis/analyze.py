@@ -33,7 +33,14 @@ from profpipe.analysis import (
     winner,
 )
 from profpipe.analysis.case_index import CaseIndex
-from profpipe.analysis.case_results import are_comparable, baseline_of, case_results, choose_basis, shared_marks
+from profpipe.analysis.case_results import (
+    are_comparable,
+    baseline_of,
+    case_results,
+    choose_basis,
+    nodes_of,
+    shared_marks,
+)
 from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.findings.kernels import Counters, Phase
 from profpipe.analysis.findings.phases import PhaseWork
@@ -50,6 +57,7 @@ from profpipe.analysis.findings.workloads import (
     WorkloadFindings,
 )
 from profpipe.analysis.kernel_breakdown import PREFERENCE
+from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
@@ -118,7 +126,8 @@ def _workload(
     ncu_targets = (declared.get("ncu") or {}).get("targets") or {}
     counters = ncu_metrics.collect_counters(index, layout.params, ncu_targets)
     peaks, rates = Rates.of_workload(name, run)
-    cases = case_results(data, basis, run)
+    nodes = nodes_of(data, run)
+    cases = case_results(data, basis, run, nodes)
     cases = {id: replace(c, limit=_limit(index, c, rates, counters[id])) for id, c in cases.items()}
     divided = [
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
@@ -148,7 +157,7 @@ def _workload(
         baseline=layout.baseline,
         basis=basis,
         kernel_profiler=data.profiler,
-        shapes=tuple(_shapes(cases, data, unreliable, run.host_sharing)),
+        shapes=tuple(_shapes(cases, data, unreliable, run.host_sharing, nodes)),
         host_sharing=run.host_sharing,
         variants=tuple(dict.fromkeys(case.variant for case in cases.values())),
         shared_marks=shared_marks(cases.values()),
@@ -183,6 +192,7 @@ def _workload(
         rates_from=rates.source,
         rates_measured=rates is not peaks,
         highest_clock=highest_clock,
+        node_spread=nodes.spread,
         tolerance=declared.get("tolerance") or {},
     )
 
@@ -240,13 +250,15 @@ def _shapes(
     data: WorkloadData,
     unreliable: Mapping[str, DoubtCause],
     sharing: HostSharing | None,
+    nodes: Nodes,
 ) -> Iterator[Shape]:
     by_shape: dict[Axes, list[CaseResult]] = {}
     for case in cases.values():
         by_shape.setdefault(case.shape, []).append(case)
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
-        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), winner.judge(own, unreliable, sharing))
+        win = winner.judge(own, unreliable, sharing, nodes)
+        yield Shape(axes, tuple(own), tuple(_switch_costs(own, cases, data)), win)
 
 
 def _switch_costs(
@@ -254,7 +266,8 @@ def _switch_costs(
 ) -> Iterator[SwitchCost]:
     for case in own:
         base = baseline_of(case, cases, data)
-        if base is None or case.is_baseline or not are_comparable(base, case):
+        is_unlike = Flag.UNLIKE_NODES in case.marks
+        if base is None or case.is_baseline or is_unlike or not are_comparable(base, case):
             continue
         assert base.breakdown and case.breakdown
         accuracy = {one.accuracy.mark for one in (base, case) if one.accuracy}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import pandas as pd
 from profpipe.analysis import kernel_breakdown, ranks, roofline
 from profpipe.analysis.case_index import OF_ITS_PROCESS, CaseIndex, Number
 from profpipe.analysis.findings.workloads import Basis, CaseResult, KernelBreakdown, Measure
+from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.job import Status
@@ -44,8 +45,11 @@ def choose_basis(index: CaseIndex, breakdowns: Mapping[str, Mapping[str, KernelB
     return next((basis for basis, count in counts.items() if count and 2 * count > max(counts.values())), None)
 
 
-def case_results(data: WorkloadData, basis: Basis | None, run: Manifest) -> dict[str, CaseResult]:
-    """Return every case of the workload by its id."""
+def case_results(
+    data: WorkloadData, basis: Basis | None, run: Manifest, nodes: Nodes | None = None
+) -> dict[str, CaseResult]:
+    """Return every case of the workload by its id. ``nodes`` are those of the workload, where they are known."""
+    nodes = nodes_of(data, run) if nodes is None else nodes
     peaks, _ = Rates.of_workload(data.name, run)
     cases = {id: _measured(data, id, basis, peaks) for id in data.layout.params}
     if basis and basis.is_timed:
@@ -59,11 +63,33 @@ def case_results(data: WorkloadData, basis: Basis | None, run: Manifest) -> dict
         cases |= {
             id: replace(cases[id], marks=(*cases[id].marks, Flag.PROFILER_OVERHEAD)) for id in slowed & cases.keys()
         }
+    cases = {id: _with_node_mark(case, nodes, _compared_with(case, cases, data)) for id, case in cases.items()}
     shared = shared_marks(cases.values())
     cases = {id: replace(c, unshared_marks=tuple(m for m in c.marks if m not in shared)) for id, c in cases.items()}
     if basis and basis.quantity == "wall" and any(case.time and case.time.n == 1 for case in cases.values()):
         return cases  # a ratio of two single processes says nothing
     return {id: _with_speedup(case, baseline_of(case, cases, data)) for id, case in cases.items()}
+
+
+def nodes_of(data: WorkloadData, run: Manifest) -> Nodes:
+    """Return the nodes of a cluster that measured the times of the workload."""
+    profiler = data.basis.profiler if data.basis else ""
+    return Nodes.of_workload(data.recorded.tables, run, data.name, profiler) if run.nodes else Nodes()
+
+
+def _compared_with(case: CaseResult, cases: Mapping[str, CaseResult], data: WorkloadData) -> list[CaseResult]:
+    """Return the cases that the report compares with ``case``, and the case itself."""
+    base = baseline_of(case, cases, data)
+    return [other for other in cases.values() if other.shape == case.shape or other is base]
+
+
+def _with_node_mark(case: CaseResult, nodes: Nodes, compared: Sequence[CaseResult]) -> CaseResult:
+    """Add the flag of a case that is compared with cases of other nodes."""
+    timed = [other for other in compared if other.time]
+    if len(timed) < 2 or not nodes.are_several(timed):
+        return case
+    flag = Flag.UNLIKE_NODES if nodes.differences(timed) else Flag.SEVERAL_NODES
+    return replace(case, marks=(*case.marks, flag))
 
 
 def shared_marks(cases: Iterable[CaseResult]) -> tuple[str, ...]:
@@ -218,6 +244,8 @@ def _with_speedup(case: CaseResult, base: CaseResult | None) -> CaseResult:
     """Add the speed-ups. There is none where a result is outside the tolerance: the computations differ."""
     if base is None or case.is_disqualified:
         return case
+    if base is not case and Flag.UNLIKE_NODES in case.marks:
+        return replace(case, baseline_mark=Flag.UNLIKE_NODES)
     if base.is_disqualified:
         return replace(case, baseline_mark=base.accuracy.mark if base.accuracy else "")
     kernel = call = None

@@ -37,7 +37,11 @@ _NO_AXES = (PHASE, VALUE, _CASE, _RESULT, _MISSING_AXES, _CELL)
 #: A table with more rows than these is divided by its first axis, into so many tables at most.
 _ROWS, _TABLES = 24, 9
 
-_BASELINE_REASONS = {Flag.INACCURATE: NoValue.BASELINE_INACCURATE, Flag.UNCHECKED: NoValue.BASELINE_UNCHECKED}
+_BASELINE_REASONS = {
+    Flag.INACCURATE: NoValue.BASELINE_INACCURATE,
+    Flag.UNCHECKED: NoValue.BASELINE_UNCHECKED,
+    Flag.UNLIKE_NODES: NoValue.BASELINE_ELSEWHERE,
+}
 
 #: The cases of a workload with their times on a basis.
 ResultsOn = Callable[[WorkloadData, Basis | None], Mapping[str, CaseResult]]

@@ -9,6 +9,7 @@
 * ``shared_host`` does, unless the times differ by more than the other process changed a time.
 * ``host_bound`` does not: the measured calls are compared. Kernels are compared by their own times. ``synchronises``
   and ``unchecked`` do not make a time wrong either.
+* Cases of nodes that are unlike are not compared. On like nodes the lead must be larger than the spread between them.
 
 A case that is ``inaccurate`` takes no part. Neither does one that is ``unchecked`` where the pipeline sets a tolerance:
 its result is not known to be the result of the other cases. The winner is the fastest accurate case.
@@ -20,9 +21,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, Win, WinVerdict
+from profpipe.analysis.nodes import Nodes
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import HostSharing
 from profpipe.results.schema import PROCESS_WALL
+
+#: A run without a cluster.
+_ONE_MACHINE = Nodes()
 
 #: Flags of a time that another process has changed.
 _SHARED_GPU = (Flag.OTHER_PROCESS, Flag.WAITED)
@@ -34,7 +39,10 @@ _DIFFERENT_CLOCKS = 1.02
 
 
 def judge(
-    cases: Sequence[CaseResult], unreliable: Mapping[str, DoubtCause], sharing: HostSharing | None = None
+    cases: Sequence[CaseResult],
+    unreliable: Mapping[str, DoubtCause],
+    sharing: HostSharing | None = None,
+    nodes: Nodes = _ONE_MACHINE,
 ) -> Win | None:
     """Return the win among ``cases`` of one shape; ``unreliable`` gives cases that did not run as expected."""
     timed = sorted((case for case in cases if case.time), key=lambda case: case.ns or 0.0)
@@ -51,6 +59,8 @@ def judge(
     if not others:
         return Win(best, None, WinVerdict.UNOPPOSED, disqualified=disqualified)
     second = others[0]
+    if refusal := nodes.refuse(eligible):
+        return Win(best, second, WinVerdict.INCONCLUSIVE, (refusal,), disqualified)
     if unusable := (*_unusable_times(best, second, unreliable), *_possibly_faster(best, others[1:])):
         return Win(best, second, WinVerdict.INCONCLUSIVE, unusable, disqualified)
     usable = [case for case in others if case.id not in unreliable and not set(_SHARED_GPU) & set(case.marks)]
@@ -61,6 +71,7 @@ def judge(
     # A slower case may be the fastest at the same clock, where its clock is known.
     clocked = [case for case in others[1:] if _clocks(best, case)]
     doubts = (
+        *nodes.doubt(best, second),
         *_clock_doubts(best, second),
         *_sharing_doubts(best, second, sharing),
         *_scatter_doubts(best, second),

@@ -28,6 +28,8 @@ class Flag(str, Enum):
     WAITED = "waited"
     SHARED_HOST = "shared_host"
     KERNELS_VARY = "kernels_vary"
+    SEVERAL_NODES = "several_nodes"
+    UNLIKE_NODES = "unlike_nodes"
 
     # From Python 3.12 on the text of a mixed-in member would be `Flag.NOISY`.
     __str__ = str.__str__

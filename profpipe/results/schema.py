@@ -35,6 +35,8 @@ RANK_PREFIX: Final = "rank "
 #: The same for one of the processes that repeat a command.
 PROCESS_PREFIX: Final = "process "
 DEVICE_PREFIX: Final = "device "
+#: The same for the time of the reference case on a node of a cluster; the name of the node follows.
+NODE_PREFIX: Final = "node "
 
 #: The metric with the time from the start of a command's process to its end.
 PROCESS_WALL: Final = "process_wall"

@@ -20,6 +20,7 @@ class NoValue(str, Enum):
     UNCHECKED = "unchecked"
     BASELINE_INACCURATE = "baseline inaccurate"
     BASELINE_UNCHECKED = "baseline unchecked"
+    BASELINE_ELSEWHERE = "baseline on an unlike node"
     UNFUSED = "unfused"
     IN_GRAPHS = "inside CUDA graphs"
 

@@ -275,16 +275,32 @@ class DoubtCause(str, Enum):
     ONE_SAMPLE = "one_sample"  # how far the time varies is unknown
     MAY_BE_FASTER = "may_be_faster"  # the cases waited for another process: their own times may be lower than the best
     CLOCKS = "clocks"  # the SM clocks of two cases, in Hz, could explain the lead of the first
+    UNLIKE_NODES = "unlike_nodes"  # the cases ran on nodes of a cluster that differ
+    NODE_SPREAD = "node_spread"  # the nodes of the two cases vary by as much as the lead, or by an unknown share
+
+
+@dataclass(frozen=True)
+class NodeSpread:
+    """How far the times of ``case`` on like ``nodes`` lie apart: the longest over the shortest, minus 1."""
+
+    case: str
+    ratio: float
+    nodes: int
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason why the lowest time is not called the fastest, and the cases, flags and clocks that it is about."""
+    """A reason why the lowest time is not called the fastest, and the cases, flags and clocks that it is about.
+
+    ``differences`` has each fact in which nodes differ, with its values. ``spread`` is None where it is not known.
+    """
 
     cause: DoubtCause
     variants: tuple[str, ...]
     flags: tuple[str, ...] = ()
     clocks_hz: tuple[float, ...] = ()
+    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    spread: NodeSpread | None = None
 
 
 @dataclass(frozen=True)
@@ -455,6 +471,8 @@ class WorkloadFindings:
     highest_clock: float | None = None
     #: Where jobs of the run ran side by side: what that did to one case, of any workload.
     host_sharing: HostSharing | None = None
+    #: How far the nodes of a cluster lie apart; None where no case ran on several of them.
+    node_spread: NodeSpread | None = None
     #: The largest error allowed, by measure; empty without a tolerance.
     tolerance: Mapping[str, float] = field(default_factory=dict)
 

@@ -13,6 +13,9 @@ from profpipe.report.units import number, size_unit
 from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, PeakRates, ToolEntry
 from profpipe.results.schema import Tables
 
+#: Nodes that a row names; more are counted.
+_MOST_NODES = 8
+
 
 def environment(run: Manifest) -> doc.Section:
     """Return the machine, the packages, the state of the repository and the profilers."""
@@ -20,7 +23,27 @@ def environment(run: Manifest) -> doc.Section:
     columns = (doc.label("profiler"), doc.label("version"), doc.words("note"))
     rows = [_tool(name, tool) for name, tool in run.tools.items()]
     tools = doc.make_table("tools", columns, rows, placement=doc.Placement.DETAILS)
-    return doc.make_section("environment", "Environment", [doc.Bullets(facts, doc.Placement.DETAILS), tools])
+    bullets = doc.Bullets(facts, doc.Placement.DETAILS)
+    return doc.make_section("environment", "Environment", [bullets, _nodes(run), tools])
+
+
+def _nodes(run: Manifest) -> doc.Table:
+    """Return the nodes of a cluster: like nodes are one row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, node in run.nodes.items():
+        gpus = "; ".join(dict.fromkeys(map(_gpu, node.machine.gpus or ()))) or "none"
+        clocks = {gpu.max_sm_clock_hz / 1e6 for gpu in node.machine.gpus or () if gpu.max_sm_clock_hz}
+        clock = ", ".join(f"{clock:.0f} MHz" for clock in sorted(clocks))
+        alike.setdefault((gpus, clock, node.machine.cpu, node.packages.get("torch") or ""), []).append(name)
+    columns = (
+        doc.label("nodes"),
+        doc.words("GPUs"),
+        doc.words("highest SM clock"),
+        doc.words("CPU"),
+        doc.words("torch"),
+    )
+    rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *facts) for facts, names in alike.items()]
+    return doc.make_table("nodes", columns, rows, placement=doc.Placement.DETAILS)
 
 
 def _facts(run: Manifest) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,8 @@ _MEANINGS: Mapping[str, str] = {
     Flag.WARM_CACHE: "the cache is not flushed before each sample (timing: {flush: false}), so data may be cached.",
     Flag.UNCHECKED: "the result was not compared with the reference.",
     Flag.INACCURATE: "the result misses the tolerance or is not a number. Never called a win.",
+    Flag.UNLIKE_NODES: "the cases that the report compares ran on nodes that differ in GPU, driver, CPU or torch. Never"
+    " called a win, and no speed-up.",
     Flag.KERNELS_VARY: "processes of one side launch different kernels. The headline names them.",
 }
 
@@ -71,6 +73,8 @@ def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) 
     is_timed = any(workload.basis is not None and workload.basis.is_timed for workload in workloads)
     if flag == Flag.UNCHECKED and any(workload.tolerance for workload in workloads):
         return f"{_MEANINGS[flag]} Under a tolerance it is never called a win."
+    if flag == Flag.SEVERAL_NODES:
+        return _nodes([workload for workload in workloads if workload.node_spread])
     if flag == Flag.THROTTLED:
         clocks = _clocks(workloads[0], [case for _, case in flagged]) if is_timed else ""
         return f"the GPU ran below its maximum clock{clocks}. A lead that the clocks can explain is not called a win."
@@ -98,6 +102,17 @@ def _sharing(workload: WorkloadFindings) -> str:
     what = {"loop_wall": "a call in a plain loop", PROCESS_WALL: "the process"}.get(found.metric, "the time")
     times = f"{what} of {readable(found.case)} was {found.beside_ns / found.alone_ns:.2f}x that of the case alone"
     return f"Beside another process, {times}. A lead that this can explain is not called a win."
+
+
+def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
+    begin = "the cases that the report compares ran on different nodes of the same kind"
+    spreads = {workload.node_spread: None for workload in workloads if workload.node_spread}
+    if not spreads:
+        return f"{begin}. How far these lie apart is not known, so no lead is called a win."
+    each = ", ".join(
+        f"{spread.case} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them" for spread in spreads
+    )
+    return f"{begin}: {each}. A smaller lead is not called a win."
 
 
 def _clocks(workload: WorkloadFindings, flagged: Iterable[CaseResult]) -> str:

@@ -237,6 +237,8 @@ def _lead(win: Win, shape: Shape) -> doc.Text:
     ahead = fill("{} over the next, {}", ratio(win.lead), doc.Code(win.second.variant if win.second else ""))
     if best.is_baseline:
         return fill("the baseline itself, {}", ahead)
+    if best.baseline_mark == Flag.UNLIKE_NODES:
+        return fill("{}; the baseline ran on an unlike node", ahead)
     if best.speedup is None and best.baseline_mark:
         return fill(f"{{}}; the baseline's own result is {best.baseline_mark}", ahead)
     if best.speedup is None:

@@ -234,6 +234,8 @@ def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
     for case in workload.cases:
         if case.time and case.speedup is None and selection.drop_axes(case.shape, (axis,)) in drawn:
             reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
+            if case.baseline_mark == Flag.UNLIKE_NODES:
+                reason = reason or "whose baseline ran on an unlike node"
             reason = reason or (f"whose baseline is {case.baseline_mark}" if case.baseline_mark else "")
             missing.setdefault(reason, []).append(case.variant)
     return not_shown({reason: names for reason, names in missing.items() if reason})

@@ -43,9 +43,12 @@ _TITLES_CPU: Mapping[str, str] = {
 _NOT_COMPARED: Mapping[str, str] = {
     NoValue.BASELINE_INACCURATE: "the baseline is not within the tolerance",
     NoValue.BASELINE_UNCHECKED: "the baseline was not compared with the reference",
+    NoValue.BASELINE_ELSEWHERE: "the baseline ran on a node of another kind",
     NoValue.INACCURATE: "none is within the tolerance",
     NoValue.UNCHECKED: "none was compared with the reference",
 }
+
+_OF_BASELINE = {NoValue.BASELINE_INACCURATE, NoValue.BASELINE_UNCHECKED, NoValue.BASELINE_ELSEWHERE}
 
 #: How a sentence begins that names the basis of such values.
 _BASIS_OF = (("Times are", ("time", "min", "p10", "p90", "max")),
@@ -113,7 +116,7 @@ def _absence_notes(study: Study) -> Iterator[doc.Text]:
     by_reason: dict[str, list[doc.Text]] = {}
     for name, missing in study.absent.items():
         # An inaccurate or unchecked baseline is the reason for all cases.
-        reasons = missing & {NoValue.BASELINE_INACCURATE, NoValue.BASELINE_UNCHECKED} or missing
+        reasons = missing & _OF_BASELINE or missing
         texts = [text for why, text in _NOT_COMPARED.items() if why in reasons]
         reason = "each is inaccurate or unchecked" if len(texts) > 1 else "".join(texts)
         by_reason.setdefault(reason, []).append(doc.Code(name.removeprefix("metric.")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Win
+from collections.abc import Sequence
+
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, NodeSpread, Win
 from profpipe.report import document as doc
-from profpipe.report.inlines import fill, names
+from profpipe.report.inlines import fill, names, percent
 from profpipe.report.units import Unit
 
 #: Names of tied cases in a sentence; more are counted.
@@ -42,7 +44,22 @@ def doubt_text(doubt: Doubt) -> doc.Text:
         case DoubtCause.CLOCKS:
             best, other = (doc.Number(hz, _MHZ) for hz in doubt.clocks_hz)
             return fill("the GPU ran at {} for {} and at {} for {}", best, cases[0], other, cases[1])
+        case DoubtCause.UNLIKE_NODES:
+            facts = doc.join((_difference(*each) for each in doubt.differences), last=" and ")
+            return fill("its cases ran on unlike nodes: {}", facts)
+        case DoubtCause.NODE_SPREAD:
+            return fill("{} ran on different nodes, and {}", doc.join(cases), _spread(doubt.spread))
     return fill(_DOUBTS[doubt.cause], doc.join(cases))
+
+
+def _difference(fact: str, values: Sequence[str]) -> doc.Text:
+    return fill(f"{fact} {{}}", doc.join((value or "none" for value in values), most=MOST_NAMES))
+
+
+def _spread(spread: NodeSpread | None) -> doc.Text:
+    if spread is None:
+        return "how far these lie apart is not known"
+    return fill(f"{{}} varies by {{}} between {spread.nodes} nodes", doc.Code(spread.case), percent(spread.ratio))
 
 
 def doubt_of(win: Win) -> doc.Text:

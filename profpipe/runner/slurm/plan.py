@@ -32,12 +32,18 @@ _GUIDES: Final = ("nsys", "torch")
 
 @dataclass(frozen=True)
 class Task:
-    """One index of the array: cases of a workload, and the profilers that run them."""
+    """One index of the array: cases of a workload, and the profilers that run them.
+
+    ``reference`` is a case that each task of the workload times under plain, where cases that are compared with each
+    other may run on different nodes: it shows how far the nodes lie apart. Empty for no such case, and for the task
+    that has the case itself.
+    """
 
     index: int
     workload: str
     cases: tuple[str, ...]
     profilers: tuple[str, ...]
+    reference: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def _read_task(index: int, document: Any) -> Task:
     if document["index"] != index:
         raise ValueError(f"task {index} has the index {document['index']!r}")
     cases, profilers = (tuple(map(str, document[name])) for name in ("cases", "profilers"))
-    return Task(index, str(document["workload"]), cases, profilers)
+    return Task(index, str(document["workload"]), cases, profilers, str(document.get("reference", "")))
 
 
 def _chosen(request: RunRequest) -> Iterator[str]:
@@ -94,17 +100,29 @@ def _chosen(request: RunRequest) -> Iterator[str]:
 
 def _parts(
     request: RunRequest, name: str, spread: Spread, compared: Compared
-) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Yield workload, cases and profilers of each task of a workload."""
+) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], str]]:
+    """Yield workload, cases, profilers and reference of each task of a workload."""
     workload = request.pipeline.workloads[name]
     profilers = tuple(dict.fromkeys(request.profilers or workload.profilers))
     cases = plan.cases(workload)
+    groups = compared(cases, workload)
     if spread == "comparisons":
-        yield from ((name, tuple(group), profilers) for group in compared(cases, workload))
+        yield from ((name, tuple(group), profilers, "") for group in groups)
         return
+    reference = _reference(groups, cases, workload)
     for case in cases:
         for group in _apart(profilers, workload) if spread == "all" else [profilers]:
-            yield name, (case.id,), group
+            has_other = "plain" in group and case.id != reference
+            yield name, (case.id,), group, reference if has_other else ""
+
+
+def _reference(groups: Sequence[Sequence[str]], cases: Sequence[Case], workload: Workload) -> str:
+    """Return the baseline of the first comparison, or its first case; empty where nothing is compared."""
+    first = next((set(group) for group in groups if len(group) > 1), set())
+    baseline = workload.baseline or {}
+    own = [case for case in cases if case.id in first]
+    is_baseline = (case for case in own if all(case.params.get(name) == value for name, value in baseline.items()))
+    return next(is_baseline, own[0]).id if own else ""
 
 
 def _apart(profilers: Sequence[str], workload: Workload) -> list[tuple[str, ...]]:

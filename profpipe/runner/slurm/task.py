@@ -37,6 +37,8 @@ from profpipe.runner.slurm.records import Record, Start
 
 #: The folder of a run that the jobs of an attempt are in, below that of their workload: ``task-0007``, ``task-0007-2``.
 _PREFIX = "task-"
+#: The folder of the process that times the reference.
+_REFERENCE: Final = "reference"
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")
 
@@ -219,9 +221,40 @@ class TaskSession(Session):
         again = f"-{self.start.attempt}" if self.start.attempt > 1 else ""
         return f"{_PREFIX}{self.task.index:04d}{again}"
 
+    def carry_out(self, listener: ProgressListener) -> None:
+        """Run every job that is not done, and time the reference on this node."""
+        super().carry_out(listener)
+        self._run_jobs(self._reference_jobs(), listener)
+
+    def _reference_jobs(self) -> list[Job]:
+        """Return one process of the reference; none where the task has no reference, or has timed it here already."""
+        timed = self.data.metrics["subject"].isin([self._node_subject])
+        if not self.task.reference or timed.any():
+            return []
+        request = replace(self.request, profilers=("plain",), captures=None)
+        planned = session.plan_jobs(request, self.machine, self.folder, [self.task.reference])
+        folder = self.folder / "raw" / self.task.workload / self._label / _REFERENCE
+        return [replace(job, folder=folder, repeat=1, captures=1, interleaved=()) for job in planned[:1]]
+
+    @property
+    def _node_subject(self) -> str:
+        return f"{schema.NODE_PREFIX}{self.start.node}"
+
+    def _merged(self, job: Job, fresh: Tables) -> Tables:
+        """Return the stored rows with those of a job; of the reference with its time on this node only."""
+        if job.folder.name != _REFERENCE:
+            return super()._merged(job, fresh)
+        is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
+        times = Tables(metrics=fresh.metrics[is_time].assign(subject=self._node_subject))
+        return replace(self.data, metrics=schema.concat([self.data, times]).metrics)
+
     def _store(self, outcome: JobOutcome, key: str) -> None:
         super()._store(outcome, "")
         folder = self._name(outcome.job.folder)
+        if outcome.job.folder.name == _REFERENCE:
+            # The case has its job in another task.
+            self.manifest = self.manifest.without_job(folder)
+            return
         self.manifest = replace(self.manifest, jobs=tuple(
             replace(entry, node=self.start.node, argv=self._published(entry.argv)) if entry.folder == folder else entry
             for entry in self.manifest.jobs

@@ -1,0 +1,114 @@
+"""Compare the nodes of a cluster on which cases ran: are they alike, and how far does the same case vary on them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, NodeSpread
+from profpipe.analysis.kernel_totals import rows
+from profpipe.results.manifest import Gpu, Manifest, NodeEntry
+from profpipe.results.schema import NODE_PREFIX, TIMES, Tables
+
+_TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that measured the cases of a workload. Without a cluster there are none.
+
+    ``of_cases`` has the nodes of each case, ``facts`` what decides whether two nodes are alike: GPU, driver, clocks,
+    torch. ``spread`` is None where no case ran on several nodes.
+    """
+
+    of_cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    spread: NodeSpread | None = None
+
+    @classmethod
+    def of_workload(cls, tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
+        """Return the nodes whose times under ``profiler`` the report compares."""
+        found: dict[str, dict[str, None]] = {}
+        for job in run.jobs_of(workload):
+            if job.node and job.profiler == profiler:
+                for case in job.cases:
+                    found.setdefault(case, {})[job.node] = None
+        of_cases = {case: tuple(nodes) for case, nodes in found.items()}
+        facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
+        return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
+
+    def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node for case in cases for node in self.of_cases.get(case.id, ())))
+
+    def are_several(self, cases: Iterable[CaseResult]) -> bool:
+        return len(self.of(cases)) > 1
+
+    def differences(self, cases: Iterable[CaseResult]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
+        every = [self.facts.get(node, {}) for node in self.of(cases)]
+        names = dict.fromkeys(name for facts in every for name in facts)
+        values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
+        return tuple((name, found) for name, found in values if len(found) > 1)
+
+    def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
+        """Return why cases cannot be compared at all: their nodes are unlike."""
+        own = list(cases)
+        if not (found := self.differences(own)):
+            return None
+        return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
+
+    def doubt(self, best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
+        """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
+        if not self.are_several((best, second)) or not best.ns or not second.ns:
+            return
+        if self.spread is None or second.ns <= best.ns * (1 + self.spread.ratio):
+            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, second.variant), spread=self.spread)
+
+
+def _facts(entry: NodeEntry) -> Iterator[tuple[str, str]]:
+    """Yield what two nodes must have in common for a comparison. A node may have more GPUs of the same kind."""
+    gpus = list(dict.fromkeys(map(_describe, entry.machine.gpus or ())))
+    yield "GPU", ", ".join(gpus)
+    yield "driver", ", ".join(dict.fromkeys(gpu.driver or "" for gpu in entry.machine.gpus or ()))
+    yield "CPU", entry.machine.cpu
+    yield _TORCH, entry.packages.get(_TORCH) or ""
+
+
+def _describe(gpu: Gpu) -> str:
+    """Return the name of a GPU with what may be set otherwise on another one: memory of a MIG slice, power, clock."""
+    facts = [
+        gpu.name,
+        f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else "",
+        f"{gpu.sm_count} SMs" if gpu.sm_count else "",
+        f"{gpu.max_sm_clock_hz / 1e6:.0f} MHz" if gpu.max_sm_clock_hz else "",
+        f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else "",
+        "MIG" if gpu.mig else "",
+    ]
+    return " ".join(filter(None, facts))
+
+
+def _find_spread(metrics: pd.DataFrame, of_cases: Mapping[str, tuple[str, ...]]) -> NodeSpread | None:
+    """Return the largest spread of a case that several nodes timed.
+
+    These are the times of a reference that each task takes, and the time that the case has in its own task.
+    """
+    plain = metrics[(metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)]
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for case, metric, subject, value in rows(plain, "case", "metric", "subject", "value"):
+        if subject.startswith(NODE_PREFIX):
+            found.setdefault((case, metric), {}).setdefault(subject.removeprefix(NODE_PREFIX), []).append(value)
+    for case, metric, subject, value in rows(plain, "case", "metric", "subject", "value"):
+        if not subject and (case, metric) in found and len(nodes := of_cases.get(case, ())) == 1:
+            found[case, metric].setdefault(nodes[0], []).append(value)
+    # A step or call is the better time than the process around it.
+    spreads = [
+        NodeSpread(case, max(medians) / min(medians) - 1, len(medians))
+        for metric in reversed(TIMES)
+        for (case, of_metric), by_node in found.items()
+        if of_metric == metric and len(medians := [statistics.median(own) for own in by_node.values()]) > 1
+        if min(medians) > 0
+    ]
+    return spreads[-1] if spreads else None

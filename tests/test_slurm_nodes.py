@@ -1,0 +1,100 @@
+"""Comparisons of cases that ran on several nodes of a cluster. Numbers are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_study import analyze, case_row, metric_row, tables
+
+from profpipe.analysis.findings.workloads import DoubtCause, Findings, NodeSpread, Win
+from profpipe.measure.flags import Flag
+from profpipe.report.sections import environment, flags, wins
+from profpipe.report.text import write_text
+from profpipe.results.manifest import Manifest
+
+H100 = {"name": "NVIDIA H100 80GB HBM3", "driver": "580.1", "memory_bytes": 80 << 30, "max_sm_clock_hz": 1_980_000_000}
+A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver": "580.1", "memory_bytes": 80 << 30, "max_sm_clock_hz": 1_410_000_000}
+
+
+def node(gpu: dict[str, Any], count: int = 1, torch: str = "2.11") -> dict[str, Any]:
+    return {"machine": {"gpus": [gpu] * count, "cpu": "CPU"}, "packages": {"torch": torch}}
+
+
+def on_nodes(second: dict[str, Any], *more: dict[str, Any], b_ns: float = 150.0) -> tuple[Findings, dict[str, Any]]:
+    """``a``, the baseline, with 100 ns on n1, and ``b`` on n2, which is ``second``."""
+    jobs = [
+        {"workload": "w", "profiler": "plain", "cases": [f"impl={x}"], "node": n} for x, n in (("a", "n1"), ("b", "n2"))
+    ]
+    pipeline = {"workloads": {"w": {"matrix": {"impl": ["a", "b"]}, "baseline": {"impl": "a"}}}}
+    run = {"jobs": jobs, "nodes": {"n1": node(H100), "n2": second}, "pipeline": pipeline}
+    times = [metric_row("impl=a", "time", 100.0, ci_low=99.0, ci_high=101.0),
+             metric_row("impl=b", "time", b_ns, ci_low=b_ns - 1, ci_high=b_ns + 1)]  # fmt: skip
+    cases = [case_row("impl=a"), case_row("impl=b")]
+    return analyze(tables(cases, metrics=[*times, *more]), run), run
+
+
+def only_win(findings: Findings) -> Win:
+    ((shape,),) = (workload.shapes for workload in findings.workloads)
+    assert shape.win is not None
+    return shape.win
+
+
+#: The reference, 4 % slower on the second node.
+REFERENCE = metric_row("impl=a", "time", 104.0, subject="node n2")
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (node(A100), "GPU NVIDIA H100 80GB HBM3 80 GiB 1980 MHz and NVIDIA A100-SXM4-80GB 80 GiB 1410 MHz"),
+        (node({**H100, "driver": "550.9"}), "driver 580.1 and 550.9"),
+        (node({**H100, "power_limit_w": 350.0}), "NVIDIA H100 80GB HBM3 80 GiB 1980 MHz 350 W"),
+        (node(H100, torch="2.9"), "torch 2.11 and 2.9"),
+    ],
+)
+def test_unlike_nodes_are_not_compared(second: dict[str, Any], text: str) -> None:
+    findings, _ = on_nodes(second, REFERENCE)
+    win = only_win(findings)
+    assert win.verdict == "inconclusive" and [doubt.cause for doubt in win.doubts] == [DoubtCause.UNLIKE_NODES]
+    words = write_text(wins.doubt_of(win))
+    assert words.startswith("its cases ran on unlike nodes: ") and text in words
+    assert [case.speedup for case in findings.workloads[0].cases if not case.is_baseline] == [None]
+    assert all(Flag.UNLIKE_NODES in case.marks for case in findings.workloads[0].cases)
+
+
+def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
+    findings, _ = on_nodes(node(H100, count=8), REFERENCE)
+    assert only_win(findings).verdict == "clear"
+    assert findings.workloads[0].node_spread == NodeSpread("impl=a", pytest.approx(0.04), 2)
+    assert all(Flag.SEVERAL_NODES in case.marks for case in findings.workloads[0].cases)
+    (line,) = flags.explanations(findings.workloads)
+    assert write_text(line) == (
+        "several_nodes (every case): the cases that the report compares ran on different nodes of the same kind: impl=a"
+        " varies by 4.0 % between 2 of them. A smaller lead is not called a win."
+    )
+
+
+def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win() -> None:
+    win = only_win(on_nodes(node(H100), REFERENCE, b_ns=103.5)[0])
+    assert win.verdict == "inconclusive"
+    assert (
+        write_text(wins.doubt_of(win)) == "a and b ran on different nodes, and impl=a varies by 4.0 % between 2 nodes"
+    )
+    win = only_win(on_nodes(node(H100))[0])
+    assert win.verdict == "inconclusive"
+    assert write_text(wins.doubt_of(win)) == "a and b ran on different nodes, and how far these lie apart is not known"
+
+
+def test_cases_of_one_node_have_no_mark() -> None:
+    findings, run = on_nodes(node(H100), REFERENCE)
+    run["jobs"] = [{**job, "node": "n1"} for job in run["jobs"]]
+    times = [metric_row(f"impl={x}", "time", t, ci_low=t - 1, ci_high=t + 1) for x, t in (("a", 100.0), ("b", 103.5))]
+    findings = analyze(tables([case_row("impl=a"), case_row("impl=b")], metrics=times), run)
+    assert only_win(findings).verdict == "clear" and not any(case.marks for case in findings.workloads[0].cases)
+
+
+def test_the_environment_lists_like_nodes_in_one_row() -> None:
+    run = {"nodes": {"n1": node(H100), "n2": node(H100, count=8), "n3": node(A100)}}
+    table = next(table for table in environment.environment(Manifest.parse(run)).tables() if table.id == "nodes")
+    assert [write_text(row[0].text) for row in table.rows] == ["n1 and n2", "n3"]
