@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from profpipe.analysis import analyze
+from profpipe.analysis.findings.timeline import Event, LaneKind
 from profpipe.commands import rendering
 from profpipe.report.document import (
     Axis,
-    Box,
     Bullets,
     CaseLink,
     Cell,
@@ -27,7 +27,6 @@ from profpipe.report.document import (
     Details,
     Document,
     Lane,
-    LaneKind,
     Link,
     Mark,
     Option,
@@ -128,7 +127,7 @@ def document(name: str) -> Document:
         Timeline(
             name,
             name,
-            (Lane(name, (Box(0, 10, name, name),), LaneKind.STREAM, name, {name: (1, 10.0)}),),
+            (Lane(name, (Event(0, 10, name, name),), LaneKind.STREAM, name, {name: (1, 10.0)}),),
             10,
             {name: name},
             caption=name,

@@ -30,15 +30,6 @@ from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, TIMES,
 _Key = tuple[str, str]
 
 
-class Intervals(Enum):
-    """Whether the confidence intervals of two medians overlap."""
-
-    APART = "apart"
-    OVERLAP = "overlap"
-    #: A run has no interval.
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True)
 class Change:
     """One case in both runs. Times are medians in ns, measured by events without a profiler."""
@@ -46,7 +37,8 @@ class Change:
     name: str
     a_ns: float
     b_ns: float
-    intervals: Intervals
+    #: Whether both runs have a confidence interval and the two overlap.
+    overlaps: bool
     #: The runs in which the result was outside the tolerance: ``A``, ``B`` or both.
     inaccurate_in: tuple[str, ...] = ()
     #: The log of the ratio that processes of the same code stay below in 99 %; None where that is not known.
@@ -57,7 +49,7 @@ class Change:
     @property
     def is_beyond_noise(self) -> bool | None:
         """Whether the difference is more than chance; None where the spread between runs is needed and not known."""
-        if self.intervals is Intervals.OVERLAP:
+        if self.overlaps:
             return False
         if self.noise is not None and abs(math.log(self.b_ns / self.a_ns)) <= self.noise:
             return False
@@ -164,8 +156,8 @@ def compare_runs(
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
             known = noise.get(key, Noise())
             limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known)
-            times, intervals = (before.median_ns, after.median_ns), before.intervals_with(after)
-            changes.append(Change(name, *times, intervals, where, limit, known.between is not None))
+            times, overlaps = (before.median_ns, after.median_ns), before.overlaps(after)
+            changes.append(Change(name, *times, overlaps, where, limit, known.between is not None))
     unfinished = is_unfinished(manifest_b)
     differ = differing_gpus(manifest_a, manifest_b)
     return Comparison(tuple(changes), lost, tuple(absent), tuple(changed_params), differ, unfinished)
@@ -213,11 +205,9 @@ class TimedCase:
     params: Mapping[str, Any]
     is_inaccurate: bool
 
-    def intervals_with(self, after: TimedCase) -> Intervals:
-        if any(map(math.isnan, (self.ci_low, self.ci_high, after.ci_low, after.ci_high))):
-            return Intervals.UNKNOWN
-        is_apart = self.ci_high < after.ci_low or after.ci_high < self.ci_low
-        return Intervals.APART if is_apart else Intervals.OVERLAP
+    def overlaps(self, after: TimedCase) -> bool:
+        """Return True if both intervals are known and overlap: no comparison with NaN holds."""
+        return self.ci_low <= after.ci_high and after.ci_low <= self.ci_high
 
 
 def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from profpipe.analysis.findings.timeline import Event, LaneKind
 from profpipe.report.inline_values import Placement, Text
 from profpipe.report.units import Unit
 
@@ -85,6 +86,9 @@ class Panel:
     title: str
     series: tuple[Series, ...]
 
+    def name_in(self, chart: Chart) -> str:
+        return f"{chart.title}, {self.title}" if self.title else chart.title
+
 
 class ReferenceKind(str, Enum):
     LEVEL = "level"  # a value that divides good from bad
@@ -129,41 +133,15 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Box:
-    """A box of a timeline: an operation of the GPU, a call of the host or idle time.
-
-    ``start_ns`` counts from the start of the timeline. ``key`` chooses the colour: a kernel class, or the cause of idle
-    time as ``step_idle_launch``. ``operations`` is how many were merged, because they are too short to be seen;
-    ``busy_ns`` is the sum of their times. ``launched_ns`` is when the launch call of an operation began.
-    """
-
-    start_ns: float
-    duration_ns: float
-    name: str
-    key: str
-    operations: int = 1
-    busy_ns: float = 0.0
-    launched_ns: float | None = None
-    bytes: float | None = None
-
-
-class LaneKind(str, Enum):
-    """What a lane of a timeline shows."""
-
-    HOST = "host"  # calls of a thread
-    IDLE = "idle"  # the time in which nothing runs on the device
-    STREAM = "stream"  # operations of the GPU
-
-
-@dataclass(frozen=True)
 class Lane:
     """A lane of a timeline. Lanes of one ``group`` (a rank and its device) stand together.
 
-    ``totals`` are the number of events and the sum of their times by key, whatever was merged.
+    The key of a box chooses its colour: a kernel class, or the cause of idle time as ``step_idle_launch``. ``totals``
+    are the number of events and the sum of their times by key, whatever was merged.
     """
 
     title: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[Event, ...]
     kind: LaneKind
     group: str = ""
     totals: Mapping[str, tuple[int, float]] = field(default_factory=dict)

@@ -101,25 +101,13 @@ def _blocks(courses: Sequence[Course]) -> Iterator[doc.Block]:
 
 def course_table(courses: Sequence[Course]) -> doc.Table:
     """Return a table with a row for each course."""
-    columns = (
-        doc.label("case"),
-        doc.words("course"),
-        doc.count("runs"),
-        doc.Column("level", "level", time_unit(course.level_ns for course in courses)),
-        doc.plus_minus("band", "band"),
-        doc.words("noise", "noise from"),
-        doc.words("changes"),
-    )
-    rows = [
-        (
-            course_name(course, courses),
-            doc.Code(_chart(course, is_ascii=False)),
-            len(course.points),
-            course.level_ns,
-            course.band,
-            source(course),
-            state(course),
-        )
-        for course in courses
+    columns = [
+        (doc.label("case"), lambda course: course_name(course, courses)),
+        (doc.words("course"), lambda course: doc.Code(_chart(course, is_ascii=False))),
+        (doc.count("runs"), lambda course: len(course.points)),
+        (doc.Column("level", "level", time_unit(own.level_ns for own in courses)), lambda course: course.level_ns),
+        (doc.plus_minus("band"), lambda course: course.band),
+        (doc.words("noise", "noise from"), source),
+        (doc.words("changes"), state),
     ]
-    return doc.make_table("courses", columns, rows)
+    return doc.table_of("courses", courses, columns)

@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import jinja2
-import jinja2.sandbox
-
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
 from profpipe.analysis.pairs import PairFindings
-from profpipe.errors import ProfpipeError, one_line
 from profpipe.report import selection, text_files
 from profpipe.report.document import Document, Section
 from profpipe.report.labels import has_no_gpu
@@ -55,6 +51,7 @@ from profpipe.report.sections import (
     verdicts,
     warnings,
 )
+from profpipe.report.templates import fill_template
 from profpipe.results import atomic, raw_files
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
@@ -189,24 +186,10 @@ def write(document: Document, folder: Path, template: Path) -> None:
 
 def _fill(template: Path, document: Document, writer: Markdown) -> str:
     """Return the page that ``template`` makes of the document, with one blank line between blocks."""
-    # A template may come from somebody else: in the sandbox it reads the document and reaches nothing else.
-    jinja = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(template.parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+    values = {"document": document, "page": writer.page}
+    text = fill_template(
+        template, values, markdown=lambda v: writer.section(v) if isinstance(v, Section) else writer.text(v)
     )
-    jinja.filters["markdown"] = lambda value: (
-        writer.section(value) if isinstance(value, Section) else writer.text(value)
-    )
-    try:
-        text = jinja.get_template(template.name).render(document=document, page=writer.page)
-    except jinja2.TemplateError as error:
-        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        remedy = "Compare it with the template of this version of profpipe; the tables are written."
-        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
-    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # of an expression in it
-        raise ProfpipeError(f"{template}: {one_line(error)}. Correct the template; the tables are written.") from error
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
 

@@ -13,9 +13,6 @@ from profpipe.report import document as doc
 #: Cases without a comparison up to which all of them stand together.
 _MAIN_CASES = 24
 
-#: Cases without a comparison up to which all of them stand together.
-_MAIN_CASES = 24
-
 #: Cases, and shapes of comparisons, up to which a page shows every shape; beyond, one of each of so many groups.
 _CASES, SHAPES, GROUPS = 100, 24, 8
 

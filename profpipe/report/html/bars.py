@@ -8,7 +8,7 @@ from profpipe.report import document as doc
 from profpipe.report.formatting import format_value
 from profpipe.report.html.markup import cut, element, empty, flat
 from profpipe.report.html.palette import key_class
-from profpipe.report.html.scales import Scale
+from profpipe.report.html.scales import Scale, svg
 from profpipe.report.html.tips import quantity
 from profpipe.report.units import Unit, percent
 
@@ -31,10 +31,7 @@ def picture(chart: doc.Chart) -> Markup:
     x = Scale(0.0, limit, left, _WIDTH - _RIGHT)
     parts = [_axis(chart, x, bottom)]
     parts += [_bar(chart, row, x, totals[row], limit) for row in range(len(names))]
-    return element(
-        "svg", *parts, viewBox=f"0 0 {_WIDTH} {bottom + _BOTTOM}", role="img", aria_label=cut(flat(chart.title), 300),
-        class_="plot bars",
-    )  # fmt: skip
+    return svg(parts, _WIDTH, bottom + _BOTTOM, chart.title, "bars")
 
 
 def _axis(chart: doc.Chart, x: Scale, bottom: float) -> Markup:

@@ -72,7 +72,9 @@ def _legend(chart: doc.Chart) -> Markup:
     buttons = []
     for key, series in every.items():
         if chart.kind is doc.ChartKind.STACKED_BARS:
-            colour, mark = key_class(key), _patch()
+            box = empty("rect", x=1, y=3, width=14, height=10, rx=2, class_="piece")
+            colour = key_class(key)
+            mark = element("svg", box, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")
         else:
             colour, shape = classes[key]
             mark = lines.swatch(shape, chart.kind is doc.ChartKind.LINES)
@@ -80,8 +82,3 @@ def _legend(chart: doc.Chart) -> Markup:
         buttons.append(element("button", mark, short(series.name, 60), type="button", aria_pressed="false",
                                class_=f"series {colour}{rejected}", data_series=key))  # fmt: skip
     return element("div", *buttons, class_="legend", role="group", aria_label="Series")
-
-
-def _patch() -> Markup:
-    box = empty("rect", x=1, y=3, width=14, height=10, rx=2, class_="piece")
-    return element("svg", box, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")

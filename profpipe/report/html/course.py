@@ -11,7 +11,7 @@ from profpipe.report import document as doc
 from profpipe.report.html.lines import marker
 from profpipe.report.html.markup import cut, element, empty, flat
 from profpipe.report.html.palette import line_classes
-from profpipe.report.html.scales import Scale, label
+from profpipe.report.html.scales import Scale, svg, value_grid
 from profpipe.report.html.tips import tip
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 190, 66, 34, 22, 40
@@ -32,17 +32,12 @@ def picture(chart: doc.Chart, panel: doc.Panel) -> Markup:
     own = [empty("path", d=path, class_="line")]
     own += [marker("circle", x(mark.x), y(mark.y), bool(mark.flags), tip(mark, chart)) for mark in marks]
     parts.append(element("g", *own, class_=f"series {colour}"))
-    return element(
-        "svg", *parts, viewBox=f"0 0 {_WIDTH} {_TOP + _HEIGHT + _BOTTOM}", role="img",
-        aria_label=cut(flat(chart.title), 300), class_="plot course",
-    )  # fmt: skip
+    return svg(parts, _WIDTH, _TOP + _HEIGHT + _BOTTOM, chart.title, "course")
 
 
 def _grid(chart: doc.Chart, marks: Sequence[doc.Mark], x: Scale, y: Scale) -> Iterator[Markup]:
     bottom = _TOP + _HEIGHT
-    for value in y.ticks(chart.y.quantity):
-        yield empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(value), y2=y(value), class_="grid")
-        yield element("text", label(value, chart.y), x=_LEFT - 8, y=y(value) + 4, class_="tick end")
+    yield from value_grid(chart.y, y, _LEFT, _WIDTH - _RIGHT)
     step = -(-len(marks) // _LABELS)
     for mark in marks[::-1][::step]:
         # The label is the date and the run.

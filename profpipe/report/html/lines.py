@@ -10,7 +10,7 @@ from markupsafe import Markup
 from profpipe.report import document as doc
 from profpipe.report.html.markup import cut, element, empty, flat, join
 from profpipe.report.html.palette import line_classes
-from profpipe.report.html.scales import Scale, label
+from profpipe.report.html.scales import Scale, label, svg, value_grid
 from profpipe.report.html.tips import tip
 from profpipe.report.plots.lines import value_range
 from profpipe.report.plots.style import spread
@@ -42,10 +42,7 @@ def _panel(chart: doc.Chart, panel: doc.Panel) -> Markup:
     parts += [_series(each, classes, chart, x, y) for each in sorted(panel.series, key=lambda s: not s.is_rejected)]
     if has_names:
         parts.append(_end_labels(panel.series, classes, x, y))
-    name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
-    return element(
-        "svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=cut(flat(name), 300), class_="plot lines"
-    )
+    return svg(parts, width, height, panel.name_in(chart), "lines")
 
 
 def _scales(chart: doc.Chart, right: float, height: float) -> tuple[Scale, Scale]:
@@ -89,11 +86,7 @@ def _roofs(chart: doc.Chart, x: Scale, y: Scale) -> Iterator[Markup]:
 
 def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     left, right, bottom = x.start - 12, x.end + 12, y.start
-    parts = []
-    for value in y.ticks(chart.y.quantity):
-        parts.append(empty("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
-        text = label(value, chart.y)
-        parts.append(element("text", text, x=left - 8, y=y(value) + 4, class_="tick end"))
+    parts = list(value_grid(chart.y, y, left, right))
     xs = sorted({mark.x for mark in chart.marks})
     # The largest is always named.
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))

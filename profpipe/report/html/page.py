@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jinja2
-import jinja2.sandbox
 from markupsafe import Markup
 
-from profpipe.errors import ProfpipeError, one_line
 from profpipe.report import document as doc
 from profpipe.report.html.markup import anchor, flat, short
 from profpipe.report.html.writer import Html, all_ids, section_ids
+from profpipe.report.templates import fill_template
 from profpipe.report.text import write_text
 from profpipe.results import atomic
 
@@ -87,10 +85,10 @@ def render(document: doc.Document, files: PageFiles, exists: Callable[[str], boo
     legend = [(id, flat(flag), flat(text)) for flag, text in html.flags.items()
               if f'"{(id := anchor("flag", flag))}"' in shown]  # fmt: skip
     name, *facts = map(short, write_text(document.title).split(" · "))
-    return _fill(files.template, {
+    return fill_template(files.template, {
         "policy": policy(style, script), "style": Markup(style), "script": Markup(script), "name": name, "facts": facts,
         "workloads": list(map(flat, document.workloads)), "sections": entries, "cases": pages, "flags": legend,
-    })  # fmt: skip
+    }, autoescape=True)  # fmt: skip
 
 
 def _ordered(document: doc.Document) -> list[doc.Section]:
@@ -116,22 +114,3 @@ def _sha256(text: str) -> str:
 def _joined(paths: Sequence[Path]) -> str:
     """Return the files one after the other. No text in them may end the element that holds them."""
     return "\n".join(path.read_text(encoding="utf-8") for path in paths).replace("\r", "").replace("</", "<\\/")
-
-
-def _fill(template: Path, values: Mapping[str, object]) -> str:
-    # A template may come from somebody else: in the sandbox it reads the values and reaches nothing else.
-    jinja = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader(template.parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    try:
-        return jinja.get_template(template.name).render(values)
-    except jinja2.TemplateError as error:
-        line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        remedy = "Compare it with the template of this version of profpipe; the tables are written."
-        raise ProfpipeError(f"{template}{line}: {error.message}. {remedy}") from error
-    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # of an expression in it
-        raise ProfpipeError(f"{template}: {one_line(error)}. Correct the template; the tables are written.") from error

@@ -10,7 +10,7 @@ from profpipe.report import document as doc
 from profpipe.report.html.lines import marker
 from profpipe.report.html.markup import cut, element, empty, flat
 from profpipe.report.html.palette import line_classes
-from profpipe.report.html.scales import Scale, label
+from profpipe.report.html.scales import Scale, label, svg, value_grid
 from profpipe.report.html.tips import quantity, tip
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 66, 16, 12, 40
@@ -37,10 +37,7 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
     bottom = _TOP + _STRIP
     x = Scale(min(m.x for m in marks), max(m.x for m in marks), _LEFT + 8, _WIDTH - _RIGHT - 8)
     y = Scale(low, high, bottom, _TOP)
-    parts: list[Markup] = []
-    for value in y.ticks():
-        parts.append(empty("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        parts.append(element("text", label(value, chart.y), x=_LEFT - 8, y=y(value) + 4, class_="tick end"))
+    parts = list(value_grid(chart.y, y, _LEFT, _WIDTH - _RIGHT))
     for value in x.ticks():
         parts.append(element("text", f"{value:g}", x=x(value), y=bottom + 17, class_="tick middle"))
     for each in chart.references:
@@ -53,12 +50,10 @@ def strip(chart: doc.Chart, panel: doc.Panel) -> Markup:
         colour, shape = classes[series.key]
         own = [marker(shape, x(m.x), y(m.y), bool(m.flags), tip(m, chart), m.case)
                for m in ends_of_pixels(series.marks, x)]  # fmt: skip
-        parts.append(
-            element("g", *own, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None)
-        )
+        parts.append(_group(series, own, colour))
     for each in chart.references:
         parts.append(element("text", _short(each.name), x=_WIDTH - _RIGHT, y=y(each.value) - 5, class_="tick end halo"))
-    return _svg(chart, panel, parts, bottom + _BOTTOM, "strip")
+    return svg(parts, _WIDTH, bottom + _BOTTOM, panel.name_in(chart), "strip")
 
 
 def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
@@ -93,12 +88,8 @@ def intervals(chart: doc.Chart, panel: doc.Panel) -> Markup:
     for series in panel.series:
         colour, shape = classes[series.key]
         rows = [_row(chart, series, mark, names, x, shape) for mark in series.marks]
-        parts.append(
-            element(
-                "g", *rows, class_=f"series {colour}", data_series=series.key, data_name=_short(series.name) or None
-            )
-        )
-    return _svg(chart, panel, parts, bottom + _BOTTOM, chart.kind.value)
+        parts.append(_group(series, rows, colour))
+    return svg(parts, _WIDTH, bottom + _BOTTOM, panel.name_in(chart), chart.kind.value)
 
 
 def _ends(chart: doc.Chart, marks: Sequence[doc.Mark]) -> tuple[float, float]:
@@ -164,16 +155,9 @@ def _whisker(x: Scale, y: float, low: float, high: float) -> Markup:
     return empty("path", d=f"{first}H{right:g}{last}", class_="whisker")
 
 
-def _svg(chart: doc.Chart, panel: doc.Panel, parts: Sequence[Markup], height: float, kind: str) -> Markup:
-    name = f"{chart.title}{f', {panel.title}' if panel.title else ''}"
-    return element(
-        "svg",
-        *parts,
-        viewBox=f"0 0 {_WIDTH} {height:g}",
-        role="img",
-        aria_label=cut(flat(name), 300),
-        class_=f"plot {kind}",
-    )
+def _group(series: doc.Series, parts: Sequence[Markup], colour: str) -> Markup:
+    return element("g", *parts, class_=f"series {colour}", data_series=series.key,
+                   data_name=_short(series.name) or None)  # fmt: skip
 
 
 def _short(text: str, most: int = 70) -> str:

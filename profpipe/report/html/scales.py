@@ -1,11 +1,15 @@
-"""Scales of charts: values to positions, and their ticks."""
+"""Scales of charts: values to positions, and their ticks; and the picture around them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from profpipe.report import document as doc
+from profpipe.report.html.markup import cut, element, empty, flat
 from profpipe.report.plots.lines import round_sizes, tick
 
 #: Ticks that an axis has at most, of a linear scale.
@@ -54,6 +58,19 @@ def _log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [factor * 10.0**power for power in powers if power % apart == 0 for factor in factors]
     return [value for value in every if low * 0.999 <= value <= high * 1.001]
+
+
+def svg(parts: Iterable[object], width: float, height: float, name: str, kind: str) -> Markup:
+    """Return a picture named ``name``; ``kind`` is its class in report.css."""
+    return element("svg", *parts, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=cut(flat(name), 300),
+                   class_=f"plot {kind}")  # fmt: skip
+
+
+def value_grid(axis: doc.Axis, y: Scale, left: float, right: float) -> Iterator[Markup]:
+    """Yield a line and a label for each tick of the y axis."""
+    for value in y.ticks(axis.quantity):
+        yield empty("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid")
+        yield element("text", label(value, axis), x=left - 8, y=y(value) + 4, class_="tick end")
 
 
 def label(value: float, axis: doc.Axis) -> str:

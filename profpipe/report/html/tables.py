@@ -48,14 +48,8 @@ def table(
         for row in shown.rows
     ]
     title = element("caption", write(table.title)) if table.title else ""
-    grid = element(
-        "table",
-        title,
-        element("thead", element("tr", *head)),
-        element("tbody", *body),
-        id=id if can_sort else None,
-        class_="sortable" if can_sort else None,
-    )
+    grid = element("table", title, element("thead", element("tr", *head)), element("tbody", *body),
+                   id=id if can_sort else None, class_="sortable" if can_sort else None)  # fmt: skip
     own_name = flat(doc.plain(table.title)) or "Table"
     scroll = grid
     if len(table.columns) > _NARROW:

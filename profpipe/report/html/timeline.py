@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from profpipe.analysis.findings.timeline import Event
 from profpipe.report import document as doc
 from profpipe.report.html.markup import cut, element, empty, flat, short
 from profpipe.report.html.palette import key_class
@@ -47,15 +48,8 @@ def _legend(timeline: doc.Timeline) -> Markup:
     def entry(key: str, label: str) -> Markup:
         patch = empty("rect", width="16", height="12", y="2", class_="piece")
         swatch = element("svg", patch, viewBox="0 0 16 16", class_="swatch patch", aria_hidden="true")
-        return element(
-            "button",
-            swatch,
-            short(label, 60),
-            type="button",
-            data_series=flat(key),
-            aria_pressed="false",
-            class_=key_class(key),
-        )
+        return element("button", swatch, short(label, 60), type="button", data_series=flat(key), aria_pressed="false",
+                       class_=key_class(key))  # fmt: skip
 
     return element("div", *(entry(*each) for each in timeline.labels.items()), class_="legend")
 
@@ -87,11 +81,11 @@ def _json(timeline: doc.Timeline) -> str:
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _box(box: doc.Box, name: int, key: int) -> list[Any]:
+def _box(box: Event, name: int, key: int) -> list[Any]:
     """Return the numbers of a box, as timeline.js names them; without those at the end that are unknown."""
     found: list[Any] = [round(box.start_ns), round(box.duration_ns), name, key]
-    more = [box.operations, round(box.busy_ns), _rounded(box.launched_ns), _rounded(box.bytes)]
-    if box.operations == 1:
+    more = [box.count, round(box.busy_ns), _rounded(box.launched_ns), _rounded(box.bytes)]
+    if box.count == 1:
         more[1] = None
     while more and more[-1] is None:
         more.pop()

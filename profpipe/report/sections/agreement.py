@@ -82,14 +82,13 @@ def differences(workload: WorkloadFindings) -> doc.Table:
     pairs = [pair for own in _pairs(workload).values() for pair in own if not pair[1].is_close]
     pairs.sort(key=lambda pair: (not pair[1].is_unexplained, -abs(pair[1].difference or 0.0)))
     columns = [
-        doc.label("case"),
-        doc.label("profiler", "timed by"),
-        doc.signed_percent("difference"),
-        doc.words("reason"),
+        (doc.label("case"), lambda pair: names[pair[0].case]),
+        (doc.label("profiler", "timed by"), lambda pair: _title(pair[1].profiler, workload)),
+        (doc.signed_percent("difference"), lambda pair: pair[1].difference),
+        (doc.words("reason"), lambda pair: _why(*pair)),
     ]
-    rows = [[names[a.case], _title(f.profiler, workload), f.difference, _why(a, f)] for a, f in pairs]
-    title = f"The {len(rows)} differences above 3 %"
-    return doc.make_table("differences", columns, rows, title, doc.Placement.DETAILS)
+    title = f"The {len(pairs)} differences above 3 %"
+    return doc.table_of("differences", pairs, columns, title, doc.Placement.DETAILS)
 
 
 def all_figures(workload: WorkloadFindings) -> doc.Table:

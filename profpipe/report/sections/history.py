@@ -34,26 +34,18 @@ def _sections(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> Itera
 
 
 def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.Table:
+    def run(name: str) -> doc.Text:
+        return doc.Link(doc.Code(name), page) if (page := page_of(name)) else doc.Code(name)
+
     columns = [
-        doc.label("run"),
-        doc.words("started"),
-        doc.words("state"),
-        doc.count("ok", "cases ok"),
-        doc.count("cases"),
-        doc.words("commit"),
+        (doc.label("run"), lambda entry: run(entry.run)),
+        (doc.words("started"), lambda entry: entry.started[:16].replace("T", " ")),
+        (doc.words("state"), lambda entry: "ended" if entry.is_ended else "unfinished"),
+        (doc.count("ok", "cases ok"), lambda entry: entry.ok),
+        (doc.count("cases"), lambda entry: entry.cases),
+        (doc.words("commit"), lambda entry: doc.Code(entry.commit[:_COMMIT]) if entry.commit else ""),
     ]
-    rows = [
-        [
-            doc.Link(doc.Code(entry.run), page) if (page := page_of(entry.run)) else doc.Code(entry.run),
-            entry.started[:16].replace("T", " "),
-            "ended" if entry.is_ended else "unfinished",
-            entry.ok,
-            entry.cases,
-            doc.Code(entry.commit[:_COMMIT]) if entry.commit else "",
-        ]
-        for entry in pipeline.runs
-    ]
-    return doc.make_table("runs", columns, rows)
+    return doc.table_of("runs", pipeline.runs, columns)
 
 
 def _courses(pipeline: PipelineHistory) -> Iterator[doc.Block]:

@@ -256,11 +256,12 @@ def _sum_row(name: str, ns: float) -> list[doc.Cell | doc.Text | float]:
 
 def failed_captures(findings: PairFindings) -> doc.Section:
     """Return the cases of which a capture failed. Their verdicts hold."""
-    columns = [doc.label("case"), doc.words("profiler"), doc.words("status"), doc.words("reason")]
-    rows: list[list[doc.Text]] = [
-        [doc.Code(f"{each.workload}/{readable(each.case)}"), each.profiler, each.status, each.reason]
-        for each in findings.failed_captures
+    columns = [
+        (doc.label("case"), lambda each: doc.Code(f"{each.workload}/{readable(each.case)}")),
+        (doc.words("profiler"), lambda each: each.profiler),
+        (doc.words("status"), lambda each: each.status),
+        (doc.words("reason"), lambda each: each.reason),
     ]
-    table = doc.make_table("failed_captures", columns, rows)
+    table = doc.table_of("failed_captures", findings.failed_captures, columns)
     note = doc.Paragraph("The verdicts hold: a capture is a separate process.")
-    return doc.make_section("failed_captures", "Captures that failed", [table, note] if rows else [])
+    return doc.make_section("failed_captures", "Captures that failed", [table, note] if table.rows else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profpipe.analysis.findings.steps import Recording, StepPart, StepParts
+from profpipe.analysis.findings.steps import StepPart, StepParts
 from profpipe.analysis.findings.workloads import Iteration, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill, percent
@@ -49,26 +49,15 @@ def _parts_table(workload: WorkloadFindings) -> doc.Table:
     found = workload.steps.recordings
     unit = step_unit(each.parts.wall_ns for each in found)
     labels = {case.id: case_text(case) for case in workload.cases}
-    columns = [
-        *([doc.label("case")] if len(workload.cases) > 1 else []),
-        *([doc.label("rank")] if len({each.rank for each in found}) > 1 else []),
-        doc.Column("wall", "recorded", unit),
-        *(doc.Column(part.value, PART_NAMES[part], unit) for part in _shown(found)),
-    ]
+    shown = [part for part in StepPart if any(each.parts.share(each.parts.ns[part]) >= LEAST_SHOWN for each in found)]
+    columns = [doc.label("case"), doc.label("rank"), doc.Column("wall", "recorded", unit)]
+    columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in shown]
     rows = [
-        [
-            *([labels.get(each.case, "")] if len(workload.cases) > 1 else []),
-            *([each.rank] if len({own.rank for own in found}) > 1 else []),
-            each.parts.wall_ns,
-            *(_part(each.parts, part) for part in _shown(found)),
-        ]
+        [labels.get(each.case, ""), each.rank, each.parts.wall_ns, *(_part(each.parts, part) for part in shown)]
         for each in found
     ]
-    return doc.make_table("recording", columns, rows)
-
-
-def _shown(found: tuple[Recording, ...]) -> list[StepPart]:
-    return [part for part in StepPart if any(each.parts.share(each.parts.ns[part]) >= LEAST_SHOWN for each in found)]
+    alone = [*(["case"] if len(workload.cases) < 2 else []), *(["rank"] if len({e.rank for e in found}) < 2 else [])]
+    return doc.make_table("recording", columns, rows).without(*alone)
 
 
 def _part(parts: StepParts, part: StepPart) -> doc.Cell:

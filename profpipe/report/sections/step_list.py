@@ -64,21 +64,16 @@ def _outlier(case: doc.Text, own: CaseSteps, outlier: StepOutlier) -> doc.Text:
 
 def _outlier_table(found: Sequence[tuple[CaseResult, CaseSteps, StepOutlier]], is_lone: bool) -> doc.Table:
     unit = step_unit(each.wall_ns for *_, each in found)
-    columns = [
-        *([] if is_lone else [doc.label("case")]),
-        doc.count("rank"),
-        doc.count("step"),
-        doc.Column("wall", "time", unit),
-        doc.Column("median", "median", unit),
-        *(doc.Column(cause.value, f"more {_CAUSES[cause]}", unit) for cause in OutlierCause),
-    ]
+    columns = [doc.label("case"), doc.count("rank"), doc.count("step")]
+    columns += [doc.Column("wall", "time", unit), doc.Column("median", "median", unit)]
+    columns += [doc.Column(cause.value, f"more {_CAUSES[cause]}", unit) for cause in OutlierCause]
     rows = []
     for case, own, each in found:
-        label = [] if is_lone else [case_text(case)]
         rank = float(each.rank) if len(own.ranks) > 1 else ""
         excess = (each.excess.get(cause) or "" for cause in OutlierCause)
-        rows.append([*label, rank, float(each.step), each.wall_ns, each.median_ns, *excess])
-    return doc.make_table("outliers", columns, rows, "Every outlier", doc.Placement.DETAILS)
+        rows.append([case_text(case), rank, float(each.step), each.wall_ns, each.median_ns, *excess])
+    table = doc.make_table("outliers", columns, rows, "Every outlier", doc.Placement.DETAILS)
+    return table.without("case") if is_lone else table
 
 
 # --- every step ------------------------------------------------------------------------------------------------------
@@ -94,21 +89,18 @@ def every_step(workload: WorkloadFindings) -> doc.Section:
 def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) -> doc.Table:
     unit = step_unit(row.wall_ns for row in own.rows)
     several = len({row.rank for row in own.rows}) > 1
-    columns = [
-        *([doc.label("rank")] if several else []),
-        doc.label("step"),
-        doc.label("state"),
-        doc.Column("wall", "time", unit),
-        *(doc.Column(part.value, PART_NAMES[part], unit) for part in StepPart),
-        doc.count("kernels", "launches"),
-    ]
-    rows = [[*([str(row.rank)] if several else []), *_step_row(row)] for row in own.rows[:_MOST_ROWS]]
+    columns = [doc.label("rank"), doc.label("step"), doc.label("state"), doc.Column("wall", "time", unit)]
+    columns += [doc.Column(part.value, PART_NAMES[part], unit) for part in StepPart]
+    columns.append(doc.count("kernels", "launches"))
+    rows = map(_step_row, own.rows[:_MOST_ROWS])
     rest = f", the first {_MOST_ROWS} of {len(own.rows)} rows of steps.csv" if len(own.rows) > _MOST_ROWS else ""
     title = fill(f"{{}} ({own.profiler}{rest})", case_text(case) if case.id else workload.name)
-    return doc.make_table(f"steps {case.id}".strip(), columns, rows, title, doc.Placement.DETAILS)
+    table = doc.make_table(f"steps {case.id}".strip(), columns, rows, title, doc.Placement.DETAILS)
+    return table if several else table.without("rank")
 
 
 def _step_row(row: StepRow) -> list[doc.Cell | doc.Text | float | None]:
     parts = [row.parts.ns[part] if row.parts else "" for part in StepPart]
     state = "between steps" if row.state is StepState.OTHER else row.state.value
-    return [str(row.step), state, row.wall_ns, *parts, "" if row.kernels is None else float(row.kernels)]
+    launches = "" if row.kernels is None else float(row.kernels)
+    return [str(row.rank), str(row.step), state, row.wall_ns, *parts, launches]

@@ -25,13 +25,11 @@ def by_profiler(workload: WorkloadFindings) -> doc.Section:
         return doc.Section("step_times", "", workload=workload.name)
     names = list(dict.fromkeys(name for _, own in cases for name in own.times))
     unit = step_unit(time.ns for _, own in cases for time in own.times.values())
-    columns = [doc.label("case")] if len(workload.cases) > 1 else []
+    columns = [doc.label("case")]
     columns += [doc.Column(name, "without a profiler" if name == "plain" else name, unit) for name in names]
-    rows = []
-    for case, own in cases:
-        label = [case_text(case)] if len(workload.cases) > 1 else []
-        rows.append([*label, *(_time(own, name) for name in names)])
+    rows = [[case_text(case), *(_time(own, name) for name in names)] for case, own in cases]
     table = doc.make_table("step_times", columns, rows)
+    table = table if len(workload.cases) > 1 else table.without("case")
     return doc.Section("step_times", "Step time under each profiler", (table,), _overheads(cases), workload.name)
 
 
@@ -73,23 +71,19 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     is_lone = len(workload.cases) == 1
     every = [(case, rank, i == 0) for case, own in cases for i, rank in enumerate(own.ranks)]
     unit = step_unit(rank.time.ns for _, rank, _ in every)
-    columns = [
-        *([] if is_lone else [doc.label("case")]),
-        doc.label("rank"),
-        doc.Column("time", "median step", unit),
-        doc.Column("compute", "compute", unit),
-        doc.Column("communication", "exposed communication", unit),
-        doc.Column("hidden", "hidden communication", unit),
-        doc.Column("copy", "exposed copies", unit),
-        doc.Column("idle", "idle", unit),
-        doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)),
-    ]
+    parts = {
+        "time": "median step", "compute": "compute", "communication": "exposed communication",
+        "hidden": "hidden communication", "copy": "exposed copies", "idle": "idle",
+    }  # fmt: skip
+    columns = [doc.label("case"), doc.label("rank"), *(doc.Column(id, title, unit) for id, title in parts.items())]
+    columns.append(doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)))
     rows = [
-        [*([] if is_lone else [case_text(case) if is_first else ""]), str(rank.rank), rank.time.ns, *_parts(rank)]
+        [case_text(case) if is_first else "", str(rank.rank), rank.time.ns, *_parts(rank)]
         for case, rank, is_first in every
     ]
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
-    table = doc.fold_if_long(doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement))
+    whole = doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement)
+    table = doc.fold_if_long(whole.without("case") if is_lone else whole)
     sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
     summary = (
         "The figures of a case are means over its ranks. Exposed communication contains waiting for slower ranks;"

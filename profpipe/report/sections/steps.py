@@ -347,33 +347,17 @@ def copy_table(cases: Sequence[tuple[doc.Text, Sequence[CopyTraffic]]], title: s
     """Return a row for each direction of the copies of each case, which stands beside its label."""
     every = [(label if i == 0 else "", copy) for label, own in cases for i, copy in enumerate(own)]
     columns = [
-        *([doc.label("case")] if len(cases) > 1 else []),
-        doc.label("direction", title),
-        doc.count("calls", "number"),
-        doc.Column("ns", "time", time_unit(copy.ns for _, copy in every)),
-        doc.Column("bytes", "size", size_unit(copy.bytes for _, copy in every)),
-        doc.Column("bandwidth", "", Unit("GB/s", 1e9)),
-    ]
-    rows = [
-        [
-            *([label] if len(cases) > 1 else []),
-            _direction(copy),
-            copy.calls,
-            copy.ns,
-            *map(_or_empty, (copy.bytes, copy.bytes_per_s)),
-        ]
-        for label, copy in every
-    ]
-    return doc.make_table("copies", columns, rows)
-
-
-def _or_empty(value: float | None) -> float | str:
-    return "" if value is None else value
-
-
-def _direction(copy: CopyTraffic) -> str:
-    """Return ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``."""
-    return copy.name.strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")
+        (doc.label("case"), lambda row: row[0]),
+        # ``Host-to-Device`` from ``[CUDA memcpy Host-to-Device]``.
+        (doc.label("direction", title),
+         lambda row: row[1].name.strip("[]").removeprefix("CUDA memcpy ").removeprefix("CUDA ")),
+        (doc.count("calls", "number"), lambda row: row[1].calls),
+        (doc.Column("ns", "time", time_unit(copy.ns for _, copy in every)), lambda row: row[1].ns),
+        (doc.Column("bytes", "size", size_unit(copy.bytes for _, copy in every)), lambda row: row[1].bytes or ""),
+        (doc.Column("bandwidth", "", Unit("GB/s", 1e9)), lambda row: row[1].bytes_per_s or ""),
+    ]  # fmt: skip
+    table = doc.table_of("copies", every, columns)
+    return table if len(cases) > 1 else table.without("case")
 
 
 # --- the steps that were found ---------------------------------------------------------------------------------------
@@ -381,15 +365,9 @@ def _direction(copy: CopyTraffic) -> str:
 
 def found_steps(cases: Sequence[_Case]) -> doc.Table:
     """Return how many steps a rank of each case has, by state, and the rule that found them; empty for one case."""
-    columns = [
-        doc.label("case"),
-        doc.words("warmup", "warm-up"),
-        doc.words("steady"),
-        doc.words("outlier", "outliers"),
-        doc.words("other", "parts between steps"),
-        doc.percent("coverage", "of the kernel time"),
-        doc.label("rule", "a step begins"),
-    ]
+    states = {"warmup": "warm-up", "steady": "steady", "outlier": "outliers", "other": "parts between steps"}
+    columns = [doc.label("case"), *(doc.words(id, title) for id, title in states.items())]
+    columns += [doc.percent("coverage", "of the kernel time"), doc.label("rule", "a step begins")]
     rows = [
         [case_text(case), *(_numbers(own.count(state)) for state in StepState), own.coverage, _RULES[own.rule]]
         for case, own, _ in cases

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from profpipe.analysis.findings import timeline as findings
 from profpipe.analysis.findings.steps import IDLE_PARTS
-from profpipe.analysis.findings.timeline import CaseTimeline, Event, RankTimeline
+from profpipe.analysis.findings.timeline import CaseTimeline, LaneKind, RankTimeline
 from profpipe.analysis.findings.workloads import WorkloadFindings
 from profpipe.analysis.timeline import MOST_TIMELINES
 from profpipe.report import document as doc
@@ -21,7 +22,6 @@ from profpipe.results.schema import EventKind
 _NAMES: Mapping[str, str] = {part.value: PART_NAMES[part] for part in IDLE_PARTS}
 #: Classes of operations whose name says more in the legend.
 _CLASSES: Mapping[str, str] = {"copy": "copy kernels", "attention_aux": "attention (auxiliary)"}
-_KINDS: Mapping[findings.LaneKind, doc.LaneKind] = {kind: doc.LaneKind(kind.value) for kind in findings.LaneKind}
 #: Gaps that are listed, and characters of the names beside them.
 _GAPS, _WIDTH = 5, 48
 #: A call that waits has the colour of the idle time that it causes.
@@ -49,7 +49,7 @@ def timeline(workload: WorkloadFindings) -> doc.Section:
 
 
 def _has_work(timeline: CaseTimeline) -> bool:
-    return any(lane.kind is findings.LaneKind.STREAM for rank in timeline.ranks for lane in rank.lanes)
+    return any(lane.kind is LaneKind.STREAM for rank in timeline.ranks for lane in rank.lanes)
 
 
 def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
@@ -58,14 +58,14 @@ def _blocks(timeline: CaseTimeline) -> list[doc.Block]:
     lanes = tuple(
         doc.Lane(
             _lane_title(lane),
-            tuple(map(_box, lane.events)),
-            _KINDS[lane.kind],
+            tuple(replace(event, key=_key(event.key)) for event in lane.events),
+            lane.kind,
             _rank_title(timeline.ranks[place], several),
             {_key(key): total for key, total in lane.totals.items()},
         )
         for place, lane in of_ranks
     )
-    idle = {place: number for number, (place, lane) in enumerate(of_ranks) if lane.kind is findings.LaneKind.IDLE}
+    idle = {place: number for number, (place, lane) in enumerate(of_ranks) if lane.kind is LaneKind.IDLE}
     gaps = _largest_gaps(timeline)
     picture = doc.Timeline(
         f"timeline {timeline.case}", _title(timeline), lanes, timeline.duration_ns, _labels(lanes),
@@ -120,11 +120,11 @@ def _rank_title(rank: RankTimeline, several: bool) -> str:
 
 
 def _lane_title(lane: findings.Lane) -> str:
-    if lane.kind is findings.LaneKind.IDLE:
+    if lane.kind is LaneKind.IDLE:
         return "idle"
     if lane.others:
         return f"{lane.others} other streams"
-    what = "thread" if lane.kind is findings.LaneKind.HOST else "stream"
+    what = "thread" if lane.kind is LaneKind.HOST else "stream"
     return f"{what} {lane.number}" if lane.number is not None else ("host" if what == "thread" else what)
 
 
@@ -133,19 +133,12 @@ def _key(key: str) -> str:
     return f"step_{own}" if own in _NAMES else own or "other"
 
 
-def _box(event: Event) -> doc.Box:
-    return doc.Box(
-        event.start_ns, event.duration_ns, event.name, _key(event.key), event.count, event.busy_ns, event.launched_ns,
-        event.bytes,
-    )  # fmt: skip
-
-
 def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
     """Return the names of the keys: those of operations by their time, then those of idle time."""
     time: dict[str, float] = {}
     for lane in lanes:
         for key, (_, ns) in lane.totals.items():
-            time[key] = time.get(key, 0.0) + (ns if lane.kind is not doc.LaneKind.HOST else 0.0)
+            time[key] = time.get(key, 0.0) + (ns if lane.kind is not LaneKind.HOST else 0.0)
     names = {f"step_{part}": name for part, name in _NAMES.items()}
     ordered = sorted(time, key=lambda key: (key in names, -time[key]))
     return {key: names.get(key) or _CLASSES.get(key, key) for key in ordered}
@@ -153,33 +146,24 @@ def _labels(lanes: tuple[doc.Lane, ...]) -> dict[str, str]:
 
 def _gap_table(timeline: CaseTimeline, gaps: Sequence[tuple[int, findings.Gap]]) -> doc.Table:
     """Return the largest gaps, with what ran before and after. Their numbers stand in the picture too."""
-    several = len(timeline.ranks) > 1
-    found = [(timeline.ranks[place], gap) for place, gap in gaps]
+    rows = [(number, timeline.ranks[place], gap) for number, (place, gap) in enumerate(gaps, start=1)]
+
+    def cause(gap: findings.Gap) -> doc.Text:
+        text = _NAMES[gap.cause].removeprefix("idle: ")
+        return fill(f"{text}, in {{}}", doc.Code(gap.wait)) if gap.wait else text
+
+    def operation(name: str) -> doc.Text:
+        return doc.Code(shorten(name, _WIDTH)) if name else ""
+
     columns = [
-        doc.label("number", "gap"),
-        *([doc.label("rank")] if several else []),
-        doc.Column("start", "begins at", time_unit([timeline.duration_ns])),
-        doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in found)),
-        doc.percent("share"),
-        doc.words("cause"),
-        doc.words("after"),
-        doc.words("before"),
+        (doc.label("number", "gap"), lambda row: str(row[0])),
+        (doc.label("rank"), lambda row: str(row[1].rank)),
+        (doc.Column("start", "begins at", time_unit([timeline.duration_ns])), lambda row: row[2].start_ns),
+        (doc.Column("ns", "lasts", time_unit(gap.duration_ns for _, gap in gaps)), lambda row: row[2].duration_ns),
+        (doc.percent("share"), lambda row: row[2].duration_ns / row[1].duration_ns),
+        (doc.words("cause"), lambda row: cause(row[2])),
+        (doc.words("after"), lambda row: operation(row[2].after)),
+        (doc.words("before"), lambda row: operation(row[2].before) or "the end of the time shown"),
     ]
-    rows = [
-        [
-            str(number),
-            *([str(rank.rank)] if several else []),
-            gap.start_ns,
-            gap.duration_ns,
-            gap.duration_ns / rank.duration_ns,
-            fill(f"{_cause(gap)}, in {{}}", doc.Code(gap.wait)) if gap.wait else _cause(gap),
-            doc.Code(shorten(gap.after, _WIDTH)) if gap.after else "",
-            doc.Code(shorten(gap.before, _WIDTH)) if gap.before else "the end of the time shown",
-        ]
-        for number, (rank, gap) in enumerate(found, start=1)
-    ]
-    return doc.make_table(f"gaps {timeline.case}", columns, rows, "Largest gaps", doc.Placement.HTML)
-
-
-def _cause(gap: findings.Gap) -> str:
-    return _NAMES[gap.cause].removeprefix("idle: ")
+    table = doc.table_of(f"gaps {timeline.case}", rows, columns, "Largest gaps", doc.Placement.HTML)
+    return table if len(timeline.ranks) > 1 else table.without("rank")
