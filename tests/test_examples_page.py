@@ -20,6 +20,7 @@ from example_tables import Example
 
 from profpipe.analysis.analyze import analyze
 from profpipe.analysis.findings.agreement import Cause
+from profpipe.analysis.findings.targets import Grade
 from profpipe.report.units import number
 from profpipe.results import store
 
@@ -115,6 +116,128 @@ def scenarios(e: Example) -> Iterator[Claim]:
         span(decode[["fa2", "xformers", "sdpa_flash"]] / US, ".0f"),
         span(decode[["sage1", "sage2"]] / MS, ".1f"),
     )
+
+
+@claims
+def scenarios_published(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} job of {:.0f} s", count(e), jobs(e), sum(job["seconds"] for job in e.run["jobs"])
+    rows = ran(e).set_index(["scenario", "impl"])
+    names = {
+        "gpt2-small": "GPT-2 small, causal", "gpt3-large": "GPT-3 large, causal", "bert-base-16": "BERT-base",
+        "bert-large-8": "BERT-large", "long-8k": "8k", "long-16k": "16k", "inference-32": "batch inference",
+    }  # fmt: skip
+    times = rows["time"].astype(float).unstack()
+    assert sorted(times.index) == sorted(names)
+    for scenario, name in names.items():
+        shape = rows.loc[(scenario, "fa2"), ["batch", "seqlen", "heads", "head_dim"]]
+        assert bool(rows.loc[(scenario, "fa2"), "causal"]) == name.endswith("causal")
+        yield (
+            "| {} | {:.0f}, {:.0f}, {:.0f}, {:.0f} | {:.0f} | {:.0f} | {:.0f} | {:.0f} |",
+            name, *shape, *(rows.loc[(scenario, impl), "tflops"] for impl in ("fa2", "fa3", "sdpa_cudnn", "sage2")),
+        )  # fmt: skip
+    fastest = times.idxmin(axis=1)
+    assert set(fastest) == {"sdpa_cudnn", "fa3"} and set(fastest[fastest == "fa3"].index) == {
+        "gpt3-large", "long-8k", "long-16k",
+    }  # fmt: skip
+    yield "cuDNN is the fastest in {} of {}", word(int((fastest == "sdpa_cudnn").sum())), word(len(fastest))
+    yield "FlashAttention 3 in {}, the long ones and GPT-3", word(int((fastest == "fa3").sum()))
+    yield "FlashAttention-2 takes {} times as long as FlashAttention 3", span(times["fa2"] / times["fa3"])
+    ratio, is_long = times["sage2"] / times["fa2"], times.index.str.startswith("long")
+    yield "`sage2` takes {} times as long as FlashAttention-2 up to 2048 tokens", span(ratio[~is_long], ".1f")
+    assert (ratio[is_long] < 1).all()
+
+
+@claims
+def sparsity_video(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} job of {}", count(e), jobs(e), together(e)
+    rows = ran(e)
+    local, random = (rows[rows["inputs"] == name].set_index("impl") for name in ("local", "normal"))
+    names = {impl: f"`{impl}`" for impl in ("sdpa_flash", "fa2", "fa3", "sage2", "sta")}
+    for impl, name in (names | {"sparge_fp8": "`sparge_fp8`, half of the blocks"}).items():
+        ns, left_out = local.loc[impl, "time"], local.loc[impl, "sparsity"]
+        yield (
+            "| {} | {:.1f} ms | {:.2f}x | {}| {:.4f} |",
+            name, ns / MS, local.loc["sdpa_flash", "time"] / ns, "" if pd.isna(left_out) else f"{left_out:.1f} % ",
+            local.loc[impl, "error_rel_l1"],
+        )  # fmt: skip
+    assert set(flagged(rows, "inaccurate")["impl"]) == {"sta", "sparge_fp8"}
+    errors = random["error_rel_l1"]
+    yield "it fails with {:.2f}, and SpargeAttn with {:.2f}", errors["sta"], errors["sparge_fp8"]
+    effective = local["flops_effective"] / local["time"] / 1e3
+    yield (
+        "{:.0f} TFLOP/s of the work that is left, where `fa3` reaches {:.0f}",
+        effective["sta"],
+        local.loc["fa3", "tflops"],
+    )
+
+
+@claims
+def targets(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    (workload,) = analyze(*store.load(e.folder)).workloads
+    found, by_id = workload.targets, {case.id: case.params for case in workload.cases}
+    grades = {quantity: [found.grade(id, quantity) for id in by_id] for quantity in found.targets}
+    good = {quantity: own.count(Grade.GOOD) for quantity, own in grades.items()}
+    of = {(p["impl"], p["seqlen"]): found.values[id] for id, p in by_id.items()}
+    yield "{} of {} cases are good (above {:.0f})", good["tflops"], len(by_id), found.targets["tflops"].good
+    yield (
+        "`sage2` at 1024 tokens is fair ({:.0f}), and the formula is poor ({:.0f})",
+        of["sage2", 1024]["tflops"],
+        of["sdpa_math", 4096]["tflops"],
+    )
+    assert sorted(values["tflops"] for values in of.values())[-3] < 400
+    share = {case.params["impl"]: case.of_peak_flops for case in workload.cases if case.params["seqlen"] == 4096}
+    yield (
+        "only `fa3` ({:.0f}) and cuDNN ({:.0f}) at 4096 tokens are good, {:.0f} and {:.0f} % of the peak",
+        of["fa3", 4096]["tflops"], of["sdpa_cudnn", 4096]["tflops"],
+        100 * float(share["fa3"] or 0), 100 * float(share["sdpa_cudnn"] or 0),
+    )  # fmt: skip
+    yield (
+        "GPU busy: {} are good. At 1024 tokens `fa3` is poor ({:.0f} %) and `sage2` fair ({:.0f} %)",
+        good["gpu_busy"], of["fa3", 1024]["gpu_busy"], of["sage2", 1024]["gpu_busy"],
+    )  # fmt: skip
+    moved = {key: values["memory_bandwidth"] for key, values in of.items()}
+    others = [value for (impl, _), value in moved.items() if impl != "sdpa_math"]
+    assert good["memory_bandwidth"] == 0
+    yield "The formula reaches up to {:.0f} %, the others {} %", moved["sdpa_math", 4096], span(others, ".0f")
+    leads = [f"{values['speedup']:.3g}x" for values in of.values() if "speedup" in values]
+    leads.sort(key=lambda text: float(text[:-1]))
+    yield "all {} are good (above {:.0f}x), from {} to {}", word(good["speedup"]), 3, leads[0], leads[-1]
+
+
+@claims
+def profilers(e: Example) -> Iterator[Claim]:
+    yield "{} cases in {} jobs, {} together", count(e), jobs(e), together(e)
+    kernels = e.kernels[e.kernels["case"] != ""].groupby(["workload", "case", "profiler"])["total_ns"].sum()
+    iterations = e.cases.set_index(["workload", "case", "profiler"])["iterations"]
+    table = (kernels / iterations.astype(float)).unstack()
+    table["plain"] = e.plain.set_index(["workload", "case"])["time"].astype(float)
+    tokens = e.plain.set_index(["workload", "case"])["tokens"]
+    one = table.loc["length"].set_index(tokens.loc["length"].reindex(table.loc["length"].index)).sort_index()
+    for length in (128, 1024, 4096, 16384):
+        own = (one.loc[length, name] / US for name in ("plain", "nsys", "torch", "ncu"))
+        yield "| {} | {} | {} | {} | {} |", length, *map(number, own)
+    yield "differ by at most {:.1f} %", 100 * (table["torch"] / table["nsys"] - 1).abs().max()
+    short = table[tokens.reindex(table.index) <= 2048]
+    yield (
+        "up to 2048 tokens its time is {} us longer than the kernel: the gap between two launches. That is {:.0f} % of "
+        "the kernel's time at 128 tokens and {:.0f} % at 2048",
+        span((short["plain"] - short["nsys"]) / US, ".1f"),
+        *(100 * (one.loc[length, "plain"] / one.loc[length, "nsys"] - 1) for length in (128, 2048)),
+    )
+    clock = e.where("nsys", workload="length").set_index("case")["sm_clock"] / S
+    yield (
+        "the clock was {:.2f} and {:.2f} GHz under nsys, its times are {:.1f} and {:.1f} % shorter",
+        *(clock[f"impl=fa2,seqlens={length}"] for length in (8192, 16384)),
+        *(100 * (1 - one.loc[length, "ncu"] / one.loc[length, "nsys"]) for length in (8192, 16384)),
+    )
+    found = {workload.name: workload for workload in analyze(*store.load(e.folder)).workloads}["sequences"]
+    figures = [f for own in found.agreements for f in own.figures[1:] if f.profiler == "ncu"]
+    unknown = sum(f.is_unexplained for f in figures)
+    yield (
+        "ncu differs from nsys by up to {:.1f} %, without a known cause in {} of {}",
+        100 * max(abs(f.difference or 0.0) for f in figures), unknown, len(figures),
+    )  # fmt: skip
 
 
 @claims
@@ -756,6 +879,13 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "`plain`'s output differs by 0", "without a mask at 4096 tokens", "32 MiB too high",
         "a maximum error of 0.000244, one step of fp16 between 0.25 and 0.5, and a mean of 7.5e-6",  # published
     ),
+    "sparsity_video": ("69120 tokens, batch 2, 12 heads of 128", "0.3.5", "takes these 69120 tokens or 82944"),
+    "targets": (
+        "batch 8, 16 heads of 64", "its peak is 3.4 times that of an A100", "From 400 TFLOP/s on", "(above 80 %)",
+    ),
+    "profilers": ("32 query and 32 key/value heads of 128, bf16, 10 calls to warm up and 100 measured",
+                  "At 8192 and 16384 tokens"),
+    "scenarios_published": ("from 8192 tokens on",),
     "sparsity": ("32768 tokens, batch 2, 16 heads of 128", "69120 or 82944 tokens only"),
     "attention_memory": (
         "at commit 2496043", "with batch 8, one head, and head dims of 16 to 128",
@@ -797,7 +927,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
 #: Code blocks, inline code, targets of links, and names of packages and methods that have digits.
 _NO_FIGURES = re.compile(
     r"```.*?```|`[^`]*`|\[[^\]]*\]\([^)]*\)|FlashAttention-?\s?\d|SageAttention \d[\d.]*|SpargeAttn \d[\d.]*|Sage 2"
-    r"|H[12]00|RTX 4090D?"
+    r"|[AH][12]00|RTX 4090D?"
     r"|\b(?:fp|bf|int|TF)\d+\b|CogVideoX-2b|L1|SQL(?:ite)?\d?|GPT-\d|step \d+", re.DOTALL
 )  # fmt: skip
 
