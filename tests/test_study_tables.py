@@ -128,7 +128,8 @@ def test_values_of_kernels_are_sums_of_the_kernels_table(
     example: Any, by_hand: dict[str, pd.DataFrame], profiler: str | None
 ) -> None:
     words = ["attention.share", "attention.time", "direct_copy.calls", "direct_copy.time", "kernels.time",
-             "kernels.calls", "elementwise.calls"]  # fmt: skip
+             "kernels.calls", "elementwise.calls", "kernel:direct_copy_kernel.calls",
+             "kernel:nowhere.calls"]  # fmt: skip
     study = only(*example, where={"mode": "fwd_bwd", "seqlen": 512}, rows="value", columns="impl", value=words,
                  profiler=profiler)  # fmt: skip
     own = kernels_by_hand(by_hand, CASE.format(impl="sdpa_flash", mode="fwd_bwd", seqlen=512), profiler or "nsys")
@@ -137,7 +138,8 @@ def test_values_of_kernels_are_sums_of_the_kernels_table(
     total, runs = own["total_ns"].sum(), 30
     truth = [attention["total_ns"].sum() / total, attention["total_ns"].sum() / runs, copies["calls"].sum() / runs,
              copies["total_ns"].sum() / runs, total / runs, own["calls"].sum() / runs,
-             own.loc[own["kernel_class"] == "elementwise", "calls"].sum() / runs]  # fmt: skip
+             own.loc[own["kernel_class"] == "elementwise", "calls"].sum() / runs,
+             copies["calls"].sum() / runs, 0]  # fmt: skip
     assert [cell(study, (word,), ("sdpa_flash",)) for word in words] == pytest.approx(truth)
     assert study.kernel_profiler == (profiler or "nsys")
 

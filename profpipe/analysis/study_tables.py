@@ -23,7 +23,7 @@ from profpipe.analysis.findings.workloads import Axes, Basis, CaseResult, ClassT
 from profpipe.analysis.kernel_totals import CaseRange, KernelTotals, Key, rows, sum_kernels
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.config.kernel_categories import CATEGORIES
-from profpipe.config.study_values import METRIC_NAMES, Source, StudyValue, parse_value
+from profpipe.config.study_values import BY_NAME, METRIC_NAMES, Source, StudyValue, parse_value
 from profpipe.measure.flags import Flag
 from profpipe.results.schema import PATH_SEPARATOR
 
@@ -471,6 +471,10 @@ class _Reader:
             return NoValue.UNFUSED
         if value.subject == "kernels":
             part = breakdown.total
+        elif value.subject.startswith(BY_NAME):
+            text = value.subject.removeprefix(BY_NAME)
+            named = [figures for name, figures in totals.by_name.items() if text in name]
+            part = ClassTotal(*(sum(column) / runs for column in zip(*named, strict=True)))
         elif value.subject in CATEGORIES:
             part = breakdown.category(value.subject)
         else:

@@ -34,6 +34,9 @@ METRICS: Final = ("peak_allocated", "peak_reserved", "flops", "bytes_moved", "it
 
 _FIGURES: Final = {"time": "ns", "calls": "calls", "share": "share"}
 
+#: Before a text that stands in the names of kernels: ``kernel:CUDAFunctor_add.calls``.
+BY_NAME: Final = "kernel:"
+
 #: Values of kernels, written ``subject.figure``: by subject the stored unit of each figure.
 KERNEL_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     **dict.fromkeys((*CATEGORIES, *OTHER_CLASSES), _FIGURES),
@@ -77,13 +80,15 @@ class StudyValue:
     def unit(self) -> str:
         """The stored unit; empty for text, and for metrics, whose unit is in the tables."""
         if self.source is Source.KERNELS:
-            return KERNEL_VALUES[self.subject][self.figure]
+            return KERNEL_VALUES.get(self.subject, _FIGURES)[self.figure]
         return {**CALL_VALUES, **CASE_VALUES}.get(self.subject, "")
 
 
 def parse_value(name: str) -> StudyValue:
     """Return the value that ``name`` stands for. A name that is not known is that of a metric."""
-    subject, _, figure = name.partition(".")
+    subject, _, figure = name.rpartition(".")
+    if figure in _FIGURES and subject.removeprefix(BY_NAME) not in ("", subject):
+        return StudyValue(name, Source.KERNELS, subject, figure)
     if figure in KERNEL_VALUES.get(subject, {}):
         return StudyValue(name, Source.KERNELS, subject, figure)
     for source, names in ((Source.CALL, CALL_VALUES), (Source.CASE, CASE_VALUES)):

@@ -11,7 +11,7 @@ from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.studies import Cell as StudyCell
 from profpipe.analysis.findings.studies import Grid, NoValue, Study
 from profpipe.analysis.findings.workloads import Basis
-from profpipe.config.study_values import UNITS, Source, StudyValue
+from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases
 from profpipe.measure.tolerance import cosine
 from profpipe.report import document as doc
@@ -209,7 +209,8 @@ def choose_unit(study: Study, value: StudyValue) -> Unit:
 
 def value_name(study: Study, value: StudyValue) -> str:
     """Return ``time``, ``attention`` or ``attention calls``: the name of a value without its unit."""
-    name = value.subject + (" calls" if value.source is Source.KERNELS and value.figure == "calls" else "")
+    suffix = " calls" if value.source is Source.KERNELS and value.figure == "calls" else ""
+    name = value.subject.removeprefix(BY_NAME) + suffix
     on_cpu = _TITLES_CPU.get(value.name) if study.is_cpu else None
     return on_cpu or _TITLES.get(value.name, name)
 
