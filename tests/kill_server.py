@@ -34,8 +34,13 @@ LOADED_LATER = (
     "profpipe.report.plots.matplotlib_charts",
 )  # fmt: skip
 
-#: Print as without options.
-OUTPUT = argparse.Namespace(quiet=False, json=False)
+
+def without_options() -> argparse.Namespace:
+    """The options of `run` and `resume` as none of them is given."""
+    parser = argparse.ArgumentParser()
+    resume_command.add_arguments(parser)
+    return parser.parse_args([], argparse.Namespace(sbatch=[]))
+
 
 #: The calls of the runner that change something outside its process. A kill before or after a read makes no difference.
 STEPS = {
@@ -146,11 +151,11 @@ def processes_of(folder: Path) -> list[str]:
 def start() -> int:
     path = Path("pipeline.yaml")
     request = RunRequest.create(loader.load_pipeline(path), path, Path("out"))
-    return execution.start(request, ["profpipe", "run"], OUTPUT)
+    return execution.start(request, ["profpipe", "run"], without_options())
 
 
 def resume() -> int:
-    return resume_command.finish(next(folders.list_unfinished(Path("out"))), OUTPUT)
+    return resume_command.finish(next(folders.list_unfinished(Path("out"))), without_options())
 
 
 ACTIONS: dict[str, Callable[[], int]] = {"start": start, "resume": resume}
