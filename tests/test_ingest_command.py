@@ -9,6 +9,7 @@ import pytest
 
 from profpipe import cli, errors
 
+DATA = Path(__file__).parent / "data"
 LLM = Path("rocprof", "jyohukuchan__sLLM")
 
 
@@ -31,3 +32,20 @@ def test_the_same_file_alone_is_refused(tmp_path: Path, shared_data: Path, capsy
     assert ingested(tmp_path, tmp_path / "ck-m8_agent_info.csv") == errors.SOME_FAILED
     assert "ck-m8_agent_info.csv: " in capsys.readouterr().err
     assert not (tmp_path / "read").exists()
+
+
+def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_and_gpu(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    rocm, cuda = shared_data / LLM / "564735_kernel_trace.csv", DATA / "torch-2.11" / "attention_h200.json.gz"
+    assert ingested(tmp_path, rocm, cuda) == errors.OK
+    title, page = (tmp_path / "read" / "SUMMARY.md").read_text(encoding="utf-8").split("\n", 1)
+    assert title.endswith("GPU not named and NVIDIA H200")
+    section = page.split("## Recordings side by side\n")[1].split("\n## ")[0]
+    assert "recorded elsewhere" in section
+    assert "| 564735_kernel_trace.csv | rocprof v3 | not named | 319 | 105.7 |" in section
+    assert "| attention_h200.json.gz | torch | NVIDIA H200 | " in section
+    assert "![Kernel time by recording](plots/recordings-share.png)" in section
+    assert (tmp_path / "read" / "plots" / "recordings-share.png").stat().st_size > 1000
+    assert ingested(tmp_path / "alone", rocm) == errors.OK
+    assert "side by side" not in (tmp_path / "alone" / "read" / "SUMMARY.md").read_text(encoding="utf-8")

@@ -37,6 +37,7 @@ from profpipe.report.sections import (
     plots,
     ranks,
     recording,
+    recordings,
     roofline,
     step_list,
     step_times,
@@ -101,6 +102,7 @@ def build(findings: Findings, tables: Tables, run: Manifest, raw: raw_files.RawF
     sections = (
         *first,
         headline.overview(findings.workloads),
+        recordings.recordings(findings, run),
         *(section for own in answers.values() for section in own if is_alone),
         *(() if is_alone else (flags.flags(findings.workloads),)),
         warnings.warnings(findings, run),

@@ -112,7 +112,8 @@ def _machine(run: Manifest, tables: Tables) -> str:
     """Return the GPU, the CPU of a machine without a GPU, or the device that the files name."""
     gpus = run.machine.gpus
     if gpus is None:
-        return _listed(file.device for file in run.files if file.device)
+        devices = [file.device for file in run.files]
+        return _listed(device or "GPU not named" for device in devices) if any(devices) else ""
     if not gpus:
         return f"{run.machine.cpu or 'CPU'}, no GPU"
     names = list(dict.fromkeys(gpu.name for gpu in gpus))

@@ -1,0 +1,75 @@
+"""Recordings of several files side by side: which tool and GPU each comes from, and where its kernel time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from profpipe.analysis.findings.workloads import Findings, KernelBreakdown
+from profpipe.report import document as doc
+from profpipe.report.sections.plots import pieces
+from profpipe.report.units import Unit, time_unit
+from profpipe.results.manifest import FileEntry, Manifest
+
+
+@dataclass(frozen=True)
+class _Recording:
+    name: str
+    breakdown: KernelBreakdown
+    file: FileEntry
+
+
+def recordings(findings: Findings, run: Manifest) -> doc.Section:
+    """Return the shares of the kernel time by file; empty for a run, and for fewer than two files with kernels."""
+    found = [] if run.is_run else _recordings(findings, run)
+    if len(found) < 2:
+        return doc.Section("recordings", "")
+    summary = (
+        "The files were recorded elsewhere, by the tools and on the GPUs that they name. The shares of their kernel"
+        " time can be compared; their times are of different programs and machines."
+    )
+    return doc.make_section("recordings", "Recordings side by side", [_table(found), _chart(found)], summary)
+
+
+def _recordings(findings: Findings, run: Manifest) -> list[_Recording]:
+    """Return the files without cases whose kernels were recorded, in their order."""
+    files = {PurePath(file.source).name: file for file in run.files}
+    return [
+        _Recording(workload.name, case.breakdown, files[workload.name])
+        for workload in findings.workloads
+        for case in workload.cases
+        if not case.id and case.breakdown and case.breakdown.kind == "kernel" and workload.name in files
+    ]
+
+
+def _table(found: list[_Recording]) -> doc.Table:
+    unit = time_unit(each.file.total_ns or 0.0 for each in found)
+    columns = [
+        (doc.label("file"), lambda each: each.name),
+        (doc.label("tool"), lambda each: f"{each.file.tool} {each.file.tool_version}".strip()),
+        (doc.label("GPU"), lambda each: each.file.device or "not named"),
+        (doc.count("launches"), lambda each: each.file.launches),
+        (doc.Column("total", "kernel time", unit), lambda each: each.file.total_ns),
+    ]
+    return doc.table_of("recordings", found, columns)
+
+
+def _chart(found: list[_Recording]) -> doc.Chart:
+    breakdowns = [each.breakdown for each in found]
+    series = tuple(
+        doc.Series(
+            piece.name,
+            piece.key,
+            tuple(doc.Mark(i, piece.of(each).ns / each.total.ns) for i, each in enumerate(breakdowns)),
+        )
+        for piece in pieces(breakdowns)
+    )
+    return doc.Chart(
+        "recordings-share",
+        "Kernel time by recording",
+        doc.ChartKind.STACKED_BARS,
+        doc.Axis("file", labels=tuple(f"{each.name} ({each.file.tool})" for each in found)),
+        doc.Axis("% of the kernel time of the file", Unit("%", 0.01), quantity="share"),
+        (doc.Panel("", series),),
+        subtitle="Recorded elsewhere",
+    )
