@@ -245,27 +245,11 @@ def commands() -> dict[str, Callable[[], int]]:
     return {**kill_server.ACTIONS, "history": history}
 
 
-def load() -> None:
-    """Load what a run loads, before the first fork."""
-    from importlib import import_module
-
-    import kill_server
-
-    from profpipe import plugins, profilers
-
-    profilers.ALL["nsys"] = kill_server.FakeNsys()  # type: ignore[index]
-    for name in kill_server.LOADED_LATER:
-        import_module(name)
-    for path in plugins.files("parsers", "*.py"):
-        plugins.load_module(path)
-
-
 def only_run(project: Path) -> Path | None:
     from profpipe.results import folders
 
-    return (
-        next((folder for folder, _ in folders.list_runs(project / "out")), None) if (project / "out").exists() else None
-    )
+    out = project / "out"
+    return next((folder for folder, _ in folders.list_runs(out)), None) if out.exists() else None
 
 
 def finished(project: Path) -> bool:
@@ -352,7 +336,9 @@ def chosen(faults: str, part: str, seed: int) -> list[tuple[int, str]]:
 
 
 def run(faults: list[tuple[int, str]], seed: int, below: Path, shim: Path, seconds: float) -> dict[str, Result]:
-    load()
+    import kill_server
+
+    kill_server.load()
     chaos = Chaos(below, shim)
     results, began = {kind: Result() for kind in SHARES}, time.monotonic()
     for number, kind in faults:

@@ -14,24 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import profpipe_run
 
-from profpipe import plugins  # noqa: E402
-from profpipe.ingest.ncu import (  # noqa: E402
-    counters,
-    guided,
-)
-from profpipe.ingest.ncu.counters import Launch  # noqa: E402
-from profpipe.ingest.ncu.guided import Choice  # noqa: E402
+sys.path.insert(0, str(profpipe_run.ROOT))
+
+from profpipe import plugins
+from profpipe.ingest.ncu import counters, guided
+from profpipe.ingest.ncu.counters import Launch
+from profpipe.ingest.ncu.guided import Choice
 
 PIPELINE = """
 version: 1
@@ -60,12 +56,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="profpipe-guided-") as scratch:
         path = Path(scratch, "pipeline.yaml")
         path.write_text(PIPELINE, encoding="utf-8")
-        sets = [word for pair in args.set for word in ("--set", pair)]
-        few = ["--set", "defaults.ncu.kernels=guided", "--set", f"defaults.ncu.top={args.top}"]
-        run = timed_run(path, Path(scratch, "guided"), [*sets, *few])
+        few = ["defaults.ncu.kernels=guided", f"defaults.ncu.top={args.top}"]
+        run = profpipe_run.run(path, Path(scratch, "guided"), profpipe_run.sets([*args.set, *few]))
         seconds, few_launches = ncu_seconds(run), launches(run)
         print(f"guided: {seconds:.1f} s, {len(few_launches)} launches, {len(reports(run))} processes", flush=True)
-        whole = timed_run(path, Path(scratch, "all"), sets)
+        whole = profpipe_run.run(path, Path(scratch, "all"), profpipe_run.sets(args.set))
         every = launches(whole)
         print(f"ncu over all kernels: {ncu_seconds(whole):.1f} s, {len(every)} launches")
         print(f"{ncu_seconds(whole) / seconds:.1f} times as long")
@@ -77,15 +72,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--top", type=int, default=3)
     return parser.parse_args()
-
-
-def timed_run(pipeline: Path, out: Path, options: Sequence[str]) -> Path:
-    command = [sys.executable, "-m", "profpipe", "run", str(pipeline), "--out", str(out), *options]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace"))
-    return (out / "latest").resolve()
 
 
 def ncu_seconds(run: Path) -> float:

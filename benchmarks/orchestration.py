@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import profpipe_run
 
 ALLOWED_S, ALLOWED_SHARE = 3.0, 0.02
 
@@ -57,8 +55,7 @@ def main() -> None:
     args = arguments()
     with tempfile.TemporaryDirectory(prefix="profpipe-orchestration-") as scratch:
         pipeline = args.pipeline or made_up(Path(scratch))
-        options = [word for name in args.profiler for word in ("-p", name)]
-        options += [word for pair in args.set for word in ("--set", pair)]
+        options = [*(word for name in args.profiler for word in ("-p", name)), *profpipe_run.sets(args.set)]
         out = pipeline.resolve().parent / "out" / "orchestration"
         shutil.rmtree(out, ignore_errors=True)
         print("round commands   bare s profpipe s  added s  own s  allowed s")
@@ -101,20 +98,11 @@ def made_up(folder: Path) -> Path:
     return path
 
 
-def environment() -> dict[str, str]:
-    """Return the environment in which a bare command finds the harness."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
-
-
 def timed_profpipe(pipeline: Path, options: Sequence[str], out: Path) -> tuple[float, float]:
     """Return the wall seconds of a whole run, and those outside the processes that it started."""
-    command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out), *options]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=pipeline.resolve().parent, env=environment(), capture_output=True, check=False)
+    profpipe_run.run(pipeline, out, options, allowed=(0, 1))  # 1: a case failed, in both
     seconds = time.monotonic() - began
-    if done.returncode not in (0, 1):  # 1: a case failed, in both
-        sys.exit(done.stderr.decode(errors="replace"))
     return seconds, seconds - sum(job["seconds"] for job in jobs_of(out))
 
 
@@ -134,7 +122,7 @@ def timed_bare(pipeline: Path, out: Path) -> tuple[float, int]:
     commands = [[word.replace(run.name, bare.name) for word in argv] for job in jobs for argv in job["argv"]]
     began = time.monotonic()
     for command in commands:
-        subprocess.run(command, cwd=here, env=environment(), capture_output=True, check=False)
+        subprocess.run(command, cwd=here, env=profpipe_run.environment(), capture_output=True, check=False)
     return time.monotonic() - began, len(commands)
 
 

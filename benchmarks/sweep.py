@@ -12,19 +12,20 @@ cases of a sweep disturb each other.
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import profpipe_run
+
+sys.path.insert(0, str(profpipe_run.ROOT))
+
+from profpipe.results import store
 
 ON_GPU = {"impls": "sdpa_flash,sdpa_cudnn,sdpa_efficient,fa2,sage,xformers", "seqlens": "512,1024,2048,4096,8192"}
 ON_CPU = {"impls": "sdpa_math,sdpa_flash", "seqlens": "64,128,256,512"}
@@ -62,35 +63,24 @@ def timed_run(
     out: Path, profiler: str, chosen: dict[str, str], options: Sequence[str]
 ) -> tuple[float, dict[str, float]]:
     """Return (wall seconds of the whole command, ns per call of each successful case)."""
-    sets = [word for name, values in chosen.items() for word in ("--set", f"{name}={values}")]
-    command = [sys.executable, "-m", "profpipe", "run", str(ROOT / "pipeline.yaml"), "-p", profiler, "--out", str(out)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    words = ["-p", profiler, *profpipe_run.sets(chosen), *options]
     began = time.monotonic()
-    done = subprocess.run(
-        [*command, *sets, *options], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
-    )
-    seconds = time.monotonic() - began
-    if done.returncode not in (0, 1):  # 1: some case failed, and is missing below
-        sys.exit(done.stderr.decode(errors="replace"))
-    return seconds, times(out / "latest")
+    # 1: some case failed, and is missing below.
+    run = profpipe_run.run(profpipe_run.ROOT / "pipeline.yaml", out, words, allowed=(0, 1))
+    return time.monotonic() - began, times(run)
 
 
 def times(run: Path) -> dict[str, float]:
     """Return the median of the calls for plain, and the kernel time per call for a profiler."""
-    with (run / "cases.csv").open(encoding="utf-8") as rows:
-        well = {row["case"] for row in csv.DictReader(rows) if row["status"] == "ok"}
-    with (run / "metrics.csv").open(encoding="utf-8") as rows:
-        metrics = {
-            (row["case"], row["metric"]): float(row["value"]) for row in csv.DictReader(rows) if not row["subject"]
-        }
-    if any((case, "time") in metrics for case in well):
-        return {case: metrics[case, "time"] for case in well}
-    with (run / "ranges.csv").open(encoding="utf-8") as rows:
-        return {
-            row["case"]: float(row["kernel_ns"] or row["wall_ns"]) / float(row["instances"])
-            for row in csv.DictReader(rows)
-            if row["case"] in well and not row["range"]
-        }
+    tables, _ = store.load(run)
+    ok = tables.cases.loc[tables.cases["status"] == "ok", "case"]
+    metrics = tables.metrics[(tables.metrics["metric"] == "time") & (tables.metrics["subject"] == "")]
+    if metrics["case"].isin(ok).any():
+        found = metrics.set_index("case")["value"]
+    else:
+        whole = tables.ranges[tables.ranges["range"] == ""].set_index("case")
+        found = whole["kernel_ns"].fillna(whole["wall_ns"]) / whole["instances"]
+    return {str(case): float(value) for case, value in found.items() if case in set(ok)}
 
 
 if __name__ == "__main__":

@@ -10,24 +10,23 @@ one process, forward and forward+backward with batch 2, 16 heads and head dim 12
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import profpipe_run
 
-from profpipe import plugins  # noqa: E402
-from profpipe.measure import sampling  # noqa: E402
+sys.path.insert(0, str(profpipe_run.ROOT))
+
+from profpipe import plugins
+from profpipe.measure import sampling
+from profpipe.results import store
 
 FIXED = {"batch": 2, "heads": 16, "head_dim": 128, "dtype": "bf16"}
 
@@ -55,7 +54,7 @@ def compare_with_do_bench(impl: str, mode: str, seqlen: int, rounds: int) -> Non
     import torch
     from triton.testing import do_bench
 
-    attention = plugins.load_module(ROOT / "workloads" / "attention.py")
+    attention = plugins.load_module(profpipe_run.ROOT / "workloads" / "attention.py")
     call = attention.build({**FIXED, "impl": impl, "mode": mode, "seqlen": seqlen})
     profpipe_ns: list[float] = []
     do_bench_ns: list[float] = []
@@ -87,23 +86,17 @@ def sample(call: Callable[[], object], rule: sampling.StoppingRule, earlier: Seq
 
 
 def separate_runs(impl: str, runs: int) -> None:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    chosen = {"impl": impl, "seqlen": 4096, "batch": 2, "mode": "fwd"}
-    sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "profpipe", "run", str(ROOT / "pipeline.yaml"), "-p", "plain"]
-    command += [*sets, "--set", "head_dim=128"]
+    chosen = {"impl": impl, "seqlen": 4096, "batch": 2, "mode": "fwd", "head_dim": 128}
+    options = ["-p", "plain", *profpipe_run.sets(chosen)]
     times: dict[bool, list[float]] = {True: [], False: []}
     print(f"{impl} forward 4096 in {runs} separate runs\n      us  95 % interval %  SM MHz: median, lowest  flags")
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="profpipe-timing-") as out:
-            environment = {**os.environ, "PYTHONPATH": path}
-            subprocess.run([*command, "--out", out], env=environment, capture_output=True, check=True)
-            with Path(out, "latest", "metrics.csv").open(encoding="utf-8") as rows:
-                metrics = {row["metric"]: row for row in csv.DictReader(rows) if not row["subject"]}
-            with Path(out, "latest", "cases.csv").open(encoding="utf-8") as rows:
-                (flags,) = (json.loads(row["flags"]) for row in csv.DictReader(rows))
-        time, low, high = (float(metrics["time"][name]) / 1e3 for name in ("value", "ci_low", "ci_high"))
-        clocks = ", ".join(f"{float(metrics[name]['value']) / 1e6:.0f}" for name in ("sm_clock", "sm_clock_min"))
+            tables, _ = store.load(profpipe_run.run(profpipe_run.ROOT / "pipeline.yaml", Path(out), options))
+        metrics = tables.metrics[tables.metrics["subject"] == ""].set_index("metric")
+        (flags,) = map(json.loads, tables.cases["flags"])
+        time, low, high = (metrics.loc["time", ["value", "ci_low", "ci_high"]] / 1e3).astype(float)
+        clocks = ", ".join(f"{value / 1e6:.0f}" for value in metrics.loc[["sm_clock", "sm_clock_min"], "value"])
         interval = 100 * max(time - low, high - time) / time
         print(f"{time:8.2f} {interval:16.2f}  {clocks:22}  {', '.join(flags)}", flush=True)
         times[bool(flags)].append(time)

@@ -71,12 +71,17 @@ class FakeNsys:
         return None
 
 
-def main() -> None:
+def load() -> None:
+    """Load what a run loads, before the first fork."""
     profilers.ALL["nsys"] = FakeNsys()  # type: ignore[index]
     for name in LOADED_LATER:
         import_module(name)
     for path in plugins.files("parsers", "*.py"):
         plugins.load_module(path)
+
+
+def main() -> None:
+    load()
     for line in sys.stdin:
         print(json.dumps(serve(**json.loads(line))), flush=True)
 

@@ -128,8 +128,16 @@ def _is_last_of_process(following: Iterable[bytes]) -> bool:
 _IsValid = Callable[[Any], bool]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_a(kind: type) -> _IsValid:
+    return lambda value: isinstance(value, kind)
+
+
+def _is_list_of(is_valid: _IsValid) -> _IsValid:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
+
+
+def _optional(is_valid: _IsValid) -> _IsValid:
+    return lambda value: value is None or is_valid(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -146,18 +154,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _are_params(value: Any) -> bool:
     return isinstance(value, dict) and _fits(value)
 
@@ -169,9 +165,8 @@ def _fits(value: Any) -> bool:
     return not isinstance(value, int) or value.bit_length() < 64
 
 
-def _optional(is_valid: _IsValid) -> _IsValid:
-    return lambda value: value is None or is_valid(value)
-
+_is_text, _is_mapping = _is_a(str), _is_a(dict)
+_are_numbers, _are_texts = _is_list_of(_is_number), _is_list_of(_is_text)
 
 #: By event: the values that a reader uses. Other events, and other values, are not looked at.
 _HARNESS: Final[Mapping[str, Mapping[str, _IsValid]]] = {

@@ -1,0 +1,32 @@
+"""What benchmarks share: they start `profpipe run` of this checkout, in an environment that finds its harness too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
+def sets(values: Mapping[str, object] | Iterable[str]) -> list[str]:
+    """Return the options that set ``values``, which are names with values, or texts such as ``batch=2``."""
+    pairs = [f"{name}={value}" for name, value in values.items()] if isinstance(values, Mapping) else values
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def run(pipeline: Path, out: Path, options: Sequence[str], allowed: Collection[int] = (0,)) -> Path:
+    """Run ``pipeline`` from its folder; return the folder of the run. Another exit code than ``allowed`` ends this."""
+    command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out.resolve()), *options]
+    done = subprocess.run(
+        command, cwd=pipeline.resolve().parent, env=environment(), capture_output=True, check=False, text=True
+    )
+    if done.returncode not in allowed:
+        sys.exit(done.stdout + done.stderr)
+    return (out / "latest").resolve()
