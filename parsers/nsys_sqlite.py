@@ -22,7 +22,7 @@ from profpipe import errors
 from profpipe.ingest import attribution, comm_overlap, kernel_classes, launch_order, range_stats
 from profpipe.ingest.groupby import combine, labelled
 from profpipe.ingest.nsys import activities, columns, diagnostics, nvtx
-from profpipe.ingest.recording import Calls, Recording
+from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import operations, search
 from profpipe.results import schema
 
@@ -175,7 +175,7 @@ def _recording(path: Path) -> Recording:
         placed.path,
         cases,
         activities.join(work, calls),
-        Calls(
+        operations.Calls(
             calls.start, calls.end, calls.process, calls.thread & activities.THREAD_BITS,
             *activities.read_call_names(export, strings),
         ),
@@ -239,10 +239,10 @@ def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Se
     )
 
 
-def _waits(calls: activities.Calls) -> operations.Waits:
+def _waits(calls: activities.Calls) -> operations.Calls:
     rows = calls.waits
     thread = calls.thread[rows] & activities.THREAD_BITS
-    return operations.Waits(
+    return operations.Calls(
         calls.start[rows], calls.end[rows], calls.process[rows], thread, calls.wait_name, calls.wait_names
     )
 

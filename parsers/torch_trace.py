@@ -27,7 +27,7 @@ from profpipe.ingest import (
     launch_order,
     range_stats,
 )
-from profpipe.ingest.recording import Calls, Recording
+from profpipe.ingest.recording import Recording
 from profpipe.ingest.steps import operations, partition, search
 from profpipe.ingest.torch import events
 from profpipe.results import schema
@@ -124,7 +124,7 @@ def recording(path: Path) -> Recording:
         placed.path,
         cases,
         launches["call"].to_numpy().astype(int),
-        Calls(start, start + _ns(calls["dur"]), *place, calls["name"].to_numpy().astype(int), trace.texts),
+        operations.Calls(start, start + _ns(calls["dur"]), *place, calls["name"].to_numpy().astype(int), trace.texts),
         ranges,
         _waits(trace),
         _known_pids(trace),
@@ -379,14 +379,14 @@ def _calls_of(trace: events.Trace, launches: pd.DataFrame, rows: np.ndarray) -> 
     return _ns(launched["time"].fillna(0.0) + launched["time_dur"].fillna(0.0)), thread
 
 
-def _waits(trace: events.Trace) -> operations.Waits:
+def _waits(trace: events.Trace) -> operations.Calls:
     calls = trace.frame("call")
     waiting = [code for code, name in enumerate(trace.texts) if operations.is_waiting_call(name)]
     calls = calls[calls["name"].isin(waiting)]
     start, thread = _ns(calls["start"]), calls["thread"].to_numpy().astype(int)
     name = calls["name"].to_numpy().astype(int)
     place = trace.process_codes[thread], trace.tids[thread]
-    return operations.Waits(start, start + _ns(calls["dur"]), *place, name, trace.texts)
+    return operations.Calls(start, start + _ns(calls["dur"]), *place, name, trace.texts)
 
 
 def _rank(trace: events.Trace) -> Any:

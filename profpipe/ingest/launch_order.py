@@ -83,7 +83,6 @@ def _steps(ranges: Ranges, process: Int64s, when: Int64s) -> Int64s:
         own = next((sort for sort in by_sort if sort.rule in _MARKED), None)
         mine = np.flatnonzero(process == pid)
         if own is not None and len(mine) and len(own.begin):
-            at = np.searchsorted(own.begin, when[mine], side="right") - 1
-            inside = (at >= 0) & (when[mine] < own.end[at])
-            found[mine] = np.where(inside, own.number[at], -1)
+            at = own.place(when[mine])
+            found[mine] = np.where(at >= 0, own.number[at], -1)
     return found

@@ -8,19 +8,7 @@ from typing import Any
 
 from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Int64s, Ints
-from profpipe.ingest.steps.operations import Operations, Waits
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Calls of the CUDA or HIP API, times in ns; ``name`` indexes ``names``, ``thread`` is the tool's number."""
-
-    start: Int64s
-    end: Int64s
-    process: Int64s
-    thread: Int64s
-    name: Ints
-    names: Sequence[str]
+from profpipe.ingest.steps.operations import Calls, Operations
 
 
 @dataclass(frozen=True)
@@ -28,9 +16,10 @@ class Recording:
     """The operations of the GPUs, the calls and ranges of the host, and what joins them; times in ns on one clock.
 
     ``case`` indexes ``cases`` for each operation, ``call`` indexes ``calls``, -1 where the call is not in the file.
-    ``pids`` turns numbers of processes into process ids, ``tids`` the threads of ``ranges`` into thread ids; both are
-    negative where they are unknown. ``latest`` is the end that the parser gave to ranges without one. ``offset_ns``
-    leads from the clock of the file to one that files of several processes share.
+    ``waits`` are the calls in which the host waited for the GPU. ``pids`` turns numbers of processes into process ids,
+    ``tids`` the threads of ``ranges`` into thread ids; both are negative where they are unknown. ``latest`` is the end
+    that the parser gave to ranges without one. ``offset_ns`` leads from the clock of the file to one that files of
+    several processes share.
     """
 
     operations: Operations
@@ -39,7 +28,7 @@ class Recording:
     call: Ints
     calls: Calls
     ranges: attribution.Ranges
-    waits: Waits
+    waits: Calls
     pids: Callable[[Int64s], Any]
     tids: Callable[[Int64s], Any]
     latest: int | None = None

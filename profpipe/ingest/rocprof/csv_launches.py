@@ -39,12 +39,11 @@ def numbered(launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def place(recording: trace.Recording, origin: schema.Origin, table: CsvTable) -> trace.Placed:
-    """Place the launches in ranges, with classes and families. Raises ``UnreadableFile`` where nothing is left."""
+    """Place the launches in ranges. Raises ``UnreadableFile`` where nothing is left."""
     placed = trace.place(replace(recording, step_range=table.step_range), origin)
     if not len(placed.tables.kernels) and not len(placed.tables.ranges):
         raise table.unreadable("no row of it is whole", TRACE_AGAIN)
-    kernels = kernel_classes.annotate(placed.tables.kernels)
-    return replace(placed, tables=replace(placed.tables, kernels=kernels))
+    return placed
 
 
 def read_counters(table: CsvTable, launches: pd.DataFrame, known: Collection[str]) -> pd.DataFrame:
@@ -64,7 +63,7 @@ def place_with_counters(
     """Return tables of launches, with or without times, and of the counters ``values`` of each ``launch``."""
     if recording.launches["start"].isna().all():
         found = trace.count_only(recording.launches, origin)
-        return replace(found, kernels=kernel_classes.annotate(found.kernels), metrics=trace.counters(values))
+        return replace(found, metrics=trace.counters(values))
     placed = place(replace(recording, has_counters=len(values) > 0), origin, table)
     case_of = placed.launches.dropna(subset=["launch"]).set_index("launch")["case"]
     cases = values["launch"].map(case_of.to_dict()).fillna("")

@@ -94,7 +94,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Placed:
-    """The tables (names as recorded, classes empty), and their launches with ``case`` and ``phase``."""
+    """The tables, and their launches (names as recorded) with ``case`` and ``phase``."""
 
     tables: schema.Tables
     launches: pd.DataFrame
@@ -134,7 +134,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     notes += placed.paths.notes()
     return Placed(
         schema.Tables(
-            kernels=schema.summarise(launches.rename(columns={"name": "kernel"})),
+            kernels=kernel_classes.annotate(schema.summarise(launches.rename(columns={"name": "kernel"}))),
             ranges=_range_table(sums, codes, anything=len(launches) > 0),
             **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
@@ -144,11 +144,11 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
 
 
 def finish(found: schema.Tables, path: Path) -> schema.Tables:
-    """Fill in classes, families and profiler. Raises ``UnreadableFile`` for tables without kernels and ranges."""
+    """Fill in the profiler. Raises ``UnreadableFile`` for tables without kernels and ranges."""
     if not len(found.kernels) and not len(found.ranges):
         remedy = "Pass --kernel-trace, and check that the program used the GPU."
         raise UnreadableFile(path, "no kernels were recorded", remedy)
-    return replace(found, kernels=kernel_classes.annotate(found.kernels)).with_columns(profiler="rocprof")
+    return found.with_columns(profiler="rocprof")
 
 
 def kind_of_copy(name: str) -> str:
@@ -162,7 +162,7 @@ def count_only(launches: pd.DataFrame, origin: schema.Origin) -> schema.Tables:
     rows = launches.rename(columns={"name": "kernel"}).groupby(keys, dropna=False, sort=False).size()
     note = "counters were collected without time stamps: launches are counted, their times are missing"
     return schema.Tables(
-        kernels=schema.frame(schema.KERNELS, rows.rename("calls").reset_index()),
+        kernels=kernel_classes.annotate(schema.frame(schema.KERNELS, rows.rename("calls").reset_index())),
         origin=replace(origin, launches=len(launches), notes=(*origin.notes, note)),
     )
 
@@ -242,7 +242,7 @@ class _Codes:
         found: np.ndarray[Any, Any] = pids[codes]
         return found
 
-    def waits(self, calls: pd.DataFrame) -> operations.Waits:
+    def waits(self, calls: pd.DataFrame) -> operations.Calls:
         """Return the calls in which a process that launched something waited."""
         waiting = calls[calls["name"].map(operations.is_waiting_call).astype(bool)].dropna(subset=["start", "end"])
         keys = waiting[_PROCESS].itertuples(index=False, name=None)
@@ -251,7 +251,7 @@ class _Codes:
         start, end = (waiting[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
         thread = waiting["thread"].fillna(-1).to_numpy(dtype=np.int64)
         name, names = pd.factorize(waiting["name"])
-        return operations.Waits(start, end, codes, thread, name, [str(text) for text in names])
+        return operations.Calls(start, end, codes, thread, name, [str(text) for text in names])
 
     def launches(self, launches: pd.DataFrame) -> attribution.Launches:
         part = slice(0, self._launches)

@@ -12,7 +12,7 @@ import pandas as pd
 from profpipe.ingest import attribution
 from profpipe.ingest.groupby import Bools, Int64s, Ints, groups
 from profpipe.ingest.steps.accounting import gaps
-from profpipe.ingest.steps.operations import Operations, Timeline, Waits, timeline
+from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.partition import Union
 from profpipe.results import schema
 from profpipe.results.schema import EventKind, StepState
@@ -103,7 +103,7 @@ def _of_iteration(line: Timeline, starts: Int64s, ends: Int64s) -> Window | None
 class Excerpts:
     """Collects the rows of `timeline` of one recording."""
 
-    def __init__(self, operations: Operations, waits: Waits) -> None:
+    def __init__(self, operations: Operations, waits: Calls) -> None:
         self._operations = operations
         self._waits = {process: waits.of(rows) for process, rows in groups(waits.process)}
         self._waiting = {process: Union(own.start, own.end) for process, own in self._waits.items()}
@@ -127,7 +127,7 @@ class Excerpts:
         part = Timeline(*(getattr(line, column.name)[near] for column in fields(Timeline)))
         found = gaps(part, Union(part.start, part.end), self.waiting(place["process"]))
         calls = np.flatnonzero(line.is_launched & (line.launched >= window.begin) & (line.launched < end))
-        waits = self._waits.get(place["process"], Waits.none())
+        waits = self._waits.get(place["process"], Calls.none())
         rows = (
             _rows(window, np.array([window.begin]), np.array([end]), window.kind.value),
             _operation_rows(window, self._operations, part, np.flatnonzero(part.start < end)),
@@ -196,7 +196,7 @@ def _named(operations: Operations, name: Ints) -> Rows:
     return {"name": texts, "kernel_class": np.array(operations.classes, dtype=object)[name]}
 
 
-def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints, waits: Waits) -> Rows:
+def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints, waits: Calls) -> Rows:
     """Return the launch calls of ``rows``: one of a graph with many operations, none that waits as well."""
     start, firsts = np.unique(line.launched[rows], return_index=True)
     is_alone = ~np.isin(start, waits.start)
@@ -206,7 +206,7 @@ def _launches(window: Window, operations: Operations, line: Timeline, rows: Ints
     return _rows(window, start, np.maximum(end, start), EventKind.LAUNCH.value, **named, thread=thread)
 
 
-def _wait_rows(window: Window, waits: Waits, shown: Bools) -> Rows:
+def _wait_rows(window: Window, waits: Calls, shown: Bools) -> Rows:
     rows = np.flatnonzero(shown)[: window.most]
     names = np.array([*waits.names, ""], dtype=object)[waits.name[rows]]
     start, end, thread = waits.start[rows], waits.end[rows], waits.thread[rows]

@@ -143,16 +143,15 @@ def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
             places = group[_PLACE].drop_duplicates().sort_values(["device", "process", "source"], kind="stable")
             ranked = group.merge(places.assign(rank=range(len(places))), on=_PLACE)
             for row in ranked.to_dict("records"):
-                subject = f"{schema.RANK_PREFIX}{row['rank']}"
-                yield {
-                    **_named(key),
-                    **{name: row[name] for name in ("metric", "value", "unit", "n")},
-                    "subject": subject,
-                }
+                yield {**_named(key), **_number_of(row), "subject": f"{schema.RANK_PREFIX}{row['rank']}"}
 
 
 def _named(key: Any) -> dict[str, str]:
     return dict(zip(_CASE, key, strict=True))
+
+
+def _number_of(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("metric", "value", "unit", "n")}
 
 
 def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -223,7 +222,7 @@ def _means(of: Mapping[str, str], figures: pd.DataFrame, ranks: int) -> Iterator
     of_steps = figures[figures["step"].notna()]
     for row in of_steps.to_dict("records"):
         subject = f"{schema.RANK_PREFIX}{row['rank']} step {row['step']}"
-        yield {**of, **{key: row[key] for key in ("metric", "value", "unit", "n")}, "subject": subject}
+        yield {**of, **_number_of(row), "subject": subject}
     of_ranks = figures[figures["step"].isna()]
     keys = ["metric", "subject", "unit"]
     code, firsts = combine(*(of_ranks[key].to_numpy(dtype=object) for key in keys))

@@ -32,8 +32,8 @@ def is_waiting_call(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Waits:
-    """Calls in which the host waited for the GPU, times in ns; ``name`` indexes ``names``.
+class Calls:
+    """Calls of the CUDA or HIP API on the host, times in ns; ``name`` indexes ``names``.
 
     ``thread`` is the thread of each call as the tool numbers it, negative where that is unknown.
     """
@@ -45,13 +45,12 @@ class Waits:
     name: Ints
     names: Sequence[str]
 
-    def of(self, rows: Ints) -> Waits:
-        """Return the calls ``rows``."""
+    def of(self, rows: Ints) -> Calls:
         place = self.process[rows], self.thread[rows]
-        return Waits(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
+        return Calls(self.start[rows], self.end[rows], *place, self.name[rows], self.names)
 
     @classmethod
-    def none(cls) -> Waits:
+    def none(cls) -> Calls:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(nothing, nothing, nothing, nothing, nothing, ())
 

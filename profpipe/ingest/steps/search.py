@@ -14,7 +14,7 @@ from profpipe.ingest.groupby import Int64s
 from profpipe.ingest.steps import excerpt, pattern, segments, windows
 from profpipe.ingest.steps.accounting import Accounts, account
 from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_recording
-from profpipe.ingest.steps.operations import Operations, Timeline, Waits, timeline
+from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.segments import Segments
 from profpipe.ingest.steps.states import states
 from profpipe.ingest.steps.windows import Windows
@@ -50,7 +50,7 @@ def _known(frame: pd.DataFrame, pids: Callable[[Int64s], Any]) -> pd.DataFrame:
 def find(
     operations: Operations,
     ranges: attribution.Ranges,
-    waits: Waits,
+    waits: Calls,
     unclosed: int | None = None,
     own: str = "",
 ) -> Found:
@@ -98,7 +98,7 @@ def find(
 
 def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
     """Return the steps by the first sort of ranges that hold launches."""
-    holding = (each for each in sorts if windows.place(each, own.launched).any())
+    holding = (each for each in sorts if (each.place(own.launched) >= 0).any())
     return next((windows.segments_of(each, own.launched) for each in holding), None)
 
 

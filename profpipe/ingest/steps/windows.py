@@ -44,6 +44,10 @@ class Windows:
     end: Int64s
     number: Int64s
 
+    def place(self, times: Int64s) -> Ints:
+        """Return the window of each time, -1 outside all of them."""
+        return segments.place(self.begin, self.end, times)
+
 
 def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> dict[int, list[Windows]]:
     """Return the windows of each process, by sort: the first that holds launches applies.
@@ -99,10 +103,3 @@ def segments_of(windows: Windows, launched: Int64s) -> Segments:
     if 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
     return segments.with_gaps(windows.rule, windows.begin, end, windows.number)
-
-
-def place(windows: Windows, launched: Int64s) -> Ints:
-    """Return whether each launch lies in a window."""
-    at = np.searchsorted(windows.begin, launched, side="right") - 1
-    inside: Ints = (at >= 0) & (launched < windows.end[at])
-    return inside
