@@ -112,7 +112,7 @@ install() {
   "${pip[@]}" "${isolation[@]}" --editable "$here" >&2 || fail "pip could not install profpipe; its message is above."
 }
 
-# Of what was installed: an interpreter that is gone, a moved checkout or other dependencies make it anew.
+# What was installed. Without that interpreter, in a moved checkout or with other dependencies it is installed again.
 stamp() { echo "$here $(cksum <"$here/pyproject.toml")"; }
 
 set_up() {

@@ -318,7 +318,7 @@ def measure(args: argparse.Namespace) -> list[Path]:
 
 
 def print_runs(folders: Sequence[Path], seed: int) -> None:
-    """Print the first verdicts of measured runs by what B changed, and false ones among pairs that are drawn anew."""
+    """Print the first verdicts of measured runs by what B changed, and false ones among resampled pairs."""
     verdicts: dict[str, Counter[str]] = {}
     directions: Counter[str] = Counter()
     gates: Counter[str] = Counter()
@@ -347,7 +347,7 @@ def print_runs(folders: Sequence[Path], seed: int) -> None:
         print(f"\nGates of A-A runs: {', '.join(f'{count} {name}' for name, count in sorted(gates.items()))}")
     if times:
         rate = redrawn_false_rate(list(times.values()), random.Random(seed))
-        print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, drawn anew in each case: {100 * rate:.2f} %")
+        print(f"\nFalse verdicts in {BLOCKS} blocks of {PAIRS} pairs, resampled in each case: {100 * rate:.2f} %")
 
 
 def redrawn_false_rate(processes: Sequence[Sequence[float]], rng: random.Random) -> float:

@@ -324,7 +324,7 @@ def test_the_benchmark_counts_the_verdicts_of_runs_and_draws_pairs_anew(tmp_path
     assert "| A-A | 1 | 0 | 0 | 1 | 0 | 0 |" in done.stdout
     assert "| +3 % | 1 | 0 | 1 | 0 | 0 | 1 |" in done.stdout
     assert "Gates of A-A runs: 1 passed" in done.stdout
-    assert "False verdicts in 10000 blocks of 8 pairs, drawn anew in each case: 0.00 %" in done.stdout
+    assert "False verdicts in 10000 blocks of 8 pairs, resampled in each case: 0.00 %" in done.stdout
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------
@@ -680,7 +680,7 @@ def crowded(project, tmp_path):
         (folder / "staged.txt").write_text("staged")
         git(folder, "add", "staged.txt")
         (folder / "lib" / "version.txt").write_text("changed")
-        # `git status` would write the index anew for it.
+        # `git status` would write the index again for it.
         os.utime(folder / "pipeline.yaml")
     return project, worktree
 

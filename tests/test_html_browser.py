@@ -108,7 +108,7 @@ def address(path: Path, place: str = "") -> str:
 
 
 def load_time(page: Any, path: Path) -> float:
-    """Load the page anew; return the seconds until it is shown and can be used."""
+    """Load the page again; return the seconds until it is shown and can be used."""
     page.goto("about:blank")
     started = time.monotonic()
     page.goto(address(path))

@@ -52,7 +52,7 @@ def compare(text: str, golden: Path, regenerate: bool) -> None:
     if regenerate:
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8"), "pytest --regenerate writes the golden files anew"
+    assert text == golden.read_text(encoding="utf-8"), "pytest --regenerate writes the golden files again"
 
 
 # --- golden pages ----------------------------------------------------------------------------------------------------

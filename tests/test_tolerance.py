@@ -300,7 +300,7 @@ def test_a_nan_is_written_as_the_worst_difference_for_no_table_holds_a_nan(tmp_p
     assert (recorded["error_max"], recorded["cosine_dq"], recorded["error_max_dq"]) == (math.inf, -1.0, 0.01)
     assert math.isnan(recorded["loss"]) and recorded["note"].startswith("inaccurate: error_max is nan, at most 0.05")
     numbers = {name: value for name, value in recorded.items() if name != "note"}
-    assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged anew when the run is analysed"
+    assert judge(numbers, {"error_max": 0.05}).mark == "inaccurate", "judged again when the run is analysed"
 
 
 def test_a_nan_never_passes_also_without_a_tolerance(tmp_path: Path) -> None:

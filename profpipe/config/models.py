@@ -309,7 +309,7 @@ class Workload(Settings):
     def is_parallel(self) -> bool:
         """Return True if cases may run beside others.
 
-        Ranks need several GPUs, and traces that programs write into a common folder could not be told apart.
+        Ranks need several GPUs, and traces in a common folder do not say which program wrote them.
         """
         return self.parallel and self.processes == 1 and self.collect is None
 

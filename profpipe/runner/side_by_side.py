@@ -1,6 +1,6 @@
 """Run jobs side by side: one on each lane, those of a group on the same lane in their order.
 
-Each job is carried out by the executor in a thread, with a supervisor of its own. What ends a job ends the processes
+Each job is carried out by the executor in a thread with a separate supervisor. What ends a job ends the processes
 below its supervisor only. The jobs are started, and their outcomes are handled, by the thread of the caller.
 """
 

@@ -65,7 +65,7 @@ def _save_script(request: RunRequest, folder: Path, tasks: int) -> None:
 def submit(folder: Path, request: RunRequest, indices: Sequence[int], options: Sequence[str] = ()) -> list[Submission]:
     """Submit the tasks of these indices of the run in ``folder``, with further options of sbatch.
 
-    The script is written anew: what lies in the folder may have been changed.
+    The script is written again: somebody may have changed the one in the folder.
     """
     _save_script(request, folder, len(ClusterPlan.load(folder).tasks))
     return queue.submit(folder, folder / script.FILE, indices, script.limit(settings_of(request)), options)
