@@ -186,7 +186,7 @@ def test_requests_to_a_supervisor_that_is_killed_reach_the_next_one(tmp_path: Pa
 
 
 def test_the_end_of_a_process_that_is_not_reported_is_not_waited_for_without_a_limit(tmp_path: Path) -> None:
-    """As where a process hangs inside a driver and survives SIGKILL. Here the supervisor is stopped and reports no end."""
+    """As where a process hangs inside a driver and survives SIGKILL. Here the stopped supervisor reports no end."""
     with (tmp_path / "log").open("wb") as log:
         started = child.start(["sleep", "600"], dict(os.environ), log)
     os.kill(child.supervisor_pid(), signal.SIGSTOP)
