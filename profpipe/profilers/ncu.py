@@ -102,13 +102,9 @@ def diagnose(log: str) -> tuple[str, str] | None:
     if "resource was unavailable" in log.lower():
         return "failed", "another tool holds the counters. Stop it (dcgmi profiling --pause), then run again."
     if "LibraryNotLoaded" in log:
-        return (
-            "skipped",
-            "ncu cannot load its counter library: the container lacks part of the driver, or ncu is too old.",
-        )
+        why = "ncu cannot load its counter library: the container lacks part of the driver, or ncu is too old."
+        return "skipped", why
     if "No kernels were profiled" in log:
-        return (
-            "failed",
-            "ncu profiled no kernel: none ran in the measured region, or the filter in ncu.kernels finds none.",
-        )
+        why = "ncu profiled no kernel: none ran in the measured region, or the filter in ncu.kernels finds none."
+        return "failed", why
     return None

@@ -96,10 +96,8 @@ def artifacts(job: Job) -> list[Path]:
 def diagnose(log: str) -> tuple[str, str] | None:
     """Find nsys's failure in its output: the exit code is the application's."""
     if any(text in log for text in _AGENT_TOO_LATE):
-        return (
-            "failed",
-            "nsys lost its own agent while it started: the machine is too busy. Run again when it has less load.",
-        )
+        why = "nsys lost its own agent while it started: the machine is too busy. Run again when it has less load."
+        return "failed", why
     if "Importer error status" in log or "skipping importation of the QDSTRM file" in log:
         return "failed", "nsys could not convert what it recorded: its host half lacks a library. Reinstall nsys."
     if "Failed to create" in log and "File exists" in log:

@@ -112,8 +112,6 @@ def artifacts(job: Job) -> list[Path]:
 
 def diagnose(log: str) -> tuple[str, str] | None:
     if "rocm_agent_enumerator" in log:
-        return (
-            "skipped",
-            "rocprof did not start the workload: it found no rocm_agent_enumerator. Complete the ROCm install.",
-        )
+        why = "rocprof did not start the workload: it found no rocm_agent_enumerator. Complete the ROCm install."
+        return "skipped", why
     return None
