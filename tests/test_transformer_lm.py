@@ -73,10 +73,10 @@ def test_the_parameters_are_counted_without_the_memory_for_them(block: str) -> N
 @pytest.mark.parametrize("block", ["classic", "modern"])
 def test_autocast_runs_linear_layers_in_16_bits_and_keeps_the_rest_in_32(block: str) -> None:
     params = {"size": "tiny", "block": block, "record_dtypes": True}
-    assert {lm.facts({**params, "precision": "fp32"})[name] for name in lm.BITS} == {(32.0, "bit")}
+    assert {lm.facts({**params, "precision": "fp32"})[name] for name in lm.BITS} == {(32.0, "1")}
     mixed = lm.facts({**params, "precision": "bf16"})
-    assert {name for name in lm.BITS if mixed[name] == (16.0, "bit")} == {"linear_bits", "logits_bits"}
-    assert {name for name in lm.BITS if mixed[name] == (32.0, "bit")} == set(lm.BITS) - {"linear_bits", "logits_bits"}
+    assert {name for name in lm.BITS if mixed[name] == (16.0, "1")} == {"linear_bits", "logits_bits"}
+    assert {name for name in lm.BITS if mixed[name] == (32.0, "1")} == set(lm.BITS) - {"linear_bits", "logits_bits"}
 
 
 def test_a_sum_in_16_bits_loses_what_one_in_32_keeps() -> None:
@@ -86,6 +86,7 @@ def test_a_sum_in_16_bits_loses_what_one_in_32_keeps() -> None:
         for total, term in (("fp32", "fp32"), ("fp16", "fp16"), ("fp32", "fp16"))
     )
     assert (round(exact, 4), round(narrow, 4), round(mixed, 4)) == (10.0001, 9.9531, 10.0021)  # as published for CS336
+    assert accumulation.check({"sum": "fp16", "term": "fp16"})["error_rel_l1"] == pytest.approx((10 - narrow) / 10)
 
 
 def test_a_custom_size_takes_its_numbers_from_the_parameters() -> None:

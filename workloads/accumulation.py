@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from profpipe.workload_lib import error_metrics
 from profpipe.workload_lib.attention_config import DTYPES, device
 from profpipe.workload_lib.parameters import check_choice, check_positive, with_defaults
 
@@ -33,10 +34,16 @@ def build(params: Mapping[str, Any]) -> Callable[[], Tensor]:
 
 
 def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
-    """Return the sum, and its difference from ``count`` times ``value``."""
+    """Return the sum."""
+    return {"total": (build(params)().item(), "1")}
+
+
+def check(params: Mapping[str, Any]) -> dict[str, float]:
+    """Return the difference of the sum from ``count`` times ``value``."""
     values = parse_params(params)
-    total = build(values)().item()
-    return {"total": (total, "1"), "total_error": (abs(total - values["count"] * values["value"]), "1")}
+    difference = error_metrics.Difference()
+    difference.add(build(params)().reshape(1), torch.tensor([values["count"] * values["value"]], dtype=torch.float64))
+    return difference.measures()
 
 
 def parse_params(params: Mapping[str, Any]) -> dict[str, Any]:

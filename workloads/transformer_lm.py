@@ -117,7 +117,7 @@ def facts(params: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
     found = {"parameters": (float(lm_model.parameter_count(config)), "1")}
     if config.record_dtypes:
         bits = lm_dtypes.bits(config)
-        found |= {name: (float(bits[name.removesuffix("_bits")]), "bit") for name in BITS}
+        found |= {name: (float(bits[name.removesuffix("_bits")]), "1") for name in BITS}
     return found
 
 
