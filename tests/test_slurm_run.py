@@ -33,7 +33,7 @@ def build(params):
 PIPELINE = """\
 version: 1
 name: sweep
-defaults: {warmup: 1, repeats: 3, timing: {budget_s: 0.01, rounds: 1}}
+defaults: {warmup: 1, repeats: 3, timing: {budget_s: 0.05, rounds: 1}}
 workloads:
   work:
     script: work.py
@@ -45,8 +45,8 @@ slurm: {time: "10", options: ['--comment=a "b" \\ c #d']}
 #: What the tables of two runs of the same cases have in common.
 COMMON = {"cases": ("workload", "case", "profiler", "status", "reason", "params"),
           "metrics": ("workload", "case", "profiler", "subject", "metric", "unit")}  # fmt: skip
-#: A metric that a case has where one call is shorter than the budget.
-BY_CHANCE = ("loop_wall",)
+#: Metrics that a case has where a call is shorter than the budget, and where there are two samples.
+BY_CHANCE = ("loop_wall", "time_cv")
 TABLES = ("cases", "kernels", "ranges", "metrics", "steps", "verdicts")
 
 
@@ -180,3 +180,34 @@ def test_a_disturbed_sweep_loses_nothing_and_equals_a_run_on_one_machine(sweep: 
 
     sweep.profpipe("run", "--out", "local", "--quiet")
     assert common(sweep.folder / "local" / "latest") == on_cluster
+
+
+PAIRS = """\
+version: 1
+name: pairs
+workloads:
+  work:
+    command: [sh, -c, "sleep {seconds} # {n}"]
+    hook: false
+    profilers: [plain]
+    matrix: {seconds: [0], n: [1, 2]}
+"""
+
+
+def test_all_pairs_of_a_case_run_on_one_node_and_a_case_without_a_record_is_resumed(sweep: Sweep) -> None:
+    (sweep.folder / "pipeline.yaml").write_text(PAIRS, encoding="utf-8")
+    sweep.profpipe("ab", "--b", "set:seconds=0.3", "--pairs", "2", "--slurm", "--wait", "--quiet")
+    run = sweep.run
+    verdicts = rows(run / "verdicts.csv")
+    assert [(row["case"], row["pairs"]) for row in verdicts] == [("n=1", "2"), ("n=2", "2")]
+    assert all(float(row["ratio"]) > 2 for row in verdicts)
+    nodes = {job.node for job in Manifest.load(run).jobs if "task-0000" in job.folder}
+    assert len(nodes) == 1 and len(list((run / "raw" / "work" / "task-0000" / "pair-02").rglob("log.txt"))) == 2
+
+    (run / "slurm" / "records" / "0001-1.json").unlink()
+    sweep.profpipe("collect", "latest", "--quiet", exit_code=1)
+    assert "task failed" in (run / "SUMMARY.md").read_text(encoding="utf-8")
+    assert [row["case"] for row in rows(run / "verdicts.csv")] == ["n=1"]
+    sweep.profpipe("resume", "latest", "--wait", "--quiet")
+    assert [row["case"] for row in rows(run / "verdicts.csv")] == ["n=1", "n=2"]
+    assert Manifest.load(run).tasks[1].attempt == 2 and Manifest.load(run).ended

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import pandas as pd
 
-from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, verdict
+from profpipe.analysis import kernel_captures, kernel_differences, signed_rank, tasks, verdict
 from profpipe.analysis.compare_runs import Failure
+from profpipe.analysis.findings.warnings import NotRun
 from profpipe.analysis.kernel_captures import FailedCapture
 from profpipe.analysis.kernel_differences import Capture, KernelComparison, KernelDifference
 from profpipe.analysis.verdict import Gate, Judgement
@@ -73,6 +74,8 @@ class PairFindings:
     undecided: Undecided = Undecided.REPORT
     is_complete: bool = True
     failed_captures: tuple[FailedCapture, ...] = ()
+    #: What the tasks of a cluster lack.
+    pending: tuple[NotRun, ...] = ()
 
     def count(self, wanted: Verdict) -> int:
         return sum(case.judgement is not None and case.judgement.verdict is wanted for case in self.cases)
@@ -120,6 +123,7 @@ def analyze(data: Tables, run: Manifest) -> PairFindings:
         run.ab.undecided,
         is_complete=run.ended is not None,
         failed_captures=kernel_captures.failed(data),
+        pending=tasks.find_unfinished(data, run),
     )
 
 

@@ -19,7 +19,8 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
     ended = {
         (workload, case, profiler)
         for workload, case, profiler, status in rows(tables.cases, "workload", "case", "profiler", "status")
-        if status != Status.INTERRUPTED
+        # A case of an `ab` run has a row after its first process.
+        if status != Status.INTERRUPTED and run.ab is None
     }
     tasks: dict[_Key, list[TaskEntry]] = {}
     cases: dict[_Key, dict[str, None]] = {}

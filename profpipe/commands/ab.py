@@ -16,6 +16,7 @@ from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from profpipe.analysis.pairs import PairFindings
+    from profpipe.results.manifest import PairsEntry
     from profpipe.runner.pair_session import PairSession
     from profpipe.runner.request import RunRequest
     from profpipe.runner.sides import Side, Spec
@@ -72,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--github", action="store_true", help="in a step of GitHub Actions: job summary, annotations and outputs"
     )
     parser.add_argument("--seed", type=int, help="seed of the order in each pair (default: drawn)")
+    parser.add_argument("--slurm", action="store_true", help="submit the cases to a Slurm cluster; see docs/cluster.md")
+    arguments.add_wait(parser, "with --slurm")
     parser.add_argument("--quiet", action="store_true", help="print only the path of SUMMARY.md")
     arguments.add_json_file(parser)
     arguments.add_out(parser)
@@ -81,6 +84,7 @@ def main(args: argparse.Namespace) -> int:
     # pydantic and pyyaml load while mistakes in the command line are found; pandas only afterwards.
     from profpipe.runner import sides
 
+    sbatch = arguments.read_slurm(args)
     a, b = sides.parse_specs(args.a, "--a"), sides.parse_specs(args.b, "--b")
     _check(args, a, b)
     b = a if args.aa else b
@@ -91,7 +95,14 @@ def main(args: argparse.Namespace) -> int:
     request = load(sides.overrides(a))
     side_a = sides.create("A", a, request)
     side_b = sides.create("B", b, load(sides.overrides(b)))
-    return _start(args, sides.for_pairs(request), (side_a, side_b))
+    request = sides.for_pairs(request)
+    if args.slurm:
+        from profpipe.commands import cluster
+
+        request = cluster.with_options(request, sbatch)
+        command = _published_command((side_a, side_b), request)
+        return cluster.start_pairs(request, (side_a, side_b), _settings(args, (side_a, side_b)), command, args)
+    return _start(args, request, (side_a, side_b))
 
 
 def _file_loader(args: argparse.Namespace) -> Callable[[Sequence[str]], RunRequest]:
@@ -151,6 +162,9 @@ def _check_placeholders(args: argparse.Namespace, a: Sequence[Spec], b: Sequence
 
 
 def _check(args: argparse.Namespace, a: Sequence[Spec], b: Sequence[Spec]) -> None:
+    if args.slurm and (args.junit or args.github):
+        option = "--junit" if args.junit else "--github"
+        raise ConfigError(option, "is for a run on one machine.", "Leave out --slurm.")
     if args.aa and b:
         raise ConfigError("--aa", "runs A on both sides, so --b has no meaning.", "Leave out --b.")
     if not args.aa and set(a) == set(b):
@@ -174,21 +188,9 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     from profpipe.commands import execution
     from profpipe.report import ci
     from profpipe.results import folders
-    from profpipe.results.manifest import NoCaptures, PairsEntry, Undecided
-    from profpipe.runner import pair_session, sides
+    from profpipe.runner import pair_session
 
-    settings = PairsEntry(
-        *sides.entries(*both),
-        args.pairs,
-        random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
-        args.gate,
-        Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
-        args.aa,
-        captures=min(args.captures, args.pairs),
-        profiler=args.profiler or "",
-        no_captures=NoCaptures.NOT_REQUESTED if not args.captures or args.profiler == "none" else None,
-    )
-    run = pair_session.create(request, both, settings, _published_command(both, request))
+    run = pair_session.create(request, both, _settings(args, both), _published_command(both, request))
     run.choose_again = pairs.choose_again
     with folders.lock(run.folder):
         try:
@@ -205,6 +207,23 @@ def _start(args: argparse.Namespace, request: RunRequest, both: tuple[Side, Side
     if args.github:
         _write_for_github(findings, run)
     return result.exit_code
+
+
+def _settings(args: argparse.Namespace, both: tuple[Side, Side]) -> PairsEntry:
+    from profpipe.results.manifest import NoCaptures, PairsEntry, Undecided
+    from profpipe.runner import sides
+
+    return PairsEntry(
+        *sides.entries(*both),
+        args.pairs,
+        random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
+        args.gate,
+        Undecided(args.inconclusive) if args.inconclusive else Undecided.REPORT,
+        args.aa,
+        captures=min(args.captures, args.pairs),
+        profiler=args.profiler or "",
+        no_captures=NoCaptures.NOT_REQUESTED if not args.captures or args.profiler == "none" else None,
+    )
 
 
 def _write_for_github(findings: PairFindings, run: PairSession) -> None:

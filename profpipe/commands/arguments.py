@@ -101,6 +101,18 @@ def split_sbatch(words: Sequence[str] | None) -> tuple[list[str], list[str] | No
     return list(words[:at]), list(words[at + 1 :]) if at < len(words) else None
 
 
+def read_slurm(args: argparse.Namespace) -> list[str]:
+    """Return the options of sbatch after ``--``, and leave the program, if any, in ``args.program``."""
+    if not args.slurm:
+        if args.wait:
+            raise ConfigError("--wait", "is for a run on a cluster.", "Add --slurm.")
+        return []
+    if getattr(args, "reuse", False):
+        raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
+    options, args.program = split_sbatch(args.program)
+    return options
+
+
 def check_program(args: argparse.Namespace, command: str) -> None:
     """Raise ConfigError where options of a program and of a pipeline file are mixed."""
     if args.program is not None:

@@ -17,14 +17,16 @@ from typing import Final
 from profpipe import errors
 from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons
-from profpipe.commands import execution, recording, rendering
+from profpipe.commands import arguments, execution, recording, rendering
 from profpipe.config import yaml
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest, store
+from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import TaskState
 from profpipe.runner.request import RunRequest
+from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks
 from profpipe.runner.slurm import queue, records, submit
 from profpipe.runner.slurm.plan import ClusterPlan
@@ -43,10 +45,11 @@ _WORDS: Final = {
 }
 
 
-def with_options(settings: Slurm | None, words: Sequence[str]) -> Slurm:
-    """Return the settings with the options after ``--``."""
+def with_options(request: RunRequest, words: Sequence[str]) -> RunRequest:
+    """Return the request with the options of sbatch after ``--``."""
     try:
-        return (settings or Slurm()).with_options(words)
+        settings = (request.pipeline.slurm or Slurm()).with_options(words)
+        return replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
     except ValueError as error:
         text = str(error).splitlines()[0]
         raise ConfigError(
@@ -72,7 +75,18 @@ def print_plan(request: RunRequest) -> None:
 def start(request: RunRequest, command: list[str], args: argparse.Namespace) -> int:
     """Submit a new run; with ``--wait`` follow and collect it."""
     queue.require_slurm()
-    folder = submit.create(request, command, comparisons)
+    return _submit_all(submit.create(request, command, comparisons), request, args)
+
+
+def start_pairs(
+    request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: list[str], args: argparse.Namespace
+) -> int:
+    """Submit a new `ab` run; with ``--wait`` follow and collect it."""
+    queue.require_slurm()
+    return _submit_all(submit.create_pairs(request, both, settings, command), request, args)
+
+
+def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> int:
     try:
         made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
     except errors.ProfpipeError:
@@ -107,7 +121,7 @@ def _after(folder: Path, made: Sequence[queue.Submission], args: argparse.Namesp
             print(f"Submitted {_count(count, 'task')} as {_shown(jobs)}.", file=sys.stderr)
         follow(folder, args.quiet)
         return collect(folder, args)
-    if args.json:
+    if args.json == arguments.STDOUT:
         print(json.dumps({"run": str(folder), "tasks": count, "jobs": jobs}))
     elif args.quiet:
         print(yaml.shown(folder))

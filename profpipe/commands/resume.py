@@ -78,7 +78,7 @@ def finish(folder: Path, args: argparse.Namespace) -> int:
     """Carry out the jobs that are left; return the exit code of the whole run."""
     request = RunRequest.load(folder)
     if cluster_plan.is_cluster_run(folder):
-        cluster.with_options(None, args.sbatch)
+        cluster.with_options(request, args.sbatch)
         return cluster.resume(folder, request, args.sbatch, args)
     if args.wait or args.sbatch:
         raise ConfigError("--wait" if args.wait else "--", "is for a run on a cluster, and this run has one machine.")

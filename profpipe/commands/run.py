@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profpipe import errors, masking
 from profpipe.commands import arguments
 from profpipe.config import loader, program
-from profpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from profpipe.runner.request import RunRequest
@@ -63,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    options_of_sbatch = _read_slurm(args)
+    options_of_sbatch = arguments.read_slurm(args)
     arguments.check_program(args, "profpipe run")
     if args.gpus:
         args.set += [f"gpus={args.gpus}", "parallel=true"]
@@ -100,24 +98,11 @@ def main(args: argparse.Namespace) -> int:
     return execution.start(request, command, args)
 
 
-def _read_slurm(args: argparse.Namespace) -> list[str]:
-    """Return the options of sbatch after ``--``, and leave the program, if any, in ``args.program``."""
-    if not args.slurm:
-        if args.wait:
-            raise ConfigError("--wait", "is for a run on a cluster.", "Add --slurm.")
-        return []
-    if args.reuse:
-        raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
-    options, args.program = arguments.split_sbatch(args.program)
-    return options
-
-
 def _submit(request: RunRequest, options: list[str], command: list[str], args: argparse.Namespace) -> int:
     """Submit the run to the cluster, or print what would be submitted."""
     from profpipe.commands import cluster
 
-    settings = cluster.with_options(request.pipeline.slurm, options)
-    request = replace(request, pipeline=request.pipeline.model_copy(update={"slurm": settings}))
+    request = cluster.with_options(request, options)
     if args.dry_run:
         cluster.print_plan(request)
         return errors.OK

@@ -18,9 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from profpipe.analysis import pairs
     from profpipe.runner.progress import Display
     from profpipe.runner.slurm import task
 
     with Display() as display:
-        state = task.run(args.run.resolve(), args.index, display)
+        state = task.run(args.run.resolve(), args.index, display, pairs.choose_again)
     return errors.OK if state is TaskState.DONE else errors.SOME_FAILED

@@ -78,6 +78,7 @@ def build_pairs(findings: PairFindings, tables: Tables, run: Manifest) -> Docume
         verdict_plots.forest(findings),
         verdicts.verdicts(findings, run),
         verdicts.failures(findings),
+        not_run.unfinished(Findings(pending=findings.pending)),
         kernel_differences.failed_captures(findings),
         verdicts.spread(findings, run),
         kernel_differences.kernel_differences(findings),

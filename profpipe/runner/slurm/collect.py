@@ -12,7 +12,7 @@ import pandas as pd
 
 from profpipe.errors import ConfigError
 from profpipe.results import manifest, schema, store
-from profpipe.results.manifest import JobEntry, Machine, Manifest, NodeEntry, ToolEntry
+from profpipe.results.manifest import JobEntry, Machine, Manifest, NodeEntry, PairsEntry, ToolEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import REQUEST_FILE
@@ -89,6 +89,8 @@ def _merge(begun: Manifest, found: Sequence[Record]) -> Manifest:
         nodes.update(record.manifest.nodes)
         for workload, families in record.manifest.expects.items():
             expects[workload] = {**expects.get(workload, {}), **families}
+    if begun.ab is not None:
+        joined["ab"] = _join_pairs(begun.ab, [record.manifest.ab for record in found if record.manifest.ab])
     if not nodes:
         return replace(begun, **joined)
     machine = _machine_of(list(nodes.values()))
@@ -96,6 +98,24 @@ def _merge(begun: Manifest, found: Sequence[Record]) -> Manifest:
     first = next(iter(nodes.values()))
     tools = _tools_of(list(nodes.values()))
     return replace(begun, **joined, expects=expects, nodes=nodes, machine=machine, packages=first.packages, tools=tools)
+
+
+def _join_pairs(begun: PairsEntry, own: Sequence[PairsEntry]) -> PairsEntry:
+    """Return the settings with the captures that the nodes chose, and with what each task found out about its sides."""
+    if not own:
+        return begun
+    chosen = next((each for each in own if each.captures), own[0])
+    joined = replace(begun, captures=chosen.captures, profiler=chosen.profiler, no_captures=chosen.no_captures)
+    spreads: dict[str, dict[str, float]] = {}
+    for each in own:
+        for workload, of_cases in each.spreads.items():
+            spreads.setdefault(workload, {}).update(of_cases)
+        a, b = (
+            replace(side, foreign_modules={**side.foreign_modules, **other.foreign_modules})
+            for side, other in ((joined.a, each.a), (joined.b, each.b))
+        )
+        joined = replace(joined, a=a, b=b)
+    return replace(joined, spreads=spreads)
 
 
 def _machine_of(nodes: Sequence[NodeEntry]) -> Machine:

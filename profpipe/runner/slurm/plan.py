@@ -6,12 +6,12 @@ The plan is data in the run's folder. A task reads its index, and the command th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from profpipe.config.models import Workload
+from profpipe.config.models import Pipeline, Workload
 from profpipe.config.slurm import Spread
 from profpipe.errors import ConfigError
 from profpipe.job import Case
@@ -58,6 +58,19 @@ class ClusterPlan:
         """Return the plan of ``request``; its tasks have the order of the workloads and cases in the file."""
         found = [part for name in _chosen(request) for part in _parts(request, name, spread, compared)]
         return cls(spread, tuple(Task(index, *part) for index, part in enumerate(found)))
+
+    @classmethod
+    def of_pairs(cls, pipeline: Pipeline, names: Mapping[str, Sequence[str]]) -> ClusterPlan:
+        """Return the plan of an `ab` run. ``names`` has by workload the names that its cases have on both sides.
+
+        All pairs of a case are one task, and so are the cases that share their processes.
+        """
+        groups: list[tuple[str, tuple[str, ...]]] = []
+        for name, cases in names.items():
+            workload = pipeline.workloads[name]
+            is_split = workload.isolate or workload.command is not None
+            groups += [(name, (case,)) for case in cases] if is_split else [(name, tuple(cases))]
+        return cls("comparisons", tuple(Task(index, *group, ("plain",)) for index, group in enumerate(groups)))
 
     def save(self, folder: Path) -> None:
         (folder / FOLDER).mkdir(exist_ok=True)

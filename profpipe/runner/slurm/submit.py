@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from profpipe.config.slurm import Slurm
 from profpipe.ingest import registry
 from profpipe.results import atomic, folders, manifest, store
+from profpipe.results.manifest import Manifest, PairsEntry, PlannedJob
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskEntry
-from profpipe.runner import fingerprint, seal, session
+from profpipe.runner import fingerprint, pair_session, seal, session, sides
 from profpipe.runner.request import Machine, RunRequest
-from profpipe.runner.slurm import queue, records, script
+from profpipe.runner.sides import Side
+from profpipe.runner.slurm import node_sessions, queue, records, script
 from profpipe.runner.slurm.plan import ClusterPlan, Compared
 from profpipe.runner.slurm.queue import Submission
 
@@ -46,15 +49,47 @@ def create(request: RunRequest, command: Sequence[str], compared: Compared) -> P
     def fill(folder: Path) -> None:
         request.save(folder)
         fingerprint.save_sources(folder, planned)
-        seal.save(folder)
-        plan.save(folder)
-        records.make_folders(folder)
-        store.save(folder, Tables(), begun)
+        _fill(folder, plan, begun)
 
     folder = folders.create(request.out, request.pipeline.name, now, fill)
-    (folder / script.LOGS).mkdir()
     _save_script(request.placed_in(folder), folder, len(plan.tasks))
     return folder
+
+
+def plan_pairs(request: RunRequest, both: tuple[Side, Side]) -> ClusterPlan:
+    """Return the plan of an `ab` run; ``request`` is that of A at the user's own pipeline file."""
+    session.load_rules(request)
+    joined = pair_session.join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
+    return ClusterPlan.of_pairs(request.pipeline, {name: [case for case, *_ in own] for name, own in joined.items()})
+
+
+def create_pairs(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> Path:
+    """Make the folder of a new `ab` run, as ``create`` does. Each task chooses the profiler of the captures."""
+    plan = plan_pairs(request, both)
+    registry.parsers(request.plugin_dir)
+    machine, now = Machine.examine(request), manifest.utc_now()
+    folders.remove_litter(request.out)
+    begun = session.begin_run(request, machine, now, (), command, sides.working_folder(request))
+    planned = [PlannedJob(task.workload, "plain", task.cases) for task in plan.tasks]
+    begun = replace(begun, ab=settings, planned=tuple(planned))
+
+    def fill(folder: Path) -> None:
+        request.save(folder)
+        sides.save(folder, both)
+        fingerprint.save_sources(folder, node_sessions.jobs_of_sides(both, machine, folder))
+        _fill(folder, plan, begun)
+
+    folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
+    _save_script(request.placed_in(folder), folder, len(plan.tasks))
+    return folder
+
+
+def _fill(folder: Path, plan: ClusterPlan, begun: Manifest) -> None:
+    seal.save(folder)
+    plan.save(folder)
+    records.make_folders(folder)
+    (folder / script.LOGS).mkdir()
+    store.save(folder, Tables(), begun)
 
 
 def _save_script(request: RunRequest, folder: Path, tasks: int) -> None:
@@ -73,4 +108,4 @@ def submit(folder: Path, request: RunRequest, indices: Sequence[int], options: S
 
 def missing(tasks: Sequence[TaskEntry]) -> list[int]:
     """Return the indices to submit again: those that are neither done nor in the queue."""
-    return [task.index for task in tasks if not (task.state.is_queued or task.state is task.state.DONE)]
+    return [each.index for each in tasks if not (each.state.is_queued or each.state is each.state.DONE)]

@@ -1,4 +1,4 @@
-"""Carry out one index of the plan on a node, by the same session as a run on one machine.
+"""Carry out one index of the plan on a node, by the sessions of a run on one machine.
 
 The session works in a folder of the node. Whenever a job has ended, its files are copied to the run's folder under a
 temporary name and renamed, and then the record of the task is.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,31 +21,31 @@ from profpipe import errors
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError
 from profpipe.ingest import reader
-from profpipe.job import Job, JobOutcome, ProgressListener
+from profpipe.job import ProgressListener
 from profpipe.measure import machine as machine_info
-from profpipe.results import atomic, manifest, schema, store
-from profpipe.results.manifest import GitState, JobEntry, Manifest, NodeEntry
+from profpipe.results import manifest, noise
+from profpipe.results.manifest import GitState, Manifest, NodeEntry, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskState
-from profpipe.runner import fingerprint, session
+from profpipe.runner import fingerprint, pair_captures, sides
+from profpipe.runner.pair_session import Key
 from profpipe.runner.request import Machine, RunRequest
-from profpipe.runner.session import Session
 from profpipe.runner.slurm import collect, queue, records
+from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
 from profpipe.runner.slurm.plan import ClusterPlan, Task
 from profpipe.runner.slurm.records import Record, Start
 
-#: The folder of a run that the jobs of an attempt are in, below that of their workload: ``task-0007``, ``task-0007-2``.
-_PREFIX = "task-"
-#: The folder of the process that times the reference.
-_REFERENCE: Final = "reference"
+#: Chooses the cases of an `ab` run to measure again, from its tables.
+ChooseAgain = Callable[[Tables, Manifest], Collection[Key]]
+
 #: The folder of one of several processes of a case.
 _OF_PROCESS = re.compile(r"/process-\d+$")
 
 
-def run(folder: Path, index: int, listener: ProgressListener) -> TaskState:
+def run(folder: Path, index: int, listener: ProgressListener, choose_again: ChooseAgain) -> TaskState:
     """Carry out the task ``index`` of the run in ``folder``; return what became of it.
 
-    A task whose record is complete is not carried out again.
+    A task whose record is complete is not carried out again. ``choose_again`` is that of the session of an `ab` run.
     """
     plan = ClusterPlan.load(folder)
     if not 0 <= index < len(plan.tasks):
@@ -61,8 +60,13 @@ def run(folder: Path, index: int, listener: ProgressListener) -> TaskState:
     start = records.begin(folder, index, node, _own_job(), began)
     try:
         with _scratch(request.pipeline.slurm or Slurm()) as scratch:
-            task = _open(folder, plan.tasks[index], start, request, scratch / folder.name, known)
-            return _carry_out(task, listener)
+            place, task = scratch / folder.name, plan.tasks[index]
+            request = replace(request, workloads=(task.workload,), profilers=task.profilers, reuse=False)
+            if (pairs := Manifest.load(folder).ab) is None:
+                opened: NodeSession = _open(folder, task, start, request, place, known)
+            else:
+                opened = _open_pairs(folder, task, start, request, place, pairs, choose_again)
+            return _carry_out(opened, listener)
     except Interrupted:
         raise
     except (ProfpipeError, OSError) as error:
@@ -103,9 +107,44 @@ def _open(
     folder: Path, task: Task, start: Start, request: RunRequest, place: Path, known: Record | None
 ) -> TaskSession:
     """Return the session of an attempt in the folder ``place``, with the ended jobs of an earlier attempt."""
-    request = replace(request, workloads=(task.workload,), profilers=task.profilers, reuse=False)
     machine = Machine.examine(request)
+    data, begun = _continue(known, _begin(request, machine, start))
+    opened = TaskSession(request, place, begun, data, task=task, shared=folder, start=start)
+    opened.machine = machine
     (place / "raw").mkdir(parents=True)
+    _link_earlier(folder, place, begun)
+    fingerprint.check_sources(folder, opened.plan())
+    return opened
+
+
+def _open_pairs(
+    folder: Path,
+    task: Task,
+    start: Start,
+    request: RunRequest,
+    place: Path,
+    settings: PairsEntry,
+    choose_again: ChooseAgain,
+) -> PairTaskSession:
+    """Return the session of an attempt at the pairs of a task. The node decides under which profiler captures run."""
+    machine = pair_captures.examine(request, settings)
+    has_commands = any(each.command for each in request.pipeline.workloads.values())
+    settings = pair_captures.choose(settings, machine, has_commands)
+    used = ("plain", settings.profiler)
+    machine = replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used})
+    begun = _begin(request, machine, start)
+    begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
+    a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
+    (place / "raw").mkdir(parents=True)
+    opened = PairTaskSession(
+        request, place, begun, Tables(), (a, b), choose_again, task=task, shared=folder, start=start
+    )
+    opened.machine = machine
+    return opened
+
+
+def _begin(request: RunRequest, machine: Machine, start: Start) -> Manifest:
+    """Return the manifest of an attempt, which names its node."""
     begun = manifest.begin_run(
         request.pipeline,
         now=manifest.utc_now(),
@@ -116,13 +155,7 @@ def _open(
         command=(),
         secrets=request.secrets,
     )
-    own = NodeEntry(begun.machine, begun.packages, begun.tools)
-    data, begun = _continue(known, replace(begun, nodes={start.node: own}))
-    opened = TaskSession(request, place, begun, data, task, folder, start)
-    opened.machine = machine
-    _link_earlier(folder, place, begun)
-    fingerprint.check_sources(folder, opened.plan())
-    return opened
+    return replace(begun, nodes={start.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
 
 
 def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
@@ -134,7 +167,7 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
         return Tables(), begun
     data, before = collect.tables_of([known]), known.manifest
     for entry in before.jobs:
-        if not _is_done(entry):
+        if not is_done(entry):
             before = before.without_job(entry.folder)
             # The rows of a case with several processes are those of all of them. The next try replaces its own.
             if not _OF_PROCESS.search(entry.folder):
@@ -149,10 +182,6 @@ def _continue(known: Record | None, begun: Manifest) -> tuple[Tables, Manifest]:
     )
 
 
-def _is_done(entry: JobEntry) -> bool:
-    return not entry.interrupted and not session.disk_full_cases(entry)
-
-
 def _link_earlier(folder: Path, place: Path, begun: Manifest) -> None:
     """Make the files of earlier attempts readable where this session looks for them."""
     for name in dict.fromkeys("/".join(entry.folder.split("/")[:3]) for entry in begun.jobs):
@@ -161,7 +190,7 @@ def _link_earlier(folder: Path, place: Path, begun: Manifest) -> None:
         link.symlink_to(folder / name, target_is_directory=True)
 
 
-def _carry_out(task: TaskSession, listener: ProgressListener) -> TaskState:
+def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
     try:
         task.carry_out(listener)
     except Interrupted:
@@ -191,114 +220,3 @@ _REASONS: Final[Mapping[str, TaskState]] = {
     "NodeDown": TaskState.NODE_FAILED,
     "JobLaunchFailure": TaskState.NODE_FAILED,
 }
-
-
-@dataclass
-class TaskSession(Session):
-    """The session of one attempt at a task. ``shared`` is the run's folder, ``folder`` that of the node."""
-
-    task: Task
-    shared: Path
-    start: Start
-
-    def plan(self) -> list[Job]:
-        """Return the jobs of the task. Those that an earlier attempt ended have its folder."""
-        planned = session.plan_jobs(self.request, self.machine, self.folder, self.task.cases)
-        raw = self.folder / "raw" / self.task.workload
-        ended = {
-            "/".join(entry.folder.split("/")[3:]): self.folder / entry.folder
-            for entry in self.manifest.jobs
-            if entry.workload == self.task.workload and _is_done(entry)
-        }
-        names = [str(job.folder.relative_to(raw)) for job in planned]
-        return [
-            replace(job, folder=ended.get(name, raw / self._label / name))
-            for job, name in zip(planned, names, strict=True)
-        ]
-
-    @property
-    def _label(self) -> str:
-        again = f"-{self.start.attempt}" if self.start.attempt > 1 else ""
-        return f"{_PREFIX}{self.task.index:04d}{again}"
-
-    def carry_out(self, listener: ProgressListener) -> None:
-        """Run every job that is not done, and time the reference on this node."""
-        super().carry_out(listener)
-        self._run_jobs(self._reference_jobs(), listener)
-
-    def _reference_jobs(self) -> list[Job]:
-        """Return one process of the reference; none where the task has no reference, or has timed it here already."""
-        timed = self.data.metrics["subject"].isin([self._node_subject])
-        if not self.task.reference or timed.any():
-            return []
-        request = replace(self.request, profilers=("plain",), captures=None)
-        planned = session.plan_jobs(request, self.machine, self.folder, [self.task.reference])
-        folder = self.folder / "raw" / self.task.workload / self._label / _REFERENCE
-        return [replace(job, folder=folder, repeat=1, captures=1, interleaved=()) for job in planned[:1]]
-
-    @property
-    def _node_subject(self) -> str:
-        return f"{schema.NODE_PREFIX}{self.start.node}"
-
-    def _merged(self, job: Job, fresh: Tables) -> Tables:
-        """Return the stored rows with those of a job; of the reference with its time on this node only."""
-        if job.folder.name != _REFERENCE:
-            return super()._merged(job, fresh)
-        is_time = fresh.metrics["metric"].isin(schema.TIMES) & (fresh.metrics["subject"] == "")
-        times = Tables(metrics=fresh.metrics[is_time].assign(subject=self._node_subject))
-        return replace(self.data, metrics=schema.concat([self.data, times]).metrics)
-
-    def _store(self, outcome: JobOutcome, key: str) -> None:
-        super()._store(outcome, "")
-        folder = self._name(outcome.job.folder)
-        if outcome.job.folder.name == _REFERENCE:
-            # The case has its job in another task.
-            self.manifest = self.manifest.without_job(folder)
-            return
-        self.manifest = replace(self.manifest, jobs=tuple(
-            replace(entry, node=self.start.node, argv=self._published(entry.argv)) if entry.folder == folder else entry
-            for entry in self.manifest.jobs
-        ))  # fmt: skip
-        self._publish(outcome.job.folder)
-        self.save_record(TaskState.RUNNING)
-
-    def _published(self, commands: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-        """Return commands with the paths that their files have in the run's folder."""
-        shown = os.path.relpath(self.shared, self.request.pipeline_dir)
-        place = str(self.shared) if shown.startswith("..") else shown
-        return tuple(tuple(word.replace(str(self.folder), place) for word in argv) for argv in commands)
-
-    def _publish(self, folder: Path) -> None:
-        """Copy the files of a job to the run's folder, where they appear as a whole."""
-        if not folder.is_dir():
-            return
-        target = self.shared / folder.relative_to(self.folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(atomic.temporary_name(target.name))
-        try:
-            shutil.copytree(folder, temporary, symlinks=True)
-            # A job of this attempt that runs again: guided ncu finds more kernels.
-            if target.exists():
-                shutil.rmtree(target)
-            temporary.rename(target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-
-    def save_record(self, state: TaskState, details: str = "") -> None:
-        """Write the record of this attempt, which holds what earlier ones have measured too."""
-        known = replace(self.manifest, pipeline={}, command=(), planned=(), git=GitState())
-        texts = {
-            table.name: store.as_csv(frame).decode()
-            for table in schema.ALL
-            if len(frame := getattr(self.data, table.name)) and not table.is_picture
-        }
-        pictures = {
-            table.name: records.as_text(store.as_parquet(frame))
-            for table in schema.ALL
-            if len(frame := getattr(self.data, table.name)) and table.is_picture
-        }
-        start = self.start
-        Record(start.index, start.attempt, start.node, start.job, state, details, known, texts, pictures).save(
-            self.shared
-        )
