@@ -877,6 +877,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     ),
     "accuracy": (
         "`plain`'s output differs by 0", "without a mask at 4096 tokens", "32 MiB too high",
+        "since August 2025 (commit d41eb57)", "profpipe's trial of 128 tokens",
         "a maximum error of 0.000244, one step of fp16 between 0.25 and 0.5, and a mean of 7.5e-6",  # published
     ),
     "sparsity_video": ("69120 tokens, batch 2, 12 heads of 128", "0.3.5", "takes these 69120 tokens or 82944"),
@@ -898,6 +899,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         "The published shares are 66.4 % of a forward pass and 47.3 % of a full step",
     ),
     "attention_scaling": (
+        "`flash-attn-4` (4.0.0b36) needs `nvidia-cutlass-dsl` (4.8.1), whose libraries for CUDA 13 take 92 MB",
         "compiles for 8 s for each shape", "with 0.3 s a case", "Above 10 TFLOP of reference",
         "batch 2, 16 heads, head dim 128, not causal", "flash-attn 2.8.3",
         "| sequence | 4096 | 8192 | 16384 | 32768 | 65536 |", "Peak memory at 4096 tokens",
