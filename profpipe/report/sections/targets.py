@@ -9,7 +9,7 @@ from profpipe.analysis.findings.targets import Grade, Target
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, plural
-from profpipe.report.labels import case_text
+from profpipe.report.labels import case_text, variant_text
 
 #: By quantity: its name, its unit behind a number, and what measures it.
 _QUANTITIES: Mapping[str, tuple[str, str, str]] = {
@@ -62,11 +62,15 @@ def by_case(
     title: doc.Text = "",
     placement: doc.Placement = doc.Placement.SUMMARY,
 ) -> doc.Table:
-    """Return a row for each case: what it reaches of each target, with its grade."""
-    own = workload.targets
-    columns = [doc.label("case", workload.compare or "case")]
+    """Return a row for each case: what it reaches of each target, with its grade.
+
+    The cases of the short page have one shape, which the title names: they differ in the compared value alone.
+    """
+    own, compare = workload.targets, workload.compare if placement is doc.Placement.SUMMARY else None
+    columns = [doc.label("case", compare or "case")]
     columns += [doc.Column(name, f"{_QUANTITIES[name][0]}{_head(name)}") for name in own.targets]
-    rows = [(case_text(case), *_cells(workload, case)) for case in cases if own.values.get(case.id)]
+    name_of = variant_text if compare else case_text
+    rows = [(name_of(case), *_cells(workload, case)) for case in cases if own.values.get(case.id)]
     return doc.make_table(
         "targets" if placement is doc.Placement.SUMMARY else "other_targets", columns, rows, title, placement
     )
