@@ -124,14 +124,14 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
         del calls
         placed = attribution.attribute(ranges, launches)
         notes += placed.paths.notes()
-        kernels = executor.submit(_kernel_rows, work, placed)
-        called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
         range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
         range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
+        # Not beside the sums of the ranges, which need as much memory.
+        kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
         launched = _kernels(work, placed, classes.result())
-        given = _operations(export, work, launches, called, classes.result(), placed)
+        given = _operations(export, work, launches, classes.result(), placed)
         del launches
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
@@ -168,10 +168,9 @@ def _recording(path: Path) -> Recording:
     launches = activities.launches(work, calls)
     placed = attribution.attribute(ranges, launches)
     cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
-    called = np.where(launches.thread == attribution.NO_THREAD, operations.UNKNOWN, launches.start)
     classes = kernel_classes.classes(work.names)
     return Recording(
-        _operations(export, work, launches, called, classes, placed),
+        _operations(export, work, launches, classes, placed),
         placed.path,
         cases,
         activities.join(work, calls),
@@ -251,7 +250,6 @@ def _operations(
     export: columns.Source,
     work: activities.Work,
     launches: attribution.Launches,
-    called: npt.NDArray[np.int64],
     classes: Sequence[str],
     placed: attribution.Attribution,
 ) -> operations.Operations:
@@ -265,7 +263,7 @@ def _operations(
         work.kind,
         work.start,
         work.end,
-        called,
+        launches.start,
         work.process,
         work.device,
         work.name,
@@ -289,7 +287,7 @@ def _origin(export: columns.Source, work: activities.Work, placed: attribution.A
     duration = work.end - work.start
     cases, _ = placed.cases_and_phases(np.arange(len(placed.paths)))
     in_case = is_kernel & np.array([case != "" for case in cases])[placed.path]
-    total, attributed = int(duration[is_kernel].sum()), int(duration[in_case].sum())
+    total, attributed = (int(duration.sum(where=rows)) for rows in (is_kernel, in_case))
     meta = columns.read_lookup(export, "META_DATA_EXPORT", "name", "value")
     meta |= columns.read_lookup(export, "EXPORT_META_DATA", "name", "value")
     return schema.Origin(
@@ -299,7 +297,7 @@ def _origin(export: columns.Source, work: activities.Work, placed: attribution.A
         launches=int(is_kernel.sum()),
         total_ns=float(total),
         attributed_ns=float(attributed),
-        unattributed_ns=float(duration[is_kernel & ~in_case].sum()),
+        unattributed_ns=float(total - attributed),
         attribution=_count_placements(placed, is_kernel),
         device=_device(export, work),
         without_kernels="" if is_kernel.any() else "no kernels in this file",

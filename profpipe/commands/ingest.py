@@ -48,6 +48,8 @@ def read_files(paths: Sequence[Path], out: Path | None) -> int:
     # Arrow's own pool keeps the memory that it frees. Memory that malloc frees is used again by numpy, which saves a
     # quarter of the peak.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    # A thread that returns from SQLite, numpy or Arrow waits so long for one that runs Python, by default 5 ms.
+    sys.setswitchinterval(0.0005)
     read: list[Tables] = []
     refusals: list[reader.Refusal] = []
     parts: set[Path] = set()

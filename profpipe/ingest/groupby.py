@@ -96,15 +96,18 @@ def union(group: Ints, start: Int64s, end: Int64s, groups: int) -> npt.NDArray[n
         return np.array([union(group[p] * 0, start[p], end[p], 1).sum() for p in parts])
     # numpy sorts numbers of 16 bits in an eighth of the time that it takes for 64 bits. The rest is in place: with ten
     # million kernels each array is 80 MB.
-    order = np.argsort(group.astype(np.min_scalar_type(groups)), kind="stable")
-    keys = group[order].astype(np.int64)
-    start, end = start[order], end[order]
+    group = group.astype(np.min_scalar_type(groups))
+    order = np.argsort(group, kind="stable")
+    group, start, end = group[order], start[order], end[order]
     # Shifted by its group, every time lies behind all times of the groups before it: one running maximum serves all.
-    shift = np.multiply(keys, span, out=order)
+    shift = np.multiply(group, span, out=order, dtype=np.int64)
     shift -= low
     start += shift
     end += shift
-    reached = np.maximum.accumulate(end)
+    reached = np.maximum.accumulate(end, out=shift)
     np.maximum(start[1:], reached[:-1], out=start[1:])
     end -= start
-    return np.bincount(keys, weights=np.maximum(end, 0, out=end), minlength=groups).astype(np.float64)
+    heads = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    found = np.zeros(groups)
+    found[group[heads]] = np.add.reduceat(np.maximum(end, 0, out=end), heads)
+    return found

@@ -250,10 +250,10 @@ def _calls_named(name_ids: npt.NDArray[Any], used: npt.NDArray[Any], chosen: lis
 
 
 def launches(work: Work, calls: Calls) -> attribution.Launches:
-    """Return the call behind each activity."""
+    """Return the call behind each activity; without one its start is ``operations.UNKNOWN``."""
     call = join(work, calls)
     known = np.flatnonzero(call >= 0)
-    start, end = np.zeros(len(call), np.int64), np.zeros(len(call), np.int64)
+    start, end = np.full(len(call), operations.UNKNOWN), np.zeros(len(call), np.int64)
     thread = np.full(len(call), attribution.NO_THREAD)
     for column, values in ((start, calls.start), (end, calls.end), (thread, calls.thread)):
         column[known] = values[call[known]]

@@ -110,9 +110,9 @@ class Operations:
 
     def devices(self) -> Iterator[tuple[int, int, Ints]]:
         """Yield (process, device, rows) of each device that ran something outside every case."""
-        outside = np.flatnonzero(~self.in_case) if self.in_case.any() else np.arange(len(self.in_case))
-        for process, of_process in groups(self.process[outside]):
-            rows = outside[of_process]
+        outside = np.flatnonzero(~self.in_case) if self.in_case.any() else None
+        for process, of_process in groups(self.process if outside is None else self.process[outside]):
+            rows = of_process if outside is None else outside[of_process]
             for device, of_device in groups(self.device[rows]):
                 yield process, device, rows[of_device]
 
