@@ -120,6 +120,10 @@ class Job:
     part: int = 1
     #: The number of processes that run each case together.
     processes: int = 1
+    #: The nodes of a Slurm allocation on which srun starts the command, how often on each, and further options of srun.
+    nodes: int = 1
+    tasks_per_node: int = 1
+    srun: tuple[str, ...] = ()
     #: Where several processes repeat each case: which of the ``captures`` processes this job is, and the names of the
     #: jobs that take turns.
     repeat: int = 1
@@ -227,6 +231,8 @@ class Command:
     argv: tuple[str, ...]
     makes: tuple[Path, ...] = ()
     makes_like: str = ""
+    #: How many files of that glob there must be at least: one of each task on several nodes.
+    makes_count: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     runs_workload: bool = True
     false_starts: tuple[str, ...] = ()
@@ -374,6 +380,19 @@ class Profiler(Protocol):
 
     def diagnose(self, log: str) -> tuple[str, str] | None:
         """Return (status, reason with remedy) for a failure that the tool's output explains; else None."""
+
+
+def on_nodes(job: Job, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``argv`` as srun starts it on the nodes of the job; as it is where the job runs on this machine.
+
+    srun passes on SIGINT at once (``--disable-status``), so that profilers write their reports. A task that fails ends
+    the others, which would wait for it. The name of the job step is the job's folder.
+    """
+    if job.nodes == 1:
+        return argv
+    tasks = f"--ntasks={job.nodes * job.tasks_per_node}", f"--ntasks-per-node={job.tasks_per_node}"
+    ends = "--disable-status", "--kill-on-bad-exit=1", "--input=none"
+    return ("srun", f"--nodes={job.nodes}", *tasks, f"--job-name={job.folder}", *ends, *job.srun, *argv)
 
 
 def workload_argv(job: Job) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ A figure of a case is the mean over its ranks. The parts of a step are means ove
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from profpipe.analysis.findings.steps import (
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
 from profpipe.config.items import items_of
+from profpipe.results.manifest import JobEntry
 from profpipe.results.schema import RANK_PREFIX, UNEVEN_STEPS, StepRule, StepState
 
 #: The class of the kernels that are the part ``communication``.
@@ -45,15 +46,21 @@ _OUTLIER_METRIC = "step_outlier_"
 
 
 def find_steps(
-    index: CaseIndex, cases: Sequence[str], params: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]
+    index: CaseIndex,
+    cases: Sequence[str],
+    params: Mapping[str, Mapping[str, Any]],
+    declared: Mapping[str, Any],
+    jobs: Iterable[JobEntry] = (),
 ) -> StepFindings:
     """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
 
-    ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline.
+    ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline,
+    ``jobs`` are its jobs.
     """
     by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
     profiler = _with_parts(index.tables.steps)
-    found = {case: _Case(index, case, profiler, by_case[case]).read() for case in cases if case in by_case}
+    nodes = {(case, job.profiler): job.rank_nodes or {} for job in jobs for case in job.cases}
+    found = {case: _Case(index, case, profiler, by_case[case], nodes).read() for case in cases if case in by_case}
     items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
     kept = tuple(own for own in found.values() if own)
     without = tuple(case for case in cases if not found.get(case))
@@ -104,6 +111,8 @@ class _Case:
     id: str
     profiler: str
     steps: pd.DataFrame
+    #: The node of each rank, by case and profiler.
+    nodes: Mapping[tuple[str, str], Mapping[int, str]]
 
     def read(self) -> CaseSteps | None:
         """Return the steps; None where only work between steps is known."""
@@ -130,7 +139,7 @@ class _Case:
             uneven=dict(self._uneven()),
             parts=self._mean_parts(steady),
             copies=tuple(self._copies(numbers)),
-            ranks=tuple(self._ranks(steady, numbers.get("step_time", {}))),
+            ranks=tuple(self._ranks(profiler, steady, numbers.get("step_time", {}))),
             outliers=tuple(_outliers(own, steady, numbers)),
             rows=tuple(_rows(own)),
         )
@@ -176,8 +185,8 @@ class _Case:
                 size = moved[name].value if name in moved else None
                 yield CopyTraffic(name, launches[name].value if name in launches else 0.0, times[name].value, size)
 
-    def _ranks(self, steady: pd.DataFrame, times: Mapping[str, Number]) -> Iterator[RankSteps]:
-        parts = _parts_by_rank(steady)
+    def _ranks(self, profiler: str, steady: pd.DataFrame, times: Mapping[str, Number]) -> Iterator[RankSteps]:
+        parts, nodes = _parts_by_rank(steady), self.nodes.get((self.id, profiler), {})
         for rank in sorted({int(rank) for rank in steady["rank"]}):
             own = steady[steady["rank"] == rank]
             device, name = own["device"].iloc[0], f"{RANK_PREFIX}{rank}"
@@ -187,6 +196,7 @@ class _Case:
                 time=_step_time(times[name]) if name in times else StepTime(float(own["wall_ns"].median()), len(own)),
                 parts=parts.get(rank),
                 peak_memory=self._peak_memory(rank),
+                node=nodes.get(rank, ""),
             )
 
     def _peak_memory(self, rank: int) -> float | None:

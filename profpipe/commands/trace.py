@@ -62,6 +62,8 @@ class _File:
     workload: str
     profiler: str
     cases: tuple[str, ...]
+    #: The node of a cluster that the file is of; empty where it is not of one of several.
+    node: str = ""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -141,7 +143,14 @@ def _recordings(data: Tables, manifest: Manifest) -> Iterator[_File]:
     for source, workload, profiler in data.kernels[key].drop_duplicates().itertuples(index=False, name=None):
         if profiler in _PROFILERS and parsers.get(source) in ("nsys_sqlite", "torch_trace"):
             own = (data.kernels["source"] == source) & (data.kernels["workload"] == workload)
-            yield _File(source, workload, profiler, tuple(data.kernels.loc[own, "case"].unique()))
+            cases = tuple(data.kernels.loc[own, "case"].unique())
+            yield _File(source, workload, profiler, cases, _node(source, workload, manifest))
+
+
+def _node(source: str, workload: str, manifest: Manifest) -> str:
+    """Return the node in the name of a file: ``capture.node1.rank0.pt.trace.json.gz``."""
+    known = {node for job in manifest.jobs_of(workload) for node in (job.rank_nodes or {}).values()}
+    return next((part for part in Path(source).name.split(".") if part in known), "")
 
 
 def _find_case(file: _File, case: str) -> str | None:
@@ -160,7 +169,7 @@ def _processes(
 ) -> Iterator[Process]:
     """Yield the processes of all recordings. Each recording begins at 0: two cases did not run at one time.
 
-    The traces of torch.profiler of one case are of its ranks, and share a clock.
+    The traces of torch.profiler of one case are of its ranks, and share a clock on each node.
     """
     known = registry.parsers()
     together: dict[Any, list[Process]] = {}
@@ -173,7 +182,7 @@ def _processes(
             # The file of a command is one case, and holds no ranges of cases.
             selection = Selection(case if case and len(file.cases) > 1 else None, args.step)
             found = builder.processes(selection, partial(_title, file, data))
-            key = (file.workload, file.cases) if file.profiler == "torch" else file.source
+            key = (file.workload, file.cases, file.node) if file.profiler == "torch" else file.source
             together.setdefault(key, []).extend(found)
     for of_one_clock in together.values():
         first = min(process.first_ns for process in of_one_clock) if of_one_clock else 0

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from profpipe.config.items import parameters
-from profpipe.config.slurm import Slurm
+from profpipe.config.slurm import Slurm, Words
 from profpipe.config.strict_model import StrictModel
 from profpipe.config.targets import Targets
 from profpipe.config.yaml import as_list
@@ -247,6 +247,14 @@ class Workload(Settings):
     cwd: str | None = Field(
         None, description="working folder of the command, relative to this file; without it the folder of this file"
     )
+    nodes: int = Field(
+        1,
+        ge=1,
+        description="nodes of a Slurm allocation on which srun starts the command; profpipe then runs inside an "
+        "allocation, or with --slurm",
+    )
+    tasks_per_node: int = Field(1, ge=1, description="processes of the command that srun starts on each of `nodes`")
+    srun: Words = Field((), description="further options of srun: [--cpus-per-task=8, --mpi=pmix]")
     hook: bool = Field(
         True, description="find the steps of a `command` that runs PyTorch by a start-up hook in its Python processes"
     )
@@ -297,6 +305,10 @@ class Workload(Settings):
             raise ValueError(f"'{changed[0]}' is for a 'command'. A 'script' has iterations instead of steps")
         if self.capture and (end_s := self.capture.after_s + self.capture.for_s) >= self.timeout_s:
             raise ValueError(f"'capture' ends after {end_s:g} s. Set timeout_s higher than {self.timeout_s:g}")
+        if self.command is None and (self.nodes > 1 or self.tasks_per_node > 1 or self.srun):
+            raise ValueError("'nodes', 'tasks_per_node' and 'srun' are for a 'command', which srun starts")
+        if self.nodes == 1 and (self.tasks_per_node > 1 or self.srun):
+            raise ValueError("'tasks_per_node' and 'srun' are for a command on several nodes. Set 'nodes' too")
         if self.flag and self.command is None:
             raise ValueError("'flag' is for a 'command'. A script gets the parameter itself in build(params)")
         if self.processes > 1 and self.command is not None:
@@ -309,9 +321,9 @@ class Workload(Settings):
     def is_parallel(self) -> bool:
         """Return True if cases may run beside others.
 
-        Ranks need several GPUs, and traces in a common folder do not say which program wrote them.
+        Ranks need several GPUs or nodes, and traces in a common folder do not say which program wrote them.
         """
-        return self.parallel and self.processes == 1 and self.collect is None
+        return self.parallel and self.processes == 1 and self.nodes == 1 and self.collect is None
 
 
 class _Study(StrictModel):

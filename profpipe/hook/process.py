@@ -22,6 +22,8 @@ def describe(given: Settings) -> Dict[str, Any]:
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         about["rank"] = distributed.get_rank()
+    if given.node:
+        about["node"] = given.node
     library = clock.cuda()
     if library is not None:
         about["device_name"] = library.get_device_name(library.current_device())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from typing import Any, Dict, Optional, Pattern
 
 #: Variables in which launchers give a process its number among all processes, and among those of this machine.
@@ -20,6 +21,8 @@ class Settings:
         self.folder = str(given["folder"])
         self.stem = str(given["stem"])
         self.profiler = str(given["profiler"])
+        #: Part of the names of files of processes on several nodes, which may have equal ids; empty on one machine.
+        self.node = _node() if int(given.get("nodes") or 1) > 1 else ""
         steps = given["steps"]
         self.warmup = int(steps["warmup"])
         # ncu replays each kernel many times, so one step is enough, and all that a user wants to wait for.
@@ -40,6 +43,11 @@ class Settings:
         """The number of the last chosen step."""
         return self.warmup + self.measure - 1
 
+    @property
+    def place(self) -> str:
+        """The beginning of the name of a process: ``node1.``, empty on one machine."""
+        return f"{self.node}." if self.node else ""
+
     def path(self, name: str) -> str:
         """Return the path of one of the hook's own files."""
         return os.path.join(self.folder, f"hook.{self.stem}.{name}")
@@ -49,6 +57,11 @@ def read() -> Optional[Settings]:
     """Return the settings of this process; None where no profpipe profiles it."""
     text = os.environ.get("PROFPIPE_HOOK")
     return Settings(json.loads(text)) if text else None
+
+
+def _node() -> str:
+    """Return the name of this node, in characters of a file name."""
+    return re.sub(r"[^\w-]", "-", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
 
 
 def rank() -> Optional[int]:

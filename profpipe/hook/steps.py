@@ -30,7 +30,7 @@ class Steps:
 
     def __init__(self, given: Settings) -> None:
         self._settings = given
-        self._record = Record(lambda: given.path(f"{os.getpid()}.jsonl"), lambda: process.describe(given))
+        self._record = Record(lambda: given.path(f"{given.place}{os.getpid()}.jsonl"), lambda: process.describe(given))
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 

@@ -30,7 +30,7 @@ def new(given: Settings, **options: Any) -> Any:
 
 def export(profile: Any, given: Settings) -> None:
     """Write the trace of this process."""
-    name = f"{given.stem}.{_process_name()}.pt.trace.json.gz"
+    name = f"{given.stem}.{given.place}{_process_name()}.pt.trace.json.gz"
     # Renamed when complete, so that the trace of a killed process is not read.
     partial = os.path.join(given.folder, f"partial-{name}")
     profile.export_chrome_trace(partial)

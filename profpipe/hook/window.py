@@ -47,13 +47,14 @@ class CudaWindow:
     def _leave_mark(self) -> None:
         if self._size > 1:
             number = settings.local_rank()
-            mark = self._settings.path(f"done-{os.getpid() if number is None else f'rank{number}'}")
+            name = os.getpid() if number is None else f"rank{number}"
+            mark = self._settings.path(f"{self._settings.place}done-{name}")
             os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o666))
 
     def _count_marks(self) -> int:
         if self._size == 1:
             return 1
-        prefix = os.path.basename(self._settings.path("done-"))
+        prefix = os.path.basename(self._settings.path(f"{self._settings.place}done-"))
         return sum(name.startswith(prefix) for name in os.listdir(self._settings.folder))
 
 

@@ -252,6 +252,22 @@ def read_devices(records: Iterable[Path]) -> list[dict[str, Any]]:
     ]
 
 
+def read_rank_nodes(records: Iterable[Path]) -> dict[int, str]:
+    """Return the node of each rank, from the first lines of the records of the start-up hook."""
+    found: dict[int, str] = {}
+    for path in records:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            line = stream.readline()
+        try:
+            about = json.loads(line)
+            rank, node = about.get("rank"), about.get("node")
+        except (ValueError, AttributeError):  # a killed process has not written its first line
+            continue
+        if type(rank) is int and isinstance(node, str) and node:
+            found[rank] = node
+    return dict(sorted(found.items()))
+
+
 def replace_cases(stored: Tables, fresh: Tables) -> Tables:
     """Replace the rows of ``stored`` by those of ``fresh`` with the same workload, profiler and case.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
+from profpipe.job import WHOLE, Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
 
 NAME = "nsys"
 KEEPS_ENDED_CASES = False
@@ -45,6 +45,8 @@ def sqlite(job: Job) -> Path:
 def commands(job: Job) -> list[Command]:
     """Return the commands that profile and export. nsys 2022 and 2023 accept no ``--`` before the application."""
     assert isinstance(job.tool, Tool)
+    if job.nodes > 1:
+        return [_on_nodes(job, job.tool.path)]
     nsys = job.tool.path
     capture = _capture(job)
     profile = Command(
@@ -62,14 +64,42 @@ def commands(job: Job) -> list[Command]:
     return [profile, Command(tuple(export), makes=(sqlite(job),), runs_workload=False)]
 
 
-def _profile(nsys: str, job: Job, capture: Sequence[str]) -> tuple[str, ...]:
+def _on_nodes(job: Job, nsys: str) -> Command:
+    """Return the command that profiles each task of srun by itself, on its node, and exports the report there.
+
+    nsys replaces ``%q{NAME}`` by a variable of the environment that srun gives to the task.
+    """
+    report = job.folder / f"{job.stem}.%q{{SLURMD_NODENAME}}.task%q{{SLURM_PROCID}}"
+    capture = _capture(job)
+
+    def command(capture: Sequence[str]) -> tuple[str, ...]:
+        return on_nodes(job, _profile(nsys, job, [*capture, "--export=sqlite"], report))
+
+    found = Command(
+        command(capture),
+        makes_like=_exports(job),
+        makes_count=job.nodes * job.tasks_per_node,
+        false_starts=_AGENT_TOO_LATE,
+        ends_after_s=capture_end_s(job),
+        is_ended_by_tool=True,
+    )
+    whole = replace(found, argv=command([]), env=WHOLE)
+    return replace(found, otherwise=whole) if capture and job.is_hooked else found
+
+
+def _exports(job: Job) -> str:
+    """Return the glob of the exports of tasks: ``capture.node1.task0.sqlite``."""
+    return f"{job.stem}.*.task*.sqlite"
+
+
+def _profile(nsys: str, job: Job, capture: Sequence[str], target: Path | None = None) -> tuple[str, ...]:
     return (
         nsys, "profile",
         "-t", "cuda,nvtx" if job.on_gpu else "nvtx",
         "-s", "none", "--cpuctxsw=none",
         *capture,
         "--cuda-graph-trace=node",
-        "-f", "true", "-o", str(report(job)),
+        "-f", "true", "-o", str(target or report(job)),
         *workload_argv(job),
     )  # fmt: skip
 
@@ -90,7 +120,9 @@ def _capture(job: Job) -> list[str]:
 
 
 def artifacts(job: Job) -> list[Path]:
-    return [sqlite(job), *job.records]
+    """Return the export, of several nodes one of each task, and the records of the harness or the start-up hook."""
+    exports = sorted(job.folder.glob(_exports(job))) if job.nodes > 1 else [sqlite(job)]
+    return [*exports, *job.records]
 
 
 def diagnose(log: str) -> tuple[str, str] | None:

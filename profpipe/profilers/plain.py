@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
+from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
 
 NAME = "plain"
 KEEPS_ENDED_CASES = True
@@ -17,7 +17,7 @@ def find(ask: Ask) -> Tool | Missing:
 
 def commands(job: Job) -> list[Command]:
     makes = tuple(job.records[:1]) if job.script else ()
-    return [Command(workload_argv(job), makes, ends_after_s=capture_end_s(job))]
+    return [Command(on_nodes(job, workload_argv(job)), makes, ends_after_s=capture_end_s(job))]
 
 
 def artifacts(job: Job) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, workload_argv
+from profpipe.job import Ask, Command, Job, Missing, Tool, capture_end_s, on_nodes, workload_argv
 
 NAME = "torch"
 
@@ -28,7 +28,15 @@ def find(ask: Ask) -> Tool | Missing:
 
 def commands(job: Job) -> list[Command]:
     if job.script is None:
-        return [Command(workload_argv(job), makes_like=_traces_of_command(job), ends_after_s=capture_end_s(job))]
+        count = 1 if job.options.get("collect") else job.nodes * job.tasks_per_node
+        return [
+            Command(
+                on_nodes(job, workload_argv(job)),
+                makes_like=_traces_of_command(job),
+                makes_count=count,
+                ends_after_s=capture_end_s(job),
+            )
+        ]
     return [Command(workload_argv(job), makes=(job.records[0],))]
 
 

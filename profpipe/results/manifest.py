@@ -155,6 +155,8 @@ class JobEntry:
     files: tuple[StoredFile, ...] = ()
     #: The node of a cluster on which the job ran; None for the machine of the run.
     node: str | None = None
+    #: Where the command ran on several nodes: the node of each rank that made steps.
+    rank_nodes: Mapping[int, str] | None = None
     #: Where the job ran beside others: ``GPU 1``. None where nothing ran beside it.
     lane: str | None = None
 
@@ -491,6 +493,7 @@ def job_entry(
     reused_from: str,
     devices: Iterable[Mapping[str, Any]],
     peaks: PeakRates | None,
+    rank_nodes: Mapping[int, str] = MappingProxyType({}),
 ) -> JobEntry:
     """Return the entry of a job that ended; the parameters are those of JobEntry."""
     job = outcome.job
@@ -518,6 +521,7 @@ def job_entry(
         log=str((job.folder / "log.txt").relative_to(run_folder)),
         files=tuple(StoredFile(str(path.relative_to(run_folder)), path.stat().st_size) for path in files),
         lane=job.lane or None,
+        rank_nodes=rank_nodes or None,
     )
 
 

@@ -31,7 +31,7 @@ def find_missing(
     """Return the names of the files that the command did not make: absent ones, or unchanged since ``before``."""
     new = {path for path, stamp in stamp_files(command, job).items() if stamp and stamp != before.get(path)}
     names = [path.name for path in command.makes if path not in new]
-    if command.makes_like and not new - set(command.makes):
+    if command.makes_like and len(new - set(command.makes)) < command.makes_count:
         names.append(command.makes_like)
     return tuple(names)
 

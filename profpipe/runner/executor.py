@@ -58,6 +58,7 @@ from profpipe.runner.event_log import EventLog
 from profpipe.runner.journal import Entry, ProcessEnd
 from profpipe.runner.outcome import Attempt, CommandEnd
 from profpipe.runner.process import GracePeriods, InterruptCounter
+from profpipe.runner.slurm import step
 
 _POLL_S = 0.2
 #: How often a command is started whose tool fails by chance before the workload runs, and the pause after the first
@@ -118,6 +119,10 @@ def ask(argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] = M
             process.kill_group(asked)
         output.seek(0)
         return output.read().decode(errors="replace")
+
+
+def _ask_on_cluster(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
+    return ask(argv, env=env)
 
 
 @dataclass(frozen=True)
@@ -276,6 +281,7 @@ def _load_attempts(job: Job, profiler: Profiler, context: Context) -> list[Attem
     (entries, is_damaged), attempts = journal.load(job.folder), []
     if entries or is_damaged:
         process.kill_leftovers(job.folder, context.grace.kill_s)
+        step.end(job, _ask_on_cluster, context.grace.kill_s)
     if is_damaged:
         part = max(journal.last_part(job.folder), entries[-1].part + 1 if entries else 1)
         entries.append(Entry(part, tuple(case.id for case in job.cases), {}, None))
@@ -386,7 +392,7 @@ def _run_command(command: Command, job: Job, events: EventLog, context: Context)
 def _start_and_wait(command: Command, job: Job, events: EventLog, context: Context) -> ProcessEnd:
     before = artifacts.stamp_files(command, job)
     mark = {process.JOB_VARIABLE: str(job.folder)}
-    env = {**environment.filter_variables(os.environ), **job.env, **command.env, **mark}
+    env = {**environment.filter_variables(os.environ), **step.variables(job), **job.env, **command.env, **mark}
     if command.runs_workload:
         env |= hook_files.variables(job, env)
     earlier_traces = artifacts.stamp_collected(job)
@@ -410,6 +416,8 @@ def _start_and_wait(command: Command, job: Job, events: EventLog, context: Conte
             stopped, was_due, ended = _attend(started, *conditions, spared, context, is_reporting)
             # What a server returns when the runner ends it says nothing.
             returncode, seconds = 0 if was_due else started.returncode, ended - started.began
+            if stopped or was_due or (returncode or 0) < 0:
+                step.end(job, _ask_on_cluster, context.grace.kill_s)
             if stopped is None and command.runs_workload and _is_interrupted_too(returncode, context):
                 stopped = outcome.INTERRUPTED
             if stopped is None and not was_due:

@@ -35,6 +35,7 @@ def variables(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
         "folder": str(job.folder),
         "stem": job.stem,
         "profiler": job.profiler,
+        "nodes": job.nodes,
         **{name: job.options.get(name) for name in ("steps", "torch", "collect")},
     }
     if span := job.options.get("capture"):

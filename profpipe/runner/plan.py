@@ -41,6 +41,7 @@ def plan(
     captures: int | None = None,
     hidden: Mapping[str, Scalar] = MappingProxyType({}),
     wanted: Collection[str] | None = None,
+    allocated: int | None = None,
     comparisons: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
 ) -> list[Job]:
     """Return the jobs of ``pipeline`` in the order in which they run.
@@ -50,7 +51,8 @@ def plan(
     ``profilers`` narrow the choice. ``captures`` is the number of processes of each case under plain; they run first,
     the first process of every workload before the second of any. A missing tool still gets its job, so that its cases
     become `skipped` rows with the reason. ``hidden`` are the values of parameters by the text in their place.
-    ``wanted`` narrows the choice to cases of these names. ``comparisons`` has the cases that the report compares with
+    ``wanted`` narrows the choice to cases of these names. ``allocated`` is the number of nodes of the allocation in
+    which profpipe runs; None where it runs in none. ``comparisons`` has the cases that the report compares with
     each other, by workload, where jobs may run side by side. Raises ConfigError for an unknown name.
     """
     for flag, given, known in (("-w", workloads, pipeline.workloads), ("-p", profilers, tools)):
@@ -63,7 +65,7 @@ def plan(
             continue
         groups = _groups(name, workload, wanted, pipeline.gpus, comparisons.get(name))
         for profiler in dict.fromkeys(profilers or workload.profilers):
-            tool, folder = _check_workload(tools[profiler], workload), out / "raw" / name / profiler
+            tool, folder = _check_workload(tools[profiler], workload, allocated), out / "raw" / name / profiler
             planned = []
             for number, (lane, group) in enumerate(groups, start=1):
                 own = folder / _number(number, len(groups)) if len(groups) > 1 else folder
@@ -146,6 +148,9 @@ def _with_settings(job: Job, workload: Workload, env: Mapping[str, str]) -> Job:
         env={**env, **own_env},
         options=workload.model_dump(include=_FOR_THE_JOB | (set(OF_COMMANDS) if workload.command else set())),
         processes=workload.processes,
+        nodes=workload.nodes,
+        tasks_per_node=workload.tasks_per_node,
+        srun=workload.srun,
     )
 
 
@@ -201,8 +206,12 @@ def _fill(text: str, params: Mapping[str, Scalar], words: Mapping[str, Sequence[
     return text
 
 
-def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
-    """Return ``tool``, or why it cannot profile ``workload``."""
+def _check_workload(tool: Tool | Missing, workload: Workload, allocated: int | None) -> Tool | Missing:
+    """Return ``tool``, or why it cannot profile ``workload`` here."""
+    if workload.nodes > max(allocated or 1, 1):
+        has = "profpipe runs in no allocation of Slurm" if allocated is None else f"the allocation has {allocated}"
+        remedy = f"Use --slurm, or start profpipe in a job of `sbatch --nodes {workload.nodes}`."
+        return Missing(tool.name, f"the workload needs {workload.nodes} nodes, and {has}", remedy)
     if workload.capture is not None and (missing := _check_capture(tool)):
         return missing
     if tool.name == "torch" and workload.command is not None:
@@ -212,8 +221,8 @@ def _check_workload(tool: Tool | Missing, workload: Workload) -> Tool | Missing:
             )
         # The command may have a Python with torch where profpipe's has none.
         return Tool("torch", "") if isinstance(tool, Missing) else tool
-    if workload.processes > 1 and tool.name in _OF_ONE_PROCESS:
-        return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or processes: 1.")
+    if max(workload.processes, workload.nodes) > 1 and tool.name in _OF_ONE_PROCESS:
+        return Missing(tool.name, _OF_ONE_PROCESS[tool.name], "Use plain, torch or nsys, or one process.")
     return tool
 
 

@@ -65,6 +65,7 @@ from profpipe.runner import (
     side_by_side,
 )
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
+from profpipe.runner.slurm import step
 from profpipe.scrub import job_files
 from profpipe.scrub import tables as masked_tables
 
@@ -85,6 +86,7 @@ def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Colle
         hidden=request.hidden,
         captures=request.captures,
         wanted=wanted,
+        allocated=step.allocated_nodes(os.environ),
         comparisons=request.comparisons,
     )
     return [replace(job, secrets=request.secrets) for job in jobs]
@@ -359,6 +361,7 @@ class Session:
             reused_from=job_cache.read_origin(job.folder),
             devices=devices,
             peaks=self._own_peaks(job, devices),
+            rank_nodes=reader.read_rank_nodes(job.records) if job.nodes > 1 else {},
         )
         families = reader.expected_families(job.folder / "events.jsonl")
         known = self.manifest.with_job(entry, files, refused, families, outcome.incidents)

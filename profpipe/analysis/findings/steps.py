@@ -100,6 +100,8 @@ class RankSteps:
     time: StepTime
     parts: StepParts | None = None
     peak_memory: float | None = None
+    #: The node of a cluster on which the rank ran; empty on one machine.
+    node: str = ""
 
     @property
     def own_ns(self) -> float | None:

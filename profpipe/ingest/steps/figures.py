@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -140,7 +141,7 @@ def _recordings(tables: schema.Tables) -> Iterator[dict[str, Any]]:
     with_steps = set(tables.steps[_CASE].itertuples(index=False, name=None))
     for key, group in figures.groupby(_CASE, sort=False):
         if key not in with_steps:
-            places = group[_PLACE].drop_duplicates().sort_values(["device", "process", "source"], kind="stable")
+            places = _in_order(group[_PLACE].drop_duplicates())
             ranked = group.merge(places.assign(rank=range(len(places))), on=_PLACE)
             for row in ranked.to_dict("records"):
                 yield {**_named(key), **_number_of(row), "subject": f"{schema.RANK_PREFIX}{row['rank']}"}
@@ -163,11 +164,22 @@ def _ranked_timeline(timeline: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFram
     return _with_ranks(timeline, schema.TIMELINE)
 
 
+#: The number of a task of srun in the name of its file: ``capture.node1.task12.sqlite``.
+_TASK: Final = re.compile(r"\.task(\d+)\.\w+$")
+
+
+def _in_order(places: pd.DataFrame) -> pd.DataFrame:
+    """Sort places by the task of srun that their file is of, then by device and process."""
+    tasks = [int(found[1]) if (found := _TASK.search(str(source))) else 0 for source in places["source"]]
+    ordered = places.assign(_task=tasks).sort_values(["_task", "device", "process", "source"], kind="stable")
+    return ordered.drop(columns="_task")
+
+
 def _with_ranks(rows: pd.DataFrame, table: schema.Table) -> pd.DataFrame:
     """Number the processes and devices of each case: by the ranks that the files state, else by device and process."""
     places = rows[[*_CASE, *_PLACE, "rank"]].drop_duplicates()
     known = places.groupby(_CASE)["rank"].transform(lambda ranks: ranks.notna().all() and ranks.is_unique).astype(bool)
-    ordered = places.sort_values(["device", "process", "source"], kind="stable")
+    ordered = _in_order(places)
     places = places.assign(number=(ordered.groupby(_CASE).cumcount()).astype("Int64"))
     places["number"] = places["number"].where(~known, places["rank"])
     joined = rows.merge(places.drop(columns="rank"), on=[*_CASE, *_PLACE], how="left", validate="many_to_one")

@@ -75,20 +75,25 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
         "time": "median step", "compute": "compute", "communication": "exposed communication",
         "hidden": "hidden communication", "copy": "exposed copies", "idle": "idle",
     }  # fmt: skip
-    columns = [doc.label("case"), doc.label("rank"), *(doc.Column(id, title, unit) for id, title in parts.items())]
+    labels = [doc.label("case"), doc.label("rank"), doc.label("node")]
+    columns = [*labels, *(doc.Column(id, title, unit) for id, title in parts.items())]
     columns.append(doc.Column("memory", "peak memory", size_unit(rank.peak_memory for _, rank, _ in every)))
     rows = [
-        [case_text(case) if is_first else "", str(rank.rank), rank.time.ns, *_parts(rank)]
+        [case_text(case) if is_first else "", str(rank.rank), rank.node, rank.time.ns, *_parts(rank)]
         for case, rank, is_first in every
     ]
     placement = doc.Placement.SUMMARY if len(every) <= _RANKS else doc.Placement.DETAILS
     whole = doc.make_table("ranks", columns, rows, "" if is_lone else "Each rank", placement)
+    has_nodes = any(rank.node for _, rank, _ in every)
+    whole = whole if has_nodes else whole.without("node")
     table = doc.fold_if_long(whole.without("case") if is_lone else whole)
     sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
     summary = (
         "The figures of a case are means over its ranks. Exposed communication contains waiting for slower ranks;"
         " parts are means over steady steps."
     )
+    if has_nodes:
+        summary += " Clocks of different nodes are not compared: steps of ranks are matched by their numbers."
     return doc.Section("step_ranks", "Ranks", (doc.Bullets(sentences), table), summary, workload.name)
 
 
@@ -112,19 +117,26 @@ def _slowest(case: doc.Text, ranks: Sequence[RankSteps]) -> doc.Text:
     last, first = (pick(ranks, key=lambda rank: rank.time.ns) for pick in (max, min))
     above = percent(last.time.ns / mean - 1)
     if last.time.ns > (1 + _EQUAL) * first.time.ns and not _overlap(first.time, last.time):
-        return fill(f"{{}}Rank {last.rank} is the slowest: {{}} a step, {above} % above the mean of {{}}.", begin,
-                    duration(last.time.ns, unit), duration(mean, unit))  # fmt: skip
+        slowest = f"{{}}{_name(last)} is the slowest: {{}} a step, {above} % above the mean of {{}}."
+        return fill(slowest, begin, duration(last.time.ns, unit), duration(mean, unit))
     own = [(rank.own_ns, rank) for rank in ranks if rank.own_ns is not None]
     if len(own) == len(ranks):
         (high, late), (low, early) = (pick(own, key=lambda pair: pair[0]) for pick in (max, min))
         if high - low > max(_EQUAL * mean, *(_half_interval(rank.time) for rank in ranks)):
-            sentence = f"{{}}All ranks take as long. Rank {late.rank} is the slowest: without exposed communication its"
+            sentence = f"{{}}All ranks take as long. {_name(late)} is the slowest: without exposed communication its"
             sentence += f" step takes {{}} longer than that of rank {early.rank}, and the others wait for it."
             return fill(sentence, begin, duration(high - low, unit))
     if above == "0":
         return fill("{}All ranks take as long.", begin)
-    return fill(f"{{}}Rank {last.rank} takes the longest, {{}} a step. That is {above} % above the mean, no more than"
+    return fill(f"{{}}{_name(last)} takes the longest, {{}} a step. That is {above} % above the mean, no more than"
                 " its steps vary.", begin, duration(last.time.ns, unit))  # fmt: skip
+
+
+def _name(rank: RankSteps) -> str:
+    """Return ``Rank 1``, on a cluster ``Rank 1 on node2``."""
+    # Braces would be a place of the text that the name is put into.
+    node = rank.node.replace("{", "{{").replace("}", "}}")
+    return f"Rank {rank.rank} on {node}" if node else f"Rank {rank.rank}"
 
 
 def _overlap(one: StepTime, other: StepTime) -> bool:

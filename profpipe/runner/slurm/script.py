@@ -21,16 +21,18 @@ LOGS: Final = FOLDER / "logs"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@%&|()\[\]*+/^~{}<>?!$-]+")
 
 
-def write(settings: Slurm, folder: Path, name: str, tasks: int, cwd: Path) -> str:
+def write(settings: Slurm, folder: Path, name: str, tasks: int, cwd: Path, shape: tuple[int, int] = (1, 1)) -> str:
     """Return the batch script for the run in ``folder``: task i of the array runs index i of the plan.
 
-    ``cwd`` is the folder in which the tasks start. A word after the name of the script is added to the index, for a
+    ``cwd`` is the folder in which the tasks start. ``shape`` is the number of nodes of a task, and that of processes on
+    each node. A word after the name of the script is added to the index, for a
     run with more tasks than an array may have.
     """
+    directives = _directives(settings, folder, name, tasks, shape)
     lines = [
         "#!/bin/bash",
         f"# Written by profpipe {__version__}. Task i of the array runs index i of plan.json in this folder.",
-        *(f"#SBATCH {' '.join(map(_directive_word, words))}" for words in _directives(settings, folder, name, tasks)),
+        *(f"#SBATCH {' '.join(map(_directive_word, words))}" for words in directives),
         f"cd {shlex.quote(str(cwd))} || exit",
         *settings.setup,
     ]
@@ -43,12 +45,17 @@ def write(settings: Slurm, folder: Path, name: str, tasks: int, cwd: Path) -> st
     return "\n".join(lines) + "\n"
 
 
-def _directives(settings: Slurm, folder: Path, name: str, tasks: int) -> Iterator[Sequence[str]]:
+def _directives(
+    settings: Slurm, folder: Path, name: str, tasks: int, shape: tuple[int, int]
+) -> Iterator[Sequence[str]]:
     """Yield the words of each line `#SBATCH`."""
     yield [f"--job-name=profpipe-{name}"]
     yield [f"--array={indices(range(tasks))}{limit(settings)}"]
     yield [f"--output={_escape(str(folder / LOGS))}/%A_%a.txt"]
     yield ["--open-mode=append"]
+    if shape != (1, 1):
+        yield [f"--nodes={shape[0]}"]
+        yield [f"--ntasks-per-node={shape[1]}"]
     for option, value in (
         ("partition", settings.partition),
         ("gres", settings.gres),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profpipe.config.slurm import Slurm
+from profpipe.errors import ConfigError
 from profpipe.ingest import registry
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import Manifest, PairsEntry, PlannedJob
@@ -31,7 +32,19 @@ def plan_tasks(request: RunRequest, compared: Compared) -> ClusterPlan:
 
 def write_script(request: RunRequest, folder: Path, tasks: int) -> str:
     """Return the batch script of the run in ``folder``, whose request is ``request``."""
-    return script.write(settings_of(request), folder, request.pipeline.name, tasks, request.pipeline_dir)
+    name, cwd = request.pipeline.name, request.pipeline_dir
+    return script.write(settings_of(request), folder, name, tasks, cwd, _shape(request))
+
+
+def _shape(request: RunRequest) -> tuple[int, int]:
+    """Return the nodes of a task and the processes on each. Raises ConfigError where workloads differ in them."""
+    pairs = request.pipeline.workloads.items()
+    chosen = {name: own for name, own in pairs if not request.workloads or name in request.workloads}
+    shapes = {(own.nodes, own.tasks_per_node) for own in chosen.values()}
+    if len(shapes) > 1:
+        what = "have different `nodes` or `tasks_per_node`, and all tasks of an array are alike."
+        raise ConfigError(f"workloads {', '.join(chosen)}", what, "Submit each of them alone: -w NAME.")
+    return shapes.pop()
 
 
 def create(request: RunRequest, command: Sequence[str], compared: Compared) -> Path:

@@ -32,7 +32,7 @@ from profpipe.runner.pair_session import Key
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.slurm import collect, queue, records
 from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
-from profpipe.runner.slurm.plan import ClusterPlan, Task
+from profpipe.runner.slurm.plan import FOLDER, ClusterPlan, Task
 from profpipe.runner.slurm.records import Record, Start
 
 #: Chooses the cases of an `ab` run to measure again, from its tables.
@@ -59,7 +59,10 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
     began = manifest.utc_now().isoformat(timespec="seconds")
     start = records.begin(folder, index, node, _own_job(), began)
     try:
-        with _scratch(request.pipeline.slurm or Slurm()) as scratch:
+        has_nodes = any(own.nodes > 1 for own in request.pipeline.workloads.values())
+        # The processes on the other nodes write into the folder too.
+        shared = folder / FOLDER if has_nodes else None
+        with _scratch(request.pipeline.slurm or Slurm(), shared) as scratch:
             place, task = scratch / folder.name, plan.tasks[index]
             request = replace(request, workloads=(task.workload,), profilers=task.profilers, reuse=False)
             if (pairs := Manifest.load(folder).ab) is None:
@@ -94,9 +97,10 @@ def _own_job() -> str:
 
 
 @contextmanager
-def _scratch(settings: Slurm) -> Iterator[Path]:
-    """Yield a new folder of the node, which is removed at the end."""
+def _scratch(settings: Slurm, shared: Path | None) -> Iterator[Path]:
+    """Yield a new folder of the node, or below the folder that all nodes share. It is removed at the end."""
     given = os.path.expandvars(settings.scratch) if settings.scratch else os.environ.get("SLURM_TMPDIR")
+    given = str(shared) if shared else given
     if given:
         Path(given).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="profpipe-", dir=given or None, ignore_cleanup_errors=True) as name:
