@@ -10,11 +10,12 @@ persist.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
 
 #: The fewest runs on a level.
 SHORTEST: Final = 3
@@ -67,11 +68,7 @@ def estimate_sigma(values: Sequence[float]) -> float | None:
     """
     if len(values) <= SHORTEST + 1:
         return None
-    distances = sorted(abs(b - a) for a, b in itertools.pairwise(values))
-    place = _QUANTILE * (len(distances) - 1)
-    low, part = int(place), place % 1
-    upper = distances[low] + part * (distances[min(low + 1, len(distances) - 1)] - distances[low])
-    return upper / _OF_NORMAL / math.sqrt(2)
+    return float(np.quantile(np.abs(np.diff(values)), _QUANTILE)) / _OF_NORMAL / math.sqrt(2)
 
 
 def _segment_costs(values: Sequence[float]) -> list[list[float]]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from profpipe.analysis.findings.kernels import KernelRow, Phase
 from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown, SwitchCost
-from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
+from profpipe.analysis.kernel_totals import CaseRange, KernelTotals
 from profpipe.config.kernel_categories import CATEGORIES, category
 from profpipe.results.schema import PATH_SEPARATOR, STEP_PREFIX
 
@@ -45,7 +45,8 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
     total, runs = none, count or 1
     for kernel, (calls, ns) in own.work.items():
         added = ClassTotal(calls / runs, ns / runs)
-        name = "helpers" if smooths and _SMOOTHING in kernel.name else _category(kernel)
+        is_helper = smooths and _SMOOTHING in kernel.name
+        name = "helpers" if is_helper else _category(kernel.name, kernel.kernel_class, kernel.kind)
         categories[name] = categories.get(name, none) + added
         for sums in (classes, rest) if name == "rest" else (classes,):
             sums[kernel.kernel_class] = sums.get(kernel.kernel_class, none) + added
@@ -68,9 +69,7 @@ def break_down(profiler: str, own: KernelTotals, count: int | None, own_range: C
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def _category(kernel: Kernel) -> str:
-    return category(kernel.name, kernel.kernel_class, kernel.kind)
+_category = functools.lru_cache(maxsize=4096)(category)
 
 
 def switch_cost(

@@ -63,7 +63,8 @@ def read(data: Tables, run: Manifest, times: Mapping[_Key, str]) -> dict[_Key, d
     for (workload, pair, side), own in _processes(data):
         is_command = bool(run.workload(workload).get("command"))
         index = CaseIndex.of(own, is_command)
-        classes = _classes_of_copies(own.kernels)
+        copies = own.kernels[own.kernels["kind"].isin(COPIES)]
+        classes = dict(zip(copies["kernel"], copies["kind"], strict=True))
         for case, profiler in index.capture_totals:
             totals = _totals(index, case, profiler, is_command, times.get((workload, case), ""))
             if totals is not None and (kernels := dict(_kernels(totals, classes))):
@@ -105,11 +106,6 @@ def _totals(index: CaseIndex, case: str, profiler: str, is_command: bool, metric
     if metric == PROCESS_WALL:
         return None if key in index.step_totals else index.capture_totals[key]
     return index.step_totals.get(key)
-
-
-def _classes_of_copies(kernels: pd.DataFrame) -> dict[str, str]:
-    copies = kernels[kernels["kind"].isin(COPIES)]
-    return dict(zip(copies["kernel"], copies["kind"], strict=True))
 
 
 def _kernels(totals: KernelTotals, copies: Mapping[str, str]) -> Iterator[tuple[str, Work]]:

@@ -245,7 +245,10 @@ def vary(side: str, captures: Sequence[Capture]) -> SetVariation | None:
     """Return how the sets of kernels differ between processes of a side; None where all launch the same ones."""
     names = dict.fromkeys(name for capture in captures for name in capture.kernels)
     counts = [[c.kernels.get(name, _NONE).calls for c in captures] for name in names]
-    differing = [name for name, calls in zip(names, counts, strict=True) if not _are_all_as_many(calls)]
+    differing = [
+        name for name, (first, *others) in zip(names, counts, strict=True)
+        if not all(are_as_many(first, other) for other in others)
+    ]  # fmt: skip
     if not differing:
         return None
     groups: list[list[Capture]] = []
@@ -260,11 +263,6 @@ def vary(side: str, captures: Sequence[Capture]) -> SetVariation | None:
         for group in groups
     ]
     return SetVariation(side, tuple(sorted(sets, key=lambda each: -each.processes)))
-
-
-def _are_all_as_many(calls: Iterable[float]) -> bool:
-    first, *others = calls
-    return all(are_as_many(first, other) for other in others)
 
 
 def _has_same_set(one: Capture, other: Capture, names: Iterable[str]) -> bool:

@@ -132,7 +132,8 @@ def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
     assert run.ab is not None
     if run.ab.gate is None:
         return set()
-    first = data.metrics[_pair_numbers(data.metrics["subject"]) <= run.ab.pairs]
+    numbers = data.metrics["subject"].str.extract(_SUBJECT.pattern)[0].fillna("0").astype(int)
+    first = data.metrics[numbers <= run.ab.pairs]
     timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab) if not case.failure)
     return {(case.workload, case.case) for case in timed if _is_too_slow(case, run.ab.gate)}
 
@@ -145,7 +146,7 @@ def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
             continue
         key = {"run": run, "workload": case.workload, "case": case.case, "profiler": "plain", "kernel": ""}
         times = {"a_ns": case.a_ns, "b_ns": case.b_ns, "part_ns": kernel_differences.on_grid(case.difference_ns)}
-        rows.append({**key, **times, **_figures(judged)})
+        rows.append({**key, **times, **figures(judged)})
         if case.kernels:
             rows += [{**key, **_kernel_row(kernel)} for kernel in case.kernels.kernels]
             rest = {"cause": str(KernelChange.NOT_IN_KERNELS), "part_ns": case.kernels.not_in_kernels_ns}
@@ -153,14 +154,15 @@ def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
     return schema.frame(schema.VERDICTS, rows)
 
 
-def _figures(judged: Judgement) -> dict[str, Any]:
-    return {**{name: getattr(judged, name) for name in _FIGURES}, "verdict": str(judged.verdict)}
+def figures(judged: Judgement) -> dict[str, Any]:
+    """Return the columns of `verdicts` that a judgement fills."""
+    return {"verdict": str(judged.verdict), **{name: getattr(judged, name) for name in FIGURES}}
 
 
 def _kernel_row(kernel: KernelDifference) -> dict[str, Any]:
     """Return the row of a kernel. Below 8 pairs of captures it has no verdict and no p."""
     ratio = kernel.b.ns / kernel.a.ns if kernel.a.ns and kernel.b.ns else None
-    judged = _figures(kernel.judgement) if kernel.judgement else {"ratio": ratio, "pairs": kernel.captures}
+    judged = figures(kernel.judgement) if kernel.judgement else {"ratio": ratio, "pairs": kernel.captures}
     return {
         **judged,
         "kernel": kernel.name,
@@ -178,7 +180,7 @@ def _kernel_row(kernel: KernelDifference) -> dict[str, Any]:
     }
 
 
-_FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
+FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
 
 
 # --- cases -----------------------------------------------------------------------------------------------------------
@@ -200,8 +202,8 @@ def _cases(data: Tables, settings: PairsEntry) -> Iterator[CaseVerdict]:
         first = _log_ratios({number: pair for number, pair in both.items() if number <= block})
         floor = max(verdict.LEAST_FLOOR, settings.spreads.get(workload, {}).get(case, 0.0))
         failure = failures.get(key)
-        # One process that crashed makes the times of the others doubtful.
-        ratios = [] if failure and _is_own_failure(failure) else _log_ratios(counted)
+        # One process that crashed makes the times of the others doubtful, and one that was skipped does not.
+        ratios = [] if failure and failure.status in schema.FAILED else _log_ratios(counted)
         yield CaseVerdict(
             workload,
             case,
@@ -282,11 +284,6 @@ def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def _pair_numbers(subjects: pd.Series[str]) -> pd.Series[int]:
-    found = subjects.str.extract(_SUBJECT.pattern)[0]
-    return found.fillna("0").astype(int)
-
-
 # --- the gate --------------------------------------------------------------------------------------------------------
 
 
@@ -314,8 +311,3 @@ def _gate(case: CaseVerdict, percent: float) -> Gate:
 def _is_too_slow(case: CaseVerdict, percent: float) -> bool:
     judged = case.judgement
     return judged is not None and judged.verdict is Verdict.SLOWER and judged.percent > percent
-
-
-def _is_own_failure(failure: Failure) -> bool:
-    """Return True if the case itself failed, and was not skipped or interrupted."""
-    return failure.status in schema.FAILED

@@ -117,7 +117,8 @@ def spread(log_ratios: Sequence[float]) -> float:
 
     It is estimated from the median distance to 0, which single slow processes do not move.
     """
-    return math.expm1(_sigma(log_ratios, around=0.0))
+    # Half of a normal distribution lies within 0.6745 standard deviations.
+    return math.expm1(statistics.median(map(abs, log_ratios)) / _NORMAL.inv_cdf(0.75))
 
 
 def _equivalence_p(log_ratios: Sequence[float], limit: float) -> float:
@@ -180,7 +181,8 @@ def _pairs_above_0(values: Sequence[float], level: float, power: float) -> float
     Nonparametrics, appendix 4).
     """
     n = len(values)
-    above = [sum(_share_above_0(a + b) for j, b in enumerate(values) if j != i) for i, a in enumerate(values)]
+    # A sum of 0 counts half.
+    above = [sum((a + b > 0) + (a + b == 0) / 2 for j, b in enumerate(values) if j != i) for i, a in enumerate(values)]
     share = sum(above) / (n * (n - 1))
     of_two_sums = sum(count * (count - 1) for count in above) / (n * (n - 1) * (n - 2))
     deviation = 2 * math.sqrt(max(0.0, of_two_sums - share**2))
@@ -202,17 +204,5 @@ def _pairs_with_median_above_0(values: Sequence[float], power: float) -> float:
     return _quotient(power * math.sqrt(share * (1 - share)), share - 0.5) ** 2
 
 
-def _share_above_0(value: float) -> float:
-    return (value > 0) + (value == 0) / 2
-
-
 def _quotient(value: float, by: float) -> float:
     return value / by if by > 0 else math.inf
-
-
-def _sigma(values: Sequence[float], around: float) -> float:
-    """Return the standard deviation of ``values`` from their median distance to ``around``.
-
-    Half of a normal distribution lies within 0.6745 standard deviations.
-    """
-    return statistics.median(abs(value - around) for value in values) / _NORMAL.inv_cdf(0.75)

@@ -43,13 +43,10 @@ def document(
 
 def _empty(run: Manifest, exit_code: int) -> dict[str, Any]:
     """Return the document without a case: all keys that ``profpipe ab`` writes, of which most have no value here."""
-    nothing = verdict_json.document(PairFindings((), 0.0), Tables(), _as_pairs(run), "", exit_code)
+    alone = Manifest(name=run.name, ab=PairsEntry())
+    nothing = verdict_json.document(PairFindings((), 0.0), Tables(), alone, "", exit_code)
     unknown = ("started", "ended", "summary", "aa", "pairs", "seed", "captures", "profiler", "expected_false")
     return {**nothing, **dict.fromkeys(key for key in unknown if key in nothing)}
-
-
-def _as_pairs(run: Manifest) -> Manifest:
-    return Manifest(name=run.name, ab=PairsEntry())
 
 
 def _case(change: Change | GroupChange, gate: float | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from profpipe.analysis.compare_groups import (
 from profpipe.analysis.compare_runs import Comparison
 from profpipe.analysis.verdict import Gate
 from profpipe.job import count_cases
+from profpipe.report.inlines import plural
 from profpipe.report.units import time_unit
 from profpipe.results.schema import Verdict
 
@@ -24,7 +25,7 @@ _COLUMNS: Final = ("case", "A", "B", "B vs A", "99 % interval", "p", "processes"
 
 def text(found: GroupComparison) -> str:
     """Return one line for each case, and what hinders a verdict."""
-    lines = [f"A: {_count(found.runs[0], 'run')}, B: {_count(found.runs[1], 'run')}"]
+    lines = [f"A: {plural(found.runs[0], 'run')}, B: {plural(found.runs[1], 'run')}"]
     lines += _table(found.changes) or ["No case has a time in both groups."]
     lines += missing(found)
     lines += hindrances(found)
@@ -48,10 +49,6 @@ def differences(found: Comparison | GroupComparison) -> Iterator[str]:
         yield f"The GPUs differ: A ran on {found.gpus[0]}, B on {found.gpus[1]}."
     if found.is_b_unfinished:
         yield "B has not ended: `profpipe resume` continues it."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _table(changes: Sequence[GroupChange]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from profpipe.report import document as doc
 from profpipe.report.formatting import flag_letters
+from profpipe.report.inlines import plural
 from profpipe.report.markdown import DETAILS, Markdown
 
 #: The longest SUMMARY.md, in lines.
@@ -146,4 +147,4 @@ def _cut(block: doc.Block, room: int, most_rows: int | None, id: str) -> tuple[l
 
 
 def _more(number: int, noun: str, id: str) -> doc.Text:
-    return f"{number} more {noun}{'' if number == 1 else 's'}: ", doc.Link(DETAILS, f"{DETAILS}#{id}")
+    return f"{plural(number, f'more {noun}')}: ", doc.Link(DETAILS, f"{DETAILS}#{id}")

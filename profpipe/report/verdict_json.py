@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from profpipe.analysis import verdict
-from profpipe.analysis.pairs import CaseVerdict, PairFindings
+from profpipe.analysis.pairs import FIGURES, CaseVerdict, PairFindings, figures
 from profpipe.analysis.verdict import Judgement
 from profpipe.job import readable
 from profpipe.report import document as doc
@@ -22,8 +22,6 @@ FORMAT: Final = "profpipe.verdicts"
 #: Raised where a key is removed or changes its meaning. A new key raises nothing.
 VERSION: Final = 1
 
-_FIGURES: Final = ("ratio", "ci_low", "ci_high", "p", "pairs", "floor", "pairs_more")
-_NO_JUDGEMENT: Final = dict.fromkeys(("verdict", *_FIGURES))
 #: Columns of `verdicts` that a kernel has from its case.
 _KEYS: Final = ["run", "workload", "case", "profiler"]
 
@@ -95,9 +93,7 @@ def case_document(case: CaseVerdict) -> dict[str, Any]:
 
 
 def _judgement(judged: Judgement | None) -> Mapping[str, Any]:
-    if judged is None:
-        return _NO_JUDGEMENT
-    return {"verdict": str(judged.verdict), **{name: getattr(judged, name) for name in _FIGURES}}
+    return figures(judged) if judged else dict.fromkeys(("verdict", *FIGURES))
 
 
 def _known(value: float) -> float | None:

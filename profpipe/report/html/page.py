@@ -104,11 +104,8 @@ def _ordered(document: doc.Document) -> list[doc.Section]:
 def policy(style: str, script: str) -> str:
     """Return the content security policy: this style and this script, and no request."""
     words = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src {}; script-src {}"
-    return words.format(*(f"'sha256-{_sha256(text)}'" for text in (style, script)))
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    return words.format(*(f"'sha256-{own}'" for own in hashes))
 
 
 def _joined(paths: Sequence[Path]) -> str:

@@ -55,12 +55,9 @@ def table(
     if len(table.columns) > _NARROW:
         scroll = element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=cut(own_name, 200))
     has_filter = can_sort and len(shown.rows) >= _FILTERED
-    return element("div", _filter(id) if has_filter else "", scroll, _rest_note(table, shown, rest), class_="table")
-
-
-def _filter(id: str) -> Markup:
     field = empty("input", type="search", data_filter=id, placeholder="text in a row")
-    return element("label", "Filter ", field, class_="filter", hidden=True)
+    label = element("label", "Filter ", field, class_="filter", hidden=True) if has_filter else ""
+    return element("div", label, scroll, _rest_note(table, shown, rest), class_="table")
 
 
 def _rest_note(table: doc.Table, shown: doc.Table, rest: str) -> Markup:

@@ -102,7 +102,8 @@ class Html:
             case doc.Bullets():
                 return element("ul", *(element("li", self.text(item)) for item in block.items))
             case doc.CodeBlock():
-                return self._code_block(block)
+                text = "\n".join(map(visible, block.text.splitlines()))
+                return element("pre", element("code", text), tabindex="0", class_="block")
             case doc.Table():
                 return self.table(block)
             case doc.Chart():
@@ -147,10 +148,6 @@ class Html:
     def _file_of_rows(self) -> str:
         name = _FILES.get(self.section_id, "metrics")
         return f"{name}.csv" if self.exists(f"{name}.csv") or not self.exists(f"{name}.parquet") else f"{name}.parquet"
-
-    def _code_block(self, block: doc.CodeBlock) -> Markup:
-        text = "\n".join(map(visible, block.text.splitlines()))
-        return element("pre", element("code", text), tabindex="0", class_="block")
 
     def _choice(self, choice: doc.Choice) -> Markup:
         id = self.id_of("choice", choice.id)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from profpipe.analysis.cases import shown
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
-from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
 from profpipe.measure.tolerance import MEASURES, TENSORS, bound, cosine, limit_of, parts
 from profpipe.report import document as doc
+from profpipe.report.inlines import plural
 from profpipe.report.labels import case_text
 from profpipe.report.selection import main_cases
 
@@ -74,7 +74,8 @@ def _verdicts(workload: WorkloadFindings) -> doc.Text:
     if not judged:
         return ""
     limits = doc.join([f"{measure} {bound(measure, limit)}" for measure, limit in workload.tolerance.items()])
-    gradients = ", for gradients as for the output" if _has_gradients(judged) else ""
+    measures = {measure for case in judged for measure in case.values if measure in MEASURES}
+    gradients = ", for gradients as for the output" if any(parts(measure)[1] != "out" for measure in measures) else ""
     counted = _count_within(len(judged) - len(missed), len(judged) - len(unchecked), is_all=not unchecked)
     misses = (" Not: ", *_named(outside), ".") if outside else ()
     rest = (" Not compared: ", *_named(unchecked, with_reason=False), ".") if unchecked else ()
@@ -94,7 +95,7 @@ def _count_within(within: int, compared: int, is_all: bool) -> str:
         return "No case was compared"
     if is_all and within == compared:
         return "Every case is within that"
-    of = count_cases(compared) if is_all else f"{compared} compared case{'' if compared == 1 else 's'}"
+    of = plural(compared, "case" if is_all else "compared case")
     return f"{within} of {of} {'is' if within == 1 else 'are'} within that"
 
 
@@ -111,10 +112,6 @@ def _reference_note(workload: WorkloadFindings) -> str:
 
 def _dtype(case: CaseResult) -> str:
     return shown(case.params["dtype"]) if "dtype" in case.params else ""
-
-
-def _has_gradients(among: Sequence[CaseResult]) -> bool:
-    return any(parts(measure)[1] != "out" for case in among for measure in case.values if measure in MEASURES)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
@@ -61,7 +61,7 @@ def case_pages(findings: Findings, run: Manifest, raw: RawFiles) -> tuple[doc.Se
 
 def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: Samples, raw: RawFiles) -> doc.Section:
     alone = only(workload, case)
-    own = workload.steps.of(case.id)
+    own, own_steps = workload.steps.of(case.id), steps.steps(alone)
     blocks: list[doc.Block | None] = [
         _flags(alone),
         strip_of_samples(samples, case) if len(samples) > 1 else None,
@@ -71,7 +71,8 @@ def _page(workload: WorkloadFindings, case: CaseResult, run: Manifest, samples: 
         _timeline(workload, case),
     ]
     sections = (
-        _lower(steps.steps(alone)),
+        # The chart of the step stands above.
+        replace(own_steps, blocks=tuple(each for each in own_steps.blocks if not isinstance(each, doc.Chart))),
         step_times.by_profiler(alone),
         recording.recording(alone),
         kernel_share.kernel_share(alone) if not alone.steps else doc.Section("kernel_share", ""),
@@ -117,11 +118,6 @@ def only(workload: WorkloadFindings, case: CaseResult) -> WorkloadFindings:
             recordings=tuple(own for own in found.recordings if own.case == case.id),
         ),
     )
-
-
-def _lower(section: doc.Section) -> doc.Section:
-    """Return the section without the chart of several cases' steps, which stands on the page of the workload."""
-    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, doc.Chart)))
 
 
 def _summary(workload: WorkloadFindings, case: CaseResult) -> doc.Text:
@@ -264,7 +260,7 @@ def _repeat(workload: WorkloadFindings, case: CaseResult, run: Manifest, raw: Ra
     jobs = [job for job in run.jobs_of(workload.name) if case.id in job.cases]
     # A command that measures many cases stands once, below the report.
     blocks += commands.jobs(job for job in jobs if len(job.cases) <= _FEW_CASES)
-    if logs := list(_logs(jobs, raw)):
+    if logs := [doc.Link(job.profiler, f"#{log_id(job)}") for job in jobs if job.folder in raw.logs]:
         blocks.append(doc.Paragraph(doc.concat("Logs: ", doc.join(logs), "."), doc.Placement.HTML))
     return doc.make_section("repeat", "How to repeat it", blocks, workload=workload.name)
 
@@ -284,12 +280,6 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
 
 def _written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _logs(jobs: Sequence[JobEntry], raw: RawFiles) -> Iterator[doc.Text]:
-    for job in jobs:
-        if job.folder in raw.logs:
-            yield doc.Link(job.profiler, f"#{log_id(job)}")
 
 
 def log_id(job: JobEntry) -> str:

@@ -59,8 +59,8 @@ def _views(workload: WorkloadFindings) -> Iterator[_View]:
     yield from _by_profiler(workload, axis)
     if len(workload.cases) <= _FEW:
         for metric, title, stored, unit in _RECORDED:
-            recorded = Quantity(metric, title.capitalize(), _value(metric), doc.Axis(title, unit, quantity=stored),
-                                metric == "error_max")  # fmt: skip
+            recorded = Quantity(metric, title.capitalize(), _value(metric),
+                                doc.Axis(title, unit, quantity=stored), metric == "error_max")  # fmt: skip
             yield from _both(workload, axis, recorded, title, basis)
     shape = workload.largest
     if shape and not workload.steps and sum(case.breakdown is not None for case in shape.cases) > 1:
@@ -72,6 +72,10 @@ def _value(metric: str) -> Callable[[CaseResult], float | None]:
     return lambda case: case.values.get(metric)
 
 
+def _time_of(times: dict[tuple[str, str], float], profiler: str) -> Callable[[CaseResult], float | None]:
+    return lambda case: times.get((case.id, profiler))
+
+
 def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View]:
     """Yield the times of the cases under each profiler that recorded kernels."""
     times = {(each.case, figure.profiler): figure.ns for each in workload.agreements for figure in each.figures}
@@ -79,13 +83,10 @@ def _by_profiler(workload: WorkloadFindings, axis: str | None) -> Iterator[_View
     for profiler in profilers:
         if workload.basis is not None and profiler == workload.basis.profiler:
             continue
-        found = Quantity(f"kernels-{profiler}", f"Kernel time per call ({profiler})", _time_of(times, profiler),
+        found = Quantity(f"kernels-{profiler}", f"Kernel time per call ({profiler})",
+                         _time_of(times, profiler),
                          doc.Axis("time", quantity="ns"), True)  # fmt: skip
         yield from _both(workload, axis, found, "kernel time", profiler)
-
-
-def _time_of(times: dict[tuple[str, str], float], profiler: str) -> Callable[[CaseResult], float | None]:
-    return lambda case: times.get((case.id, profiler))
 
 
 def _both(
@@ -111,7 +112,9 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
     marks = tuple(_mark(i, case, value, quantity) for i, (case, value) in enumerate(known))
     names = tuple(_name(workload, case) for case, _ in known)
     others = len(cases) - len(known)
-    place = in_words(shape.axes) if workload.compare and shape else ""
+    place, values = in_words(shape.axes) if workload.compare and shape else "", [value for _, value in known]
+    # A linear scale would hide the small values.
+    spans_decades = min(values) > 0 and max(values) / min(values) >= plots.DECADES
     is_time = quantity.name == "time" and workload.basis is not None
     title = time_words(workload.basis).capitalize() if is_time else quantity.title
     return doc.Chart(
@@ -119,18 +122,13 @@ def ranking(workload: WorkloadFindings, quantity: Quantity) -> doc.Chart | None:
         ", ".join(filter(None, [title, place])),
         doc.ChartKind.INTERVALS,
         doc.Axis("", labels=names, cases=tuple(case.id for case, _ in known)),
-        replace(quantity.axis, is_log=_spans_decades([value for _, value in known])),
+        replace(quantity.axis, is_log=spans_decades),
         (doc.Panel("", (doc.Series("", "", marks),)),),
         f"{others} cases have no value, or are beyond the first {_MOST_ROWS}." if others else "",
         doc.Placement.HTML,
         subtitle=plots.fixed(workload),
         references=tuple(each for each in quantity.references if each.kind is doc.ReferenceKind.LEVEL),
     )
-
-
-def _spans_decades(values: Sequence[float]) -> bool:
-    """Return True if a linear scale would hide the small values."""
-    return min(values) > 0 and max(values) / min(values) >= plots.DECADES
 
 
 def _mark(row: int, case: CaseResult, value: float, quantity: Quantity) -> doc.Mark:

@@ -23,14 +23,11 @@ def document(found: HistoryFindings, folder: str, page_of: Callable[[str], str])
     facts = [f"Runs in {folder}", plural(len(runs), "run"), plural(len(found.pipelines), "pipeline")]
     if runs:
         facts.append(f"the last one {max(entry.started for entry in runs)[:16].replace('T', ' ')} UTC")
-    sections = [section for pipeline in found.pipelines for section in _sections(pipeline, page_of)]
+    sections = []
+    for each in found.pipelines:
+        sections.append(doc.make_section("courses", "Courses", _courses(each), workload=each.name))
+        sections.append(doc.make_section("runs", "Runs", [_run_table(each, page_of)], workload=each.name))
     return doc.Document(" · ".join(facts), tuple(filter(None, sections)))
-
-
-def _sections(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> Iterator[doc.Section]:
-    name = pipeline.name
-    yield doc.make_section("courses", "Courses", list(_courses(pipeline)), workload=name)
-    yield doc.make_section("runs", "Runs", [_run_table(pipeline, page_of)], workload=name)
 
 
 def _run_table(pipeline: PipelineHistory, page_of: Callable[[str], str]) -> doc.Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -279,21 +281,14 @@ def pieces(breakdowns: Sequence[KernelBreakdown]) -> list[Piece]:
     The last piece is everything else; it has no name where it is too small to see.
     """
     is_cpu = any(each.kind == "cpu_op" for each in breakdowns)
-    found = [Piece("copy" if is_cpu and name == "direct_copy" else name, name, _part(name)) for name in _CATEGORIES]
-    found += [Piece(other_classes.named(name), name, _other(name))
+    found = [Piece("copy" if is_cpu and name == "direct_copy" else name, name, operator.methodcaller("category", name))
+             for name in _CATEGORIES]  # fmt: skip
+    found += [Piece(other_classes.named(name), name, functools.partial(other_classes.of, name=name))
               for name in other_classes.classes(breakdowns) if name in _CLASSES]  # fmt: skip
-    found.append(Piece("graph", "graph", _part("graph")))
+    found.append(Piece("graph", "graph", operator.methodcaller("category", "graph")))
     kept = [piece for piece in found if _is_visible(piece, breakdowns)]
     rest = Piece("everything else", "rest", lambda breakdown: _rest(breakdown, kept))
     return [*kept, rest if _is_visible(rest, breakdowns) else Piece("", "rest", rest.of)]
-
-
-def _part(name: str) -> Callable[[KernelBreakdown], ClassTotal]:
-    return lambda breakdown: breakdown.category(name)
-
-
-def _other(name: str) -> Callable[[KernelBreakdown], ClassTotal]:
-    return lambda breakdown: other_classes.of(breakdown, name)
 
 
 def _is_visible(piece: Piece, breakdowns: Sequence[KernelBreakdown]) -> bool:

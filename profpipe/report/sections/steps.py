@@ -201,7 +201,8 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
     yield doc.Strong("compute"), of(StepPart.COMPUTE)
     names = classes(every)
     yield from ((f"compute: {class_label(name)}", [parts.classes.get(name, 0.0) for parts in every]) for name in names)
-    if any(others := [_other_classes(parts, names) for parts in every]) and names:
+    others = [sum(ns for name, ns in parts.classes.items() if name not in names) for parts in every]
+    if any(others) and names:
         yield "compute: other kernels", others
     for part in (StepPart.COMMUNICATION, StepPart.COPY):
         if any(of(part)):
@@ -224,11 +225,6 @@ def classes(every: Sequence[StepParts]) -> list[str]:
 def class_label(name: str) -> str:
     """Return the name of a class beside parts that are no kernels: copies by the copy engine are none."""
     return f"{name} kernels" if name in ("copy", "communication", "memcpy", "memset") else name
-
-
-def _other_classes(parts: StepParts, names: Sequence[str]) -> float:
-    """Return the time of the classes that are not in ``names``."""
-    return sum(ns for name, ns in parts.classes.items() if name not in names)
 
 
 def bars(workload: WorkloadFindings, cases: Sequence[_Case]) -> doc.Chart:

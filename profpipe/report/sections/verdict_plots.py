@@ -10,19 +10,11 @@ from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill
 from profpipe.report.sections import kernel_differences
-from profpipe.report.sections.verdicts import name, verdicts
+from profpipe.report.sections.verdicts import NAMES, name, verdicts
 from profpipe.results.manifest import Manifest
-from profpipe.results.schema import Verdict
 
 #: Rows of the plot; a larger run has its other cases in the table.
 _MOST_ROWS = 60
-
-_NAMES = (
-    (Verdict.SLOWER, "slower"),
-    (Verdict.FASTER, "faster"),
-    (Verdict.INCONCLUSIVE, "inconclusive"),
-    (Verdict.SAME, "the same"),
-)
 
 
 def forest(findings: PairFindings) -> doc.Section:
@@ -36,7 +28,7 @@ def forest(findings: PairFindings) -> doc.Section:
         doc.Series(words, verdict.value, tuple(
             _mark(i, case) for i, case in enumerate(rows) if case.judgement and case.judgement.verdict is verdict
         ))
-        for verdict, words in _NAMES
+        for verdict, words in NAMES.items()
     )  # fmt: skip
     beyond = f" The {len(judged) - len(rows)} others are in the table." if len(judged) > len(rows) else ""
     several = len({case.workload for case in rows}) > 1
@@ -45,21 +37,16 @@ def forest(findings: PairFindings) -> doc.Section:
         "B - A of each case",
         doc.ChartKind.FOREST,
         doc.Axis("case", labels=tuple(name(case) if several else name(case).partition("/")[2] for case in rows),
-                 cases=tuple(_id(case) for case in rows)),
+                 cases=tuple(map(name, rows))),
         doc.Axis("B - A in %: right of zero, B takes longer", quantity="change"),
         (doc.Panel("", tuple(each for each in series if each.marks)),),
         f"Whiskers: 99 % interval. Grey: the smallest difference that counts. The first cases change the most time."
         f"{beyond}",
         doc.Placement.HTML,
-        keys=tuple(verdict.value for verdict, _ in _NAMES),
+        keys=tuple(verdict.value for verdict in NAMES),
         references=(doc.Reference(doc.ReferenceKind.LEVEL, 0.0),),
     )  # fmt: skip
     return doc.Section("forest", "Differences", (chart,))
-
-
-def _id(case: CaseVerdict) -> str:
-    """Return the id of a case's page: the sections of an `ab` run belong to no workload."""
-    return name(case)
 
 
 def _mark(row: int, case: CaseVerdict) -> doc.Mark:
@@ -67,7 +54,7 @@ def _mark(row: int, case: CaseVerdict) -> doc.Mark:
     assert judged is not None
     low, high = (None if end is None else end - 1 for end in (judged.ci_low, judged.ci_high))
     why = doc.plain(kernel_differences.explain(case))
-    return doc.Mark(float(row), judged.ratio - 1, low, high, case=_id(case), floor=judged.floor, note=why)
+    return doc.Mark(float(row), judged.ratio - 1, low, high, case=name(case), floor=judged.floor, note=why)
 
 
 def case_pages(findings: PairFindings, run: Manifest) -> tuple[doc.Section, ...]:
@@ -80,7 +67,8 @@ def _page(findings: PairFindings, case: CaseVerdict, run: Manifest) -> doc.Secti
     parts = (verdicts(alone, run), kernel_differences.kernel_differences(alone))
     why = kernel_differences.explain(case)
     blocks = [doc.Paragraph(fill("By kernel: {}.", why), doc.Placement.HTML)] if why else []
-    made = doc.make_section(_id(case), doc.Code(name(case)), [*blocks, *_pairs(case)])
+    # The sections of an `ab` run belong to no workload.
+    made = doc.make_section(name(case), doc.Code(name(case)), [*blocks, *_pairs(case)])
     return replace(made, title=doc.Code(name(case)), sections=tuple(part for part in parts if part))
 
 

@@ -19,8 +19,13 @@ from profpipe.report.units import signed_percent, time_unit
 from profpipe.results.manifest import Manifest, PairsEntry, SideEntry
 from profpipe.results.schema import PROCESS_WALL, Verdict
 
-#: The order of the verdicts in the table.
-_ORDER = (Verdict.SLOWER, Verdict.FASTER, Verdict.INCONCLUSIVE, Verdict.SAME)
+#: The verdicts in the order of tables and charts.
+NAMES: Mapping[Verdict, str] = {
+    Verdict.SLOWER: "slower",
+    Verdict.FASTER: "faster",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.SAME: "the same",
+}
 
 #: Flags of the samples of one process say nothing of a verdict, which rests on many processes.
 _SHOWN_FLAGS = (
@@ -64,20 +69,13 @@ def _no_times(findings: PairFindings) -> str:
     )
 
 
-_COUNTED: Mapping[Verdict, str] = {
-    Verdict.SLOWER: "slower",
-    Verdict.FASTER: "faster",
-    Verdict.SAME: "the same",
-    Verdict.INCONCLUSIVE: "inconclusive",
-}
-
-
 def _answer(findings: PairFindings, judged: Sequence[Judgement]) -> str:
     """Return the number of each verdict; of a single case its verdict and the difference."""
     if len(judged) == 1:
-        return f"{_COUNTED[judged[0].verdict]}, {signed_percent(judged[0].ratio - 1)}"
-    shown = [each for each in _COUNTED if findings.count(each) or each is Verdict.SLOWER]
-    return ", ".join(f"{findings.count(each)} {_COUNTED[each]}" for each in shown)
+        return f"{NAMES[judged[0].verdict]}, {signed_percent(judged[0].ratio - 1)}"
+    order = (*_CHANGED, Verdict.SAME, Verdict.INCONCLUSIVE)
+    shown = [each for each in order if findings.count(each) or each is Verdict.SLOWER]
+    return ", ".join(f"{findings.count(each)} {NAMES[each]}" for each in shown)
 
 
 def _facts(findings: PairFindings, settings: PairsEntry) -> Iterator[doc.Text]:
@@ -235,7 +233,8 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
         f"Floor: the smallest difference that counts, {100 * verdict.LEAST_FLOOR:g} % or how far processes of the same"
         " code are known to differ.",
     ]
-    if any(map(_is_unfit, cases)):
+    judged = [(case.b_ns / case.a_ns, case.judgement) for case in cases if case.judgement]
+    if any(abs(math.log(medians / own.ratio)) > math.log1p(own.floor) for medians, own in judged):
         sentences.append(
             "Where B - A does not fit A and B, the speed of the machine changed between pairs, or single processes were"
             " slow: read B - A and its interval."
@@ -243,12 +242,6 @@ def _explain_columns(cases: Sequence[CaseVerdict], run: Manifest) -> str:
     if any(case.first for case in cases):
         sentences.append("First block: the verdict before the case was measured again.")
     return " ".join(sentences)
-
-
-def _is_unfit(case: CaseVerdict) -> bool:
-    """Return True if the medians of A and B differ by another ratio than the pairs, by more than the floor."""
-    judged = case.judgement
-    return judged is not None and abs(math.log(case.b_ns / case.a_ns / judged.ratio)) > math.log1p(judged.floor)
 
 
 def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
@@ -264,13 +257,13 @@ def _timed(cases: Sequence[CaseVerdict], run: Manifest) -> str:
 
 def _rank(case: CaseVerdict) -> tuple[int, float]:
     assert case.judgement is not None
-    return _ORDER.index(case.judgement.verdict), -abs(case.judgement.percent)
+    return list(NAMES).index(case.judgement.verdict), -abs(case.judgement.percent)
 
 
 def _verdict_cell(case: CaseVerdict) -> doc.Cell:
     assert case.judgement is not None
     flags = tuple(flag for flag in json.loads(case.flags or "[]") if flag in _SHOWN_FLAGS)
-    is_change = case.judgement.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    is_change = case.judgement.verdict in _CHANGED
     text = str(case.judgement.verdict)
     return doc.Cell(text=doc.Strong(text) if is_change else text, flags=flags)
 
