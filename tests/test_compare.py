@@ -10,12 +10,10 @@ from profpipe.analysis.compare_runs import (
     Change,
     Comparison,
     GateCause,
-    GateFailure,
     compare_runs,
-    find_gate_failure,
     plain_processes,
 )
-from profpipe.report import run_comparison
+from profpipe.report import comparison_text
 from profpipe.results import schema
 from profpipe.results.manifest import Gpu, Machine, Manifest
 from profpipe.results.noise import Noise, Source, Spread
@@ -65,10 +63,10 @@ def test_a_difference_within_the_intervals_is_noise():
 
 def test_a_gate_fails_for_slower_cases_but_not_for_noise():
     found = compared(BEFORE, AFTER)
-    assert find_gate_failure(found, 0.5) == GateFailure(GateCause.SLOWER, ("w/slow", "w/bare"))
-    assert find_gate_failure(found, 25) is None
+    assert found.find_gate_causes(0.5) == {GateCause.SLOWER: ("w/slow", "w/bare")}
+    assert found.find_gate_causes(25) == {}
     wide = known(0.08, "same", "slow", "bare")
-    assert find_gate_failure(compared(BEFORE, AFTER, wide), 0.5) is None
+    assert compared(BEFORE, AFTER, wide).find_gate_causes(0.5) == {}
 
 
 def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
@@ -76,18 +74,18 @@ def test_two_runs_give_no_verdict_where_the_spread_between_runs_is_unknown():
     assert {change.name: change.is_beyond_noise for change in found.changes} == {
         "w/same": False, "w/slow": None, "w/bare": None,
     }  # fmt: skip
-    assert find_gate_failure(found, 0.5) == GateFailure(GateCause.UNDECIDED, ("w/slow", "w/bare"))
-    assert find_gate_failure(found, 15) == GateFailure(GateCause.UNDECIDED, ("w/bare",))
-    assert find_gate_failure(found, 25) is None
-    assert "+10.0%  no verdict\n" in run_comparison.text(found)
-    assert "2 cases are more than 0.5 % slower, and how far runs" in run_comparison.gate_text(found, 0.5)
+    assert found.find_gate_causes(0.5) == {GateCause.UNDECIDED: ("w/slow", "w/bare")}
+    assert found.find_gate_causes(15) == {GateCause.UNDECIDED: ("w/bare",)}
+    assert found.find_gate_causes(25) == {}
+    assert "+10.0%  no verdict\n" in comparison_text.text(found)
+    assert "2 cases are more than 0.5 % slower, and how far runs" in comparison_text.gate_text(found, 0.5)
 
 
 def test_the_spread_of_one_session_shows_noise_and_no_difference_for_a_drift_may_be_the_difference():
     of_pairs = {("w", case): Noise(Spread(0.02, 1e6, {Source.PAIRS: 8})) for case in ("same", "slow", "bare")}
     found = compared(BEFORE, run_with(same=(110.0, 109.0, 111.0), slow=(104.0, 103.0, 105.0)), of_pairs)
     assert {change.name: change.is_beyond_noise for change in found.changes} == {"w/same": None, "w/slow": False}
-    assert find_gate_failure(found, 1) == GateFailure(GateCause.UNDECIDED, ("w/same",))
+    assert found.find_gate_causes(1) == {GateCause.UNDECIDED: ("w/same",)}
 
 
 def test_a_difference_below_the_floor_of_a_verdict_is_noise_however_calm_the_processes():
@@ -135,14 +133,14 @@ def test_several_processes_of_each_run_show_the_spread_of_their_session():
 
 
 def test_the_text_names_each_case_with_its_change():
-    text = run_comparison.text(compared(BEFORE, AFTER))
+    text = comparison_text.text(compared(BEFORE, AFTER))
     assert "+10.0%  beyond the noise" in text and "within the noise" in text and "no verdict" not in text
-    assert run_comparison.text(Comparison(())) == "No case has a time in both runs."
+    assert comparison_text.text(Comparison(())) == "No case has a time in both runs."
 
 
 def test_times_are_printed_in_one_readable_unit():
     change = Change("w/n=1", 8_862_615_760.0, 9_000_000_000.0, False, noise=0.01, holds_drift=True)
-    assert run_comparison.text(Comparison((change,))).splitlines() == [
+    assert comparison_text.text(Comparison((change,))).splitlines() == [
         "case        A ms       B ms    B vs A",
         "w/n=1       8863       9000     +1.6%  beyond the noise",
     ]
@@ -151,7 +149,7 @@ def test_times_are_printed_in_one_readable_unit():
 def test_a_case_is_named_with_the_letters_of_its_values():
     name = "path=gr%C3%B6%C3%9Fe%2Ca%5Cb%E2%80%8B"
     data = run_with(**{name: (100.0, 99.0, 101.0)})
-    assert "w/path=größe%2Ca\\b%E2%80%8B " in run_comparison.text(compared(data, data))
+    assert "w/path=größe%2Ca\\b%E2%80%8B " in comparison_text.text(compared(data, data))
 
 
 def test_times_under_a_profiler_are_not_compared():
@@ -168,7 +166,7 @@ def test_a_case_that_failed_in_the_second_run_is_named():
                                   for case in ("gone", "never_timed")])  # fmt: skip
     after = Tables(cases=failed, metrics=AFTER.metrics)
     assert list(compared(BEFORE, after).lost) == ["w/gone"] and compared(BEFORE, AFTER).lost == {}
-    assert "w/gone: has a time in A and failed in B" in run_comparison.text(Comparison((), ("w/gone",)))
+    assert "w/gone: has a time in A and failed in B" in comparison_text.text(Comparison((), ("w/gone",)))
 
 
 def marked(data, *cases):
@@ -181,8 +179,8 @@ def test_a_newly_inaccurate_result_is_shown_with_its_time_and_fails_a_gate():
     found = compared(marked(BEFORE, "bare"), marked(AFTER, "bare", "slow"))
     inaccurate = {change.name: change.inaccurate_in for change in found.changes}
     assert inaccurate == {"w/same": (), "w/slow": ("B",), "w/bare": ("A", "B")}
-    assert find_gate_failure(found, 25) == GateFailure(GateCause.NEWLY_INACCURATE, ("w/slow",))
-    text = run_comparison.text(found)
+    assert found.find_gate_causes(25) == {GateCause.NEWLY_INACCURATE: ("w/slow",)}
+    text = comparison_text.text(found)
     assert "+10.0%  beyond the noise  inaccurate in B\n" in text
     assert "+20.0%  beyond the noise  inaccurate in A and B" in text
 
@@ -198,11 +196,11 @@ def test_cases_with_different_parameters_are_named_not_compared_and_fail_a_gate(
     before, after = with_params(BEFORE, head_dim=64, dtype="bf16"), with_params(AFTER, head_dim=128, dtype="bf16")
     found = compared(before, after)
     assert found.changes == ()
-    text = run_comparison.text(found)
+    text = comparison_text.text(found)
     assert "Not compared, because parameters differ (3 cases; in A and in B):" in text
     assert text.startswith("No case is the same in both runs.\n")
     assert "w/slow: head_dim 64 and 128\n" in text and "dtype" not in text
-    assert run_comparison.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
+    assert comparison_text.gate_text(found, 50) == "3 cases have other parameters in B, so nothing is known: head_dim"
 
 
 def test_a_parameter_that_one_of_the_runs_does_not_have_differs_too():
@@ -219,24 +217,23 @@ def test_the_same_parameters_in_another_order_and_none_at_all_are_no_difference(
 
 def test_cases_missing_in_the_second_run_are_named_and_pass_a_gate():
     found = compared(BEFORE, AFTER)
-    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none in B" in run_comparison.text(found)
-    assert run_comparison.gate_text(found, 25) == "" and "2 cases are more than 5 % slower" in run_comparison.gate_text(
-        found, 5
-    )
+    assert found.absent == ("w/gone",) and "w/gone: has a time in A and none in B" in comparison_text.text(found)
+    assert comparison_text.gate_text(found, 25) == ""
+    assert "2 cases are more than 5 % slower" in comparison_text.gate_text(found, 5)
 
 
 def test_different_gpus_are_named():
     other = replace(ENDED, machine=Machine(gpus=(Gpu(name="NVIDIA A100"),) * 2))
-    text = run_comparison.text(compare_runs(BEFORE, AFTER, ENDED, other))
+    text = comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, other))
     assert "The GPUs differ: A ran on NVIDIA H200, B on NVIDIA A100, NVIDIA A100." in text
     for alike in (ENDED, Manifest()):
-        assert "GPUs" not in run_comparison.text(compare_runs(BEFORE, AFTER, ENDED, alike))
+        assert "GPUs" not in comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, alike))
 
 
 def test_a_gate_refuses_a_run_that_has_not_ended():
     found = compare_runs(BEFORE, BEFORE, ENDED, replace(ENDED, ended=None))
-    assert "B has not ended" in run_comparison.gate_text(found, 5) and "B has not ended" in run_comparison.text(found)
-    assert run_comparison.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
+    assert "B has not ended" in comparison_text.gate_text(found, 5) and "B has not ended" in comparison_text.text(found)
+    assert comparison_text.gate_text(compare_runs(BEFORE, BEFORE, replace(ENDED, ended=None), ENDED), 5) == ""
 
 
 def test_the_time_of_a_failed_case_is_ignored():

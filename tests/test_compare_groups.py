@@ -22,10 +22,9 @@ from profpipe.analysis.compare_groups import (
     Side,
     compare_groups,
     judge,
-    judge_gate,
 )
 from profpipe.analysis.verdict import Gate
-from profpipe.report import group_comparison
+from profpipe.report import comparison_text
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Noise, Source, Spread
@@ -194,7 +193,7 @@ def test_blocks_would_cry_wolf_under_drift_without_the_rule_of_turns() -> None:
 
 def gate_of(percent: float, change: float, imbalance: float = 0.0, count: int = 6) -> Gate:
     times = [t * (1 + change / 100) for t in CALM[:count]]
-    return judge_gate(judge("w", singles(*CALM[:count]), singles(*times), imbalance, NOISE, percent), percent)
+    return judge("w", singles(*CALM[:count]), singles(*times), imbalance, NOISE, percent).judge_gate(percent)
 
 
 def test_a_gate_fails_passes_or_is_undecided() -> None:
@@ -209,7 +208,7 @@ def test_a_case_that_is_the_same_within_a_wide_floor_does_not_pass_a_narrow_gate
     wide, b = Noise(within=Spread(0.05, 20.0, {Source.PAIRS: 54})), singles(*(1.03 * t for t in CALM))
     found = {gate: judge("w", singles(*CALM), b, 0.0, wide, gate) for gate in (2, 6)}
     assert {change.verdict for change in found.values()} == {Verdict.SAME}
-    assert {gate: judge_gate(change, gate) for gate, change in found.items()} == {2: Gate.UNDECIDED, 6: Gate.PASSED}
+    assert {gate: change.judge_gate(gate) for gate, change in found.items()} == {2: Gate.UNDECIDED, 6: Gate.PASSED}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -251,7 +250,7 @@ def test_the_gate_of_groups_ends_with_the_codes_of_ab(
     a, b = groups
     # Options may stand before or after the runs of B.
     assert cli.main(["compare", *a, "--", *b, "--gate", "2"]) == 4
-    assert "1 case more than 2 % slower: w/n=1" in capsys.readouterr().err
+    assert "1 case is more than 2 % slower: w/n=1" in capsys.readouterr().err
     assert cli.main(["compare", "--gate", "10", *a, "--", *b]) == 0
     assert "no case is more than 10 % slower" in capsys.readouterr().out
     # The first three of A and the last three of B: blocks.
@@ -261,7 +260,7 @@ def test_the_gate_of_groups_ends_with_the_codes_of_ab(
     assert "the gate is undecided: 2 cases may be more than 2 % slower" in captured.err
     failed = write_run(tmp_path / "failed", 14, {"n=1": 1000.0, "n=2": 2000.0}, status="failed")
     assert cli.main(["compare", *a, "--", *b, failed, "--gate", "10"]) == 4
-    assert "2 cases with a time in A, and failed in B" in capsys.readouterr().err
+    assert "2 cases had a time in A and did not end well in B" in capsys.readouterr().err
 
 
 def test_too_few_runs_are_named_with_the_smallest_p_that_they_can_have(
@@ -296,7 +295,7 @@ def test_a_case_with_other_parameters_in_one_run_is_not_compared(tmp_path: Path)
     ]
     found = compare_groups(runs[:2], runs[2:])
     assert not found.changes and [case.differences for case in found.changed_params] == [{"x": ("old", "new")}]
-    assert "Not compared, because parameters differ (1 case; in A and in B):" in group_comparison.text(found)
+    assert "Not compared, because parameters differ (1 case; in A and in B):" in comparison_text.text(found)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +20,7 @@ from typing import Final
 from profpipe.analysis import rank_sum, student_t
 from profpipe.analysis.compare_runs import (
     ChangedCase,
+    Comparison,
     Failure,
     changed_case,
     differing_gpus,
@@ -106,20 +107,23 @@ class GroupChange:
         """Positive: B takes longer than A."""
         return (self.ratio - 1) * 100
 
+    def judge_gate(self, percent: float) -> Gate:
+        """Return what the case means for a gate of ``percent``, by the rule of `profpipe ab`."""
+        is_slower = self.verdict is Verdict.SLOWER and self.percent > percent
+        if is_slower or self.inaccurate_in == ("B",):
+            return Gate.FAILED
+        is_fine = self.verdict is Verdict.SAME and 100 * self.floor <= percent
+        is_below = self.p_slower is not None and self.p_slower <= ALPHA_SAME
+        is_passed = is_fine or is_below or self.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        return Gate.PASSED if is_passed else Gate.UNDECIDED
+
 
 @dataclass(frozen=True)
-class GroupComparison:
-    """The runs of B compared with those of A. ``imbalance`` is by their start: -1 (all of B first) to 1."""
+class GroupComparison(Comparison[GroupChange]):
+    """Two groups of runs. ``imbalance`` is by their start: -1 (all of B first) to 1."""
 
-    changes: tuple[GroupChange, ...]
-    runs: tuple[int, int]
-    imbalance: float
-    #: Cases with a time in A that failed in a run of B, and those that have no time in B for another reason.
-    lost: Mapping[str, Failure] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()
-    changed_params: tuple[ChangedCase, ...] = ()
-    gpus: tuple[str, str] | None = None
-    is_b_unfinished: bool = False
+    runs: tuple[int, int] = (0, 0)
+    imbalance: float = 0.0
 
     @property
     def is_in_blocks(self) -> bool:
@@ -160,9 +164,9 @@ def compare_groups(
             where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
             changes.append(replace(judged, inaccurate_in=where))
     return GroupComparison(
-        tuple(changes), (len(a), len(b)), imbalance, lost, tuple(absent), tuple(changed),
+        tuple(changes), lost, tuple(absent), tuple(changed),
         next(filter(None, (differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))), None),
-        any(is_unfinished(run) for _, run in b),
+        any(is_unfinished(run) for _, run in b), (len(a), len(b)), imbalance,
     )  # fmt: skip
 
 
@@ -256,19 +260,3 @@ def _p_slower(a: Side, b: Side, imbalance: float, noise: Noise, limit: float) ->
     if rank_sum.shift(a.logs, b.logs) + _run_margin(a, b, imbalance, noise, ALPHA_SAME) > limit:
         return 1.0
     return rank_sum.p_values(a.logs, [value - limit for value in b.logs])[0]
-
-
-# --- the gate --------------------------------------------------------------------------------------------------------
-
-
-def judge_gate(change: GroupChange, percent: float) -> Gate:
-    """Return what a case means for a gate of ``percent``, by the rule of `profpipe ab`."""
-    if change.inaccurate_in == ("B",):
-        return Gate.FAILED
-    if change.verdict is Verdict.SLOWER and change.percent > percent:
-        return Gate.FAILED
-    is_fine = change.verdict is Verdict.SAME and 100 * change.floor <= percent
-    if change.verdict in (Verdict.FASTER, Verdict.SLOWER) or is_fine:
-        return Gate.PASSED
-    is_below = change.p_slower is not None and change.p_slower <= ALPHA_SAME
-    return Gate.PASSED if is_below else Gate.UNDECIDED

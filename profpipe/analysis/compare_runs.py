@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pandas as pd
 
 from profpipe.analysis.student_t import quantile
-from profpipe.analysis.verdict import LEAST_FLOOR
+from profpipe.analysis.verdict import LEAST_FLOOR, Gate
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.results.manifest import Manifest
@@ -60,9 +60,12 @@ class Change:
         """Positive: B takes longer than A."""
         return (self.b_ns / self.a_ns - 1) * 100
 
-    def is_slower_by(self, percent: float) -> bool | None:
-        """Whether the case is slower by more than ``percent`` and by more than chance; None where that is not known."""
-        return self.is_beyond_noise if self.percent > percent else False
+    def judge_gate(self, percent: float) -> Gate:
+        """Return what the case means for a gate of ``percent``."""
+        is_slower = self.is_beyond_noise if self.percent > percent else False
+        if is_slower or self.inaccurate_in == ("B",):
+            return Gate.FAILED
+        return Gate.PASSED if is_slower is False else Gate.UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -85,20 +88,6 @@ class Failure:
     is_of_b_alone: bool = True
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Run B compared with run A. Cases are given by name."""
-
-    changes: tuple[Change, ...]
-    #: Cases with a time in A that failed in B, and those that have no time in B for another reason.
-    lost: Mapping[str, Failure] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()
-    changed_params: tuple[ChangedCase, ...] = ()
-    #: The GPUs of A and of B, where they differ.
-    gpus: tuple[str, str] | None = None
-    is_b_unfinished: bool = False
-
-
 class GateCause(Enum):
     """Why B does not pass a gate."""
 
@@ -107,22 +96,67 @@ class GateCause(Enum):
     NEWLY_INACCURATE = "newly_inaccurate"
     LOST = "lost"
     CHANGED_PARAMS = "changed_params"
-    #: Cases are slower, and whether that is chance or drift is not known.
+    #: Cases may be slower, and whether that is chance or drift is not known.
     UNDECIDED = "undecided"
     NOTHING_TO_JUDGE = "nothing_to_judge"
 
+
+class JudgedChange(Protocol):
+    """A case in both runs, or in both groups of runs."""
+
     @property
-    def is_open(self) -> bool:
-        """Whether B neither passes nor fails."""
-        return self in (GateCause.UNDECIDED, GateCause.NOTHING_TO_JUDGE)
+    def name(self) -> str: ...
+
+    @property
+    def inaccurate_in(self) -> tuple[str, ...]: ...
+
+    def judge_gate(self, percent: float) -> Gate: ...
+
+
+_Change = TypeVar("_Change", bound=JudgedChange)
 
 
 @dataclass(frozen=True)
-class GateFailure:
-    """Why B does not pass a gate, and the names of the cases."""
+class Comparison(Generic[_Change]):
+    """The runs of B compared with those of A. Cases are given by name."""
 
-    cause: GateCause
-    cases: tuple[str, ...] = ()
+    changes: tuple[_Change, ...]
+    #: Cases with a time in A that failed in B, and those that have no time in B for another reason.
+    lost: Mapping[str, Failure] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    changed_params: tuple[ChangedCase, ...] = ()
+    #: The GPUs of A and of B, where they differ.
+    gpus: tuple[str, str] | None = None
+    is_b_unfinished: bool = False
+
+    def find_gate_causes(self, percent: float) -> dict[GateCause, tuple[str, ...]]:
+        """Return why B does not pass a gate of ``percent``, with the cases of each cause; empty if it passes."""
+        if self.is_b_unfinished:
+            return {GateCause.UNFINISHED: ()}
+        inaccurate = [change.name for change in self.changes if change.inaccurate_in == ("B",)]
+        failed, undecided = (
+            tuple(change.name for change in self.changes if change.judge_gate(percent) is gate)
+            for gate in (Gate.FAILED, Gate.UNDECIDED)
+        )
+        causes = {
+            GateCause.SLOWER: [name for name in failed if name not in inaccurate],
+            GateCause.NEWLY_INACCURATE: inaccurate,
+            GateCause.LOST: self.lost,
+            GateCause.CHANGED_PARAMS: [case.name for case in self.changed_params],
+        }
+        if found := {cause: tuple(names) for cause, names in causes.items() if names}:
+            return found
+        if undecided or not self.changes:
+            return {GateCause.UNDECIDED if undecided else GateCause.NOTHING_TO_JUDGE: undecided}
+        return {}
+
+    def judge_gate(self, percent: float) -> Gate:
+        """Return the result of a gate of ``percent``."""
+        causes = self.find_gate_causes(percent).keys()
+        if not causes:
+            return Gate.PASSED
+        is_open = causes <= {GateCause.UNDECIDED, GateCause.NOTHING_TO_JUDGE}
+        return Gate.UNDECIDED if is_open else Gate.FAILED
 
 
 def compare_runs(
@@ -131,7 +165,7 @@ def compare_runs(
     manifest_a: Manifest,
     manifest_b: Manifest,
     noise: Model = MappingProxyType({}),
-) -> Comparison:
+) -> Comparison[Change]:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
     ``noise`` has by workload and case how far processes of the same code lie apart on this machine. A case without
@@ -287,21 +321,3 @@ def _gpu_names(manifest: Manifest) -> str:
     """Return the GPUs of a run; empty where its record does not name them."""
     gpus = manifest.machine.gpus
     return "" if gpus is None else ", ".join(gpu.name for gpu in gpus) or "no GPU"
-
-
-def find_gate_failure(found: Comparison, percent: float) -> GateFailure | None:
-    """Return why B does not pass a gate of ``percent``; None if it passes."""
-    if found.is_b_unfinished:
-        return GateFailure(GateCause.UNFINISHED)
-    causes = {
-        GateCause.SLOWER: [change.name for change in found.changes if change.is_slower_by(percent)],
-        GateCause.NEWLY_INACCURATE: [change.name for change in found.changes if change.inaccurate_in == ("B",)],
-        GateCause.LOST: found.lost,
-        GateCause.CHANGED_PARAMS: [case.name for case in found.changed_params],
-    }
-    for cause, cases in causes.items():
-        if cases:
-            return GateFailure(cause, tuple(cases))
-    if unknown := [change.name for change in found.changes if change.is_slower_by(percent) is None]:
-        return GateFailure(GateCause.UNDECIDED, tuple(unknown))
-    return None if found.changes else GateFailure(GateCause.NOTHING_TO_JUDGE)

@@ -10,10 +10,12 @@ from pathlib import Path
 from profpipe import errors
 from profpipe.analysis import compare_groups
 from profpipe.analysis.compare_groups import GroupComparison
-from profpipe.analysis.compare_runs import Comparison, compare_runs, find_gate_failure
+from profpipe.analysis.compare_runs import compare_runs
+from profpipe.analysis.verdict import Gate
 from profpipe.commands import arguments
 from profpipe.errors import ConfigError, ProfpipeError
-from profpipe.report import comparison_json, group_comparison, run_comparison
+from profpipe.report import comparison_json, comparison_text
+from profpipe.report.comparison_text import Compared
 from profpipe.results import folders, noise, store
 from profpipe.results.manifest import Manifest
 
@@ -54,22 +56,15 @@ def main(args: argparse.Namespace) -> int:
     is_alike = (manifest_a.name, manifest_a.device) == (manifest_b.name, manifest_b.device)
     known = noise.read(args.out, manifest_b) if is_alike else {}
     found = compare_runs(a, b, manifest_a, manifest_b, known)
-    stop: ProfpipeError | None = None
-    if args.gate is not None and (failure := find_gate_failure(found, args.gate)):
-        kind = errors.GateUndecided if failure.cause.is_open else errors.GateFailed
-        stop = kind(run_comparison.gate_text(found, args.gate))
-    return _end(args, run_comparison.text(found), stop, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
+    return _end(args, found, ([args.runs[0]], [args.runs[1]]), manifest_b)
 
 
-def _end(
-    args: argparse.Namespace,
-    page: str,
-    stop: ProfpipeError | None,
-    found: Comparison | GroupComparison,
-    names: tuple[Sequence[str], Sequence[str]],
-    run: Manifest,
-) -> int:
+def _end(args: argparse.Namespace, found: Compared, names: tuple[Sequence[str], Sequence[str]], run: Manifest) -> int:
     """Print the comparison, or write it as JSON, and end as the gate demands."""
+    stop: ProfpipeError | None = None
+    if args.gate is not None and (why := comparison_text.gate_text(found, args.gate)):
+        is_open = found.judge_gate(args.gate) is Gate.UNDECIDED
+        stop = errors.GateUndecided(why) if is_open else errors.GateFailed(why)
     if args.json:
         code = stop.exit_code if stop else errors.OK
         line = json.dumps(comparison_json.document(found, names, run, args.gate, code))
@@ -78,11 +73,11 @@ def _end(
         else:
             arguments.write_output_file("--json", Path(args.json), line + "\n")
     if args.json != arguments.STDOUT:
-        print(page)
+        print(comparison_text.text(found))
     if stop:
         raise stop
     if args.gate is not None and args.json != arguments.STDOUT:
-        noise_too = " and beyond the noise" if isinstance(found, Comparison) else ""
+        noise_too = "" if isinstance(found, GroupComparison) else " and beyond the noise"
         print(f"B passes the gate: no case is more than {args.gate:g} % slower{noise_too}.")
     return errors.OK
 
@@ -99,10 +94,4 @@ def _compare_groups(names_a: Sequence[str], names_b: Sequence[str], args: argpar
     machines = {(run.name, run.device) for _, run in (*a, *b)}
     known = noise.read(args.out, b[-1][1]) if len(machines) == 1 else {}
     found = compare_groups.compare_groups(a, b, known, args.gate)
-    stop: ProfpipeError | None = None
-    if args.gate is not None:
-        if why := group_comparison.gate_failure(found, args.gate):
-            stop = errors.GateFailed(why)
-        elif why := group_comparison.gate_undecided(found, args.gate):
-            stop = errors.GateUndecided(why)
-    return _end(args, group_comparison.text(found), stop, found, (names_a, names_b), b[-1][1])
+    return _end(args, found, (names_a, names_b), b[-1][1])
