@@ -50,6 +50,7 @@ def span_of(outcome: JobOutcome) -> tuple[float, float, str | None]:
     return tuple(json.loads((outcome.job.folder / "span.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: Path) -> None:
     names = [f"{group}{number}" for number in range(2) for group in "abc"]
     # Nothing runs beside a job without a group, and the order of the jobs stays.
@@ -75,6 +76,7 @@ def test_a_group_stays_on_one_gpu_and_two_groups_run_at_the_same_time(tmp_path: 
         lanes.load(tmp_path, (Lane("GPU 0", "0"), Lane("GPU 1", "1")))
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_the_processes_of_its_own_job_only(tmp_path: Path) -> None:
     child = "stubborn_child(own_session=True); stubborn_child(own_session=False)\n"
     late = job(tmp_path, "late", "a", child + "time.sleep(600)", timeout_s=1.0)
@@ -150,6 +152,11 @@ def test_gpus_without_a_parallel_workload_and_with_a_chosen_gpu_are_refused(
     (tmp_path / "p.yaml").write_text(f"version: 1\ngpus: 2\nworkloads: {{w: {settings}}}\n")
     with pytest.raises(ConfigError, match=message):
         load_pipeline(tmp_path / "p.yaml")
+
+
+def test_gpus_of_one_machine_are_not_for_a_cluster(tmp_path: Path) -> None:
+    done = forked.run(tmp_path, "run", "--gpus", "2", "--slurm")
+    assert done.returncode == 2 and "Slurm runs the cases of an array side by side" in done.stderr
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------

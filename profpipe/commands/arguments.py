@@ -107,6 +107,9 @@ def read_slurm(args: argparse.Namespace) -> list[str]:
         if args.wait:
             raise ConfigError("--wait", "is for a run on a cluster.", "Add --slurm.")
         return []
+    if getattr(args, "gpus", None):
+        what = "is for the GPUs of one machine. Slurm runs the cases of an array side by side."
+        raise ConfigError("--gpus", what, "Leave out --gpus or --slurm.")
     if getattr(args, "reuse", False):
         raise ConfigError("--reuse", "is for a run on one machine.", "Leave out --reuse or --slurm.")
     options, args.program = split_sbatch(args.program)
