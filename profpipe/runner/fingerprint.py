@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -60,15 +60,20 @@ def save_sources(folder: Path, planned: Iterable[Job]) -> None:
     atomic.write_private(folder / FILE, json.dumps(_sources(planned)).encode())
 
 
-def check_sources(folder: Path, planned: Sequence[Job]) -> None:
-    """Raise ConfigError if a file that the jobs run has changed since ``save_sources``."""
+def check_sources(folder: Path, planned: Sequence[Job], find_begin: Callable[[], float]) -> None:
+    """Raise ConfigError if a file that the jobs run has changed since ``save_sources``.
+
+    A data file in a command may be written by other tasks. ``find_begin`` returns when the first one of them began, in
+    seconds as files have them.
+    """
     with readable(folder, FILE) as document:
         known = {str(name): dict(digests) for name, digests in document.items()}
-    began, now = (folder / REQUEST_FILE).stat().st_mtime, time.time()
-    outputs = {name for job in planned for name in job_cache.possible_outputs(job, began, now)}
     for workload, digests in _sources(planned).items():
         # Another case of the workload may name other files.
         changed = {name for name, digest in digests.items() if known.get(workload, {}).get(name, digest) != digest}
+        began, now = find_begin() if changed else 0.0, time.time()
+        jobs = planned if changed else ()
+        outputs = {name for job in jobs for name in job_cache.possible_outputs(job, began, now)}
         if changed - outputs:
             what = f"was submitted with other code, whose times cannot be compared with today's: {workload}"
             remedy = "Undo that change and resume the run, or start a new run. The measurements of this run are kept."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -89,9 +90,12 @@ class NodeSession(Session):
             if target.exists():
                 shutil.rmtree(target)
             temporary.rename(target)
-        except BaseException:
+        except shutil.Error as error:
+            # It lists every file that could not be copied, each with its reason as text.
+            numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+            raise OSError(int(numbers[0]), os.strerror(int(numbers[0])), str(target)) if numbers else error from None
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
 
     def save_record(self, state: TaskState, details: str = "") -> None:
         """Write the record of this attempt, which holds what earlier ones have measured too."""
@@ -187,4 +191,5 @@ class PairTaskSession(NodeSession, PairSession):
 
     def _record_sources(self) -> None:
         """Check instead that the code is that with which the run was submitted."""
-        fingerprint.check_sources(self.shared, list(jobs_of_sides(self.sides, self.machine, self.folder)))
+        jobs = list(jobs_of_sides(self.sides, self.machine, self.folder))
+        fingerprint.check_sources(self.shared, jobs, lambda: records.first_start_s(self.shared))

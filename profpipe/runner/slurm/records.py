@@ -116,6 +116,12 @@ def begin(folder: Path, index: int, node: str, job: str, began: str) -> Start:
     raise ConfigError(str(folder), f"task {index} was started {_MAX_ATTEMPT} times.", "Start a new run.")
 
 
+def first_start_s(folder: Path) -> float:
+    """Return when the first attempt of any task began, in seconds as the file server has them."""
+    paths = (folder / STARTS / _file_name(*numbers) for numbers in _list(folder / STARTS))
+    return min((path.stat().st_mtime for path in paths), default=0.0)
+
+
 def read_starts(folder: Path) -> dict[int, Start]:
     """Return the last attempt of each task that began. One whose file is not whole yet has no node."""
     last: dict[int, int] = {}

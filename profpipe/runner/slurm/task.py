@@ -79,7 +79,9 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
 
 def _save_failure(folder: Path, start: Start, known: Record | None, error: Exception) -> None:
     """Write why the attempt failed into its record, which keeps what is measured."""
-    details = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
+    # Without the path of the run's folder: the record may be published.
+    text = errors.describe_os_error(error) if isinstance(error, OSError) else str(error)
+    details = text.replace(f"{folder}/", "")
     path = folder / records.RECORDS
     try:
         last = records.read_record(folder, start.index) or known or Record(start.index, start.attempt)
@@ -117,7 +119,7 @@ def _open(
     opened.machine = machine
     (place / "raw").mkdir(parents=True)
     _link_earlier(folder, place, begun)
-    fingerprint.check_sources(folder, opened.plan())
+    fingerprint.check_sources(folder, opened.plan(), lambda: records.first_start_s(folder))
     return opened
 
 

@@ -1,0 +1,189 @@
+"""A task of a run on a cluster, started as its batch script does, and what Slurm answers. No cluster is needed.
+
+The programs of Slurm are stand-ins, which answer as those of Slurm 22.05 do: no test cluster has accounting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from program import ROOT, profpipe, rows
+
+from profpipe.analysis.cases import comparisons
+from profpipe.config.loader import load_pipeline
+from profpipe.results.manifest import Manifest
+from profpipe.results.tasks import TaskState
+from profpipe.runner.request import RunRequest
+from profpipe.runner.slurm import queue, records, submit
+from profpipe.runner.slurm.queue import Seen, Submission
+
+PIPELINE = """\
+version: 1
+name: sweep
+workloads:
+  work:
+    command: [sh, work.sh, "{n}"]
+    hook: false
+    profilers: [plain]
+    matrix: {n: [1, 2], impl: [a, b]}
+    include: []
+    env: {IMPL: "{impl}"}
+    baseline: {impl: a}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two tasks with two cases each, of which none was submitted. The workload counts its processes."""
+    (tmp_path / "work.sh").write_text('echo "$1 $IMPL" >> processes\n', encoding="utf-8")
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE, encoding="utf-8")
+    return submit.create(RunRequest.create(load_pipeline(path), path, tmp_path / "out"), ["profpipe"], comparisons)
+
+
+def processes(run: Path) -> list[str]:
+    return (run.parents[1] / "processes").read_text(encoding="utf-8").splitlines()
+
+
+def carry_out(run: Path, index: int, exit_code: int = 0) -> None:
+    profpipe(run.parent, "task", run, index, exit_code=exit_code, SLURMD_NODENAME="n1", SLURM_ARRAY_JOB_ID="7",
+             SLURM_ARRAY_TASK_ID=str(index))  # fmt: skip
+
+
+def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
+    carry_out(run, 0)
+    assert processes(run) == ["1 a", "1 b"]
+    profpipe(run.parent, "collect", run, "--quiet", exit_code=1)
+    assert [(row["case"], row["status"]) for row in rows(run / "cases.csv")] == [
+        ("n=1,impl=a", "ok"),
+        ("n=1,impl=b", "ok"),
+    ]
+    carry_out(run, 1)
+    carry_out(run, 0)
+    assert len(processes(run)) == 4
+    assert "exit code 0" not in profpipe(run.parent, "collect", run, "--quiet")
+    known = Manifest.load(run)
+    assert {job.node for job in known.jobs} == {"n1"} and known.ended
+    assert all((run / job.folder / "log.txt").is_file() for job in known.jobs)
+    assert [job.folder.split("/")[2] for job in known.jobs] == ["task-0000", "task-0000", "task-0001", "task-0001"]
+    assert not list(run.rglob("*.partial"))
+
+
+def test_an_attempt_goes_on_from_the_jobs_that_the_one_before_has_ended(run: Path) -> None:
+    carry_out(run, 0)
+    whole = records.read_record(run, 0)
+    assert whole is not None
+    second = whole.manifest.jobs[1]
+    head, *lines = whole.tables["cases"].splitlines()
+    tables = {**whole.tables, "cases": "\n".join([head, lines[0]]) + "\n"}
+    known = whole.manifest.without_job(second.folder)
+    replace(whole, state=TaskState.RUNNING, manifest=known, tables=tables).save(run)
+    carry_out(run, 0)
+    assert processes(run) == ["1 a", "1 b", "1 b"]
+    found = records.read_record(run, 0)
+    assert found is not None and found.attempt == 2 and found.is_complete
+    assert [job.folder.split("/")[2] for job in found.manifest.jobs] == ["task-0000", "task-0000-2"]
+
+
+def test_a_task_that_cannot_write_its_files_says_why_and_runs_again(run: Path) -> None:
+    (run / "raw" / "work").write_text("in the way", encoding="utf-8")
+    carry_out(run, 0, exit_code=1)
+    found = records.read_record(run, 0)
+    assert found is not None and found.state is TaskState.FAILED and found.details.startswith("raw/work/task-0000")
+    (run / "raw" / "work").unlink()
+    carry_out(run, 0)
+    found = records.read_record(run, 0)
+    assert found is not None and found.is_complete and found.attempt == 2
+
+
+def test_a_task_refuses_code_that_changed_after_the_run_was_submitted(run: Path) -> None:
+    (run.parents[1] / "work.sh").write_text("true\n", encoding="utf-8")
+    carry_out(run, 0, exit_code=2)
+    found = records.read_record(run, 0)
+    assert found is not None and "was submitted with other code" in found.details and "file work.sh" in found.details
+
+
+@pytest.mark.slow
+def test_two_collections_at_once_do_no_harm(run: Path) -> None:
+    for index in range(2):
+        carry_out(run, index)
+    argv = [sys.executable, "-m", "profpipe", "collect", run, "--quiet"]
+    both = [subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True) for _ in range(2)]
+    assert [each.wait(timeout=120) for each in both] == [0, 0]
+    assert len(rows(run / "cases.csv")) == 4 and Manifest.load(run).ended
+
+
+# --- what Slurm answers ----------------------------------------------------------------------------------------------
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n# A stand-in of the tests, not Slurm's {name}.\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+
+
+def test_accounting_is_asked_for_tasks_that_the_controller_has_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "7_0|COMPLETED|0:0|n1",
+        "7_1|TIMEOUT|0:0|n2",
+        "7_2|CANCELLED by 1000|0:0|None assigned",
+        "7_3|OUT_OF_MEMORY|0:125|n1",
+        "7_4|FAILED|0:9|n3",
+        "7_5|NODE_FAIL|1:0|n4",
+        "7_[6-8%2]|PENDING|0:0|",
+    )
+    answer = "cat <<EOF\n" + "\n".join(lines) + "\nEOF"
+    install(tmp_path, monkeypatch, scontrol=FORGOTTEN, squeue=FORGOTTEN, sacct=answer)
+    seen = queue.look_up([Submission(7, tuple(range(10)))])
+    assert {index: found.state for index, found in seen.items()} == {
+        0: TaskState.FAILED, 1: TaskState.TIME_LIMIT, 2: TaskState.CANCELLED, 3: TaskState.OUT_OF_MEMORY,
+        4: TaskState.KILLED, 5: TaskState.NODE_FAILED, **dict.fromkeys((6, 7, 8), TaskState.PENDING),
+    }  # fmt: skip
+    assert seen[1].node == "n2" and seen[0].details == "exit code 0"
+
+
+def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, scontrol="exit 1", squeue="echo '7|3|RUNNING|n1|None'; echo '7|4|PENDING||Priority'")
+    assert queue.look_up([Submission(7, (3, 4))]) == {
+        3: Seen(TaskState.RUNNING, "n1"), 4: Seen(TaskState.PENDING, "", "Priority")
+    }  # fmt: skip
+
+
+def test_only_the_last_array_that_has_an_index_says_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+case $4 in 7) task=0-2 state=FAILED;; 8) task=1 state=PENDING;; esac
+echo "JobId=$4 ArrayJobId=$4 ArrayTaskId=$task JobState=$state Reason=Resources ExitCode=1:0"
+"""
+    install(tmp_path, monkeypatch, scontrol=script)
+    seen = queue.look_up([Submission(7, (10, 11, 12), offset=10), Submission(8, (11,), offset=10)])
+    assert {index: found.state for index, found in seen.items()} == {
+        10: TaskState.FAILED, 11: TaskState.PENDING, 12: TaskState.FAILED,
+    }  # fmt: skip
+
+
+def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = f'echo "$@" >> {tmp_path}/calls; echo $((100 + $(wc -l < {tmp_path}/calls)))'
+    install(tmp_path, monkeypatch, scontrol="echo 'MaxArraySize            = 10'", sbatch=sbatch)
+    made = queue.submit(tmp_path, Path("job.sh"), range(25), "%4", ["--mem=1G"])
+    assert [(each.job, len(each.indices), each.offset) for each in made] == [(101, 10, 0), (102, 10, 10), (103, 5, 20)]
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "--parsable --array=0-9%4 --mem=1G job.sh",
+        "--parsable --array=0-9%4 --mem=1G job.sh 10",
+        "--parsable --array=0-4%4 --mem=1G job.sh 20",
+    ]
+    assert queue.read_submissions(tmp_path) == made
+    assert json.loads((tmp_path / "slurm" / "submissions" / "103.json").read_text())["offset"] == 20
