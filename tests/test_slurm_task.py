@@ -56,6 +56,7 @@ def carry_out(run: Path, index: int, exit_code: int = 0) -> None:
              SLURM_ARRAY_TASK_ID=str(index))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tasks_leave_their_files_and_records_and_run_once(run: Path) -> None:
     carry_out(run, 0)
     assert processes(run) == ["1 a", "1 b"]
