@@ -107,6 +107,10 @@ class Reference:
     ridge: float | None = None
 
 
+#: Positions of a course.
+_COURSE = 30
+
+
 @dataclass(frozen=True)
 class Chart:
     """A chart as its series. ``id`` is the stem of its file.
@@ -130,6 +134,11 @@ class Chart:
     def marks(self) -> tuple[Mark, ...]:
         """All marks of all panels."""
         return tuple(mark for panel in self.panels for series in panel.series for mark in series.marks)
+
+    @property
+    def is_course(self) -> bool:
+        """True with so many positions that a mark at each would hide the line: ticks are round numbers then."""
+        return self.kind is ChartKind.LINES and not self.x.is_log and len({mark.x for mark in self.marks}) >= _COURSE
 
 
 @dataclass(frozen=True)

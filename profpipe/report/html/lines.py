@@ -90,7 +90,7 @@ def _grid(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     xs = sorted({mark.x for mark in chart.marks})
     # The largest is always named.
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 7))
-    for value in x.ticks() if chart.kind is doc.ChartKind.ROOFLINE else xs[::-1][::step]:
+    for value in x.ticks() if chart.is_course or chart.kind is doc.ChartKind.ROOFLINE else xs[::-1][::step]:
         text = f"{value:g}" if value < 1e6 else f"{value:.3g}"
         parts.append(empty("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 4, class_="axis"))
         parts.append(element("text", text, x=x(value), y=bottom + 17, class_="tick middle"))
@@ -116,16 +116,19 @@ def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
 
 def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     colour, shape = classes[series.key]
+    shape = "dot" if chart.is_course else shape
     points = [(x(mark.x), y(mark.y)) for mark in series.marks]
     path = "M" + "L".join(f"{px:g} {py:g}" for px, py in points)
     parts: list[Markup] = []
     for mark, (px, _) in zip(series.marks, points, strict=True):
         if mark.has_visible_range and mark.low is not None and mark.high is not None:
             parts.append(empty("line", x1=px, x2=px, y1=y(mark.low), y2=y(mark.high), class_="range"))
-    if chart.kind is not doc.ChartKind.ROOFLINE:
-        parts.append(empty("path", d=path, class_="line"))
-    for mark, (px, py) in zip(series.marks, points, strict=True):
-        parts.append(marker(shape, px, py, bool(mark.flags), tip(mark, chart), mark.case))
+    line = [] if chart.kind is doc.ChartKind.ROOFLINE else [empty("path", d=path, class_="line")]
+    marks = [
+        marker(shape, px, py, bool(mark.flags), tip(mark, chart), mark.case)
+        for mark, (px, py) in zip(series.marks, points, strict=True)
+    ]
+    parts += [*marks, *line] if chart.is_course else [*line, *marks]
     rejected = " rejected" if series.is_rejected else ""
     return element("g", *parts, class_=f"series {colour}{rejected}", data_series=series.key,
                    data_name=cut(flat(series.name), 200))  # fmt: skip
@@ -139,6 +142,7 @@ def marker(shape: str, x: float, y: float, is_hollow: bool, text: str, case: str
 
 #: Paths around a point.
 _SHAPES = {
+    "dot": "m-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
     "circle": "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "m-3.6-3.6h7.2v7.2h-7.2z",
     "triangle": "m0-4.8l4.5 8h-9z",

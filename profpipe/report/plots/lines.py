@@ -18,9 +18,6 @@ _AT_THE_RIGHT = 0.9
 _WIDTHS = {1: 5.9, 2: 3.75, 3: 3.0}
 _HEIGHT, _LEFT, _BELOW, _BETWEEN, _APART = 2.6, 0.72, 0.55, 0.62, 0.36
 
-#: From this number of positions on a line shows a course: no marks, and ticks at round numbers.
-_DENSE = 30
-
 _LIMIT = {"color": GREY, "linestyle": (0, (4, 3)), "linewidth": 0.9, "marker": "", "zorder": 1}
 
 Style = Mapping[str, Any]
@@ -111,7 +108,7 @@ def _label_columns(grid: Any, used: int, axis: str) -> None:
 def _draw_panel(axes: Any, panel: doc.Panel, chart: doc.Chart, styles: Mapping[str, Style]) -> None:
     for series in panel.series:
         style, marks = styles[series.name], series.marks
-        size = 0.0 if len(marks) >= _DENSE else None
+        size = 0.0 if chart.is_course else None
         axes.plot([mark.x for mark in marks], [mark.y for mark in marks], label=series.name, markeredgecolor="white",
                   markeredgewidth=0.6, markersize=size, **style)  # fmt: skip
         # A band between the marks would show sizes that were not measured.
@@ -137,8 +134,8 @@ def _set_scales(axes: Any, chart: doc.Chart) -> None:
     xs = sorted({mark.x for mark in chart.marks})
     step = -(-len(xs) // (12 if len(chart.panels) == 1 else 6))
     axes.set_xscale("log" if chart.x.is_log else "linear")
-    is_course = len(xs) >= _DENSE and not chart.x.is_log
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(6) if is_course else ticker.FixedLocator(xs[::-1][::step]))
+    fixed = ticker.FixedLocator(xs[::-1][::step])
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6) if chart.is_course else fixed)
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}" if x < 1e6 else f"{x:.3g}"))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     if chart.y.is_log:

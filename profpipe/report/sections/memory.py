@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.phases import Memory
-from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.findings.workloads import Axes, CaseResult, WorkloadFindings
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
 from profpipe.report.sections.plots import Point, line_chart
@@ -43,10 +43,15 @@ def course(workload: WorkloadFindings, pairs: Sequence[_Pair]) -> doc.Chart | No
     with_course = [pair for pair in pairs if any(phase.course for phase in pair[1].phases)]
     if not with_course:
         return None
-    highest = max(with_course, key=lambda pair: pair[1].peak)[0]
+    highest, compare = max(with_course, key=lambda pair: pair[1].peak)[0], workload.compare
     shown = [(case, record) for case, record in with_course if case.shape == highest.shape]
+    shown.sort(key=lambda pair: not pair[0].is_baseline)
+
+    def panel(case: CaseResult) -> Axes:
+        return ((compare, case.params.get(compare)),) if compare else ()
+
     points = [
-        Point(((workload.compare, case.variant),) if workload.compare else (), phase.phase, doc.Mark(at / 1000, size))
+        Point(panel(case), phase.phase, doc.Mark(at / 1000, size))
         for case, record in shown
         for phase in record.phases
         for at, size in phase.course
