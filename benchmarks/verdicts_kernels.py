@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT))
 
 from profpipe.analysis import pairs  # noqa: E402
 from profpipe.analysis.kernel_differences import KernelComparison, KernelDifference  # noqa: E402
-from profpipe.analysis.pairs import CaseVerdict  # noqa: E402
 from profpipe.report.sections.verdicts import write_verdict  # noqa: E402
 from profpipe.results import store  # noqa: E402
 from profpipe.results.schema import KernelChange  # noqa: E402
@@ -176,15 +175,10 @@ def check(folder: Path) -> Iterator[tuple[str, str, bool]]:
     """Yield for each case: its verdict with the kernels, what must be found, and whether it was."""
     data, run = store.load(folder)
     for case in pairs.analyze(data, run).cases:
-        expected = EXPECTED[case.workload, case.case]
-        yield write_verdict(case), expected.text, _adds_up(case) and expected.holds(case.kernels)
-
-
-def _adds_up(case: CaseVerdict) -> bool:
-    found = case.kernels
-    return found is not None and (
-        sum(kernel.part_ns for kernel in found.kernels) + found.not_in_kernels_ns == found.difference_ns
-    )
+        expected, found = EXPECTED[case.workload, case.case], case.kernels
+        parts_ns = sum(kernel.part_ns for kernel in found.kernels) + found.not_in_kernels_ns if found else None
+        holds = found is not None and parts_ns == found.difference_ns and expected.holds(found)
+        yield write_verdict(case), expected.text, holds
 
 
 def main() -> int:

@@ -7,10 +7,8 @@ process, whose records refer to ids; two processes may have the same pid, as in 
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +52,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     try:
         with json_stream.open_text(path) as file:
             given = json.load(file)
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except json_stream.FAILURES as error:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a rocprof JSON that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     try:

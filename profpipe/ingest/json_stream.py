@@ -22,6 +22,9 @@ _LONGEST_VALUE = 4 * _CHUNK
 
 _ZIPPED = b"\x1f\x8b"
 
+#: What reading a text or zip that is cut or damaged can raise.
+FAILURES = (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError)
+
 
 def read_head(path: Path, most: int = 1 << 20) -> bytes:
     """Return the first bytes of a JSON file, unzipped, at most ``most``; fewer where the zip is cut."""

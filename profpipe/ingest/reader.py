@@ -79,16 +79,16 @@ def ingest(sources: Iterable[Source], pipeline_dir: Path | None = None, rules: A
 
 
 def combine(read: Iterable[Tables]) -> Tables:
-    """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps."""
-    return figures.with_metrics(_with_largest_peaks(schema.concat(tuple(read))))
+    """Return the rows of several files, those of a job or more, with the ranks and the metrics of their steps.
 
-
-def _with_largest_peaks(tables: Tables) -> Tables:
-    """Keep the largest of the peaks of memory that processes without a rank have for the same case."""
-    metrics = tables.metrics
-    peaks = metrics[metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
+    Of the peaks of memory that processes without a rank have for the same case the largest stays.
+    """
+    tables = schema.concat(tuple(read))
+    peaks = tables.metrics[tables.metrics["metric"].str.startswith("peak_")].sort_values("value", ascending=False)
     smaller = peaks.index[peaks.duplicated(["workload", "case", "profiler", "subject", "metric"])]
-    return replace(tables, metrics=metrics.drop(index=smaller)) if len(smaller) else tables
+    if len(smaller):
+        tables = replace(tables, metrics=tables.metrics.drop(index=smaller))
+    return figures.with_metrics(tables)
 
 
 def _complete(parsed: Tables, source: Source, rules: Any) -> Tables:

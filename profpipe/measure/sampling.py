@@ -228,7 +228,15 @@ def sample(
         launch = timer.prepare(fn, ranks, prior, rule.budget_s / 2)
         timer.reset_peak_memory()
         on_start()
-        values = _take_samples(fn, timer, rule, earlier, range_name, annotate, ranks, is_slowed)
+        values: list[float] = []
+        begin = time.perf_counter()
+        while size := rule.next_batch([*earlier, *values], len(values), time.perf_counter() - begin, is_slowed()):
+            ranks.barrier("batch")
+            _iterate(fn, size, timer, range_name, annotate)
+            timer.record_clock()
+            batch = timer.take_times_ns()
+            if not timer.extend_hold(ranks):
+                values += batch
         allocated, reserved = timer.peak_memory()
         flushed = f"{timer.flush_bytes} bytes written between samples to flush the caches"
         return Samples(
@@ -244,28 +252,6 @@ def sample(
             fully_loaded=timer.fully_loaded,
             flushed=flush,
         )
-
-
-def _take_samples(
-    fn: Callable[[], object],
-    timer: DeviceTimer,
-    rule: StoppingRule,
-    earlier: Sequence[float],
-    range_name: str,
-    annotate: Annotate,
-    ranks: Ranks,
-    is_slowed: Callable[[], bool],
-) -> list[float]:
-    values: list[float] = []
-    begin = time.perf_counter()
-    while size := rule.next_batch([*earlier, *values], len(values), time.perf_counter() - begin, is_slowed()):
-        ranks.barrier("batch")
-        _iterate(fn, size, timer, range_name, annotate)
-        timer.record_clock()
-        batch = timer.take_times_ns()
-        if not timer.extend_hold(ranks):
-            values += batch
-    return values
 
 
 def apply_load(

@@ -32,7 +32,10 @@ def find(ask: Ask) -> Tool | Missing:
     for variant in _GENERATIONS:
         path = shutil.which(variant) or shutil.which(variant, path=str(_ROCM))
         if path is not None:
-            return Tool(NAME, _version(ask, path, variant), path, variant, _options(ask, path, variant))
+            # Options that only newer versions have: since ROCm 6.4 a period, later the regions of the program.
+            text = ask([path, "--help"]) or "" if variant == "rocprofv3" else ""
+            options = tuple(option for option in (PERIOD, REGIONS) if option in text)
+            return Tool(NAME, _version(ask, path, variant), path, variant, options)
     return Missing(NAME, "no rocprof on PATH or in /opt/rocm/bin", "It belongs to ROCm, for AMD GPUs.")
 
 
@@ -43,12 +46,6 @@ def _version(ask: Ask, path: str, variant: str) -> str:
         return match[1]
     info = Path("/opt/rocm/.info/version")
     return f"ROCm {info.read_text(encoding='utf-8').strip()}" if info.is_file() else ""
-
-
-def _options(ask: Ask, path: str, variant: str) -> tuple[str, ...]:
-    """Return the options that only newer versions have: since ROCm 6.4 a period, later the regions of the program."""
-    text = ask([path, "--help"]) or "" if variant == "rocprofv3" else ""
-    return tuple(option for option in (PERIOD, REGIONS) if option in text)
 
 
 def commands(job: Job) -> list[Command]:

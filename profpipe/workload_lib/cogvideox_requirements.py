@@ -50,18 +50,14 @@ def mismatch(config: CogVideoXConfig) -> str | None:
 
 
 def missing_memory(config: CogVideoXConfig) -> str | None:
-    needs = f"{config.size} with {config.tokens} tokens and {config.impl} needs at least {{}}"
-    remedy = "Use fewer frames, a smaller picture, or an implementation that keeps no scores."
-    return free_memory.shortage(_least_bytes(config), attention_config.device(), needs, remedy)
+    """Compare a lower bound of the memory that the case needs with that of the machine: every case that fits is tried.
 
-
-def _least_bytes(config: CogVideoXConfig) -> int:
-    """Return a lower bound of the memory that the case needs, so that every case that fits is tried.
-
-    It counts the weights and, for one layer, the tokens with the MLP's inner activations before and after its GELU;
-    where the scores are stored, the scores and their softmax.
+    The bound counts the weights and, for one layer, the tokens with the MLP's inner activations before and after its
+    GELU; where the scores are stored, the scores and their softmax.
     """
-    element = config.torch_dtype.itemsize
     inside = config.batch * config.tokens * 9 * config.model.width
     scores = 2 * config.batch * config.model.heads * config.tokens**2 if config.impl in ("sdpa_math", "plain") else 0
-    return element * (cogvideox_model.parameter_count(config) + max(inside, scores))
+    least = config.torch_dtype.itemsize * (cogvideox_model.parameter_count(config) + max(inside, scores))
+    needs = f"{config.size} with {config.tokens} tokens and {config.impl} needs at least {{}}"
+    remedy = "Use fewer frames, a smaller picture, or an implementation that keeps no scores."
+    return free_memory.shortage(least, attention_config.device(), needs, remedy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +30,12 @@ class Model:
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return (logits, mean loss)."""
-        with self._phase("forward"), self._autocast():
+        is_mixed, dtype = self._setting.precision != "fp32", self._setting.dtype
+        autocast = torch.autocast(attention_config.device(), dtype=dtype) if is_mixed else nullcontext()
+        with self._phase("forward"), autocast:
             logits = self._run(self.tokens)
             with self._phase("loss"):
                 return logits, functional.cross_entropy(logits.flatten(0, 1), self.targets)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        config = self._setting
-        return (
-            nullcontext()
-            if config.precision == "fp32"
-            else torch.autocast(attention_config.device(), dtype=config.dtype)
-        )
 
 
 def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:

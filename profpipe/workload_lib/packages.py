@@ -111,7 +111,11 @@ def xformers_family(config: AttentionConfig) -> str:
     try:
         fmha = importlib.import_module("xformers.ops.fmha")
         dispatch = importlib.import_module("xformers.ops.fmha.dispatch")
-        tensors = with_group_axis(config.group_size, *_one_token(config))
+        options = {"dtype": attention_config.DTYPES[config.dtype], "device": attention_config.device()}
+        # One token: the operator does not depend on the lengths.
+        heads = (config.heads, config.kv_heads, config.kv_heads)
+        q, k, v = (torch.empty(1, 1, count, config.head_dim, **options) for count in heads)
+        tensors = with_group_axis(config.group_size, q, k, v)
         inputs = fmha.Inputs(*tensors, _xformers_mask(config, fmha.attn_bias))
         operators = [] if config.mode == "bwd" else [dispatch._dispatch_fw(inputs, config.needs_grad)]
         if config.needs_grad:
@@ -120,13 +124,3 @@ def xformers_family(config: AttentionConfig) -> str:
         return "cutlass_fmha|fa2|fa3"
     found = [next((f for start, f in families.items() if o.NAME.startswith(start)), "") for o in operators]
     return "|".join(dict.fromkeys(filter(None, found)))
-
-
-def _one_token(config: AttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v with the shapes of the config, one token long."""
-    options = {"dtype": attention_config.DTYPES[config.dtype], "device": attention_config.device()}
-    q, k, v = (
-        torch.empty(1, 1, heads, config.head_dim, **options)
-        for heads in (config.heads, config.kv_heads, config.kv_heads)
-    )
-    return q, k, v

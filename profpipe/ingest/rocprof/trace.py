@@ -194,8 +194,6 @@ def _drop_impossible(records: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 def _fold_names(launches: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     codes, names = pd.factorize(launches["name"])
-    if len(names) <= bounds.MOST_NAMES:
-        return launches, 0
     duration = (launches["end"] - launches["start"]).to_numpy(dtype=np.float64)
     codes, kept, folded = bounds.fold_names(codes, list(names), duration)
     return launches.assign(name=np.array(kept, dtype=object)[codes]), folded

@@ -241,7 +241,9 @@ def _period(tokens: Tokens, longest: int) -> int:
 def _repetitions(tokens: Tokens, period: int) -> _Parts:
     """Return the parts that equal the repeated sequence, but for the tolerance."""
     allowed = int(_TOLERANCE * period)
-    recurs = _recurring(tokens, period, allowed)
+    # The places from which the tokens of a period recur a period later.
+    wrong = np.concatenate([[0], np.cumsum(tokens[period:] != tokens[:-period])])
+    recurs = np.flatnonzero(wrong[period:] - wrong[:-period] <= allowed)
     if not len(recurs):
         return _Parts(recurs, recurs)
     sequence = _sequence(tokens, recurs, period, allowed)
@@ -257,12 +259,6 @@ def _repetitions(tokens: Tokens, period: int) -> _Parts:
             reached = start + period
     begin = np.array(kept, dtype=np.int64)
     return _Parts(begin, begin + period)
-
-
-def _recurring(tokens: Tokens, period: int, allowed: int) -> Ints:
-    """Return the places from which the tokens of a period recur a period later."""
-    wrong = np.concatenate([[0], np.cumsum(tokens[period:] != tokens[:-period])])
-    return np.flatnonzero(wrong[period:] - wrong[:-period] <= allowed)
 
 
 def _sequence(tokens: Tokens, recurs: Ints, period: int, allowed: int) -> Tokens:

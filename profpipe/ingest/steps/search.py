@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,14 +119,12 @@ def _with_states(accounts: Accounts) -> pd.DataFrame:
 
 def find_on_host(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> Found:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
-    found = list(_host_steps(windows.find(ranges, unclosed, own)))
-    return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()
-
-
-def _host_steps(by_process: dict[int, list[Windows]]) -> Iterator[pd.DataFrame]:
+    by_process = windows.find(ranges, unclosed, own)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
+    found = []
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
-        columns: dict[str, Any] = {"step": first.number, "start_ns": first.begin - origin, "wall_ns": wall}
-        found = states(wall.astype(np.float64))
-        yield pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": found})
+        columns = {"step": first.number, "start_ns": first.begin - origin, "wall_ns": wall}
+        state = states(wall.astype(np.float64))
+        found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
+    return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()

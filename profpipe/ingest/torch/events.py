@@ -5,9 +5,7 @@ The trace is read event by event: a million of them take a gigabyte as Python ob
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,7 +192,7 @@ def read(path: Path) -> Trace:
                     others += 1
                     if others > bounds.MOST_OTHER_ENTRIES:
                         raise bounds.TooLarge(f"it has more than {bounds.MOST_OTHER_ENTRIES:,} entries without a phase")
-    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, RecursionError) as error:
+    except json_stream.FAILURES as error:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
     except (KeyError, TypeError, AttributeError) as error:
