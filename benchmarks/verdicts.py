@@ -386,13 +386,9 @@ def main() -> None:
     elif args.runs:
         print_runs(args.runs, args.seed)
     else:
-        simulate(args)
-
-
-def simulate(args: argparse.Namespace) -> None:
-    print_pairs(args.repetitions, args.seed)
-    print_groups(args.repetitions // 2, args.seed)
-    print_history(args.repetitions // 8, args.seed)
+        print_pairs(args.repetitions, args.seed)
+        print_groups(args.repetitions // 2, args.seed)
+        print_history(args.repetitions // 8, args.seed)
 
 
 def print_pairs(repetitions: int, seed: int) -> None:

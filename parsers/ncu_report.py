@@ -46,7 +46,6 @@ _WORKLOAD_KERNEL = 0
 
 
 def sniff(path: Path) -> bool:
-    """Return True for a file with the magic number of a report."""
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 

@@ -32,7 +32,6 @@ _API_STATS = re.compile(r"(marker|hip|hsa|rccl|domain)(_api|_compiler\w*|_runtim
 
 
 def sniff(path: Path) -> bool:
-    """Return True for a CSV file with names, calls and total times."""
     return set(read_header(path)) >= _COLUMNS
 
 

@@ -417,7 +417,6 @@ def _origin(
 
 
 def _count_placements(launches: pd.DataFrame, placed: attribution.Attribution) -> dict[schema.Placement, int]:
-    """Count kernels, or operators, by how they were placed in ranges."""
     counted = ~launches["kind"].isin(("memcpy", "memset")).to_numpy()
     launches, found, by_time = launches[counted], placed.path[counted] != 0, placed.by_time[counted]
     lost, shared = launches["thread"].isna(), launches["is_shared"]

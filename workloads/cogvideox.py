@@ -31,6 +31,7 @@ from profpipe.workload_lib import (
     attention_config,
     cogvideox_model,
     cogvideox_requirements,
+    compilation,
     error_metrics,
     implementations,
     reference,
@@ -203,7 +204,7 @@ class _Model:
         attend = attention or cogvideox_model.attend(config, phase)
         transformer.set_attn_processor(cogvideox_model.SwappedAttention(attend))
         self._setting, self._phase = config, phase
-        self._transformer = _compiled(transformer) if config.compile else transformer
+        self._transformer = compilation.compiled_model(transformer, fullgraph=False) if config.compile else transformer
         self._scheduler = cogvideox_model.scheduler(config)
         # Drawn on the CPU, so that the numbers are the same on every machine.
         generator = torch.Generator().manual_seed(config.seed)
@@ -244,15 +245,6 @@ class _Model:
             without, with_prompt = noise.chunk(2)
             noise = without + GUIDANCE_SCALE * (with_prompt - without)
         return self._scheduler.step(noise, time, latents, return_dict=False)[0].to(latents.dtype)
-
-
-def _compiled(transformer: Any) -> Any:
-    """Compile the transformer for its shape, in as many graphs as its attention needs.
-
-    Compiled code of earlier cases is dropped first: it would count against torch's limit of recompilations.
-    """
-    torch.compiler.reset()
-    return torch.compile(transformer, dynamic=False)
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------

@@ -56,11 +56,7 @@ def flops(params: Mapping[str, Any]) -> float:
 
 
 def bytes_moved(params: Mapping[str, Any]) -> float:
-    """Return the bytes that a call must read and write at least, every tensor once; k and v by their own heads.
-
-    Forward: reads q, k, v and writes out. Backward: reads q, k, v, out, its gradient and the log-sum-exp (fp32, one
-    per query row, written by the forward pass), and writes the three gradients.
-    """
+    """Return the bytes that a call must read and write at least, counted as in ``attention``."""
     config = parse_params(params)
     per_head = config.tokens * config.head_dim * attention_config.DTYPES[config.dtype].itemsize
     of_q, of_kv = config.qheads * per_head, 2 * config.kvheads * per_head

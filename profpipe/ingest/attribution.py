@@ -151,7 +151,6 @@ class Attribution:
     by_time: Bools
 
     def cases_and_phases(self, paths: Ints) -> tuple[list[str], list[str]]:
-        """Return the cases and the phases of ``paths``."""
         split = [schema.split_path(self.paths.names_of(int(node))) for node in paths]
         return [case for case, _ in split], [phase for _, phase in split]
 

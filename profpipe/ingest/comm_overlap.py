@@ -39,7 +39,6 @@ class Kernels:
 
 
 def are_communication(classes: Iterable[str]) -> Bools:
-    """Return for each kernel class whether it is communication."""
     return np.array([each == _CLASS for each in classes], dtype=bool)
 
 

@@ -93,7 +93,6 @@ _FIRST_RULES: Final[dict[tuple[str, tuple[Rule, ...]], Rule | None]] = {}
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """Return the engine's rules, in order."""
     return user_rules(plugins.kernel_classes()["rules"])
 
 

@@ -19,16 +19,16 @@ def is_larger(params: Mapping[str, Any], oom_params: Mapping[str, Any]) -> bool:
     """
     if params.keys() != oom_params.keys():
         return False
-    numbers: list[tuple[Any, Any]] = []
-    others: list[tuple[Any, Any]] = []
+    any_larger = False
     for name, value in params.items():
-        is_dimension = name not in _NO_DIMENSIONS and _is_number(value) and _is_number(oom_params[name])
-        (numbers if is_dimension else others).append((value, oom_params[name]))
-    return (
-        all(type(value) is type(other) and value == other for value, other in others)
-        and all(value >= other and bool(value) == bool(other) for value, other in numbers)
-        and any(value > other for value, other in numbers)
-    )
+        other = oom_params[name]
+        if name not in _NO_DIMENSIONS and _is_number(value) and _is_number(other):
+            if not (value >= other and bool(value) == bool(other)):
+                return False
+            any_larger |= value > other
+        elif type(value) is not type(other) or value != other:
+            return False
+    return any_larger
 
 
 def _is_number(value: object) -> bool:

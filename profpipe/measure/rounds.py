@@ -59,14 +59,9 @@ class TimingPlan:
         if spec.get("processes", 1) > 1:
             fixed = sampling.StoppingRule(min_samples=repeats, budget_s=math.inf, max_samples=repeats)
             return cls(fixed, 1, seed, "eager", spec["warmup"], repeats, flush)
-        defaults = sampling.StoppingRule()
-        rule = sampling.StoppingRule(
-            min_samples=repeats,
-            target=timing.get("target", defaults.target),
-            budget_s=timing.get("budget_s", defaults.budget_s),
-            max_samples=max(repeats, timing.get("most", defaults.max_samples)),
-            slowed_s=timing.get("slowed_s", defaults.slowed_s),
-        )
+        given = {name: timing[name] for name in ("target", "budget_s", "slowed_s") if name in timing}
+        most = max(repeats, timing.get("most", sampling.StoppingRule.max_samples))
+        rule = sampling.StoppingRule(min_samples=repeats, max_samples=most, **given)
         rounds = timing.get("rounds", 1) if timing.get("order") == "interleaved" else 1
         # A round without a sample would only warm up.
         rounds = max(1, min(rounds, repeats))

@@ -39,6 +39,16 @@ def compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., T
     return torch.compile(function, dynamic=False, fullgraph=True, **options)
 
 
+def compiled_model(model: torch.nn.Module, *, fullgraph: bool) -> Any:
+    """Compile ``model`` for its shape, as one graph or as many as it needs.
+
+    Compiled code of earlier cases is dropped first: their sizes would count against torch's limit of 8 recompilations,
+    after which the model runs uncompiled without a warning, and would make the dimensions of this one dynamic.
+    """
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=fullgraph, dynamic=False)
+
+
 def without_sdpa() -> dict[str, Any]:
     """Return options under which inductor compiles the formula of attention instead of replacing it by SDPA.
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from profpipe.workload_lib import attention_config, lm_config, lm_model
+from profpipe.workload_lib import attention_config, compilation, lm_config, lm_model
 from profpipe.workload_lib.lm_config import LmConfig
 from profpipe.workload_lib.passes import Phase
 
@@ -26,7 +26,7 @@ class Model:
         lm_model.initialise(self.layers, generator)
         self.tokens, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
         self._setting, self._phase = config, phase
-        self._run = _compiled(self.layers) if config.compile else self.layers
+        self._run = compilation.compiled_model(self.layers, fullgraph=True) if config.compile else self.layers
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return (logits, mean loss)."""
@@ -36,16 +36,6 @@ class Model:
             logits = self._run(self.tokens)
             with self._phase("loss"):
                 return logits, functional.cross_entropy(logits.flatten(0, 1), self.targets)
-
-
-def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Compile the model as one graph for its shape.
-
-    Compiled code of earlier cases is dropped first: their sizes would count against torch's limit of 8 recompilations,
-    after which the model runs uncompiled without a warning, and would make the dimensions of this one dynamic.
-    """
-    torch.compiler.reset()
-    return torch.compile(model, fullgraph=True, dynamic=False)
 
 
 def iteration(config: LmConfig, phase: Phase) -> Callable[[], Tensor]:

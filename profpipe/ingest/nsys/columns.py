@@ -132,7 +132,6 @@ def _read_from(batch: pa.RecordBatch, column: Column) -> pa.Array:
 
 
 def _expression(column: Column) -> str:
-    """Return ``column`` in SQL."""
     if isinstance(column, tuple):
         high, middle, low = map(_quoted, column)
         return f"({high} << 32) | ({middle} << 16) | {low}"

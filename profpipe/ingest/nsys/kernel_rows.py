@@ -63,14 +63,15 @@ def read(kind: str, found: Iterable[stats_output.Table]) -> Rows:
     A report that was printed twice counts once, at its finest resolution.
     """
     known: list[Rows] = []
-    for table in (table for table in found if table.kind == kind):
+    times = _TIMES.get(kind, "total time")
+    finest_first = sorted(
+        (table for table in found if table.kind == kind), key=lambda table: table.resolution_ns(times)
+    )
+    for table in finest_first:
         frame = _read_launches(table) if kind in _LAUNCHES else _read_summary(table)
-        rows = Rows(kind, frame, table.resolution_ns(_TIMES.get(kind, "total time")), kind in _TIMES)
-        same = next((place for place, other in enumerate(known) if rows.repeat(other)), None)
-        if same is None:
+        rows = Rows(kind, frame, table.resolution_ns(times), kind in _TIMES)
+        if not any(rows.repeat(other) for other in known):
             known.append(rows)
-        elif rows.resolution_ns < known[same].resolution_ns:
-            known[same] = rows
     if not known:
         return Rows(kind, schema.empty(schema.KERNELS), 0.0)
     return Rows(kind, pd.concat([rows.frame for rows in known]), max(rows.resolution_ns for rows in known))

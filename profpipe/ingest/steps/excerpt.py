@@ -55,18 +55,13 @@ def of_step(steps: pd.DataFrame, first: int, like: Window | None) -> Window:
     It is the step of ``like``, the window of another device, where that step is steady here too. ``steps`` are those of
     the device, with ``start_ns`` since ``first``. Where no step is steady, any step serves.
     """
-    chosen = steps[steps["state"] == best_state(steps)]
+    states = (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.OTHER)
+    chosen = steps[steps["state"] == next(state.value for state in states if (steps["state"] == state.value).any())]
     is_same = chosen["step"] == (like.step if like else np.nan)
     row = chosen[is_same].iloc[0] if is_same.any() else chosen.iloc[typical(chosen["wall_ns"].to_numpy(dtype=float))]
     begin = int(row["start_ns"]) + first
     origin = like.origin if like and is_same.any() else begin
     return Window(EventKind.STEP, begin, begin + int(row["wall_ns"]), origin, float(row["step"]))
-
-
-def best_state(steps: pd.DataFrame) -> str:
-    """Return the state of the steps that are shown: steady, if there is such a step."""
-    states = (StepState.STEADY, StepState.OUTLIER, StepState.WARMUP, StepState.OTHER)
-    return next(state.value for state in states if (steps["state"] == state.value).any())
 
 
 def typical(wall_ns: Any) -> int:
@@ -158,7 +153,6 @@ class Excerpts:
                         self.add(line, window, process=process, device=device, case=case)
 
     def table(self) -> pd.DataFrame:
-        """Return the rows that were added."""
         texts = {column.name for column in schema.TIMELINE.columns if column.dtype == "str"}
         columns = {}
         for name in dict.fromkeys(key for part in self._parts for key in part):

@@ -11,7 +11,6 @@ class Union:
     """The union of intervals [start, end), which may touch, overlap and come in any order."""
 
     def __init__(self, start: Int64s, end: Int64s) -> None:
-        """Merge the intervals; ``start`` and ``end`` are whole ns."""
         self.order: Ints | None = None
         if (start[1:] < start[:-1]).any():
             self.order = np.argsort(start, kind="stable")
