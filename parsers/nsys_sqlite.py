@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,37 +64,27 @@ def _is_ours(table: str) -> bool:
     return table in _MARKS or table.startswith(activities.PREFIX)
 
 
-_Found = TypeVar("_Found")
+_Reader = TypeVar("_Reader", bound=Callable[..., Any])
 
 
-def parse(path: Path, step_range: str = "") -> schema.Tables:
-    """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
-    return _or_refused(functools.partial(_parse, step_range=step_range), path)
+def _refusing(read: _Reader) -> _Reader:
+    """Make ``read`` raise ``UnreadableFile`` for an export that is damaged, or was interrupted."""
+
+    @functools.wraps(read)
+    def reading(path: Path, *options: Any, **named: Any) -> Any:
+        try:
+            return read(path, *options, **named)
+        except activities.Damaged as damage:
+            raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
+        except columns.FAILURES as failure:
+            reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
+            what = f"damaged or cut short, cannot be read ({reason[:200]})"
+            raise errors.UnreadableFile(path, what, _EXPORT_AGAIN) from failure
+
+    return cast(_Reader, reading)
 
 
-def launches(path: Path) -> pd.DataFrame:
-    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
-    return _or_refused(_launches, path)
-
-
-def recording(path: Path) -> Recording:
-    """Read the single events of an export. Raises ``UnreadableFile``."""
-    return _or_refused(_recording, path)
-
-
-def _or_refused(read: Callable[[Path], _Found], path: Path) -> _Found:
-    try:
-        return read(path)
-    except activities.Damaged as damage:
-        raise errors.UnreadableFile(path, str(damage), _EXPORT_AGAIN) from damage
-    except columns.FAILURES as failure:
-        reason = "".join(c if c.isprintable() else "?" for c in " ".join(str(failure).split()))
-        raise errors.UnreadableFile(
-            path, f"damaged or cut short, cannot be read ({reason[:200]})", _EXPORT_AGAIN
-        ) from failure
-
-
-def _opened(path: Path) -> columns.Source:
+def _opened(path: Path) -> tuple[columns.Source, columns.Strings]:
     for leftover in ("-journal", "-wal"):
         beside = path.with_name(path.name + leftover)
         if beside.is_file() and beside.stat().st_size:
@@ -104,12 +94,13 @@ def _opened(path: Path) -> columns.Source:
     export: columns.Source = columns.ParquetFolder(path) if path.is_dir() else columns.Database(path)
     if not export.columns("StringIds"):
         raise activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
-    return export
+    return export, columns.Strings(export)
 
 
-def _parse(path: Path, step_range: str) -> schema.Tables:
-    export = _opened(path)
-    strings = columns.Strings(export, "StringIds", "id", "value")
+@_refusing
+def parse(path: Path, step_range: str = "") -> schema.Tables:
+    """Read an export. ``step_range`` is a regular expression for the ranges that are steps."""
+    export, strings = _opened(path)
     work, calls = activities.read(export, strings)
     ranges, notes = nvtx.read(export, strings, _latest(work, calls))
     with ThreadPoolExecutor(max_workers=1) as executor:
@@ -144,9 +135,10 @@ def _parse(path: Path, step_range: str) -> schema.Tables:
     )
 
 
-def _launches(path: Path) -> pd.DataFrame:
-    export = _opened(path)
-    strings = columns.Strings(export, "StringIds", "id", "value")
+@_refusing
+def launches(path: Path) -> pd.DataFrame:
+    """Read single launches (``launch_order.COLUMNS``), none without grids. Raises ``UnreadableFile``."""
+    export, strings = _opened(path)
     if (shapes := activities.read_shapes(export)) is None:
         return launch_order.empty()
     work, calls = activities.read(export, strings)
@@ -159,9 +151,10 @@ def _launches(path: Path) -> pd.DataFrame:
     return launch_order.table(ranges, called, placed, rows, seen, work.start[rows])
 
 
-def _recording(path: Path) -> Recording:
-    export = _opened(path)
-    strings = columns.Strings(export, "StringIds", "id", "value")
+@_refusing
+def recording(path: Path) -> Recording:
+    """Read the single events of an export. Raises ``UnreadableFile``."""
+    export, strings = _opened(path)
     work, calls = activities.read(export, strings)
     latest = _latest(work, calls)
     ranges, _ = nvtx.read(export, strings, latest)

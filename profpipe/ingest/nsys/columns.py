@@ -235,11 +235,11 @@ def read_texts(source: Source, table: str, name: str, rows: int) -> tuple[npt.ND
 
 
 class Strings:
-    """A table of numbered strings, kept as bytes: captures store process environments of any encoding in it."""
+    """The table ``StringIds``, kept as bytes: captures store process environments of any encoding in it."""
 
-    def __init__(self, source: Source, table: str, number: str, value: str) -> None:
+    def __init__(self, source: Source) -> None:
         ids, values = [np.zeros(0, dtype=np.int64)], []
-        with closing(source.batches(table, [number, value])) as batches:
+        with closing(source.batches("StringIds", ["id", "value"])) as batches:
             for batch in batches:
                 ids.append(numbers(batch.column(0), np.int64))
                 values.append(batch.column(1).cast(pa.binary()))
