@@ -84,5 +84,5 @@ def _steps(ranges: Ranges, process: Int64s, when: Int64s) -> Int64s:
         mine = np.flatnonzero(process == pid)
         if own is not None and len(mine) and len(own.begin):
             at = own.place(when[mine])
-            found[mine] = np.where(at >= 0, own.number[at], -1)
+            found[mine] = np.where(at >= 0, own.step[at], -1)
     return found

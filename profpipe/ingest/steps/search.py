@@ -17,7 +17,6 @@ from profpipe.ingest.steps.figures import COUNT_BY_PATTERN, of_device, of_record
 from profpipe.ingest.steps.operations import Calls, Operations, Timeline, timeline
 from profpipe.ingest.steps.segments import Segments
 from profpipe.ingest.steps.states import states
-from profpipe.ingest.steps.windows import Windows
 from profpipe.results import schema
 from profpipe.results.schema import StepState
 
@@ -96,7 +95,7 @@ def find(
     )
 
 
-def _by_windows(own: Timeline, sorts: Sequence[Windows]) -> Segments | None:
+def _by_windows(own: Timeline, sorts: Sequence[Segments]) -> Segments | None:
     """Return the steps by the first sort of ranges that hold launches."""
     holding = (each for each in sorts if (each.place(own.launched) >= 0).any())
     return next((windows.segments_of(each, own.launched) for each in holding), None)
@@ -124,7 +123,7 @@ def find_on_host(ranges: attribution.Ranges, unclosed: int | None = None, own: s
     found = []
     for process, (first, *_) in by_process.items():
         wall = np.append(np.diff(first.begin), first.end[-1] - first.begin[-1])
-        columns = {"step": first.number, "start_ns": first.begin - origin, "wall_ns": wall}
+        columns = {"step": first.step, "start_ns": first.begin - origin, "wall_ns": wall}
         state = states(wall.astype(np.float64))
         found.append(pd.DataFrame({**columns, "process": process, "rule": first.rule.value, "state": state}))
     return Found(steps=schema.frame(schema.STEPS, pd.concat(found, ignore_index=True))) if found else Found()

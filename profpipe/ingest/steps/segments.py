@@ -25,17 +25,12 @@ class Segments:
 
     def place(self, launched: Int64s) -> Ints:
         """Return the segment of each launch, -1 for launches outside all of them."""
-        return place(self.begin, self.end, launched)
+        at = np.searchsorted(self.begin, launched, side="right") - 1
+        return np.where((at >= 0) & (launched < self.end[at]), at, -1)
 
     @property
     def steps(self) -> int:
         return int(self.is_step.sum())
-
-
-def place(begin: Int64s, end: Int64s, times: Int64s) -> Ints:
-    """Return which of the parts [begin, end), ascending and without overlap, holds each time; -1: none."""
-    at = np.searchsorted(begin, times, side="right") - 1
-    return np.where((at >= 0) & (times < end[at]), at, -1)
 
 
 def everything(launched: Int64s) -> Segments:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from profpipe.ingest import attribution
-from profpipe.ingest.groupby import Int64s, Ints, groups
+from profpipe.ingest.groupby import Int64s, groups
 from profpipe.ingest.steps import segments
 from profpipe.ingest.steps.segments import Segments
 from profpipe.results import schema
@@ -35,29 +34,17 @@ _DIGITS: Final = 18
 _DOMAIN: Final = r"(?:[^:]+:)?"
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Ranges of one process and one sort, ascending and without overlap; times in ns, ``number`` as in their names."""
+def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> dict[int, list[Segments]]:
+    """Return the ranges of each process that are steps, by sort: the first that holds launches applies.
 
-    rule: StepRule
-    begin: Int64s
-    end: Int64s
-    number: Int64s
-
-    def place(self, times: Int64s) -> Ints:
-        """Return the window of each time, -1 outside all of them."""
-        return segments.place(self.begin, self.end, times)
-
-
-def find(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> dict[int, list[Windows]]:
-    """Return the windows of each process, by sort: the first that holds launches applies.
+    A step has the number in the name of its range.
 
     ``own`` is the user's regular expression for names of ranges. ``unclosed`` is the end that the parser gave to ranges
     without one: they are no whole steps.
     """
     texts = ranges.recorded or ranges.names
     used = pd.unique(ranges.name).tolist()
-    found: dict[int, list[Windows]] = {}
+    found: dict[int, list[Segments]] = {}
     for rule, sort in _sorts(own):
         matches = {code: match for code in used if (match := sort.fullmatch(texts[code]))}
         rows = np.flatnonzero(np.isin(ranges.name, list(matches))) if matches else np.zeros(0, dtype=np.int64)
@@ -80,17 +67,17 @@ def _sorts(own: str) -> Iterator[tuple[StepRule, re.Pattern[str]]]:
         yield StepRule.FRAMEWORK, re.compile(f"{_DOMAIN}{pattern}", re.IGNORECASE)
 
 
-def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Windows:
+def _windows(rule: StepRule, start: Int64s, end: Int64s, number: Int64s) -> Segments:
     """Order the ranges, and leave out those that begin inside another one: nested ones, and those of other threads."""
     order = np.lexsort((-end, start))
     start, end, number = start[order], end[order], number[order]
     outer = start >= np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
     start, end, number = start[outer], end[outer], number[outer]
     counts_up = bool((number >= 0).all() and (np.diff(number) > 0).all())
-    return Windows(rule, start, end, number if counts_up else np.arange(len(start)))
+    return Segments(rule, start, end, number if counts_up else np.arange(len(start)), np.ones(len(start), dtype=bool))
 
 
-def segments_of(windows: Windows, launched: Int64s) -> Segments:
+def segments_of(windows: Segments, launched: Int64s) -> Segments:
     """Return the steps of the device with these launches.
 
     Where most gaps between two windows hold launches, these belong to the loop, and a step reaches to the next window:
@@ -102,4 +89,4 @@ def segments_of(windows: Windows, launched: Int64s) -> Segments:
     filled = np.unique(gap[between & (launched >= end[gap])])
     if 2 * len(filled) > len(end) - 1:
         end = np.append(windows.begin[1:], end[-1])
-    return segments.with_gaps(windows.rule, windows.begin, end, windows.number)
+    return segments.with_gaps(windows.rule, windows.begin, end, windows.step)
