@@ -32,7 +32,6 @@ FORMATS = ("nsys SQLite export (schemas of 2020 to 2026)", "nsys Parquet export 
 _EXPORT_AGAIN: Final = "Export it again: nsys export --type sqlite --force-overwrite true -o OUT.sqlite REPORT.nsys-rep"
 #: Any of these says that nsys made the file; an interrupted export may lack the others.
 _MARKS: Final = ("StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "ENUM_NSYS_EVENT_TYPE")
-_NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 def sniff(path: Path) -> bool:
@@ -121,9 +120,9 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
         origin = _origin(export, work, placed)
-        launched = _kernels(work, placed, classes.result())
         given = _operations(export, work, launches, classes.result(), placed)
         del launches
+        launched = comm_overlap.kernels(given, placed, activities.pids)
         steps = search.find(given, ranges, waits, latest, step_range).of_processes(activities.pids)
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     return schema.Tables(
@@ -212,22 +211,6 @@ def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.
             "duration_ns": np.subtract(work.end, work.start, dtype=np.float64),
         },
         copy=False,
-    )
-
-
-def _kernels(work: activities.Work, placed: attribution.Attribution, classes: Sequence[str]) -> comm_overlap.Kernels:
-    communicates = comm_overlap.are_communication(classes)
-    # Most files have no communication, and a column of ten million kernels is 80 MB.
-    rows = np.flatnonzero(work.is_kind("kernel", "graph")) if communicates.any() else _NOTHING
-    path, paths = pd.factorize(placed.path[rows])
-    cases, _ = placed.cases_and_phases(paths)
-    return comm_overlap.Kernels(
-        *comm_overlap.renumber(path, cases),
-        activities.pids(work.process[rows]),
-        work.device[rows],
-        work.start[rows],
-        work.end[rows],
-        communicates[work.name[rows]] & (work.kind[rows] == schema.KINDS.index("kernel")),
     )
 
 

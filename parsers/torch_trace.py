@@ -71,11 +71,19 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     placed = attribution.attribute(ranges, calls)
     rows = _rows(trace, launches, placed)
     range_rows = _range_table(trace, ranges, calls, placed, launches)
-    metrics = comm_overlap.metrics(_kernels(trace, launches, rows), comm_overlap.count_iterations(range_rows))
-    steps = _steps(trace, launches, ranges, placed, step_range)
+    if launches.empty or (launches["kind"] == "cpu_op").any():
+        metrics: list[dict[str, Any]] = []
+        # Of a trace without GPU events, the periods of the steps on the CPU.
+        steps = search.find_on_host(ranges, own=step_range)
+    else:
+        given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
+        # A trace is of one process, and the process of a kernel is known only with its launch.
+        launched = comm_overlap.kernels(given, placed, np.zeros_like)
+        metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
+        steps = search.find(given, ranges, _waits(trace), own=step_range)
     return schema.Tables(
         kernels=kernel_classes.annotate(schema.summarise(rows)).assign(profiler="torch"),
-        **steps.tables(profiler="torch", rank=_rank(trace)),
+        **steps.of_processes(_known_pids(trace)).tables(profiler="torch", rank=_rank(trace)),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -283,22 +291,6 @@ def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attri
     )
 
 
-def _kernels(trace: events.Trace, launches: pd.DataFrame, rows: pd.DataFrame) -> comm_overlap.Kernels:
-    of_kernels = (launches["kind"] == "kernel").to_numpy()
-    launches, rows = launches[of_kernels], rows[of_kernels]
-    start = _ns(launches["start"])
-    communicates = comm_overlap.are_communication(kernel_classes.classes(trace.texts))
-    return comm_overlap.Kernels(
-        *comm_overlap.renumber(rows["case"].cat.codes.to_numpy(), rows["case"].cat.categories.tolist()),
-        # A trace is of one process, and the process of a kernel is known only with its launch.
-        np.zeros(len(rows), dtype=np.int64),
-        rows["device"].fillna(-1).to_numpy(dtype=np.int64),
-        start,
-        start + rows["duration_ns"].to_numpy(),
-        communicates[launches["name"].astype(int).to_numpy()],
-    )
-
-
 def _range_table(
     trace: events.Trace,
     ranges: attribution.Ranges,
@@ -317,21 +309,6 @@ def _range_table(
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
-
-
-def _steps(
-    trace: events.Trace,
-    launches: pd.DataFrame,
-    ranges: attribution.Ranges,
-    placed: attribution.Attribution,
-    step_range: str,
-) -> search.Found:
-    """Return the steps; of a trace without GPU events their periods on the CPU only."""
-    known = _known_pids(trace)
-    if (launches["kind"] == "cpu_op").any() or launches.empty:
-        return search.find_on_host(ranges, own=step_range).of_processes(known)
-    given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
-    return search.find(given, ranges, _waits(trace), own=step_range).of_processes(known)
 
 
 def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:

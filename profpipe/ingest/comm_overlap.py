@@ -6,17 +6,17 @@ work and waiting. A compute kernel on the same device hides that time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from profpipe.ingest.attribution import Attribution
 from profpipe.ingest.groupby import Bools, Ints, combine, union
+from profpipe.ingest.steps.operations import Operations
 from profpipe.results import schema
-
-_CLASS: Final = "communication"
 
 #: Time in ns in which a device communicates, computes, and does both.
 _Busy = tuple[float, float, float]
@@ -38,14 +38,27 @@ class Kernels:
     communicates: Bools
 
 
-def are_communication(classes: Iterable[str]) -> Bools:
-    return np.array([each == _CLASS for each in classes], dtype=bool)
+def kernels(done: Operations, placed: Attribution, pids: Callable[[Ints], Ints]) -> Kernels:
+    """Return the kernels and whole graphs among the operations; none where no kernel communicates.
 
-
-def renumber(codes: Ints, cases: Sequence[str]) -> tuple[Ints, list[str]]:
-    """Replace ``codes`` into ``cases``, which may repeat, by codes into distinct cases."""
+    ``pids`` turns numbers of processes into those that distinguish devices of one number.
+    """
+    kernel, graph = map(schema.KINDS.index, ("kernel", "graph"))
+    # Most files have no communication, and a column of ten million kernels is 80 MB.
+    has_any = done.are_collective.any()
+    rows = np.flatnonzero(np.isin(done.kind, (kernel, graph))) if has_any else np.zeros(0, dtype=np.int64)
+    path, paths = pd.factorize(placed.path[rows])
+    cases, _ = placed.cases_and_phases(paths)
     number, different = pd.factorize(np.array(cases, dtype=object))
-    return number[codes] if len(cases) else codes, list(different)
+    return Kernels(
+        number[path] if len(rows) else path,
+        list(different),
+        pids(done.process[rows]),
+        done.device[rows],
+        done.start[rows],
+        done.end[rows],
+        done.are_collective[done.name[rows]] & (done.kind[rows] == kernel),
+    )
 
 
 def count_iterations(ranges: pd.DataFrame) -> dict[str, int]:
