@@ -114,8 +114,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
         del calls
         placed = attribution.attribute(ranges, launches)
         notes += placed.paths.notes()
-        range_rows = range_stats.summarise(ranges, launches, placed, work.start, work.end)
-        range_rows["process"] = pd.array(_known(activities.pids(range_rows["process"].to_numpy())), dtype="Int64")
+        range_rows = range_stats.table(ranges, launches, placed, work.start, work.end, activities.pids)
         # Not beside the sums of the ranges, which need as much memory.
         kernels = executor.submit(_kernel_rows, work, placed)
         # What needs no classes is done before them.
@@ -127,7 +126,7 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
     return schema.Tables(
         kernels=kernels.result().assign(profiler="nsys"),
-        ranges=schema.frame(schema.RANGES, range_rows).assign(profiler="nsys"),
+        ranges=range_rows.assign(profiler="nsys"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="nsys"),
         **steps.tables(profiler="nsys"),
         origin=replace(origin, notes=tuple(notes), details=tuple(details)),

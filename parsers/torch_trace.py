@@ -62,7 +62,8 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     """
     trace = events.read(path)
     launches = _launches(trace)
-    if launches.empty:
+    on_gpu = not launches.empty
+    if not on_gpu:
         launches = _operators(trace)
     ranges = _ranges(trace)
     if launches.empty and not len(ranges.start):
@@ -70,20 +71,20 @@ def parse(path: Path, step_range: str = "") -> schema.Tables:
     calls = _calls(trace, launches)
     placed = attribution.attribute(ranges, calls)
     rows = _rows(trace, launches, placed)
-    range_rows = _range_table(trace, ranges, calls, placed, launches)
-    if launches.empty or (launches["kind"] == "cpu_op").any():
-        metrics: list[dict[str, Any]] = []
-        # Of a trace without GPU events, the periods of the steps on the CPU.
-        steps = search.find_on_host(ranges, own=step_range)
-    else:
+    start, pids = _ns(launches["start"]), _known_pids(trace)
+    range_rows = range_stats.table(ranges, calls, placed, start, start + _ns(launches["dur"]), pids, on_gpu)
+    metrics: list[dict[str, Any]] = []
+    if on_gpu:
         given = _gpu_operations(trace, launches, np.array(placed.paths.in_case)[placed.path])
         # A trace is of one process, and the process of a kernel is known only with its launch.
         launched = comm_overlap.kernels(given, placed, np.zeros_like)
         metrics = comm_overlap.metrics(launched, comm_overlap.count_iterations(range_rows))
         steps = search.find(given, ranges, _waits(trace), own=step_range)
+    else:
+        steps = search.find_on_host(ranges, own=step_range)
     return schema.Tables(
         kernels=kernel_classes.annotate(schema.summarise(rows)).assign(profiler="torch"),
-        **steps.of_processes(_known_pids(trace)).tables(profiler="torch", rank=_rank(trace)),
+        **steps.of_processes(pids).tables(profiler="torch", rank=_rank(trace)),
         ranges=range_rows.assign(profiler="torch"),
         metrics=schema.frame(schema.METRICS, metrics).assign(profiler="torch"),
         origin=_origin(trace, launches, rows, placed),
@@ -289,23 +290,6 @@ def _rows(trace: events.Trace, launches: pd.DataFrame, placed: attribution.Attri
             "duration_ns": _ns(launches["dur"]),
         }
     )
-
-
-def _range_table(
-    trace: events.Trace,
-    ranges: attribution.Ranges,
-    calls: attribution.Launches,
-    placed: attribution.Attribution,
-    launches: pd.DataFrame,
-) -> pd.DataFrame:
-    start = _ns(launches["start"])
-    rows = range_stats.summarise(ranges, calls, placed, start, start + _ns(launches["dur"]))
-    pids = dict(zip(trace.process_codes, trace.pids, strict=False))
-    rows["process"] = rows["process"].map(pids).astype("Float64").astype("Int64")
-    if not (launches["kind"] != "cpu_op").any():
-        # Times of a GPU that was not recorded are missing, not zero.
-        rows[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
-    return schema.frame(schema.RANGES, rows)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

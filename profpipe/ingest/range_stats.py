@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -11,6 +14,27 @@ from profpipe.ingest.groupby import Int64s, Ints, combine, union
 from profpipe.results import schema
 
 _NEVER = np.iinfo(np.int64).max
+
+
+def table(
+    ranges: Ranges,
+    launches: Launches,
+    placed: Attribution,
+    start_ns: Int64s,
+    end_ns: Int64s,
+    pids: Callable[[Int64s], Any],
+    on_gpu: bool = True,
+) -> pd.DataFrame:
+    """Return the table `ranges`. ``pids`` turns numbers of processes into process ids, negative where unknown.
+
+    Without ``on_gpu`` the times of the GPU, which was not recorded, are missing.
+    """
+    rows = summarise(ranges, launches, placed, start_ns, end_ns)
+    process = pd.Series(pd.array(pids(rows["process"].to_numpy()), dtype="Int64"))
+    rows["process"] = process.where(process >= 0)
+    if not on_gpu:
+        rows[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
+    return schema.frame(schema.RANGES, rows)
 
 
 def summarise(

@@ -119,7 +119,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     launches["phase"] = np.array(phases, dtype=object)[placed.path]
     launches["duration_ns"] = (launches["end"] - launches["start"]).astype("int64")
     start, end = (launches[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    sums = range_stats.summarise(given_ranges, given, placed, start, end)
+    range_rows = range_stats.table(given_ranges, given, placed, start, end, codes.find_pids, len(launches) > 0)
     in_case = np.array(placed.paths.in_case)[placed.path]
     steps = search.Found()
     if len(launches) and not recording.has_counters:
@@ -135,7 +135,7 @@ def place(recording: Recording, origin: schema.Origin) -> Placed:
     return Placed(
         schema.Tables(
             kernels=kernel_classes.annotate(schema.summarise(launches.rename(columns={"name": "kernel"}))),
-            ranges=_range_table(sums, codes, anything=len(launches) > 0),
+            ranges=range_rows,
             **steps.tables(),
             origin=replace(_with_sums(origin, launches, how, placed), notes=(*origin.notes, *notes)),
         ),
@@ -227,7 +227,7 @@ class _Codes:
         both = pd.concat([launches[columns], ranges[columns]], ignore_index=True)
         spaces, processes = (pd.factorize(both[name], use_na_sentinel=False)[0] for name in _PROCESS)
         self._process, firsts = combine(spaces, processes)
-        self.pids = both["process"].iloc[firsts].array
+        self._pids = both["process"].iloc[firsts].fillna(-1).to_numpy(dtype=np.int64)
         # An unknown thread (NA) counts as a thread without ranges.
         thread, _ = pd.factorize(both["thread"], use_na_sentinel=False)
         self._thread, _ = combine(self._process, thread)
@@ -236,8 +236,7 @@ class _Codes:
 
     def find_pids(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the process id of each code, -1 where it is unknown."""
-        pids = pd.array(self.pids, dtype="Int64").fillna(-1).to_numpy(dtype=np.int64)
-        found: np.ndarray[Any, Any] = pids[codes]
+        found: np.ndarray[Any, Any] = self._pids[codes]
         return found
 
     def waits(self, calls: pd.DataFrame) -> operations.Calls:
@@ -294,14 +293,6 @@ def _operations(
         stream=launches["stream"].fillna(-1).to_numpy(dtype=np.int64),
         read_calls=lambda rows: (called.end[rows], thread[rows]),
     )
-
-
-def _range_table(sums: pd.DataFrame, codes: _Codes, anything: bool) -> pd.DataFrame:
-    sums["process"] = pd.array([codes.pids[code] for code in sums["process"]], dtype="Int64")
-    if not anything:
-        # A file of ranges alone has no times of the GPU.
-        sums[["kernel_ns", "kernels", "busy_ns", "span_ns"]] = pd.NA
-    return schema.frame(schema.RANGES, sums)
 
 
 def _with_sums(
