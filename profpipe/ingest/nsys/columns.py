@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import adbc_driver_manager
 import adbc_driver_sqlite
@@ -35,19 +35,6 @@ SQLITE_HEAD: Final = b"SQLite format 3\0"
 _BATCH_ROWS: Final = 1 << 16
 
 
-class Source(Protocol):
-    """Tables by name."""
-
-    def columns(self, table: str) -> list[str]:
-        """Return the names of ``table``'s columns, none where there is no such table."""
-
-    def count_rows(self, table: str) -> int:
-        """Return the number of rows of ``table``, which exists."""
-
-    def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the rows of ``table``. Close the generator: the driver's cursor must not outlive its connection."""
-
-
 class Database:
     """A SQLite file, opened so that nothing is written beside it: the folder may be read-only."""
 
@@ -67,6 +54,7 @@ class Database:
         return list(self._columns)
 
     def columns(self, table: str) -> list[str]:
+        """Return the names of ``table``'s columns, none where there is no such table."""
         return self._columns.get(table, [])
 
     def count_rows(self, table: str) -> int:
@@ -74,6 +62,7 @@ class Database:
             return int(database.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])
 
     def batches(self, table: str, columns: Sequence[Column]) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the rows of ``table``. Close the generator: the driver's cursor must not outlive its connection."""
         chosen = ", ".join(map(_expression, columns))
         # Without the driver's cursors: up to 1.12 they print a traceback after a statement that failed.
         with (
@@ -116,6 +105,9 @@ class ParquetFolder:
                 budget.check()
                 found = [_read_from(batch, column) for column in columns]
                 yield pa.RecordBatch.from_arrays(found, names=[" ".join(names_of(column)) for column in columns])
+
+
+Source = Database | ParquetFolder
 
 
 def names_of(column: Column) -> tuple[str, ...]:
