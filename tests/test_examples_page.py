@@ -891,9 +891,13 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "attention_memory": (
         "at commit 2496043", "with batch 8, one head, and head dims of 16 to 128",
         "includes 32 MiB of cuBLAS's workspace",
+        "head dims of 16 to 128 and 256, 1024, 4096, 8192 and 16384 tokens; ours",
         "at head dim 64 and 16384 tokens", "At head dim 64 and 16384 tokens", "a card of 24 GiB",
     ),
     "transformer_lm": (
+        # held by tests/test_transformer_lm.py
+        "linear layers and logits have 16 bits; parameters, norms, loss and gradients have 32",
+        "1000 times 0.01 is 10.0001 in fp32, 9.9531 in fp16, and 10.0021 in mixed precision",
         "at commit 2496043", "(here 2.11)",
         "| forward, published | 35 | 93 | 187 |", "| forward and backward, published | 77 | 216 | 447 |",
         "The published shares are 66.4 % of a forward pass and 47.3 % of a full step",
