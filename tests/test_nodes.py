@@ -15,13 +15,15 @@ import pytest
 from program import ROOT, WITHOUT_TORCH, rows
 from slurm_cluster import Cluster
 
+from profpipe.analysis.findings.workloads import CaseResult
+from profpipe.analysis.nodes import Nodes, differences_of_job
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
 from profpipe.ingest import reader
 from profpipe.job import Job, Missing, Tool
 from profpipe.profilers import nsys
 from profpipe.results import schema
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry
 from profpipe.results.schema import Tables
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
@@ -68,6 +70,7 @@ def test_a_program_on_two_nodes_is_one_case_with_its_ranks_by_node(tmp_path: Pat
     assert {job.profiler: (job.status, job.rank_nodes) for job in run.jobs} == dict.fromkeys(
         ("plain", "torch"), ("ok", {0: "node1", 1: "node2"})
     )
+    assert set(run.nodes) == {"node1", "node2"} and all(node.packages["torch"] for node in run.nodes.values())
     steps = pd.DataFrame(rows(folder / "steps.csv"))
     per_rank = steps[steps["profiler"] == "plain"].groupby("rank")["step"].apply(list)
     assert per_rank.index.tolist() == ["0", "1"] and per_rank["0"] == per_rank["1"] == list(map(str, range(11)))
@@ -170,6 +173,23 @@ def test_ranks_that_files_do_not_state_follow_the_tasks_and_not_the_process_ids(
     found = steps[["source", "device", "rank"]].drop_duplicates()
     ranks = {(int(re.findall(r"task(\d+)", s)[0]), int(d)): int(r) for s, d, r in found.itertuples(index=False)}
     assert ranks == {(task, device): 2 * task + device for task in range(12) for device in range(2)}
+
+
+def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_are_named() -> None:
+    gpus = {"node1": "H100", "node2": "H100", "node3": "A100"}
+    known = {name: NodeEntry(Machine(gpus=(Gpu(name=gpu),)), {"torch": "2.9"}) for name, gpu in gpus.items()}
+    pairs = {"a": ("node1", "node2"), "b": ("node2", "node1"), "c": ("node1", "node3")}
+    jobs = tuple(
+        JobEntry(workload="w", profiler="plain", cases=(case,), node=nodes[0], rank_nodes=dict(enumerate(nodes)))
+        for case, nodes in pairs.items()
+    )
+    run = Manifest(jobs=jobs, nodes=known)
+    found = Nodes.of_workload(Tables(), run, "w", "plain")
+    cases = {case: CaseResult(case, {}, case, ()) for case in pairs}
+    assert found.of(cases.values()) == ("node1, node2", "node1, node3")
+    assert not found.differences([cases["a"], cases["b"]])
+    assert found.differences([cases["a"], cases["c"]]) == (("GPU", ("H100", "H100; A100")),)
+    assert [differences_of_job(run, job) for job in jobs] == [(), (), (("GPU", ("H100", "A100")),)]
 
 
 @pytest.mark.parametrize(

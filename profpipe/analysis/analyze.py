@@ -133,7 +133,7 @@ def _workload(
         (c.id, c.breakdown.iterations, index.totals[c.id, c.breakdown.profiler]) for c in cases.values() if c.breakdown
     ]
     with_steps = _cases_that_may_have_steps(data, cases)
-    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run.jobs_of(name))
+    own_steps = steps.find_steps(index, with_steps, layout.params, declared, run, name)
     # The ranges of a program are of the whole recording, also where its kernels are those of a step.
     whole = {id: index.capture_totals[id, case.breakdown.profiler] for id, case in cases.items() if case.breakdown}
     kernel_phases = {

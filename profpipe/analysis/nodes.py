@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
 from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, NodeSpread
 from profpipe.analysis.kernel_totals import rows
-from profpipe.results.manifest import Gpu, Manifest, NodeEntry
+from profpipe.results.manifest import Gpu, JobEntry, Manifest, NodeEntry
 from profpipe.results.schema import NODE_PREFIX, TIMES, Tables
 
 _TORCH = "torch"
+
+#: Facts with more than one value among nodes, and these values.
+Differences = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,15 @@ class Nodes:
         """Return the nodes whose times under ``profiler`` the report compares."""
         found: dict[str, dict[str, None]] = {}
         for job in run.jobs_of(workload):
-            if job.node and job.profiler == profiler:
+            if (place := _place(job)) and job.profiler == profiler:
                 for case in job.cases:
-                    found.setdefault(case, {})[job.node] = None
+                    found.setdefault(case, {})[place] = None
         of_cases = {case: tuple(nodes) for case, nodes in found.items()}
         facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
+        for job in run.jobs_of(workload):
+            place = _place(job)
+            if place and place not in facts:
+                facts[place] = _united(facts[node] for node in _nodes_of(job) if node in facts)
         return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
 
     def of(self, cases: Iterable[CaseResult]) -> tuple[str, ...]:
@@ -48,10 +55,7 @@ class Nodes:
 
     def differences(self, cases: Iterable[CaseResult]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Return each fact in which the nodes of the cases differ, with its values; none for like nodes."""
-        every = [self.facts.get(node, {}) for node in self.of(cases)]
-        names = dict.fromkeys(name for facts in every for name in facts)
-        values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
-        return tuple((name, found) for name, found in values if len(found) > 1)
+        return _differences([self.facts.get(node, {}) for node in self.of(cases)])
 
     def refuse(self, cases: Iterable[CaseResult]) -> Doubt | None:
         """Return why cases cannot be compared at all: their nodes are unlike."""
@@ -66,6 +70,35 @@ class Nodes:
             return
         if self.spread is None or second.ns <= best.ns * (1 + self.spread.ratio):
             yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, second.variant), spread=self.spread)
+
+
+def differences_of_job(run: Manifest, job: JobEntry) -> Differences:
+    """Return the facts in which the nodes of one program differ, with their values; none for like nodes."""
+    return _differences([dict(_facts(run.nodes[node])) for node in _nodes_of(job) if node in run.nodes])
+
+
+def _differences(every: Sequence[Mapping[str, str]]) -> Differences:
+    names = dict.fromkeys(name for facts in every for name in facts)
+    values = ((name, tuple(dict.fromkeys(facts.get(name, "") for facts in every))) for name in names)
+    return tuple((name, found) for name, found in values if len(found) > 1)
+
+
+def _nodes_of(job: JobEntry) -> list[str]:
+    return sorted(set((job.rank_nodes or {}).values())) or list(filter(None, [job.node]))
+
+
+def _place(job: JobEntry) -> str:
+    """Return the node of a job, or the nodes of a program on several ones: ``node1, node2``."""
+    return ", ".join(_nodes_of(job))
+
+
+def _united(every: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of several nodes as those of one."""
+    found: dict[str, dict[str, None]] = {}
+    for facts in every:
+        for name, value in facts.items():
+            found.setdefault(name, {})[value] = None
+    return {name: "; ".join(values) for name, values in found.items()}
 
 
 def _facts(entry: NodeEntry) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,8 @@ A figure of a case is the mean over its ranks. The parts of a step are means ove
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -29,8 +29,9 @@ from profpipe.analysis.findings.steps import (
 )
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
+from profpipe.analysis.nodes import differences_of_job
 from profpipe.config.items import items_of
-from profpipe.results.manifest import JobEntry
+from profpipe.results.manifest import Manifest
 from profpipe.results.schema import RANK_PREFIX, UNEVEN_STEPS, StepRule, StepState
 
 #: The class of the kernels that are the part ``communication``.
@@ -50,19 +51,21 @@ def find_steps(
     cases: Sequence[str],
     params: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, Any],
-    jobs: Iterable[JobEntry] = (),
+    run: Manifest,
+    workload: str,
 ) -> StepFindings:
     """Return the steps of those of ``cases`` that have any, and the items of a step or call of every case.
 
     ``params`` are the parameters of every case, ``declared`` is the workload's entry of the pipeline,
-    ``jobs`` are its jobs.
+    whose name ``workload`` is.
     """
     by_case = {str(case): own for case, own in index.tables.steps.groupby("case", sort=False)}
     profiler = _with_parts(index.tables.steps)
-    nodes = {(case, job.profiler): job.rank_nodes or {} for job in jobs for case in job.cases}
+    nodes = {(case, job.profiler): job.rank_nodes or {} for job in run.jobs_of(workload) for case in job.cases}
     found = {case: _Case(index, case, profiler, by_case[case], nodes).read() for case in cases if case in by_case}
     items = {case: items_of(declared.get("items_per_step"), own) for case, own in params.items()}
-    kept = tuple(own for own in found.values() if own)
+    unlike = {case: differences_of_job(run, job) for job in run.jobs_of(workload) for case in job.cases}
+    kept = tuple(replace(own, unlike_nodes=unlike.get(own.case, ())) for own in found.values() if own)
     without = tuple(case for case in cases if not found.get(case))
     recordings = tuple(recording for case in without for recording in _recordings(index, case))
     totals = {case: index.capture_totals.get((case, _recorder(index, case)), KernelTotals()) for case in without}

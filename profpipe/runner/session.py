@@ -225,6 +225,7 @@ class Session:
         described, variables = self.machine.described, environment.filter_variables(os.environ)
         keys = {job.folder: job_cache.key(job, _commands(job), described, variables, salt) for job in planned}
         jobs = [job for job in planned if not self._is_done(job)]
+        self._describe_nodes(jobs)
         if self.request.reuse:
             self._reuse(jobs, keys)
         for job in jobs:
@@ -242,6 +243,13 @@ class Session:
         for outcome in outcomes:
             folder = outcome.job.folder
             self._store(outcome, keys[folder] if outcome.job.cases == whole[folder] else "")
+
+    def _describe_nodes(self, jobs: Sequence[Job]) -> None:
+        """Record the nodes of the allocation where a command runs on several of them."""
+        most = max((job.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
+        if most > len(self.manifest.nodes):
+            found = step.describe_nodes(most, lambda argv, env: executor.ask(argv, 60.0, env))
+            self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
     @cached_property
     def _lanes(self) -> lanes.Lanes | None:

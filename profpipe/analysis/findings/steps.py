@@ -174,6 +174,8 @@ class CaseSteps:
     ranks: tuple[RankSteps, ...] = ()
     outliers: tuple[StepOutlier, ...] = ()
     rows: tuple[StepRow, ...] = ()
+    #: Of a program on unlike nodes: the facts in which these differ, such as the GPU, with their values.
+    unlike_nodes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def count(self, state: StepState) -> tuple[int, int]:
         """Return the fewest and the most steps in ``state`` of a rank."""

@@ -88,6 +88,8 @@ def ranks(workload: WorkloadFindings) -> doc.Section:
     whole = whole if has_nodes else whole.without("node")
     table = doc.fold_if_long(whole.without("case") if is_lone else whole)
     sentences = tuple(_slowest("" if is_lone else case_text(case), own.ranks) for case, own in cases)
+    unlike = dict.fromkeys(difference for _, own in cases for difference in own.unlike_nodes)
+    sentences += tuple(fill(f"The nodes differ in {name}: {{}}.", doc.join(values)) for name, values in unlike)
     summary = (
         "The figures of a case are means over its ranks. Exposed communication contains waiting for slower ranks;"
         " parts are means over steady steps."

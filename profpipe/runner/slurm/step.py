@@ -6,13 +6,18 @@ the step goes on, and scancel ends it.
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from profpipe.job import Job
 from profpipe.masking import is_secret_name
+from profpipe.results import manifest
+from profpipe.results.manifest import NodeEntry
+from profpipe.runner import environment
 
 #: Returns the output of a command with further variables; None if it cannot be started.
 Ask = Callable[[Sequence[str], Mapping[str, str]], str | None]
@@ -28,8 +33,10 @@ def allocated_nodes(environment: Mapping[str, str]) -> int | None:
 
 def variables(job: Job) -> dict[str, str]:
     """Return the variables that srun needs to find the allocation; none for a job on one machine."""
-    if job.nodes == 1:
-        return {}
+    return slurm_variables() if job.nodes > 1 else {}
+
+
+def slurm_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("SLURM") and not is_secret_name(name)}
 
 
@@ -44,6 +51,21 @@ def end(job: Job, ask: Ask, wait_s: float) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(_PAUSE_S)
+
+
+def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
+    """Return the nodes of the allocation on which commands run, by name; those that do not answer are missing."""
+    tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
+    argv = ["srun", *tasks, sys.executable, "-m", "profpipe.measure.node"]
+    found = {}
+    for line in (ask(argv, {**slurm_variables(), "PYTHONPATH": environment.python_path()}) or "").splitlines():
+        try:
+            document = json.loads(line)
+            entry = NodeEntry(manifest.parse(manifest.Machine, document["machine"]), dict(document["packages"]))
+            found[str(document["node"])] = entry
+        except (ValueError, LookupError, TypeError):  # a line of srun
+            continue
+    return dict(sorted(found.items()))
 
 
 def _find(allocation: str, job: Job, ask: Ask) -> list[str]:

@@ -1,0 +1,21 @@
+"""Describe the node that this runs on, for programs on several nodes of a cluster: ``python -m profpipe.measure.node``.
+
+One line on standard output: a JSON object with the node's name for Slurm, its hardware and versions of packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+
+from profpipe.measure import machine
+
+
+def describe() -> dict[str, object]:
+    name = os.environ.get("SLURMD_NODENAME") or platform.node()
+    return {"node": name, "machine": machine.machine(machine.nvidia_gpus()), "packages": machine.packages()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))
