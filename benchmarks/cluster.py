@@ -34,7 +34,7 @@ from profpipe.results import schema, store  # noqa: E402
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry  # noqa: E402
 from profpipe.results.tasks import TaskState  # noqa: E402
 from profpipe.runner.request import RunRequest  # noqa: E402
-from profpipe.runner.slurm import collect, records, submit  # noqa: E402
+from profpipe.runner.slurm import collect, queue, records, submit  # noqa: E402
 from profpipe.runner.slurm.plan import ClusterPlan, Task  # noqa: E402
 from profpipe.runner.slurm.records import Record  # noqa: E402
 
@@ -80,11 +80,11 @@ def measure(folder: Path, tasks: int, kernels: int) -> str:
     run, create_s = timed(lambda: submit.create(request, ["profpipe", "run", "--slurm"], comparisons))
     plan = ClusterPlan.load(run)
     _, submit_s = timed(lambda: submit.submit(run, request, range(len(plan.tasks))))
-    _, queue_s = timed(lambda: collect.describe_tasks(run, plan, {}))
+    _, queue_s = timed(lambda: queue.look_up(queue.read_submissions(run)))
     for task in plan.tasks:
         simulated_record(run.name, task, kernels).save(run)
     size = sum(file.stat().st_size for file in (run / records.RECORDS).iterdir()) / 2**20
-    _, read_s = timed(lambda: collect.collect(run))
+    _, read_s = timed(lambda: collect.collect(run, {}))
     output = argparse.Namespace(quiet=True, json=False)
     with redirect_stdout(sys.stderr):
         _, collect_s = timed(lambda: cluster.collect(run, output))

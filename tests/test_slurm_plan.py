@@ -172,7 +172,7 @@ def run_folder(tmp_path: Path) -> Path:
 def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Path) -> None:
     for each in (record(0), record(1), record(1, 2), record(1, 3, TaskState.RUNNING), record(2, 1, TaskState.RUNNING)):
         each.save(run_folder)
-    data, known = collect.collect(run_folder)
+    data, known = collect.collect(run_folder, {})
     assert list(data.cases["case"]) == ["n=0", "n=1", "n=2"]
     assert list(data.cases["reason"]) == ["attempt 1", "attempt 2", "attempt 1"]
     assert [job.cases for job in known.jobs] == [("n=0",), ("n=1",), ("n=2",)]
@@ -181,7 +181,7 @@ def test_the_last_complete_record_of_a_task_counts_and_only_that(run_folder: Pat
     ]  # fmt: skip
     assert known.ended is None
     record(2, 2).save(run_folder)
-    assert collect.collect(run_folder)[1].ended
+    assert collect.collect(run_folder, {})[1].ended
 
 
 def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
@@ -207,13 +207,13 @@ def test_records_of_another_version_are_refused(run_folder: Path) -> None:
     tables = {"cases": other.tables["cases"].replace('"seconds"', '"duration"')}
     replace(other, tables=tables).save(run_folder)
     with pytest.raises(ConfigError, match="has other columns in the record of task 1"):
-        collect.collect(run_folder)
+        collect.collect(run_folder, {})
 
 
 def test_collect_says_what_no_array_has(run_folder: Path) -> None:
     with pytest.raises(ConfigError, match="is no run on a cluster"):
         ClusterPlan.load(run_folder.parent)
     record(1).save(run_folder)
-    assert [task.state for task in collect.collect(run_folder)[1].tasks] == [
+    assert [task.state for task in collect.collect(run_folder, {})[1].tasks] == [
         TaskState.NOT_SUBMITTED, TaskState.DONE, TaskState.NOT_SUBMITTED,
     ]  # fmt: skip

@@ -162,6 +162,19 @@ def test_squeue_is_asked_where_scontrol_does_not_answer(tmp_path: Path, monkeypa
     }  # fmt: skip
 
 
+def test_a_controller_that_does_not_answer_is_no_answer(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    install(tmp_path, monkeypatch, scontrol=away, squeue=away, sacct="exit 1", sbatch="touch submitted; echo 8")
+    Submission(7, (0, 1)).save(run)
+    with pytest.raises(queue.SlurmSilent, match="Unable to contact slurm controller"):
+        queue.look_up(queue.read_submissions(run))
+    # Tasks that may be running are not submitted again.
+    profpipe(run.parent, "resume", run, "--trust", exit_code=1, PATH=os.environ["PATH"])
+    assert len(queue.read_submissions(run)) == 1
+
+
 def test_only_the_last_array_that_has_an_index_says_what_became_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 import time
@@ -24,7 +25,7 @@ from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import count_cases, readable
 from profpipe.results import folders, manifest, store
 from profpipe.results.manifest import PairsEntry
-from profpipe.results.tasks import TaskState
+from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import collect as records_of_tasks
@@ -35,6 +36,8 @@ from profpipe.runner.slurm.plan import ClusterPlan
 _POLL_S, _MOST_POLL_S = 1.0, 15.0
 #: How long a collection waits for another one, and how often it starts again because there are newer records.
 _LOCK_S, _MOST_READS = 60.0, 5
+#: How long the queue is followed while Slurm does not answer.
+_SILENT_S = 900.0
 
 #: The states in a line of progress.
 _WORDS: Final = {
@@ -99,9 +102,8 @@ def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> 
 def resume(folder: Path, request: RunRequest, options: Sequence[str], args: argparse.Namespace) -> int:
     """Submit the tasks that are neither done nor in the queue."""
     queue.require_slurm()
-    tasks = records_of_tasks.describe_tasks(
-        folder, ClusterPlan.load(folder), records.read_records(folder), manifest.Manifest.load(folder).tasks
-    )
+    # Without an answer, tasks that run would be submitted again.
+    tasks = _look(folder, ClusterPlan.load(folder), manifest.Manifest.load(folder).tasks)
     if indices := submit.missing(tasks):
         return _after(folder, submit.submit(folder, request, indices, options), args)
     if args.wait and any(task.state.is_queued for task in tasks):
@@ -150,16 +152,21 @@ def collect_command(folder: Path) -> str:
 
 def follow(folder: Path, is_quiet: bool) -> None:
     """Return when no task of the run is in the queue. Raises Interrupted at Ctrl-C; the tasks then go on."""
-    plan, shown, pause_s = ClusterPlan.load(folder), "", _POLL_S
+    plan, shown, pause_s, silent_since = ClusterPlan.load(folder), "", _POLL_S, math.inf
     try:
         while True:
-            states = [
-                task.state for task in records_of_tasks.describe_tasks(folder, plan, records.read_records(folder))
-            ]
-            line = progress_line(states)
+            try:
+                states, silent_since = [task.state for task in _look(folder, plan)], math.inf
+                line, is_over = progress_line(states), not any(state.is_queued for state in states)
+            except queue.SlurmSilent as error:
+                # A controller that is started again answers after some minutes.
+                silent_since = min(silent_since, time.monotonic())
+                if time.monotonic() > silent_since + _SILENT_S:
+                    raise
+                line, is_over = str(error), False
             if line != shown and not is_quiet:
                 print(line, file=sys.stderr, flush=True)
-            if not any(state.is_queued for state in states):
+            if is_over:
                 return
             pause_s = _POLL_S if line != shown else min(1.5 * pause_s, _MOST_POLL_S)
             shown = line
@@ -168,6 +175,12 @@ def follow(folder: Path, is_quiet: bool) -> None:
         what = f"Interrupted. The tasks stay in the queue. To read what is done: {collect_command(folder)}"
         jobs = " ".join(str(each.job) for each in queue.read_submissions(folder))
         raise Interrupted(f"{what} To stop them: scancel {jobs}") from None
+
+
+def _look(folder: Path, plan: ClusterPlan, before: Sequence[TaskEntry] = ()) -> list[TaskEntry]:
+    """Return what became of each task. Slurm is asked first: a task that ends after that has its record."""
+    seen = queue.look_up(queue.read_submissions(folder))
+    return records_of_tasks.describe_tasks(folder, plan, records.read_records(folder), seen, before)
 
 
 def progress_line(states: Sequence[TaskState]) -> str:
@@ -202,7 +215,14 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manifest.Manifest]:
-    data, known = records_of_tasks.collect(folder)
+    try:
+        seen: dict[int, queue.Seen] | None = queue.look_up(queue.read_submissions(folder))
+        silence = ""
+    except queue.SlurmSilent as error:
+        seen, silence = None, str(error)
+    data, known = records_of_tasks.collect(folder, seen)
+    if silence and not known.ended:
+        print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
     found = pairs.analyze(data, known) if known.ab is not None else None
     if found is not None:
         data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))

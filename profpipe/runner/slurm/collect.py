@@ -25,14 +25,15 @@ from profpipe.runner.slurm.records import Record, Start
 _JOINED = ("jobs", "files", "refused", "incidents")
 
 
-def collect(folder: Path) -> tuple[Tables, Manifest]:
+def collect(folder: Path, seen: Mapping[int, Seen] | None) -> tuple[Tables, Manifest]:
     """Read what the tasks of the run in ``folder`` have left, and return its tables and its manifest.
 
-    The caller saves both. The manifest has an end where every task is done.
+    ``seen`` is what Slurm said before, None where it did not answer: a task that ends after that has its record. The
+    caller saves both. The manifest has an end where every task is done.
     """
     begun, plan = Manifest.load(folder), ClusterPlan.load(folder)
     found = records.read_records(folder)
-    tasks = describe_tasks(folder, plan, found, begun.tasks)
+    tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
     own = [record for index, record in found.items() if index < len(plan.tasks)]
     data = tables_of(own)
     known = _merge(begun, own)
@@ -156,21 +157,24 @@ def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:
 
 
 def describe_tasks(
-    folder: Path, plan: ClusterPlan, found: Mapping[int, Record], before: Sequence[TaskEntry] = ()
+    folder: Path,
+    plan: ClusterPlan,
+    found: Mapping[int, Record],
+    seen: Mapping[int, Seen] | None,
+    before: Sequence[TaskEntry] = (),
 ) -> list[TaskEntry]:
     """Return what became of each task, by its record, by Slurm, and else by ``before``, what an earlier command saw.
 
     Slurm forgets tasks where it has no accounting.
     """
     submissions, starts = queue.read_submissions(folder), records.read_starts(folder)
-    is_open = any(index not in found or not found[index].is_complete for index in range(len(plan.tasks)))
-    seen = queue.look_up(submissions) if is_open else {}
-    known = {entry.index: entry for entry in before}
+    # A task that was in the queue may still be, unless Slurm says otherwise.
+    known = {entry.index: entry for entry in before if seen is None or not entry.state.is_queued}
     return [
         _describe(
             task,
             found.get(task.index),
-            seen.get(task.index),
+            (seen or {}).get(task.index),
             starts.get(task.index),
             queue.name_of(submissions, task.index),
             known.get(task.index),
@@ -200,6 +204,6 @@ def _describe(
         return replace(entry, state=seen.state, details=seen.details, node=seen.node or entry.node, job=job)
     if record is not None and is_latest and record.state is TaskState.STOPPED:
         return replace(entry, state=record.state)
-    if before is not None and before.job == entry.job and not before.state.is_queued:
+    if before is not None and before.job == entry.job:
         return replace(entry, state=before.state, details=before.details, node=before.node)
     return replace(entry, state=TaskState.UNKNOWN)

@@ -61,6 +61,10 @@ _STATES: Final[Mapping[str, TaskState]] = {
 _NONE: Final = ("", "None", "(null)", "N/A")
 
 
+class SlurmSilent(ProfpipeError):
+    """No program of Slurm says what became of the tasks: its controller is away, or this machine has no Slurm."""
+
+
 @dataclass(frozen=True)
 class Submission:
     """An array that was submitted: task ``i`` of ``job`` runs the index ``i + offset`` of the plan."""
@@ -141,18 +145,40 @@ def _largest_index() -> int:
 
 
 def look_up(submissions: Sequence[Submission]) -> dict[int, Seen]:
-    """Return what Slurm says of each index, by the last array that has it. An index that it does not know is absent."""
+    """Return what Slurm says of each index, by the last array that has it. An index that it does not know is absent.
+
+    Raises SlurmSilent where no program of Slurm answers, so that nothing is known.
+    """
     places = {(each.job, index - each.offset): index for each in submissions for index in each.indices}
     # The last array counts.
     last = {index: place for place, index in places.items()}
     wanted = {place: index for index, place in last.items()}
     found: dict[int, Seen] = {}
+    answers: list[Answer] = []
     for ask in (_ask_scontrol, _ask_squeue, _ask_sacct):
-        jobs = sorted({job for (job, _), index in wanted.items() if index not in found})
-        for job, task, seen in ask(jobs) if jobs else ():
-            if (job, task) in wanted:
-                found.setdefault(wanted[job, task], seen)
+        if jobs := sorted({job for (job, _), index in wanted.items() if index not in found}):
+            answers.append(ask(jobs))
+            for job, task, seen in answers[-1].rows:
+                if (job, task) in wanted:
+                    found.setdefault(wanted[job, task], seen)
+    if answers and all(answer.problem for answer in answers):
+        raise SlurmSilent(f"Slurm does not answer: {answers[0].problem}.")
     return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program of Slurm answered: (job, task, what became of it). ``problem`` says why it did not answer."""
+
+    rows: tuple[tuple[int, int, Seen], ...] = ()
+    problem: str = ""
+
+
+def _problem(code: int | None, text: str) -> str:
+    """Return why a program did not answer. That it does not know a job any more is an answer."""
+    if code == 0 or "Invalid job id" in text:
+        return ""
+    return " ".join(text.split()) or "it gives no reason"
 
 
 def name_of(submissions: Iterable[Submission], index: int) -> str:
@@ -161,23 +187,31 @@ def name_of(submissions: Iterable[Submission], index: int) -> str:
     return names[-1] if names else ""
 
 
-def _ask_scontrol(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
-    for job in jobs:
-        for line in call(["scontrol", "--oneliner", "show", "job", str(job)])[1].splitlines():
-            fields = dict(re.findall(r"(\w+)=(\S*)", line))
-            if "ArrayTaskId" not in fields or not fields.get("ArrayJobId", "").isdigit():
-                continue
-            restarts = fields.get("Restarts", "0") != "0"
-            node = fields.get("BatchHost") or fields.get("NodeList", "")
-            seen = _seen(
-                fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts
-            )
-            yield from ((int(fields["ArrayJobId"]), task, seen) for task in expand(fields["ArrayTaskId"]))
+def _ask_scontrol(jobs: Sequence[int]) -> Answer:
+    replies = [call(["scontrol", "--oneliner", "show", "job", str(job)]) for job in jobs]
+    rows = tuple(row for _, text in replies for row in _read_scontrol(text))
+    return Answer(rows, "" if rows else next(filter(None, (_problem(*reply) for reply in replies)), ""))
 
 
-def _ask_squeue(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
+def _read_scontrol(text: str) -> Iterator[tuple[int, int, Seen]]:
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        if "ArrayTaskId" not in fields or not fields.get("ArrayJobId", "").isdigit():
+            continue
+        restarts = fields.get("Restarts", "0") != "0"
+        node = fields.get("BatchHost") or fields.get("NodeList", "")
+        seen = _seen(fields.get("JobState", ""), node, fields.get("Reason", ""), fields.get("ExitCode", ""), restarts)
+        yield from ((int(fields["ArrayJobId"]), task, seen) for task in expand(fields["ArrayTaskId"]))
+
+
+def _ask_squeue(jobs: Sequence[int]) -> Answer:
     argv = ["squeue", "--noheader", "--array", "--states=all", "--format=%F|%K|%T|%N|%r"]
-    for line in call([*argv, f"--jobs={','.join(map(str, jobs))}"])[1].splitlines():
+    code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
+    return Answer(tuple(_read_squeue(text)), _problem(code, text))
+
+
+def _read_squeue(text: str) -> Iterator[tuple[int, int, Seen]]:
+    for line in text.splitlines():
         job, _, rest = line.strip().partition("|")
         task, _, rest = rest.partition("|")
         if job.isdigit() and task.isdigit() and rest.count("|") == 2:
@@ -185,10 +219,14 @@ def _ask_squeue(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
             yield int(job), int(task), _seen(state, node, reason)
 
 
-def _ask_sacct(jobs: Sequence[int]) -> Iterator[tuple[int, int, Seen]]:
+def _ask_sacct(jobs: Sequence[int]) -> Answer:
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode,NodeList"]
-    code, answer = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
-    for line in answer.splitlines() if code == 0 else ():
+    code, text = call([*argv, f"--jobs={','.join(map(str, jobs))}"])
+    return Answer(tuple(_read_sacct(text)) if code == 0 else (), _problem(code, text))
+
+
+def _read_sacct(text: str) -> Iterator[tuple[int, int, Seen]]:
+    for line in text.splitlines():
         name, _, rest = line.partition("|")
         job, _, task = name.partition("_")
         if job.isdigit() and rest.count("|") == 2:

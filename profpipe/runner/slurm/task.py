@@ -33,6 +33,7 @@ from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.slurm import collect, queue, records
 from profpipe.runner.slurm.node_sessions import NodeSession, PairTaskSession, TaskSession, is_done
 from profpipe.runner.slurm.plan import FOLDER, ClusterPlan, Task
+from profpipe.runner.slurm.queue import SlurmSilent
 from profpipe.runner.slurm.records import Record, Start
 
 #: Chooses the cases of an `ab` run to measure again, from its tables.
@@ -214,7 +215,10 @@ def _why_stopped(start: Start) -> TaskState:
     job, _, number = start.job.partition("_")
     if not (job.isdigit() and number.isdigit()):
         return TaskState.STOPPED
-    seen = queue.look_up([queue.Submission(int(job), (int(number),))]).get(int(number))
+    try:
+        seen = queue.look_up([queue.Submission(int(job), (int(number),))]).get(int(number))
+    except SlurmSilent:  # scontrol is missing in a container; `collect` asks again
+        return TaskState.STOPPED
     if seen is None or seen.state.is_queued:
         # While Slurm ends a task, its state is COMPLETING, and only the reason tells more.
         return _REASONS.get(seen.details if seen else "", TaskState.STOPPED)
