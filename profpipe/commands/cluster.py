@@ -172,9 +172,9 @@ def follow(folder: Path, is_quiet: bool) -> None:
             shown = line
             time.sleep(pause_s)
     except KeyboardInterrupt:
-        what = f"Interrupted. The tasks stay in the queue. To read what is done: {collect_command(folder)}"
         jobs = " ".join(str(each.job) for each in queue.read_submissions(folder))
-        raise Interrupted(f"{what} To stop them: scancel {jobs}") from None
+        what = f"Interrupted. The tasks stay in the queue; `scancel {jobs}` stops them."
+        raise Interrupted(f"{what} To read what is done: {collect_command(folder)}") from None
 
 
 def _look(folder: Path, plan: ClusterPlan, before: Sequence[TaskEntry] = ()) -> list[TaskEntry]:
