@@ -1,6 +1,6 @@
 """Disturb runs by seeded faults, resume them, and compare their tables with those of an undisturbed run.
 
-    python benchmarks/chaos.py [--faults 100 | --faults 54-100] [--seed 22]
+    python benchmarks/chaos.py [--faults 100] [--part 1/4] [--seed 22]
 
 A sweep of 20 cases runs without a profiler and under one that, like nsys, writes its report at the end. A fault kills
 the runner, the harness or the profiler, or fails a write of the runner or the harness with ENOSPC or of the runner with
@@ -319,20 +319,12 @@ def built_shim() -> Iterator[Path]:
         yield shim
 
 
-def plan(faults: int, dice: random.Random) -> list[str]:
-    """The kinds of the faults in a random order, each kind at least once where there is room."""
+def chosen(faults: int, part: str, seed: int) -> list[tuple[int, str]]:
+    """Return number and kind of the faults of ``part``, in a random order. Each kind occurs where there is room."""
     kinds = [kind for kind, share in SHARES.items() for _ in range(max(1, round(share * faults / 100)))]
-    dice.shuffle(kinds)
-    return kinds[:faults]
-
-
-def chosen(faults: str, part: str, seed: int) -> list[tuple[int, str]]:
-    """Return number and kind of ``faults``: ``100`` of them, or ``54-100`` of a hundred; of these the ``part``."""
-    first, dash, last = faults.partition("-")
-    kinds = plan(100 if dash else int(first), random.Random(seed))
-    numbered = list(enumerate(kinds, start=1))
-    begin, _, step = part.partition("/")
-    return (numbered[int(first) - 1 : int(last)] if dash else numbered)[int(begin) - 1 :: int(step)]
+    random.Random(seed).shuffle(kinds)
+    first, _, step = part.partition("/")
+    return list(enumerate(kinds[:faults], start=1))[int(first) - 1 :: int(step)]
 
 
 def run(faults: list[tuple[int, str]], seed: int, below: Path, shim: Path, seconds: float) -> dict[str, Result]:
@@ -351,7 +343,7 @@ def run(faults: list[tuple[int, str]], seed: int, below: Path, shim: Path, secon
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", default="100", help="how many, or the numbers of a part of a hundred: 54-100")
+    parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--seconds", type=float, default=3600.0, help="start no further fault after this time")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th fault from the I-th on")
