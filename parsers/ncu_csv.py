@@ -7,15 +7,12 @@ the rows. From 2025 on ncu shortens the names of kernels in CSV (``at::native::`
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from profpipe.errors import UnreadableFile
-from profpipe.ingest import bounds
+from profpipe.ingest import bounds, json_stream
 from profpipe.ingest.ncu import counters, guided, pages
 from profpipe.results import schema
 
@@ -34,10 +31,7 @@ _PERMISSION = (
 
 def sniff(path: Path) -> bool:
     """Return True for text with a header of ncu's CSV, a kernel of its text page, or one of its messages."""
-    try:
-        head = _text(path, 1 << 20)
-    except UnreadableFile:
-        return False
+    head = _decoded(json_stream.read_head(path, 1 << 22))
     if _MESSAGE.search(head):
         return True
     if not any(words in head for words in _KNOWN_BY):
@@ -71,27 +65,22 @@ def _notes(page: pages.Page) -> Iterator[str]:
         yield "times are rounded to three digits, as this page has them; the raw page has all of them"
 
 
-def _text(path: Path, limit: int = -1) -> str:
-    """Read and unzip the text. Raises ``UnreadableFile`` for a zip that is cut; ``limit`` is in bytes of the zip."""
-    with path.open("rb") as file:
-        data = file.read(limit)
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = _unzipped(data) if limit < 0 else zlib.decompressobj(wbits=31).decompress(data, limit)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UnreadableFile(path, f"a gzip file that is cut or damaged ({error})", pages.RUN_AGAIN) from error
+def _text(path: Path) -> str:
+    """Read and unzip the text. Raises ``UnreadableFile`` for a zip that is cut."""
+    try:
+        with json_stream.open_bytes(path) as file:
+            data = file.read()
+    except json_stream.FAILURES as error:
+        raise UnreadableFile(path, f"a gzip file that is cut or damaged ({error})", pages.RUN_AGAIN) from error
     if data.count(b"\n") > bounds.MOST_LINES:
         raise bounds.TooLarge(f"it has more than {bounds.MOST_LINES:,} lines")
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> str:
     # PowerShell redirects output as UTF-16.
     utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     return data.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
-
-
-def _unzipped(data: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        found = file.read(bounds.most_unzipped(len(data)) + 1)
-    bounds.check_unzipped(len(found), len(data))
-    return found
 
 
 def _refusal(path: Path, text: str) -> UnreadableFile:

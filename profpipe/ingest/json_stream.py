@@ -43,11 +43,14 @@ def is_zipped(path: Path) -> bool:
         return file.read(len(_ZIPPED)) == _ZIPPED
 
 
+def open_bytes(path: Path) -> Any:
+    """Open a file, plain or gzipped. Reading a damaged zip raises EOFError or zlib.error."""
+    return _Zip(path) if is_zipped(path) else path.open("rb")
+
+
 def open_text(path: Path) -> TextIO:
-    """Open a JSON file, plain or gzipped, as text. Reading a damaged zip raises EOFError or zlib.error."""
-    if not is_zipped(path):
-        return path.open("rt", encoding="utf-8-sig", errors="replace")
-    return io.TextIOWrapper(_Zip(path), encoding="utf-8-sig", errors="replace")
+    """Open a JSON file as text, as ``open_bytes``."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="replace")
 
 
 class _Zip(gzip.GzipFile):
