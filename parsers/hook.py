@@ -32,8 +32,6 @@ _RERUN = "Run the command again; the file was changed or damaged after it was wr
 
 def sniff(path: Path) -> bool:
     """Return True for a file whose first line is one of the hook."""
-    if not path.is_file():
-        return False
     with path.open("rb") as file:
         return file.read(64).lstrip().replace(b" ", b"").startswith(b'{"hook":')
 

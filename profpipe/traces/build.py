@@ -56,12 +56,8 @@ class Builder:
         self._classes = [own[code] or done.classes[at] for at, code in enumerate(number.tolist())]
         self._origin = int(done.start.min()) if len(done.start) else 0
         given = recording.ranges, recording.waits, recording.latest, step_range
-        self._steps = search.find(done, *given).steps
-
-    @property
-    def steps(self) -> pd.DataFrame:
-        """Return the steps of the recording: rows of the table `steps`."""
-        return self._steps
+        #: Rows of the table `steps`.
+        self.steps = search.find(done, *given).steps
 
     def processes(self, selection: Selection, name: Callable[[int | None, list[int]], str]) -> Iterator[Process]:
         """Yield the processes that hold something; ``name`` makes their names from the process id and the devices."""
@@ -91,7 +87,7 @@ class Builder:
         """Return the time of the wanted step of a process; with the launches of its operations."""
         if selection.step is None:
             return _ALWAYS
-        steps = self._steps[self._steps["process"] == process]
+        steps = self.steps[self.steps["process"] == process]
         if selection.step == StepState.STEADY.value:
             steps = steps[steps["state"] == StepState.STEADY.value]
             if len(steps):
@@ -108,13 +104,13 @@ class Builder:
     @cached_property
     def _typical_step(self) -> int:
         """The number of the step that is typical on the first device with steady steps."""
-        return _typical(self._steps[self._steps["state"] == StepState.STEADY.value])
+        return _typical(self.steps[self.steps["state"] == StepState.STEADY.value])
 
     def _device(
         self, process: int, device: int, rows: Ints, chosen: Bools, window: tuple[int, int], prefix: str
     ) -> Iterator[Track]:
         low, high = window
-        steps = self._steps[(self._steps["process"] == process) & (self._steps["device"] == device)]
+        steps = self.steps[(self.steps["process"] == process) & (self.steps["device"] == device)]
         begin = steps["start_ns"].to_numpy(dtype=np.int64) + self._origin
         steps = steps[(begin < high) & (begin >= low)]
         if len(steps):
