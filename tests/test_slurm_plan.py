@@ -15,6 +15,7 @@ from program import profpipe
 from report_study import check_golden
 
 from profpipe.analysis.cases import comparisons
+from profpipe.commands import confirmation
 from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
@@ -22,7 +23,8 @@ from profpipe.errors import ConfigError
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import TaskState
 from profpipe.runner.request import RunRequest
-from profpipe.runner.slurm import collect, queue, records, script
+from profpipe.runner.seal import Doubt
+from profpipe.runner.slurm import collect, queue, records, script, submit
 from profpipe.runner.slurm.plan import ClusterPlan
 from profpipe.runner.slurm.records import Record
 
@@ -131,6 +133,21 @@ def test_settings_of_the_command_line_are_text(tmp_path: Path) -> None:
     settings = load_pipeline(path, overrides).slurm
     assert settings == Slurm(time="1:30:00", array_limit=4, options=("--mem=4G", "--exclusive"))
     assert Pipeline.model_validate(load_pipeline(path, overrides).model_dump(mode="json")).slurm == settings
+
+
+def test_what_the_batch_script_sets_is_in_private_files_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = request(tmp_path, f"{PIPELINE}slurm: {{setup: [export DB_PASSWORD=hunter2-hunter2, module load cuda]}}\n")
+    run = submit.create(own, ["profpipe"], comparisons)
+    holders = [path for path in run.rglob("*") if path.is_file() and "hunter2" in path.read_text(errors="replace")]
+    assert sorted(path.name for path in holders) == ["job.sh", "order.json"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in holders)
+    # A run of somebody else shows the lines before it is resumed.
+    (run / "raw" / "seal").unlink()
+    with pytest.raises(ConfigError, match="add --trust"):
+        confirmation.confirm(run, Doubt.NO_SEAL, is_trusted=False)
+    assert "module load cuda" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: Path) -> None:

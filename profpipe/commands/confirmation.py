@@ -15,6 +15,8 @@ from profpipe.results.manifest import Manifest
 from profpipe.runner import guided_ncu, session, sides
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.seal import Doubt
+from profpipe.runner.slurm import submit
+from profpipe.runner.slurm.plan import ClusterPlan, is_cluster_run
 
 #: Commands that are shown; more are counted.
 _MOST: Final = 20
@@ -53,6 +55,9 @@ def _describe(folder: Path) -> Iterator[str]:
     yield from list(lines)[:_MOST]
     if len(lines) > _MOST:
         yield f"and {len(lines) - _MOST} more"
+    if is_cluster_run(folder):
+        yield "on nodes of a cluster, by this batch script:"
+        yield from submit.write_script(request, folder, len(ClusterPlan.load(folder).tasks)).splitlines()
     if request.plugin_dir:
         yield f"Python files are loaded from {request.plugin_dir}: workloads, and those in its folder parsers/"
 

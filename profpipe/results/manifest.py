@@ -474,12 +474,15 @@ def _planned_jobs(jobs: Iterable[Job]) -> Iterator[PlannedJob]:
 
 
 def published(pipeline: Pipeline, secrets: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Return the resolved pipeline without secrets: environment variables have no values."""
+    """Return the resolved pipeline without secrets: environment variables have no values, `slurm.setup` no lines."""
     document = pipeline.model_dump(mode="json", by_alias=True)
     for settings in (document["defaults"], *document["workloads"].values()):
         settings["env"] = dict.fromkeys(settings["env"])
     for settings in document["workloads"].values():
         settings["command"] = settings["command"] and [secrets.get(word, word) for word in settings["command"]]
+    if document["slurm"] is not None:
+        # Lines of a shell may set variables, whose values are not published either.
+        document["slurm"]["setup"] = []
     published_document: dict[str, Any] = masking.masker(secrets).mask_all(document)
     return published_document
 
