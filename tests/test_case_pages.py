@@ -79,6 +79,8 @@ def test_the_options_of_a_case_stand_before_the_program() -> None:
     run = replace(run, command=("profpipe", "run", "--", "python", "gpt.py"))
     command = case_pages.alone_command("gpt", case, run)
     assert command == ["profpipe", "run", "-w", "gpt", "--set", "compile=true", "--", "python", "gpt.py"]
+    unset = case_pages.alone_command("gpt", replace(case, params={**case.params, "compile": None}), run)
+    assert unset[4:6] == ["--set", "compile=null"]
 
 
 def test_a_program_with_steps_shows_every_step_by_its_state() -> None:

@@ -222,8 +222,8 @@ def running_axis(shapes: Iterable[Axes]) -> str | None:
     return max(counts, key=lambda axis: (bool(_LENGTHS.search(axis)), counts[axis]), default=None)
 
 
-def without(shape: Axes, axis: str) -> Axes:
-    return tuple(pair for pair in shape if pair[0] != axis)
+def without(shape: Axes, *axes: str | None) -> Axes:
+    return tuple(pair for pair in shape if pair[0] not in axes)
 
 
 def in_words(shape: Axes) -> str:

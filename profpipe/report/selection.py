@@ -24,7 +24,7 @@ def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) ->
     """
     sizes: dict[Axes, float] = {}
     for shape in workload.shapes:
-        others = drop_axes(shape.axes, axes)
+        others = without(shape.axes, *axes)
         sizes[others] = max(sizes.get(others, 0.0), shape.size)
     every = list(sizes)
     if len(every) <= most or workload.largest is None:
@@ -33,11 +33,6 @@ def groups(workload: WorkloadFindings, *axes: str | None, most: int = GROUPS) ->
     apart = {others: sum(main.get(name) != value for name, value in others) for others in every}
     chosen = sorted(every, key=lambda others: (apart[others], -sizes[others]))[:most]
     return [others for others in every if others in chosen]
-
-
-def drop_axes(shape: Axes, axes: Sequence[str | None]) -> Axes:
-    """Return the shape without ``axes``."""
-    return tuple(pair for pair in shape if pair[0] not in axes)
 
 
 def _groups_shown(page: Sequence[WorkloadFindings]) -> int | None:
@@ -55,7 +50,7 @@ def shapes(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) ->
     axis = running_axis(shape.axes for shape in workload.shapes)
     kept: list[Shape] = []
     for others in groups(workload, axis, most=most):
-        own = [shape for shape in workload.shapes if without(shape.axes, axis or "") == others]
+        own = [shape for shape in workload.shapes if without(shape.axes, axis) == others]
         kept.append(max(own, key=lambda shape: (len(shape.timed) > 1, bool(shape.timed), shape.size)))
     return tuple(shape for shape in workload.shapes if shape in kept or shape is workload.largest)
 
@@ -80,7 +75,7 @@ def note(workload: WorkloadFindings, page: Sequence[WorkloadFindings] = ()) -> d
         return ""
     axis = running_axis(shape.axes for shape in workload.shapes)
     varying = doc.join(doc.Code(name) for name in workload.varying_shape if name != axis)
-    combinations = len({without(shape.axes, axis or "") for shape in workload.shapes})
+    combinations = len({without(shape.axes, axis) for shape in workload.shapes})
     most = _groups_shown(page or (workload,)) or GROUPS
     which: doc.Text = "the largest" if len(kept) == 1 else "the largest and those next to it"
     if axis and combinations <= most:

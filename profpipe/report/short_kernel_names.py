@@ -79,12 +79,12 @@ def _cut(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def short_names(names: Iterable[str], width: int = 72) -> dict[str, str]:
+def short_names(names: Iterable[str]) -> dict[str, str]:
     """Full name to short name; two kernels never share one."""
     short: dict[str, str] = {}
     taken: dict[str, int] = {}
     for name in dict.fromkeys(names):
-        candidate = shorten(name, width)
+        candidate = shorten(name)
         taken[candidate] = taken.get(candidate, 0) + 1
         short[name] = candidate if taken[candidate] == 1 else f"{candidate} ({taken[candidate]})"
     return short

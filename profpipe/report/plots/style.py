@@ -59,10 +59,10 @@ def figure_of(width: float, height: float) -> Any:
     return figure
 
 
-def head(figure: Any, title: str, below: str, left: float = 0.02) -> None:
+def head(figure: Any, title: str, below: str) -> None:
     height = figure.get_figheight()
-    figure.text(left, 1 - 0.1 / height, title, fontsize=11, fontweight="bold", color=INK, va="top")
-    figure.text(left, 1 - 0.32 / height, below, fontsize=8.5, color=GREY, va="top")
+    figure.text(0.02, 1 - 0.1 / height, title, fontsize=11, fontweight="bold", color=INK, va="top")
+    figure.text(0.02, 1 - 0.32 / height, below, fontsize=8.5, color=GREY, va="top")
 
 
 def rasterise(figure: Any) -> Image.Image:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profpipe.analysis.cases import in_words
+from profpipe.analysis.cases import in_words, shown
 from profpipe.analysis.findings.steps import CaseSteps
 from profpipe.analysis.findings.workloads import CaseResult, Findings, Shape, WorkloadFindings
 from profpipe.report import document as doc
@@ -270,16 +270,13 @@ def alone_command(workload: str, case: CaseResult, run: Manifest) -> list[str]:
     if not run.command or run.ab is not None:
         return []
     axes = run.workload(workload).get("matrix") or {}
-    chosen = [f"{name}={_written(case.params[name])}" for name, values in axes.items()
-              if name in case.params and isinstance(values, list) and len(values) > 1]  # fmt: skip
+    params = {name: case.params[name] for name, values in axes.items()
+              if name in case.params and isinstance(values, list) and len(values) > 1}  # fmt: skip
+    chosen = [f"{name}={'null' if value is None else shown(value)}" for name, value in params.items()]
     several = len((run.pipeline.get("workloads") or {}).keys()) > 1
     options = [*(["-w", workload] if several else []), *(word for each in chosen for word in ("--set", each))]
     at = run.command.index("--") if "--" in run.command else len(run.command)
     return [*run.command[:at], *options, *run.command[at:]]
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def log_id(job: JobEntry) -> str:

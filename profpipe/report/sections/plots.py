@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profpipe.analysis.cases import in_words, running_axis, shown
+from profpipe.analysis.cases import in_words, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
@@ -126,11 +126,11 @@ def over(workload: WorkloadFindings, axis: str, quantity: Quantity) -> doc.Chart
             mark = doc.Mark(float(dict(case.shape)[axis]), value, low, high, case.unshared_marks, case.id)
             # A speed-up is of accurate cases only.
             is_wrong = Flag.INACCURATE in case.marks and not quantity.needs_accuracy
-            points.append(Point(selection.drop_axes(case.shape, (axis, lines)), _name(case, lines), mark, is_wrong))
+            points.append(Point(without(case.shape, axis, lines), _name(case, lines), mark, is_wrong))
     # Where nothing is compared, lines are the values of an axis.
     names = [*([] if lines else workload.variants), *(_name(case, lines) for case in workload.cases)]
     baselines = {case.variant for case in workload.cases if case.is_baseline} if lines is None else set()
-    every = len({selection.drop_axes(shape.axes, (axis, lines)) for shape in workload.shapes})
+    every = len({without(shape.axes, axis, lines) for shape in workload.shapes})
     shown_groups = selection.groups(workload, axis, lines)
     drawn = len({point.panel for point in points} & set(shown_groups))
     return line_chart(
@@ -234,7 +234,7 @@ def _without_speedup(workload: WorkloadFindings, axis: str) -> str:
     missing: dict[str, list[str]] = {}
     drawn = selection.groups(workload, axis)
     for case in workload.cases:
-        if case.time and case.speedup is None and selection.drop_axes(case.shape, (axis,)) in drawn:
+        if case.time and case.speedup is None and without(case.shape, axis) in drawn:
             reason = f"marked {case.accuracy.mark}" if case.is_disqualified and case.accuracy else ""
             if case.baseline_mark == Flag.UNLIKE_NODES:
                 reason = reason or "whose baseline ran on an unlike node"
