@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ touch go
 wait $run
 echo "exit code $?"
 squeue --steps --noheader --jobs=$SLURM_JOB_ID --format="left %j"
+touch finished
 """
 
 
@@ -108,8 +110,12 @@ def test_what_a_killed_runner_and_a_time_limit_leave_on_the_nodes_is_ended(tmp_p
     exports = " ".join(f"{name}={value}" for name, value in env.items())
     text = f"#!/bin/bash\nexport {exports}\n{IN_ALLOCATION.format(python=sys.executable)}"
     (tmp_path / "job.sh").write_text(text)
-    options = "--wait", "--nodes=2", f"--chdir={tmp_path}", "--output=log.txt"
-    slurm.run("sbatch", *options, tmp_path / "job.sh", timeout=150)
+    # `sbatch --wait` looks at the queue less and less often.
+    slurm.run("sbatch", "--nodes=2", f"--chdir={tmp_path}", "--output=log.txt", tmp_path / "job.sh")
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "finished").exists():
+        assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
+        time.sleep(0.1)
     log = (tmp_path / "log.txt").read_text()
     assert "exit code 1" in log and re.findall("left (.*)", log) == ["batch"], log
     jobs = {job.workload: job for job in Manifest.load((tmp_path / "out" / "latest").resolve()).jobs}
