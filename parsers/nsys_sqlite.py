@@ -186,19 +186,15 @@ def _latest(work: activities.Work, calls: activities.Calls) -> int:
 
 def _kernel_rows(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
     """Return rows of `kernels`."""
-    return kernel_classes.annotate(schema.summarise(_launch_frame(work, placed)))
-
-
-def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.DataFrame:
-    """Return one row a launch, as ``schema.summarise`` takes it."""
     path, paths = pd.factorize(placed.path)
     cases, phases = placed.cases_and_phases(paths)
 
     def numbered(column: npt.NDArray[Any], known: Callable[[Any], Any] = lambda values: values) -> Any:
         codes, values = pd.factorize(column)
-        return labelled(codes, _known(known(values)))
+        # Negative pids and ordinals stand for NULL.
+        return labelled(codes, [int(number) if number >= 0 else None for number in known(values)])
 
-    return pd.DataFrame(
+    launches = pd.DataFrame(
         {
             "case": labelled(path, cases),
             "process": numbered(work.process, activities.pids),
@@ -211,6 +207,7 @@ def _launch_frame(work: activities.Work, placed: attribution.Attribution) -> pd.
         },
         copy=False,
     )
+    return kernel_classes.annotate(schema.summarise(launches))
 
 
 def _waits(calls: activities.Calls) -> operations.Calls:
@@ -250,11 +247,6 @@ def _operations(
         work.grid,
         functools.partial(activities.read_sizes, export, work),
     )
-
-
-def _known(numbers: Any) -> list[int | None]:
-    """Replace the negative pids and ordinals, which stand for NULL, by None."""
-    return [int(number) if number >= 0 else None for number in numbers]
 
 
 def _origin(export: columns.Source, work: activities.Work, placed: attribution.Attribution) -> schema.Origin:
