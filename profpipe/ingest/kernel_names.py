@@ -100,8 +100,8 @@ class _Parser:
             return ""
         return written if self.at == len(self.tokens) else ""
 
-    def _peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
+    def _peek(self) -> str:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
 
     def _items(self, closer: str, depth: int) -> list[str]:
         """Read the comma-separated items and the ``closer``."""

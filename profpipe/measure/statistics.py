@@ -24,18 +24,18 @@ def worse_of(metric: str) -> Callable[[float, float], float] | None:
     return next((choose for start, choose in _WORST.items() if metric.startswith(start)), None)
 
 
-def median_interval(ordered: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the ends of a confidence interval for the median of ``ordered`` (ascending); None below six samples.
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """Return the ends of a 95 % confidence interval for the median of ``ordered`` (ascending); None below six samples.
 
     The number of samples below the true median is binomial(n, 1/2) for any distribution, so the order statistics l
-    and n + 1 - l enclose the median with probability 1 - 2 P(B < l); l is the largest with at least ``confidence``
+    and n + 1 - l enclose the median with probability 1 - 2 P(B < l); l is the largest with at least 95 %
     (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2; Hahn and Meeker, Statistical Intervals,
     section 5.2). Five samples reach only 94 %. The samples are assumed to be independent.
     """
     n, rank, below = len(ordered), 0, 0.0
     while rank < n:
         below += math.exp(math.lgamma(n + 1) - math.lgamma(rank + 1) - math.lgamma(n - rank + 1) - n * math.log(2))
-        if below > (1 - confidence) / 2:
+        if below > (1 - 0.95) / 2:
             break
         rank += 1
     return (float(ordered[rank - 1]), float(ordered[n - rank])) if rank else None

@@ -116,9 +116,9 @@ def _with_states(accounts: Accounts) -> pd.DataFrame:
     return frame.assign(state=state)
 
 
-def find_on_host(ranges: attribution.Ranges, unclosed: int | None = None, own: str = "") -> Found:
+def find_on_host(ranges: attribution.Ranges, own: str = "") -> Found:
     """Return the steps of a recording without a GPU: their periods on the host, from one range to the next one."""
-    by_process = windows.find(ranges, unclosed, own)
+    by_process = windows.find(ranges, own=own)
     origin = min((int(sorts[0].begin[0]) for sorts in by_process.values()), default=0)
     found = []
     for process, (first, *_) in by_process.items():
