@@ -1,4 +1,4 @@
-# make setup | test | test-ci | test-all | lint | check | chaos | fuzz | wheel | nsys
+# make setup | test | test-ci | test-all | lint | check | chaos | fuzz | hostile | wheel | nsys
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SCRIPTS := auto_profile.sh .ci/run .ci/nsys .ci/chromium .ci/perfetto .ci/slurm
 
-.PHONY: check setup test test-ci test-all lint chaos fuzz wheel nsys clean
+.PHONY: check setup test test-ci test-all lint chaos fuzz hostile wheel nsys clean
 .DEFAULT_GOAL := check
 
 # One after the other, also under make -j: the tests' summary is the last line.
@@ -35,10 +35,14 @@ test-ci: setup
 test-all: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-# Damaged exports for an hour; FUZZ_S and FUZZ_SEED choose another time and other damages.
+# Damaged files of every kind for an hour; FUZZ_S and FUZZ_SEED choose another time and other damages.
 fuzz: setup
 	PROFPIPE_FUZZ_S=$(or $(FUZZ_S),3600) PROFPIPE_FUZZ_SEED=$(or $(FUZZ_SEED),1) \
 	    $(BIN)/python -m pytest -q -s tests/test_fuzz.py
+
+# The hostile corpus, half an hour on two cores.
+hostile: setup
+	$(BIN)/python benchmarks/hostile.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -91,7 +91,7 @@ def _opened(path: Path) -> tuple[columns.Source, columns.Strings]:
     if path.is_file() and _lacks_first_page(path):
         raise activities.Damaged("its export was interrupted: the first page, which is written last, is empty")
     export: columns.Source = columns.ParquetFolder(path) if path.is_dir() else columns.Database(path)
-    if not export.columns("StringIds"):
+    if not {"id", "value"} <= set(export.columns("StringIds")):
         raise activities.Damaged("its export was interrupted: the table StringIds with all names is missing")
     return export, columns.Strings(export)
 

@@ -20,8 +20,8 @@ _LONGEST = 1 << 20
 #: Limits of the process that demangles a name by itself. Composable Kernel's longest names take 0.2 s.
 _CPU_S, _MEMORY = 2, 1 << 29
 _TIMEOUT_S = 20.0
-#: The number of names that were too large for that process; after a few of them the file is not an honest one.
-_MOST_FAILURES = 3
+#: CPU time of all these processes. Beyond it, names stay mangled.
+_MOST_S = 3.0
 
 
 @functools.lru_cache(maxsize=65536)
@@ -89,13 +89,26 @@ def _by_python(name: str) -> str | None:
         return None
 
 
-#: The names that were too large for that process.
-_failed: set[str] = set()
+_spent_s = 0.0
 
 
 def _demangled_by_process(name: str) -> str:
-    if len(_failed) >= _MOST_FAILURES:
+    global _spent_s
+    if _spent_s > _MOST_S:
         return name
+    before_s = _cpu_s_of_processes()
+    try:
+        return _demangled_apart(name)
+    finally:
+        _spent_s += _cpu_s_of_processes() - before_s
+
+
+def _cpu_s_of_processes() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _demangled_apart(name: str) -> str:
     command = (
         [sys.executable, "-P", "-m", __name__] if sys.version_info >= (3, 11) else [sys.executable, "-m", __name__]
     )
@@ -105,9 +118,8 @@ def _demangled_by_process(name: str) -> str:
             command, input=name.encode(), capture_output=True, timeout=_TIMEOUT_S, cwd=root, start_new_session=True
         )
     except (OSError, subprocess.TimeoutExpired):
-        ended = None
-    if ended is None or ended.returncode or len(ended.stdout) > _LONGEST:
-        _failed.add(name)
+        return name
+    if ended.returncode or len(ended.stdout) > _LONGEST:
         return name
     return ended.stdout.decode("utf-8", "replace")
 

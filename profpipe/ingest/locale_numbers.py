@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 _NUMERAL = re.compile(r"[+-]?\d[\d.,]*(?:[eE][+-]?\d+)?$")
-_FLOAT = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?$")
+#: Fewer digits than a float can hold.
+_MOST_DIGITS = 61
+_FLOAT = re.compile(r"[+-]?[0-9]{1,60}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?$")
 #: Blanks and apostrophes only ever group digits.
 _GROUPING = re.compile(r"(?<=\d)['\u2019\u00a0\u2009\u202f ](?=\d{3})")
 _OTHER = {".": ",", ",": "."}
@@ -41,5 +43,7 @@ def _proven_mark(token: str) -> str:
 
 def number(text: str, mark: str) -> float | None:
     """Parse ``text`` with the decimal mark ``mark``; None where it is no number."""
+    if len(text) < _MOST_DIGITS and text.isascii() and text.isdigit():
+        return float(text)
     token = _GROUPING.sub("", text).replace(_OTHER[mark], "").replace(mark, ".")
     return float(token) if _FLOAT.match(token) else None

@@ -77,7 +77,9 @@ class Markdown:
         if isinstance(inline, doc.Code):
             return code_span(inline.text, in_table)
         if isinstance(inline, doc.Strong):
-            return f"**{self.text(inline.content, in_table)}**"
+            strong = self.text(inline.content, in_table)
+            # Four asterisks alone would be a line across the page.
+            return f"**{strong}**" if strong.strip() else strong
         if isinstance(inline, doc.Link):
             content, target = self.text(inline.content, in_table), self._target(inline.target)
             return f"[{content}]({target})" if target else content
@@ -87,11 +89,11 @@ class Markdown:
 
     def _target(self, target: str) -> str:
         """Return the address of a link; empty where there is nothing to link to."""
-        if "://" in target:
-            return target
+        if target.startswith(("https://", "http://")):
+            return quote(target, safe=":/?#@!$&'*+,;=%~", errors="replace")
         path, _, id = target.partition("#")
         if path not in ("", SUMMARY, DETAILS):
-            return quote(target, safe="/#=,+") if self.exists(path) else ""
+            return quote(target, safe="/#=,+", errors="replace") if self.exists(path) else ""
         for page in (path,) if path else (SUMMARY, DETAILS):
             for workload in (self.workload, ""):
                 if anchor := self.anchors.get((page, workload, id)):
@@ -125,7 +127,8 @@ class Markdown:
             case doc.Table():
                 return self.table(block)
             case doc.Chart():
-                picture = f"![{escape_inline(block.title)}]({plot_path(block)})"
+                path = quote(plot_path(block), errors="replace")
+                picture = f"![{escape_inline(block.title)}]({path})"
                 return "\n\n".join(filter(None, [picture, self.text(block.caption)]))
             case doc.Details():
                 inner = "\n\n".join(map(self.block, block.blocks))

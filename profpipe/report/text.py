@@ -8,7 +8,7 @@ from profpipe.report import document as doc
 from profpipe.report import pages
 from profpipe.report.formatting import format_cell, format_head, format_number
 from profpipe.report.markdown import SUMMARY
-from profpipe.stdio import visible
+from profpipe.stdio import visible, visible_line
 
 #: The sections that a run prints when it ends.
 FIRST_SCREEN = ("overview", "headline", "times", "flags", "warnings")
@@ -49,7 +49,7 @@ def write_table(table: doc.Table) -> str:
 def _cell(cell: doc.Cell, column: doc.Column) -> str:
     content = format_cell(cell, column) or write_text(cell.text)
     flags = f"({', '.join(cell.flags)})" if cell.flags else ""
-    return " ".join(filter(None, [content, write_text(cell.note), flags]))
+    return visible_line(" ".join(filter(None, [content, write_text(cell.note), flags])))
 
 
 def write_block(block: doc.Block) -> str:

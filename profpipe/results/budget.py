@@ -14,7 +14,6 @@ import os
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from profpipe.errors import ConfigError
 #: Every file gets 10 s of CPU time and 1 s per 50 MB, and 1 GB of memory and 4 times its size. The program itself and
 #: the refusal need the rest.
 _SECONDS, _BYTES_PER_S = 9.0, 50e6
-_BYTES, _BYTES_PER_BYTE = 768 << 20, 4
-#: On a busy machine an honest trace of torch takes 1 s per 50 MB. Files beyond this size get three times as much.
-_LARGE, _LARGE_BYTES_PER_S = 250e6, 50e6 / 3
+_BYTES, _BYTES_PER_BYTE = 640 << 20, 4
+#: On a busy machine an honest trace of torch takes 1 s per 50 MB, and a text of `nsys stats` 4 s. Larger files get 5 s
+#: per 50 MB beyond this size.
+_LARGE, _LARGE_BYTES_PER_S = 100e6, 10e6
 #: A compressed file counts as if it was unpacked: traces and Parquet shrink to a tenth or less.
 _PACKED: Final = 16
 _MAGIC: Final = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1")
@@ -95,7 +95,7 @@ class _Watch:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._began_s, self._began_bytes = time.process_time(), resident_bytes()
+        self._began_s, self._began_bytes = _cpu_s(), resident_bytes()
         self._ended = threading.Event()
         self._is_main = threading.current_thread() is threading.main_thread()
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class _Watch:
                         connection.interrupt()
 
     def _measure(self) -> None:
-        seconds, more = time.process_time() - self._began_s, resident_bytes() - self._began_bytes
+        seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes
         if not self.excess and seconds > self._budget.seconds:
             self.excess = f"to read it takes more than {self._budget.seconds:,.0f} s of CPU time"
         elif not self.excess and more > self._budget.bytes:
@@ -193,6 +193,12 @@ def limit(path: Path, times: float = 1) -> Iterator[None]:
     finally:
         watch.end()
         _current = None
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and of those that it waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def check() -> None:

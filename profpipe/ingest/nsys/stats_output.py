@@ -124,13 +124,18 @@ class _Layout:
         if self.delimiter == "|":
             return [cell.strip() for cell in line.strip().strip("|").split("|")]
         if self.delimiter:
-            return next(csv.reader([line], delimiter=self.delimiter), [])
+            try:
+                return next(csv.reader([line], delimiter=self.delimiter), [])
+            except csv.Error as error:
+                raise Damaged(f"a row cannot be divided: {error}") from error
         # The last column is as wide as its widest value, or was cut by a copy.
         ends = [end for _, end in self.slices[:-1]] + [len(line)]
         return [line[start:end].strip() for (start, _), end in zip(self.slices, ends, strict=True)]
 
     def fits(self, line: str) -> bool:
         """Return True where ``line`` is blank between the columns."""
+        if not self.slices:
+            return True
         gaps = zip(self.slices, self.slices[1:], strict=False)
         return all(not line[end:start].strip() for (_, end), (start, _) in gaps)
 

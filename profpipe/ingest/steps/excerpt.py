@@ -95,6 +95,10 @@ def _of_iteration(line: Timeline, starts: Int64s, ends: Int64s) -> Window | None
     return Window(EventKind.ITERATION, begin, end, begin, float(which), _MOST_OF_CASE)
 
 
+#: The largest float that fits into 64 bits: a number of a damaged file may round to one that does not.
+_LARGEST: Final = 2.0**63 - 1024
+
+
 class Excerpts:
     """Collects the rows of `timeline` of one recording."""
 
@@ -159,6 +163,8 @@ class Excerpts:
             missing, dtype = ("", object) if name in texts else (np.nan, np.float64)
             values = (np.broadcast_to(part.get(name, missing), len(part["start_ns"])) for part in self._parts)
             columns[name] = np.concatenate([each.astype(dtype) for each in values])
+            if dtype is np.float64:
+                columns[name] = columns[name].clip(-_LARGEST, _LARGEST)
         return schema.frame(schema.TIMELINE, columns)
 
 

@@ -195,7 +195,7 @@ def read(path: Path) -> Trace:
     except json_stream.FAILURES as error:
         size = f"{path.stat().st_size:,} bytes"
         raise UnreadableFile(path, f"a Chrome trace that is cut or damaged ({size}; {error})", _RECORD_AGAIN) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UnreadableFile(path, f"a Chrome trace with a malformed event ({error!r})", _RECORD_AGAIN) from error
     trace.settle()
     if len(trace.names) > bounds.MOST_NAMES:

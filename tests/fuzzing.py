@@ -1,0 +1,94 @@
+"""What the fuzz suites share: their dice and their time, and what reading an input takes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SEED = int(os.environ.get("PROFPIPE_FUZZ_SEED", "1"))
+#: Seconds of all suites together.
+SECONDS = float(os.environ.get("PROFPIPE_FUZZ_S", "40"))
+#: Inputs that show a defect are left here. `benchmarks/hostile.py` says how tests/corpus names their place.
+FINDS = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
+
+
+@dataclass
+class Costs:
+    """What the inputs of one format took: CPU time, and memory beyond that of the process before."""
+
+    inputs: int = 0
+    longest_s: float = 0.0
+    largest_bytes: int = 0
+
+
+@dataclass
+class Fuzz:
+    """One suite: inputs are made and read until its share of the time is over."""
+
+    share: float
+    costs: dict[str, Costs] = field(default_factory=dict)
+    finds: list[str] = field(default_factory=list)
+    dice: random.Random = field(default_factory=lambda: random.Random(SEED))
+
+    def rounds(self, at_least: int) -> Iterator[int]:
+        end = time.monotonic() + self.share * SECONDS
+        number = 0
+        while number < at_least or time.monotonic() < end:
+            yield number
+            number += 1
+
+    @contextmanager
+    def measured(self, format: str) -> Iterator[None]:
+        costs = self.costs.setdefault(format, Costs())
+        _reset_peak()
+        before, begin = _resident(b"VmRSS"), time.process_time()
+        try:
+            yield
+        finally:
+            costs.inputs += 1
+            costs.longest_s = max(costs.longest_s, time.process_time() - begin)
+            costs.largest_bytes = max(costs.largest_bytes, _resident(b"VmHWM") - before)
+
+    def find(self, what: str, file: Path | None = None) -> None:
+        """Note a defect, and keep the input that shows it. Equal defects count once."""
+        if what in self.finds:
+            return
+        self.finds.append(what)
+        if file is not None and file.is_file():
+            kept = FINDS / f"{len(self.finds)}-{file.name}"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(file.read_bytes())
+
+    def end(self) -> None:
+        """Print the table by format. Raises AssertionError where an input showed a defect, or took too long."""
+        print("\n| format | inputs | tracebacks | longest | largest memory |\n| --- | ---: | ---: | ---: | ---: |")
+        for format, costs in sorted(self.costs.items()):
+            cells = (format, f"{costs.inputs:,}", len(self.finds), f"{costs.longest_s:.1f} s")
+            print(f"| {' | '.join(map(str, cells))} | {costs.largest_bytes / 1e6:,.0f} MB |")
+        assert not self.finds, f"seed {SEED}, inputs below {FINDS}:\n" + "\n".join(self.finds)
+        assert max(costs.longest_s for costs in self.costs.values()) < 20
+
+
+def replaced(data: str, dice: random.Random, texts: list[str], escape: Callable[[str], str]) -> str:
+    """Return ``data`` with one of its words or numbers replaced by one of ``texts``."""
+    begin = dice.randrange(len(data)) if data else 0
+    end = begin + dice.choice([1, 3, 10])
+    return data[:begin] + escape(dice.choice(texts)) + data[end:]
+
+
+def _reset_peak() -> None:
+    with suppress(OSError):  # no Linux: the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_bytes(b"5")
+
+
+def _resident(name: bytes) -> int:
+    try:
+        lines = Path("/proc/self/status").read_bytes().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), 0)

@@ -1,0 +1,248 @@
+"""The part of the hostile corpus that is a results folder: hostile files in a run, or in a folder of ``ingest``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import seed_files
+from hostile_files import DAMAGES, ENDLESS, NAMES, NUMBERS, Hostile
+from seed_files import Texts
+
+#: Formats that ``report`` reads.
+REPORTED = ("run.json", "tables, CSV", "tables, Parquet")
+_TABLES = ("cases", "kernels", "ranges", "steps", "metrics")
+
+WORKLOAD = "def build(params):\n    return lambda: sum(range(1000 * params['n']))\n"
+PIPELINE = """
+version: 1
+name: small
+defaults: {profilers: [plain], warmup: 0, repeats: 3, timing: {order: sequential, budget_s: 0.02}}
+workloads:
+  sums: {script: sums.py, matrix: {n: [1, 2]}}
+"""
+
+
+def make_tables(folder: Path) -> Path:
+    """Ingest one small export, and return the folder of its tables."""
+    from profpipe.commands import ingest
+
+    out = folder / "tables"
+    if not out.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        ingest.read_files([seed_files.write(folder, "nsys SQLite", Texts(rows=3))], out)
+    return out
+
+
+def make_run(folder: Path) -> Path:
+    """Run a small pipeline that does not end well, so that `resume` has work, and return its results folder."""
+    from profpipe import cli
+
+    project = folder / "project"
+    if not project.is_dir():
+        project.mkdir(parents=True)
+        (project / "sums.py").write_text(WORKLOAD)
+        (project / "pipeline.yaml").write_text(PIPELINE)
+        assert cli.main(["run", str(project / "pipeline.yaml"), "--quiet", "--out", str(project / "out")]) == 0
+    return project / "out"
+
+
+def make_all(folder: Path) -> None:
+    make_tables(folder)
+    make_run(folder)
+
+
+def corpus(made: Path) -> Iterator[Hostile]:
+    """Yield results folders with one hostile file each. ``made`` is where the folders they are copied from are made."""
+    yield from _manifests(made)
+    yield from _tables(made)
+    yield from _orders(made)
+    yield from _databases(made)
+
+
+def _copied(source: Callable[[], Path], change: Callable[[Path], object]) -> Callable[[Path], Path]:
+    """Return what writes a copy of the folder ``source`` and changes it."""
+
+    def write(folder: Path) -> Path:
+        copy = folder / "copy"
+        shutil.copytree(source(), copy, symlinks=True)
+        change(copy)
+        return copy
+
+    return write
+
+
+def _leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node[:2]) if isinstance(node, list) else ()
+    for key, child in items:
+        yield (*path, key)
+        yield from _leaves(child, (*path, key))
+
+
+def _change_json(file: Path, value: Any, every: int) -> None:
+    """Replace every so manyth value of a JSON document."""
+    document = json.loads(file.read_text())
+    for path in list(_leaves(document))[::every]:
+        node = document
+        try:
+            for key in path[:-1]:
+                node = node[key]
+            node[path[-1]] = value
+        except (KeyError, IndexError, TypeError):
+            continue  # the value around it is replaced already
+    file.write_text(json.dumps(document))
+
+
+def _change_bytes(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+def _of_json(format: str, source: Callable[[], Path], name: str) -> Iterator[Hostile]:
+    """Yield alterations of the JSON file ``name`` of a folder."""
+    for kind, text in NAMES.items():
+        for every in (7, 30):
+            change = lambda copy, text=text, every=every: _change_json(copy / name, text, every)  # noqa: E731
+            yield Hostile(format, f"every {every}th value: {kind}", _copied(source, change))
+    for kind, damage in DAMAGES.items():
+        change = lambda copy, damage=damage: _change_bytes(copy / name, damage)  # noqa: E731
+        yield Hostile(format, kind, _copied(source, change))
+    large: dict[str, Callable[[bytes], bytes]] = {
+        "100,000 lists deep": lambda old: b"[" * 100_000,
+        "40 MB of blanks": lambda old: old + b" " * 40_000_000,
+        "a million empty objects": lambda old: b'{"jobs": [' + b"{}," * 1_000_000 + b"{}]}",
+        "a million keys": lambda old: b"{" + b"".join(b'"k%d":1,' % i for i in range(1_000_000)) + b'"jobs":[]}',
+        "a number of 400,000 digits": lambda old: b'{"jobs": ' + b"9" * 400_000 + b"}",
+    }
+    for kind, make in large.items():
+        change = lambda copy, make=make: _change_bytes(copy / name, make)  # noqa: E731
+        yield Hostile(format, kind, _copied(source, change), is_large=True)
+
+
+def _manifests(made: Path) -> Iterator[Hostile]:
+    yield from _of_json("run.json", lambda: make_tables(made), "run.json")
+
+
+def _orders(made: Path) -> Iterator[Hostile]:
+    def run() -> Path:
+        return next(path for path in make_run(made).iterdir() if path.is_dir() and path.name != "latest")
+
+    yield from _of_json("order.json", run, "raw/order.json")
+
+
+def _tables(made: Path) -> Iterator[Hostile]:
+    def source() -> Path:
+        return make_tables(made)
+
+    def with_cell(copy: Path, text: str) -> None:
+        import pandas as pd
+
+        text = text.encode("utf-8", "replace").decode()
+        for table in _TABLES:
+            frame = pd.read_csv(copy / f"{table}.csv", dtype=object, keep_default_na=False)
+            texts = [
+                c for c in frame.columns if c in ("workload", "case", "phase", "kernel", "range", "metric", "unit")
+            ]
+            frame[texts] = text
+            frame.to_csv(copy / f"{table}.csv", index=False, quoting=1, errors="replace")
+
+    def with_number(copy: Path, number: str) -> None:
+        path = copy / "kernels.csv"
+        head, *rows = path.read_text().splitlines()
+        at = head.split(",").index('"total_ns"')
+        cells = rows[0].split(",")
+        cells[at] = number
+        path.write_text("\n".join([head, ",".join(cells), *rows[1:]]) + "\n")
+
+    for kind, text in NAMES.items():
+        yield Hostile("tables, CSV", f"cells: {kind}", _copied(source, lambda copy, text=text: with_cell(copy, text)))
+    for kind, text in NUMBERS.items():
+        yield Hostile("tables, CSV", f"a number: {kind}", _copied(source, lambda copy, t=text: with_number(copy, t)))
+    for kind, damage in DAMAGES.items():
+        change = lambda copy, damage=damage: _change_bytes(copy / "kernels.csv", damage)  # noqa: E731
+        yield Hostile("tables, CSV", kind, _copied(source, change))
+
+    def filled(filling: bytes) -> Callable[[Path], Path]:
+        return _copied(source, lambda copy: _change_bytes(copy / "kernels.csv", lambda old: old + filling))
+
+    for kind, filling in {"line ends": b"\n", "quotes": b'"', "commas": b",", "letters": b"x"}.items():
+        yield Hostile("tables, CSV", f"40 MB of {kind}", filled(filling * 40_000_000), is_large=True)
+
+    def with_rows(copy: Path) -> None:
+        path = copy / "kernels.csv"
+        head, *rows = path.read_text().splitlines(keepends=True)
+        path.write_text(head + "".join(rows) * (40_000_000 // sum(map(len, rows))))
+
+    yield Hostile("tables, CSV", "very many rows", _copied(source, with_rows), is_large=True)
+    yield from _parquet(source)
+
+
+def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
+    def without_csv(change: Callable[[Path], object]) -> Callable[[Path], Path]:
+        def altered(copy: Path) -> None:
+            (copy / "kernels.csv").unlink()
+            change(copy / "kernels.parquet")
+
+        return _copied(source, altered)
+
+    def equal_rows(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        one = pq.read_table(path).slice(0, 1)
+        pq.write_table(one.take(pa.nulls(20_000_000, pa.int64()).fill_null(0)), path, compression="zstd")
+
+    def long_texts(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(path)
+        texts = pa.DictionaryArray.from_arrays(pa.nulls(20_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
+        many = table.slice(0, 1).take(pa.nulls(20_000, pa.int64()).fill_null(0))
+        pq.write_table(many.set_column(many.column_names.index("kernel"), "kernel", texts), path)
+
+    def other_types(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"kernel": [[1]], "run": [{"a": 1}]}), path)
+
+    for kind, damage in DAMAGES.items():
+        yield Hostile("tables, Parquet", kind, without_csv(lambda path, damage=damage: _change_bytes(path, damage)))
+    yield Hostile("tables, Parquet", "other types", without_csv(other_types))
+    yield Hostile("tables, Parquet", "20 million equal rows", without_csv(equal_rows), is_large=True)
+    yield Hostile("tables, Parquet", "20,000 texts of a megabyte", without_csv(long_texts), is_large=True)
+
+
+def _databases(made: Path) -> Iterator[Hostile]:
+    def changed(*statements: str) -> Callable[[Path], Path]:
+        def change(copy: Path) -> None:
+            with closing(sqlite3.connect(copy / "profpipe.db", isolation_level=None)) as database:
+                for statement in statements:
+                    database.execute(statement)
+
+        return _copied(lambda: make_run(made), change)
+
+    view = f"CREATE VIEW runs AS {ENDLESS.replace('SELECT i', 'SELECT i AS run, i AS started, i AS name', 1)} FROM n"
+    view = view.replace("SELECT i AS run, i AS started, i AS name + 1", "SELECT i + 1")
+    statements = {
+        "an endless view": ["DROP TABLE runs", view],
+        "no table of runs": ["DROP TABLE runs"],
+        "a trigger": ["CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END"],
+        "hostile names": ["UPDATE runs SET name = 'a' || char(27) || '[2J' || char(157, 8238)",
+                          "UPDATE metrics SET workload = char(27) || '[2J', \"case\" = char(7)"],
+        "blobs": ["UPDATE runs SET name = x'00ff', started = x'00ff'", "UPDATE metrics SET value = x'00'"],
+        "texts": ["UPDATE metrics SET value = 'x'", "UPDATE cases SET params = '[1'"],
+        "a future version": ["PRAGMA user_version = 99"],
+        "another schema format": ["PRAGMA writable_schema = ON",
+                                  "UPDATE sqlite_master SET sql = 'CREATE TABLE x' || sql"],
+    }  # fmt: skip
+    for kind, list_ in statements.items():
+        yield Hostile("history", kind, changed(*list_))
+    for kind, damage in DAMAGES.items():
+        change = lambda copy, damage=damage: _change_bytes(copy / "profpipe.db", damage)  # noqa: E731
+        yield Hostile("history", kind, _copied(lambda: make_run(made), change))
