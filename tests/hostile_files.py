@@ -450,7 +450,7 @@ def _parquet() -> Iterator[Hostile]:
         return write
 
     def equal_rows() -> pa.Table:
-        count = 30_000_000
+        count = 10_000_000
         columns = [
             "start",
             "end",
@@ -466,15 +466,15 @@ def _parquet() -> Iterator[Hostile]:
                          for name in columns})  # fmt: skip
 
     def long_texts() -> pa.Table:
-        texts = pa.DictionaryArray.from_arrays(pa.nulls(20_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
-        return pa.table({"id": pa.array(range(20_000)), "value": texts})
+        texts = pa.DictionaryArray.from_arrays(pa.nulls(3_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
+        return pa.table({"id": pa.array(range(3_000)), "value": texts})
 
     def columns_of_text() -> pa.Table:
         return pa.table({"id": pa.array(["a"]), "value": pa.array([[1, 2]])})
 
     kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
-    yield Hostile("nsys Parquet", "30 million equal rows", replaced(kernels, equal_rows), is_large=True)
-    yield Hostile("nsys Parquet", "20,000 texts of a megabyte", replaced("StringIds", long_texts), is_large=True)
+    yield Hostile("nsys Parquet", "10 million equal rows", replaced(kernels, equal_rows), is_large=True)
+    yield Hostile("nsys Parquet", "3,000 texts of a megabyte", replaced("StringIds", long_texts), is_large=True)
     yield Hostile("nsys Parquet", "lists in place of texts", replaced("StringIds", columns_of_text))
 
 

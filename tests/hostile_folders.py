@@ -201,8 +201,8 @@ def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
         import pyarrow.parquet as pq
 
         table = pq.read_table(path)
-        texts = pa.DictionaryArray.from_arrays(pa.nulls(20_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
-        many = table.slice(0, 1).take(pa.nulls(20_000, pa.int64()).fill_null(0))
+        texts = pa.DictionaryArray.from_arrays(pa.nulls(1_000, pa.int32()).fill_null(0), pa.array(["x" * 1_000_000]))
+        many = table.slice(0, 1).take(pa.nulls(1_000, pa.int64()).fill_null(0))
         pq.write_table(many.set_column(many.column_names.index("kernel"), "kernel", texts), path)
 
     def other_types(path: Path) -> None:
@@ -215,7 +215,7 @@ def _parquet(source: Callable[[], Path]) -> Iterator[Hostile]:
         yield Hostile("tables, Parquet", kind, without_csv(lambda path, damage=damage: _change_bytes(path, damage)))
     yield Hostile("tables, Parquet", "other types", without_csv(other_types))
     yield Hostile("tables, Parquet", "20 million equal rows", without_csv(equal_rows), is_large=True)
-    yield Hostile("tables, Parquet", "20,000 texts of a megabyte", without_csv(long_texts), is_large=True)
+    yield Hostile("tables, Parquet", "1,000 texts of a megabyte", without_csv(long_texts), is_large=True)
 
 
 def _databases(made: Path) -> Iterator[Hostile]:

@@ -70,6 +70,8 @@ def test_damaged_files_of_profilers_are_read_or_refused(tmp_path: Path, recorded
 
 
 def damaged(data: bytes, fuzz: Fuzz) -> bytes:
+    if not data:
+        return data
     is_zip = data.startswith(b"\x1f\x8b")
     if is_zip and fuzz.dice.random() < 0.9:
         return gzip.compress(damaged(gzip.decompress(data), fuzz), 1)

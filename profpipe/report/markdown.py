@@ -149,7 +149,7 @@ class Markdown:
         rows = [[self._cell(cell, column, letters) for cell, column in zip(row, table.columns, strict=True)]
                 for row in table.rows]  # fmt: skip
         lines = "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
-        title = f"**{self.text(table.title)}**" if table.title else ""
+        title = self._inline(doc.Strong(table.title), in_table=False) if table.title else ""
         legend = ", ".join(f"*{letter}*: {escape(flag)}" for flag, letter in letters.items())
         return "\n\n".join(filter(None, [title, lines, legend]))
 
@@ -175,7 +175,7 @@ def plot_path(chart: doc.Chart) -> str:
     """Return the path of a chart's picture, relative to the page. A long id ends in a checksum: it names a file."""
     id = chart.id
     if len(id) > _LONGEST_STEM:
-        id = f"{id[: _LONGEST_STEM - 9]}-{zlib.crc32(id.encode()):08x}"
+        id = f"{id[: _LONGEST_STEM - 9]}-{zlib.crc32(id.encode('utf-8', 'replace')):08x}"
     return f"plots/{id}.png"
 
 

@@ -121,8 +121,8 @@ class _Watch:
             signal.signal(signal.SIGPROF, self._before if callable(self._before) else _ignore)
         self._thread.join()
 
-    def check(self) -> None:
-        self._measure()
+    def check(self, needed: float) -> None:
+        self._measure(needed)
         if self.excess:
             raise TooLarge(self.excess)
 
@@ -144,8 +144,8 @@ class _Watch:
                     for connection in self._connections:
                         connection.interrupt()
 
-    def _measure(self) -> None:
-        seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes
+    def _measure(self, needed: float = 0) -> None:
+        seconds, more = _cpu_s() - self._began_s, resident_bytes() - self._began_bytes + needed
         if not self.excess and seconds > self._budget.seconds:
             self.excess = f"to read it takes more than {self._budget.seconds:,.0f} s of CPU time"
         elif not self.excess and more > self._budget.bytes:
@@ -201,10 +201,10 @@ def _cpu_s() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
-def check() -> None:
-    """Raise ``TooLarge`` where the file that is being read passes its budget. For loops in threads."""
+def check(needed: float = 0) -> None:
+    """Raise ``TooLarge`` where the file that is being read passes its budget, or would with ``needed`` bytes more."""
     if _current is not None:
-        _current.check()
+        _current.check(needed)
 
 
 def check_bytes(path: Path, needed: float) -> None:

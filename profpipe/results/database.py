@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
-import json
 import os
 import re
 import sqlite3
@@ -17,7 +16,7 @@ from typing import Any, Final
 import pandas as pd
 
 from profpipe.errors import ConfigError, is_disk_full
-from profpipe.results import atomic, budget, migration, schema
+from profpipe.results import atomic, bounded_json, budget, migration, schema
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 
@@ -158,7 +157,24 @@ def read_history(out: Path, last: int = 10) -> tuple[list[dict[str, Any]], list[
         names = [row["run"] for row in runs]
         query = _TIMES.format(runs=_placeholders(names), failed=_placeholders(schema.FAILED))
         times = list(database.query(query, [*names, *schema.FAILED]))
-    return runs, _distinguish(times)
+    try:
+        _check_types([*runs, *times])
+        return runs, _distinguish(times)
+    except ValueError as error:
+        raise ConfigError(str(path), f"cannot be used: {error}.", "Move it away.") from None
+
+
+#: Columns that are no text. SQLite stores any value in any column.
+_NUMBERS: Final = ("value", "cases", "ok")
+
+
+def _check_types(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError for a value that profpipe did not write."""
+    for row in rows:
+        for name, value in row.items():
+            fits = isinstance(value, (int, float) if name in _NUMBERS else str)
+            if not fits and (value is not None or name == "run"):
+                raise ValueError(f"column {name} holds a {type(value).__name__}")
 
 
 def _placeholders(values: Sequence[str]) -> str:
@@ -169,7 +185,9 @@ def _distinguish(times: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return ``times``, which are ordered by case, with a name for each set of a case's parameters."""
     found: list[dict[str, Any]] = []
     for _, group in itertools.groupby(times, key=lambda row: (row["workload"], row["case"])):
-        rows = [{**row, "params": json.loads(row["params"] or "{}")} for row in group]
+        rows = [{**row, "params": bounded_json.loads(row["params"] or "{}")} for row in group]
+        if wrong := next((row["params"] for row in rows if not isinstance(row["params"], dict)), None):
+            raise ValueError(f"parameters are a {type(wrong).__name__}")
         # Files that `profpipe ingest` read have no parameters.
         known = [row["params"] for row in rows if row["params"]]
         names = dict.fromkeys(name for params in known for name in params)

@@ -33,6 +33,8 @@ FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, 
 
 SQLITE_HEAD: Final = b"SQLite format 3\0"
 _BATCH_ROWS: Final = 1 << 16
+#: Many long texts may be one in the file.
+_BATCH_STRINGS: Final = 1 << 7
 
 
 class Database:
@@ -101,7 +103,8 @@ class ParquetFolder:
 
         names = [name for column in columns for name in names_of(column)]
         with parquet.ParquetFile(self._path / f"{table}.parquet") as file:
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            rows = _BATCH_STRINGS if table == "StringIds" else _BATCH_ROWS
+            for batch in file.iter_batches(batch_size=rows, columns=names):
                 budget.check()
                 found = [_read_from(batch, column) for column in columns]
                 yield pa.RecordBatch.from_arrays(found, names=[" ".join(names_of(column)) for column in columns])
@@ -173,6 +176,7 @@ def read_numbers(source: Source, table: str, wanted: Dtypes) -> dict[Any, Number
     known = set(source.columns(table))
     present = [column for column in wanted if known.issuperset(names_of(column))]
     rows = source.count_rows(table) if present else 0
+    budget.check(8 * rows * len(wanted))
     found = {
         name: np.empty(rows, dtype) if name in present else np.full(rows, null(dtype), dtype)
         for name, dtype in wanted.items()
