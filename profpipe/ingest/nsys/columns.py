@@ -34,7 +34,7 @@ FAILURES: Final = (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, 
 SQLITE_HEAD: Final = b"SQLite format 3\0"
 _BATCH_ROWS: Final = 1 << 16
 #: Many long texts may be one in the file.
-_BATCH_STRINGS: Final = 1 << 7
+_BATCH_STRINGS: Final = 1 << 5
 
 
 class Database:
