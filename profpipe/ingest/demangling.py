@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from profpipe.results import budget
+
 #: A substitution or a template parameter.
 _REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
 #: Characters of a demangled name.
@@ -20,7 +22,7 @@ _LONGEST = 1 << 20
 #: Limits of the process that demangles a name by itself. Composable Kernel's longest names take 0.2 s.
 _CPU_S, _MEMORY = 2, 1 << 29
 _TIMEOUT_S = 20.0
-#: CPU time of all these processes. Beyond it, names stay mangled.
+#: CPU time of all these processes of a file. Beyond it, its names stay mangled.
 _MOST_S = 3.0
 
 
@@ -89,18 +91,21 @@ def _by_python(name: str) -> str | None:
         return None
 
 
-_spent_s = 0.0
+#: The file that is being read, and what it has spent of ``_MOST_S``.
+_spent: tuple[object, float] = (None, 0.0)
 
 
 def _demangled_by_process(name: str) -> str:
-    global _spent_s
-    if _spent_s > _MOST_S:
+    global _spent
+    file = budget.reading()
+    spent_s = _spent[1] if file is not None and _spent[0] is file else 0.0
+    if spent_s > _MOST_S:
         return name
     before_s = _cpu_s_of_processes()
     try:
         return _demangled_apart(name)
     finally:
-        _spent_s += _cpu_s_of_processes() - before_s
+        _spent = (file, spent_s + _cpu_s_of_processes() - before_s)
 
 
 def _cpu_s_of_processes() -> float:

@@ -201,6 +201,11 @@ def _cpu_s() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
+def reading() -> object | None:
+    """Return what stands for the file that is being read, None where none is."""
+    return _current
+
+
 def check(needed: float = 0) -> None:
     """Raise ``TooLarge`` where the file that is being read passes its budget, or would with ``needed`` bytes more."""
     if _current is not None:
