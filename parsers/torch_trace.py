@@ -299,7 +299,7 @@ def _known_pids(trace: events.Trace) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from numbers of processes to process ids, -1 where they are unknown."""
     pids = dict(zip(trace.process_codes, trace.pids.fillna(events.MISSING), strict=False))
     return lambda codes: np.array(
-        [-1 if np.isnan(pid := pids.get(code, events.MISSING)) else int(pid) for code in codes], dtype=np.int64
+        [int(pid) if np.isfinite(pid := pids.get(code, events.MISSING)) else -1 for code in codes], dtype=np.int64
     )
 
 

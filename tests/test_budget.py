@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -119,3 +121,10 @@ def test_a_wrong_factor_is_an_error(file: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PROFPIPE_BUDGET", factor)
     with pytest.raises(ConfigError, match=f"PROFPIPE_BUDGET: '{factor}' is no positive number"):
         registry.choose(file, registry.parsers())
+
+
+def test_a_program_that_ends_meanwhile_costs_the_file_nothing(file: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    with budget.limit(file):
+        subprocess.run([sys.executable, "-S", "-c", busy], check=True)
+        budget.check()

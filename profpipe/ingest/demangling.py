@@ -11,6 +11,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from profpipe.results import budget
@@ -26,7 +27,6 @@ _TIMEOUT_S = 20.0
 _MOST_S = 3.0
 
 
-@functools.lru_cache(maxsize=65536)
 def demangle(name: str) -> str:
     """Demangle an Itanium-mangled ``name``; return ``name`` where no demangler knows its grammar.
 
@@ -37,9 +37,16 @@ def demangle(name: str) -> str:
     """
     if _longest_demangled(name) <= _LONGEST:
         return _demangled(name)
-    return _demangled_by_process(name)
+    # A name that was not demangled may be in a file with more time left.
+    if name not in _by_processes and (text := _demangled_by_process(name)) != name:
+        _by_processes[name] = text
+    return _by_processes.get(name, name)
 
 
+_by_processes: dict[str, str] = {}
+
+
+@functools.lru_cache(maxsize=65536)
 def _demangled(name: str) -> str:
     # Up to GCC 12 libstdc++ does not know __bf16 (DF16b), and neither knows _Float16 (DF16_). A decimal type replaces
     # them: it is builtin too, so the numbers of substitutions stay right, and no GPU has it.
@@ -101,19 +108,13 @@ def _demangled_by_process(name: str) -> str:
     spent_s = _spent[1] if file is not None and _spent[0] is file else 0.0
     if spent_s > _MOST_S:
         return name
-    before_s = _cpu_s_of_processes()
-    try:
-        return _demangled_apart(name)
-    finally:
-        _spent = (file, spent_s + _cpu_s_of_processes() - before_s)
+    text, cpu_s = _demangled_apart(name)
+    _spent = (file, spent_s + cpu_s)
+    return text
 
 
-def _cpu_s_of_processes() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _demangled_apart(name: str) -> str:
+def _demangled_apart(name: str) -> tuple[str, float]:
+    """Return the name that another process gives, and the CPU time of that process."""
     command = (
         [sys.executable, "-P", "-m", __name__] if sys.version_info >= (3, 11) else [sys.executable, "-m", __name__]
     )
@@ -123,17 +124,20 @@ def _demangled_apart(name: str) -> str:
             command, input=name.encode(), capture_output=True, timeout=_TIMEOUT_S, cwd=root, start_new_session=True
         )
     except (OSError, subprocess.TimeoutExpired):
-        return name
-    if ended.returncode or len(ended.stdout) > _LONGEST:
-        return name
-    return ended.stdout.decode("utf-8", "replace")
+        return name, _CPU_S
+    if ended.returncode:
+        return name, _CPU_S
+    text = ended.stdout.decode("utf-8", "replace") if len(ended.stdout) <= _LONGEST else name
+    # The process writes its CPU time last. A warning may stand before it.
+    return text, float(ended.stderr.split()[-1])
 
 
 def main() -> None:
-    """Demangle the name on the standard input."""
+    """Demangle the name on the standard input, and write the CPU time that this takes to the standard error."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     sys.stdout.write(_demangled(sys.stdin.read()))
+    sys.stderr.write(f"\n{time.process_time()}")
 
 
 if __name__ == "__main__":
