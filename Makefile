@@ -2,8 +2,10 @@
 PYTHON ?= python3
 # Installed only where no torch can be imported.
 TORCH ?= torch==2.13.0
+# Three for two cores: many tests wait for the processes that they start.
+WORKERS ?= $(shell n=$$(( ($$(nproc) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n )))
 # In the order of their names: files with few tests are not the shortest, and would otherwise start last.
-PYTEST_FLAGS ?= -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST_FLAGS ?= -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
 VENV := .venv
 BIN := $(VENV)/bin

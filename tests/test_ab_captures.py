@@ -115,6 +115,7 @@ def test_a_capture_that_fails_costs_no_verdict_and_is_not_tried_again(project):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_in_a_capture_goes_on_with_it(project):
     waits = project / "go"
     child = subprocess.Popen(
@@ -217,6 +218,7 @@ def build(params):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torch_names_the_operators_of_a_cpu(project):
     pytest.importorskip("torch")
     (project / "torch_sums.py").write_text(TORCH)

@@ -37,6 +37,7 @@ def test_the_study_has_every_length_mask_pass_type_and_implementation_once(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reduced_form_runs_on_a_cpu_with_its_tables(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     profpipe(tmp_path, "run", PIPELINE, "-p", "plain", "--out", tmp_path, **REDUCED)

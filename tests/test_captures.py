@@ -129,6 +129,7 @@ def test_a_case_that_fails_in_one_process_is_left_out_of_the_later_ones(project:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run_continues_with_the_processes_that_it_lacks(project: Path) -> None:
     argv = [sys.executable, "-m", "profpipe", "run", "-p", "plain", "-w", "sums", "--captures", "5"]
     environment = {**os.environ, "PYTHONPATH": WITHOUT_TORCH, "CUDA_VISIBLE_DEVICES": ""}

@@ -299,6 +299,7 @@ def test_a_case_with_other_parameters_in_one_run_is_not_compared(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_of_a_program_that_took_turns_are_compared_by_their_processes(tmp_path: Path) -> None:
     text = "def build(params):\n    return lambda: sum(range(params['n'] * {}))\n"
     pipeline = "version: 1\nname: {0}\nworkloads: {{w: {{script: {0}.py, profilers: [plain], matrix: {{n: [100]}},"

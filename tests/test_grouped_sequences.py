@@ -60,6 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_reduced_study_runs_on_a_cpu_and_skips_what_cannot(run: Path) -> None:
     cases = {(row["workload"], row["case"]): (row["status"], row["reason"]) for row in rows(run / "cases.csv")}
     assert len(cases) == 4 + 4 + 2 * 3 * 2 + 2 * 2

@@ -38,6 +38,7 @@ def test_a_profiler_as_axis_and_as_key_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_draws_a_line_for_each_profiler_on_a_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     small = {

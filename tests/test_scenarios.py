@@ -95,6 +95,7 @@ def test_a_wrong_parameter_is_named_with_what_is_possible(params: dict[str, obje
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_study_names_every_scenario_and_runs_on_a_cpu(tmp_path: Path) -> None:
     printed = profpipe(tmp_path, "run", PIPELINE, "--dry-run")
     assert all(f"scenario={name},impl=fa2" in printed for name in scenarios.SCENARIOS if name != "tiny")

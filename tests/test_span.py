@@ -103,6 +103,7 @@ while time.monotonic() < ends:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_program_that_ends_inside_the_span_leaves_its_trace(tmp_path: Path) -> None:
     # torch imports its compiler when the profiler starts, which takes seconds.
     done = run_span(tmp_path, "import torch._inductor.config\n" + WORKS.format(3))

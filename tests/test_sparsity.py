@@ -75,6 +75,7 @@ def test_the_table_of_time_has_the_parts_and_their_total() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_its_dense_part_runs_on_a_cpu_and_the_rest_says_what_it_needs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     small = {
