@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from report_study import analyze, case_row, kernel_row, metric_row, tables
 from profpipe.analysis.findings.workloads import (
     Doubt,
     DoubtCause,
+    NodeSpread,
     Win,
     WorkloadFindings,
 )
+from profpipe.analysis.nodes import Nodes
+from profpipe.analysis.winner import judge
+from profpipe.results.manifest import HostSharing
 from profpipe.results.schema import Tables
 
 
@@ -139,6 +144,21 @@ def test_a_case_behind_the_second_may_be_the_fastest_at_the_same_clock() -> None
     assert third(160.0, 1.0, sm_clock=1.1e9).doubts == (Doubt(DoubtCause.CLOCKS, ("a", "c"), clocks_hz=(1.9e9, 1.1e9)),)
     assert third(190.0, 1.0, ["throttled"], sm_clock=1.1e9).verdict == "clear", "its lead is larger"
     assert third(190.0, 1.0, ["throttled"]).verdict == "clear", "its clock is not known"
+
+
+def test_a_case_behind_the_second_counts_on_another_node_and_beside_another_process() -> None:
+    rows = [case_row("impl=a"), case_row("impl=b"), case_row("impl=c", flags=["shared_host"])]
+    medians = {"impl=a": 100.0, "impl=b": 150.0, "impl=c": 160.0}
+    times = [metric_row(case, "time", ns, ci_low=ns - 1, ci_high=ns + 1) for case, ns in medians.items()]
+    cases = only(tables(rows, metrics=times)).cases
+    for beside_ns, doubts in ((120.0, ()), (170.0, (Doubt(DoubtCause.FLAGGED, ("c",), ("shared_host",)),))):
+        found = judge(cases, {}, HostSharing("w", "impl=a", "time", 100.0, beside_ns, 2))
+        assert found and found.doubts == doubts
+    of_cases = {"impl=a": ("node1",), "impl=b": ("node1",), "impl=c": ("node2",)}
+    for ratio, count in ((0.5, 0), (0.7, 1)):
+        spread = NodeSpread("impl=a", ratio, 2)
+        found = judge((*cases[:2], replace(cases[2], marks=())), {}, nodes=Nodes(of_cases, spread=spread))
+        assert found and found.doubts == (Doubt(DoubtCause.NODE_SPREAD, ("a", "c"), spread=spread),) * count
 
 
 def test_a_noisy_time_without_an_interval_makes_the_win_inconclusive() -> None:

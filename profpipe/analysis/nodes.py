@@ -64,12 +64,12 @@ class Nodes:
             return None
         return Doubt(DoubtCause.UNLIKE_NODES, tuple(case.variant for case in own), differences=found)
 
-    def doubt(self, best: CaseResult, second: CaseResult) -> Iterator[Doubt]:
+    def doubt(self, best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
         """Yield why like nodes could have made the lead of ``best``: they vary by as much, or by an unknown share."""
-        if not self.are_several((best, second)) or not best.ns or not second.ns:
+        if not self.are_several((best, other)) or not best.ns or not other.ns:
             return
-        if self.spread is None or second.ns <= best.ns * (1 + self.spread.ratio):
-            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, second.variant), spread=self.spread)
+        if self.spread is None or other.ns <= best.ns * (1 + self.spread.ratio):
+            yield Doubt(DoubtCause.NODE_SPREAD, (best.variant, other.variant), spread=self.spread)
 
 
 def differences_of_job(run: Manifest, job: JobEntry) -> Differences:

@@ -71,9 +71,9 @@ def judge(
     # A slower case may be the fastest at the same clock, where its clock is known.
     clocked = [case for case in others[1:] if _clocks(best, case)]
     doubts = (
-        *nodes.doubt(best, second),
+        *(doubt for case in others for doubt in nodes.doubt(best, case)),
         *_clock_doubts(best, second),
-        *_sharing_doubts(best, second, sharing),
+        *(doubt for case in others for doubt in _sharing_doubts(best, case, sharing)),
         *_scatter_doubts(best, second),
         *(doubt for case in clocked for doubt in _clock_doubts(best, case)),
     )
@@ -130,7 +130,7 @@ def _clock_doubts(best: CaseResult, other: CaseResult) -> Iterator[Doubt]:
 
 
 def _sharing_doubts(best: CaseResult, other: CaseResult, sharing: HostSharing | None) -> Iterator[Doubt]:
-    """Yield that the second case may have run beside another process for longer than the best one."""
+    """Yield that the other case may have run beside another process for longer than the best one."""
     factor = max(sharing.beside_ns / sharing.alone_ns, 1.0) if sharing and sharing.alone_ns > 0 else math.inf
     if best.time and other.time and other.time.ns <= factor * best.time.ns:
         yield from _flagged(other, (Flag.SHARED_HOST,))
