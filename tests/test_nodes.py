@@ -203,6 +203,7 @@ def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_ar
     [
         ("{script: w.py, nodes: 2}", "are for a 'command', which srun starts"),
         ("{command: [a], tasks_per_node: 2}", "Set 'nodes' too"),
+        ("{command: [a], nodes: 2, capture: {after_s: 1, for_s: 1}}", "'capture' is for a command on one node"),
     ],
 )
 def test_nodes_are_for_commands(tmp_path: Path, settings: str, message: str) -> None:

@@ -303,6 +303,8 @@ class Workload(Settings):
         changed = [name for name in OF_COMMANDS if getattr(self, name) != type(self).model_fields[name].default]
         if self.command is None and changed:
             raise ValueError(f"'{changed[0]}' is for a 'command'. A 'script' has iterations instead of steps")
+        if self.capture and self.nodes > 1:
+            raise ValueError("'capture' is for a command on one node: the clocks of nodes differ. Leave one out")
         if self.capture and (end_s := self.capture.after_s + self.capture.for_s) >= self.timeout_s:
             raise ValueError(f"'capture' ends after {end_s:g} s. Set timeout_s higher than {self.timeout_s:g}")
         if self.command is None and (self.nodes > 1 or self.tasks_per_node > 1 or self.srun):

@@ -64,7 +64,7 @@ def _is_recording(path: Path) -> bool:
     text = path.read_text(encoding="utf-8", errors="replace")
     if '{"hook": "span"' not in text or '{"hook": "finished"' in text:
         return False
-    with suppress(ValueError, ProcessLookupError):
+    with suppress(ValueError, ProcessLookupError, PermissionError):
         os.kill(int(path.name.split(".")[-2]), 0)
         return True
     return False
