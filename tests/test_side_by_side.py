@@ -135,6 +135,10 @@ def test_the_gpus_are_the_first_visible_ones() -> None:
     assert lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == (Lane("place 1", None), Lane("place 2", None))
     with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
         lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": "3"})
+    # CUDA ignores entries from the first invalid one on, and a GPU that is listed twice is one lane.
+    for listed in ("3,7,1", "3,3", "3,-1,1"):
+        with pytest.raises(ConfigError, match="asks for 2 GPUs, and 1 of this machine is visible"):
+            lanes.find(2, GPUS, {"CUDA_VISIBLE_DEVICES": listed})
 
 
 @pytest.mark.parametrize(

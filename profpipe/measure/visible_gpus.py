@@ -6,6 +6,7 @@ GPUs; where these have different rates, the job has no peak rates.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,16 @@ def visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
     by_bus = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     chosen = gpus if entries is None else list(_listed(gpus, map(str.strip, entries.split(",")), by_bus))
     return [{"name": f"a part (MIG) of {gpu.get('name')}"} if gpu.get("mig") else gpu for gpu in chosen]
+
+
+def valid_entries(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[str]:
+    """Return the entries of CUDA_VISIBLE_DEVICES that show a GPU, each once; the ordinals of ``gpus`` without it."""
+    entries = environment.get("CUDA_VISIBLE_DEVICES")
+    if entries is None:
+        return [str(number) for number in range(len(gpus))]
+    own = [entry.strip() for entry in entries.split(",")]
+    # CUDA ignores all entries after an invalid one.
+    return list(dict.fromkeys(itertools.takewhile(lambda entry: any(_listed(gpus, [entry], by_bus=False)), own)))
 
 
 def _listed(gpus: Sequence[Gpu], entries: Iterable[str], by_bus: bool) -> Iterator[Gpu]:

@@ -59,10 +59,9 @@ def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str
 
     Where no GPU is visible, ``count`` is the number of processes that run side by side on the CPU.
     """
-    listed = environment.get(_VARIABLE)
     if not visible_gpus.visible(gpus, environment):
         return tuple(Lane(f"place {number + 1}", str(number) if not gpus else None) for number in range(count))
-    entries = [entry.strip() for entry in listed.split(",")] if listed else [str(number) for number in range(len(gpus))]
+    entries = visible_gpus.valid_entries(gpus, environment)
     if len(entries) < count:
         what = (
             f"asks for {count} GPUs, and {len(entries)} of this machine {'is' if len(entries) == 1 else 'are'} visible."
