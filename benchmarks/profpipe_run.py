@@ -25,7 +25,13 @@ def run(pipeline: Path, out: Path, options: Sequence[str], allowed: Collection[i
     """Run ``pipeline`` from its folder; return the folder of the run. Another exit code than ``allowed`` ends this."""
     command = [sys.executable, "-m", "profpipe", "run", str(pipeline.resolve()), "--out", str(out.resolve()), *options]
     done = subprocess.run(
-        command, cwd=pipeline.resolve().parent, env=environment(), capture_output=True, check=False, text=True
+        command,
+        cwd=pipeline.resolve().parent,
+        env=environment(),
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        errors="replace",
     )
     if done.returncode not in allowed:
         sys.exit(done.stdout + done.stderr)
