@@ -47,5 +47,13 @@ def test_recordings_of_rocprof_and_of_cuda_stand_side_by_side_with_their_tool_an
     assert "| attention_h200.json.gz | torch | NVIDIA H200 | " in section
     assert "![Kernel time by recording](plots/recordings-share.png)" in section
     assert (tmp_path / "read" / "plots" / "recordings-share.png").stat().st_size > 1000
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(rocm, tmp_path / name)
+    assert ingested(tmp_path / "both", *(tmp_path / name / rocm.name for name in ("a", "b"))) == errors.OK
+    page = (tmp_path / "both" / "read" / "SUMMARY.md").read_text(encoding="utf-8")
+    section = page.split("## Recordings side by side\n")[1].split("\n## ")[0]
+    for name in ("a", "b"):
+        assert f"| {name}/564735_kernel_trace.csv | rocprof v3 | not named | 319 | 105.7 |" in section
     assert ingested(tmp_path / "alone", rocm) == errors.OK
     assert "side by side" not in (tmp_path / "alone" / "read" / "SUMMARY.md").read_text(encoding="utf-8")

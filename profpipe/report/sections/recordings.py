@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -33,13 +34,29 @@ def recordings(findings: Findings, run: Manifest) -> doc.Section:
 
 def _recordings(findings: Findings, run: Manifest) -> list[_Recording]:
     """Return the files without cases whose kernels were recorded, in their order."""
-    files = {PurePath(file.source).name: file for file in run.files}
     return [
-        _Recording(workload.name, case.breakdown, files[workload.name])
+        _Recording(workload.name, case.breakdown, file)
         for workload in findings.workloads
+        if (file := _file_of(workload.name, run.files))
         for case in workload.cases
-        if not case.id and case.breakdown and case.breakdown.kind == "kernel" and workload.name in files
+        if not case.id and case.breakdown and case.breakdown.kind == "kernel"
     ]
+
+
+def _file_of(workload: str, files: Iterable[FileEntry]) -> FileEntry | None:
+    """Return the file of a workload, which is named like the file, with as many of its folders as make it unique.
+
+    The path may have fewer parts than the name, where it starts at the current folder.
+    """
+    name = PurePath(workload).parts
+    alike = [(depth, file) for file in files if (depth := _common_end(PurePath(file.source).parts, name))]
+    return max(alike, key=lambda pair: pair[0])[1] if alike else None
+
+
+def _common_end(path: Sequence[str], name: Sequence[str]) -> int:
+    """Return the number of parts that both have at their ends, if the shorter one is the end of the longer one."""
+    depth = min(len(path), len(name))
+    return depth if depth and path[-depth:] == name[-depth:] else 0
 
 
 def _table(found: list[_Recording]) -> doc.Table:
