@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from report_study import analyze, case_row, metric_row, tables
 
-from profpipe.analysis.findings.workloads import DoubtCause, Findings, NodeSpread, Win
+from profpipe.analysis.findings.workloads import Doubt, DoubtCause, Findings, NodeSpread, Win
 from profpipe.measure.flags import Flag
 from profpipe.report.sections import environment, flags, wins
 from profpipe.report.text import write_text
@@ -73,6 +73,11 @@ def test_like_nodes_have_a_mark_and_the_spread_between_them() -> None:
         "several_nodes (every case): the cases that the report compares ran on different nodes of the same kind: impl=a"
         " varies by 4.0 % between 2 of them. A smaller lead is not called a win."
     )
+
+
+def test_the_case_that_varies_between_nodes_is_named_with_the_letters_of_its_values() -> None:
+    doubt = Doubt(DoubtCause.NODE_SPREAD, ("a", "b"), spread=NodeSpread("impl=%C3%BC", 0.04, 2))
+    assert write_text(wins.doubt_text(doubt)).endswith("and impl=ü varies by 4.0 % between 2 nodes")
 
 
 def test_a_lead_within_the_spread_of_the_nodes_or_an_unknown_one_is_no_win() -> None:

@@ -110,7 +110,8 @@ def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
     if not spreads:
         return f"{begin}. How far these lie apart is not known, so no lead is called a win."
     each = ", ".join(
-        f"{spread.case} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them" for spread in spreads
+        f"{readable(spread.case)} varies by {100 * spread.ratio:.1f} % between {spread.nodes} of them"
+        for spread in spreads
     )
     return f"{begin}: {each}. A smaller lead is not called a win."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profpipe.analysis.findings.workloads import Doubt, DoubtCause, NodeSpread, Win
+from profpipe.job import readable
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names, percent
 from profpipe.report.units import Unit
@@ -59,7 +60,9 @@ def _difference(fact: str, values: Sequence[str]) -> doc.Text:
 def _spread(spread: NodeSpread | None) -> doc.Text:
     if spread is None:
         return "how far these lie apart is not known"
-    return fill(f"{{}} varies by {{}} between {spread.nodes} nodes", doc.Code(spread.case), percent(spread.ratio))
+    return fill(
+        f"{{}} varies by {{}} between {spread.nodes} nodes", doc.Code(readable(spread.case)), percent(spread.ratio)
+    )
 
 
 def doubt_of(win: Win) -> doc.Text:
