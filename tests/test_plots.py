@@ -15,6 +15,7 @@ from report_study import analyze, case_row, made_up, metric_row, recorded, table
 
 from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings
 from profpipe.report.document import Axis, Chart, ChartKind, Mark, Panel, Reference, ReferenceKind, Series
+from profpipe.report.html import lines as html_lines
 from profpipe.report.plots import bars, lines
 from profpipe.report.plots.matplotlib_charts import draw
 from profpipe.report.plots.style import GREY, spread
@@ -257,6 +258,20 @@ def test_a_name_with_a_letter_that_no_font_has_is_drawn_without_a_warning(tmp_pa
         warnings.simplefilter("error")
         draw(charts(analyze(*made_up(["\U0001f680", "b"], [512, 2048])))["time"], tmp_path / "p.png")
     assert (tmp_path / "p.png").is_file()
+
+
+def test_a_single_mark_and_a_flagged_one_beside_a_course_are_seen() -> None:
+    course = [Mark(float(x), 1.0) for x in range(40)]
+    flagged = replace(course[7], flags=("noisy",))
+    plain = chart_of(Panel("", (Series("a", "a", tuple(course)),)))
+    both = (Series("a", "a", (*course[:7], flagged, *course[8:])), Series("b", "b", (Mark(20.0, 1.5),)))
+    counts = []
+    for chart in (plain, chart_of(Panel("", both))):
+        ((_, picture),) = html_lines.pictures(chart)
+        counts.append((picture.count("a1 1 0 1 0 2 0"), picture.count('class="mark"'), picture.count("mark hollow")))
+    assert counts == [(40, 40, 0), (39, 40, 1)]
+    drawn = {line.get_label(): line.get_markersize() for line in lines.figure(chart).axes[0].lines}
+    assert drawn["a"] == 0 and drawn["b"] > 0
 
 
 def test_the_same_findings_give_the_same_bytes(tmp_path: Path) -> None:

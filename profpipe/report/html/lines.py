@@ -116,7 +116,7 @@ def _references(chart: doc.Chart, x: Scale, y: Scale) -> Markup:
 
 def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: doc.Chart, x: Scale, y: Scale) -> Markup:
     colour, shape = classes[series.key]
-    shape = "dot" if chart.is_course else shape
+    is_course = chart.is_course and len(series.marks) > 1
     points = [(x(mark.x), y(mark.y)) for mark in series.marks]
     path = "M" + "L".join(f"{px:g} {py:g}" for px, py in points)
     parts: list[Markup] = []
@@ -125,7 +125,7 @@ def _series(series: doc.Series, classes: Mapping[str, tuple[str, str]], chart: d
             parts.append(empty("line", x1=px, x2=px, y1=y(mark.low), y2=y(mark.high), class_="range"))
     line = [] if chart.kind is doc.ChartKind.ROOFLINE else [empty("path", d=path, class_="line")]
     marks = [
-        marker(shape, px, py, bool(mark.flags), tip(mark, chart), mark.case)
+        marker("dot" if is_course and not mark.flags else shape, px, py, bool(mark.flags), tip(mark, chart), mark.case)
         for mark, (px, py) in zip(series.marks, points, strict=True)
     ]
     parts += [*marks, *line] if chart.is_course else [*line, *marks]

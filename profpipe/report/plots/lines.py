@@ -108,7 +108,7 @@ def _label_columns(grid: Any, used: int, axis: str) -> None:
 def _draw_panel(axes: Any, panel: doc.Panel, chart: doc.Chart, styles: Mapping[str, Style]) -> None:
     for series in panel.series:
         style, marks = styles[series.name], series.marks
-        size = 0.0 if chart.is_course else None
+        size = 0.0 if chart.is_course and len(marks) > 1 else None
         axes.plot([mark.x for mark in marks], [mark.y for mark in marks], label=series.name, markeredgecolor="white",
                   markeredgewidth=0.6, markersize=size, **style)  # fmt: skip
         # A band between the marks would show sizes that were not measured.
