@@ -25,7 +25,9 @@ from profpipe.profilers import ncu
 from profpipe.results import schema, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import KERNELS, Tables
+from profpipe.results.tasks import TaskState
 from profpipe.runner import guided_ncu
+from profpipe.runner.slurm import records
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "nsys-2025.3.1"
@@ -518,3 +520,25 @@ def test_a_job_for_one_kernel_that_a_full_disk_stopped_runs_again(guided_run, tm
     again = Manifest.load(folder)
     (entry,) = [job for job in again.jobs if job.folder == alone.folder]
     assert entry.cause is not Cause.DISK_FULL and again.ended
+
+
+@pytest.mark.slow
+def test_a_task_that_slurm_starts_again_does_not_profile_its_kernels_again(guided_run, tmp_path):
+    """sbatch is a stand-in, which runs nothing."""
+    tools = tmp_path / "tools"
+    (tools / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    (tools / "sbatch").chmod(stat.S_IRWXU)
+    folder, *_ = guided_run("--slurm")
+    env = {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent / 'no_torch'}",
+    }
+    profpipe(tmp_path, "task", str(folder), "0", env=env)
+    first = records.read_record(folder, 0)
+    replace(first, state=TaskState.RUNNING).save(folder)
+    profpipe(tmp_path, "task", str(folder), "0", env=env)
+    again = records.read_record(folder, 0)
+    assert (again.attempt, again.state) == (2, TaskState.DONE)
+    assert [job.profiler for job in first.manifest.jobs].count("ncu") == 1
+    assert [job.folder for job in again.manifest.jobs] == [job.folder for job in first.manifest.jobs]
+    assert again.tables["kernels"] == first.tables["kernels"]

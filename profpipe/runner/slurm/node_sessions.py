@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,17 +123,23 @@ class TaskSession(NodeSession):
     def plan(self) -> list[Job]:
         """Return the jobs of the task. Those that an earlier attempt ended have its folder."""
         planned = session.plan_jobs(self.request, self.machine, self.folder, self.task.cases)
-        raw = self.folder / "raw" / self.task.workload
+        workload = self.folder / "raw" / self.task.workload
+        own = workload / self._label
+        return self._with_ended([replace(job, folder=own / job.folder.relative_to(workload)) for job in planned])
+
+    def _with_ended(self, own: Sequence[Job]) -> list[Job]:
+        """Return jobs of this attempt. Those that an earlier attempt ended have its folder."""
         ended = {
             "/".join(entry.folder.split("/")[3:]): self.folder / entry.folder
             for entry in self.manifest.jobs
             if entry.workload == self.task.workload and is_done(entry)
         }
-        names = [str(job.folder.relative_to(raw)) for job in planned]
-        return [
-            replace(job, folder=ended.get(name, raw / self._label / name))
-            for job, name in zip(planned, names, strict=True)
-        ]
+        names = ["/".join(self._name(job.folder).split("/")[3:]) for job in own]
+        return [replace(job, folder=ended.get(name, job.folder)) for job, name in zip(own, names, strict=True)]
+
+    def _run_jobs(self, planned: Sequence[Job], listener: ProgressListener) -> None:
+        # The plan lacks the jobs of guided ncu, whose folders depend on the captures.
+        super()._run_jobs(self._with_ended(planned), listener)
 
     def carry_out(self, listener: ProgressListener) -> None:
         """Run every job that is not done, and time the reference on this node."""
