@@ -5,6 +5,7 @@ The programs of Slurm are stand-ins, which answer as those of Slurm 22.05 do: no
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 from program import ROOT, profpipe, rows
 
 from profpipe.analysis.cases import comparisons
+from profpipe.commands import cluster
 from profpipe.config.loader import load_pipeline
+from profpipe.errors import ProfpipeError
 from profpipe.results.manifest import Manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner.request import RunRequest
@@ -201,3 +204,36 @@ def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, mo
     ]
     assert queue.read_submissions(tmp_path) == made
     assert json.loads((tmp_path / "slurm" / "submissions" / "103.json").read_text())["offset"] == 20
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "is_kept", "message"),
+    [
+        ("kill -9 $$", True, "squeue --me"),
+        ("echo sbatch: error: invalid partition >&2; exit 1", False, "sbatch refused the array: .*invalid partition"),
+    ],
+)
+def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str, is_kept: bool, message: str
+) -> None:
+    install(tmp_path, monkeypatch, scontrol="exit 1", sbatch=sbatch)
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(PIPELINE, encoding="utf-8")
+    (tmp_path / "work.sh").touch()
+    request = RunRequest.create(load_pipeline(path), path, tmp_path / "out")
+    with pytest.raises(ProfpipeError, match=message):
+        cluster.start(request, ["profpipe"], argparse.Namespace())
+    assert any((tmp_path / "out").glob("*/slurm/plan.json")) is is_kept
+
+
+@pytest.mark.slow
+def test_of_two_resumes_at_once_one_submits(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = "[ -f submitted ] && echo JobId=8 ArrayJobId=8 ArrayTaskId=0-1 JobState=PENDING"
+    submit_slowly = f"cd {tmp_path}; sleep 0.5; touch submitted; echo 8 | tee -a numbers"
+    install(tmp_path, monkeypatch, scontrol=f"cd {tmp_path}; {known}", squeue="exit 0", sbatch=submit_slowly)
+    argv = [sys.executable, "-m", "profpipe", "resume", run, "--trust", "--quiet"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen(argv, env=env, text=True, stdout=subprocess.DEVNULL) for _ in range(2)]
+    # The second one collects, and lacks both tasks.
+    assert sorted(each.wait(timeout=120) for each in both) == [0, 1]
+    assert (tmp_path / "numbers").read_text() == "8\n"

@@ -92,6 +92,8 @@ def start_pairs(
 def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> int:
     try:
         made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
+    except queue.SubmissionUnknown:
+        raise
     except errors.ProfpipeError:
         if not queue.read_submissions(folder):
             folders.discard(folder)
@@ -102,10 +104,15 @@ def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> 
 def resume(folder: Path, request: RunRequest, options: Sequence[str], args: argparse.Namespace) -> int:
     """Submit the tasks that are neither done nor in the queue."""
     queue.require_slurm()
-    # Without an answer, tasks that run would be submitted again.
-    tasks = _look(folder, ClusterPlan.load(folder), manifest.Manifest.load(folder).tasks)
-    if indices := submit.missing(tasks):
-        return _after(folder, submit.submit(folder, request, indices, options), args)
+    made: list[queue.Submission] = []
+    # Another `resume` sees in the queue what this one submits.
+    with _lock(folder):
+        # Without an answer, tasks that run would be submitted again.
+        tasks = _look(folder, ClusterPlan.load(folder), manifest.Manifest.load(folder).tasks)
+        if indices := submit.missing(tasks):
+            made = submit.submit(folder, request, indices, options)
+    if made:
+        return _after(folder, made, args)
     if args.wait and any(task.state.is_queued for task in tasks):
         follow(folder, args.quiet)
     elif not args.quiet:
@@ -237,7 +244,7 @@ def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manif
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Keep other collections from working on the run. One that does is waited for."""
+    """Keep other commands from working on the run. One that does is waited for."""
     until = time.monotonic() + _LOCK_S
     with ExitStack() as held:
         while True:

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from profpipe.errors import ProfpipeError, ToolMissing
+from profpipe import errors
+from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 from profpipe.results import atomic, bounded_json, manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner import child, process
@@ -58,7 +59,13 @@ _STATES: Final[Mapping[str, TaskState]] = {
     # With a record the task would be DONE.
     "COMPLETED": TaskState.FAILED,
 }
+#: The exit code of a shell for a command that it cannot start.
+_NOT_STARTED: Final = 127
 _NONE: Final = ("", "None", "(null)", "N/A")
+
+
+class SubmissionUnknown(ProfpipeError):
+    """Whether sbatch submitted an array is not known: it did not end, or gave no number."""
 
 
 class SlurmSilent(ProfpipeError):
@@ -79,6 +86,15 @@ class Submission:
         (folder / SUBMISSIONS).mkdir(parents=True, exist_ok=True)
         atomic.write_text(folder / SUBMISSIONS / f"{self.job}.json", json.dumps(asdict(self)) + "\n")
 
+    @classmethod
+    def load(cls, path: Path) -> Submission:
+        """Raises ConfigError where the file is no submission."""
+        try:
+            return manifest.parse(cls, bounded_json.loads(atomic.read_regular(path).decode()))
+        except (ValueError, OSError) as error:
+            what = f"is not the submission that profpipe wrote: {errors.words(error)}."
+            raise ConfigError(str(path), what, "Start a new run.") from None
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -90,10 +106,9 @@ class Seen:
 
 
 def read_submissions(folder: Path) -> list[Submission]:
-    """Return the arrays of the run in ``folder``, the first one first."""
+    """Return the arrays of the run in ``folder``, the first one first. Raises ConfigError for a damaged file."""
     paths = (folder / SUBMISSIONS).glob("[0-9]*.json")
-    every = [manifest.parse(Submission, bounded_json.loads(path.read_text())) for path in paths]
-    return sorted(every, key=lambda each: (each.submitted, each.job))
+    return sorted(map(Submission.load, paths), key=lambda each: (each.submitted, each.job))
 
 
 def require_slurm() -> None:
@@ -111,7 +126,7 @@ def call(argv: Sequence[str], cwd: Path | None = None) -> tuple[int | None, str]
         try:
             started = child.start(argv, {**os.environ, **_ENVIRONMENT}, output, cwd)
         except OSError as error:
-            return None, f"{argv[0]}: {error.strerror}"
+            return _NOT_STARTED, f"{argv[0]}: {error.strerror}"
         code = started.wait(_TIMEOUT_S)
         process.kill_group(started)
         output.seek(0)
@@ -122,7 +137,7 @@ def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, optio
     """Submit the tasks of these indices, as several arrays where one cannot have all, and return the arrays.
 
     ``limit`` is the end of the array specification. Each array is recorded in the run's ``folder`` at once. Raises
-    ProfpipeError with the answer of sbatch where it refuses.
+    ProfpipeError with the answer of sbatch where it refuses, and SubmissionUnknown where it gives none.
     """
     made: list[Submission] = []
     most = _largest_index()
@@ -133,10 +148,18 @@ def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, optio
         code, answer = call(["sbatch", "--parsable", array, *options, str(script), *([str(offset)] if offset else [])])
         found = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
         if code != 0 or not found:
-            raise ProfpipeError(f"sbatch refused the array: {' '.join(answer.split()) or 'no answer'}")
+            raise _unsubmitted(code, " ".join(answer.split()))
         made.append(Submission(int(found[1]), part, offset, manifest.utc_now().isoformat()))
         made[-1].save(folder)
     return made
+
+
+def _unsubmitted(code: int | None, answer: str) -> ProfpipeError:
+    if code is not None and code > 0:
+        return ProfpipeError(f"sbatch refused the array: {answer or 'no answer'}")
+    what = f"did not end within {_TIMEOUT_S:g} s" if code is None else "gave no number of the array"
+    remedy = "The array may be in the queue: see `squeue --me`, and `scancel` it before `profpipe resume`."
+    return SubmissionUnknown(f"sbatch {what}{answer and f': {answer}'}. {remedy}")
 
 
 def _largest_index() -> int:

@@ -132,7 +132,8 @@ def read_starts(folder: Path) -> dict[int, Start]:
 
 def _read_start(folder: Path, index: int, attempt: int) -> Start:
     try:
-        return manifest.parse(Start, bounded_json.loads((folder / _file_name(index, attempt)).read_text()))
+        content = atomic.read_regular(folder / _file_name(index, attempt))
+        return manifest.parse(Start, bounded_json.loads(content.decode()))
     except (OSError, ValueError):  # it is being written, or its writer was killed
         return Start(index, attempt)
 
