@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import stat
@@ -21,7 +22,7 @@ from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
-from profpipe.results.tasks import TaskState
+from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.seal import Doubt
 from profpipe.runner.slurm import collect, queue, records, script, submit
@@ -158,6 +159,19 @@ def test_a_dry_run_prints_the_script_and_the_tasks_and_writes_nothing(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["p.yaml"]
 
 
+def test_an_unknown_workload_is_refused_before_the_plan_is_shown(tmp_path: Path) -> None:
+    own = replace(request(tmp_path), workloads=("atention",))
+    with pytest.raises(ConfigError, match="atention"):
+        submit.plan_tasks(own, comparisons)
+
+
+def test_a_folder_that_cannot_stand_in_a_batch_script_is_refused(tmp_path: Path) -> None:
+    own = replace(request(tmp_path), out=tmp_path / "a\n#SBATCH --uid=0")
+    with pytest.raises(ConfigError, match=r"cannot stand in a batch script\. Choose another --out\."):
+        submit.create(own, ["profpipe"], comparisons)
+    assert not own.out.exists()
+
+
 def test_indices_are_written_and_read_as_slurm_does() -> None:
     assert script.indices([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
     assert list(queue.expand("[0-3,7,9-10%4]")) == [0, 1, 2, 3, 7, 9, 10]
@@ -216,6 +230,29 @@ def test_attempts_have_different_numbers(run_folder: Path) -> None:
     starts = [records.begin(run_folder, 1, node, "7_1", "2026-11-20T12:00:00+00:00") for node in ("n1", "n2")]
     assert [start.attempt for start in starts] == [1, 2]
     assert records.read_starts(run_folder) == {1: starts[1]}
+
+
+def test_files_that_profpipe_did_not_write_are_no_submission_and_no_start(run_folder: Path) -> None:
+    (run_folder / "slurm" / "submissions").mkdir()
+    path = run_folder / "slurm" / "submissions" / "7.json"
+    path.write_text('{"job": 7')
+    with pytest.raises(ConfigError, match=r"7\.json: is not the submission that profpipe wrote"):
+        queue.read_submissions(run_folder)
+    path.unlink()
+    for pipe in (path, run_folder / "slurm" / "starts" / "0001-1.json"):
+        os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is no regular file"):
+        queue.read_submissions(run_folder)
+    assert records.read_starts(run_folder) == {1: records.Start(1, 1)}
+
+
+def test_a_state_that_was_seen_of_the_last_array_is_kept_where_slurm_has_forgotten_it(run_folder: Path) -> None:
+    records.begin(run_folder, 0, "n1", "7_0", "2026-11-20T12:00:00+00:00")
+    queue.Submission(8, (0,)).save(run_folder)
+    before = TaskEntry(0, "w", ("n=0",), ("plain",), state=TaskState.CANCELLED, job="8_0")
+    plan = ClusterPlan.load(run_folder)
+    (first, *_) = collect.describe_tasks(run_folder, plan, {}, {}, [before])
+    assert (first.state, first.job) == (TaskState.CANCELLED, "8_0")
 
 
 def test_records_of_another_version_are_refused(run_folder: Path) -> None:

@@ -204,6 +204,6 @@ def _describe(
         return replace(entry, state=seen.state, details=seen.details, node=seen.node or entry.node, job=job)
     if record is not None and is_latest and record.state is TaskState.STOPPED:
         return replace(entry, state=record.state)
-    if before is not None and before.job == entry.job:
-        return replace(entry, state=before.state, details=before.details, node=before.node)
+    if before is not None and before.job == job:
+        return replace(entry, state=before.state, details=before.details, node=before.node, job=job)
     return replace(entry, state=TaskState.UNKNOWN)

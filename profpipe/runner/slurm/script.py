@@ -11,6 +11,7 @@ from typing import Final
 
 from profpipe import __version__
 from profpipe.config.slurm import Slurm, option_lines
+from profpipe.errors import ConfigError
 from profpipe.runner import environment
 from profpipe.runner.slurm.plan import FOLDER
 
@@ -89,7 +90,9 @@ def _escape(path: str) -> str:
 
 
 def _directive_word(word: str) -> str:
-    """Return a word as sbatch reads it in a line `#SBATCH`."""
+    """Return a word as sbatch reads it in a line `#SBATCH`. Raises ConfigError for one that ends the line."""
+    if not word.isprintable():
+        raise ConfigError(repr(word), "cannot stand in a batch script.", "Choose another --out.")
     if _PLAIN.fullmatch(word):
         return word
     name, equals, value = word.partition("=") if _PLAIN.match(word) else ("", "", word)

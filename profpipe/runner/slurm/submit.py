@@ -26,6 +26,13 @@ def settings_of(request: RunRequest) -> Slurm:
 
 
 def plan_tasks(request: RunRequest, compared: Compared) -> ClusterPlan:
+    """Return the plan of a run. Raises ConfigError for a workload that the pipeline does not have."""
+    plan = _plan(request, compared)
+    session.plan_jobs(request, Machine.examine(request), request.out)
+    return plan
+
+
+def _plan(request: RunRequest, compared: Compared) -> ClusterPlan:
     session.load_rules(request)
     return ClusterPlan.create(request, settings_of(request).spread, compared)
 
@@ -52,11 +59,13 @@ def create(request: RunRequest, command: Sequence[str], compared: Compared) -> P
 
     The tools and GPUs of this machine do not matter: each task examines its node.
     """
-    plan = plan_tasks(request, compared)
+    plan = _plan(request, compared)
     registry.parsers(request.plugin_dir)
     machine, now = Machine.examine(request), manifest.utc_now()
     planned = session.plan_jobs(request, machine, request.out)
     folders.remove_litter(request.out)
+    # What cannot stand in the batch script is refused before there is a folder.
+    write_script(request, request.out, len(plan.tasks))
     begun = session.begin_run(request, machine, now, planned, command, planned[0].cwd)
 
     def fill(folder: Path) -> None:
@@ -82,6 +91,7 @@ def create_pairs(request: RunRequest, both: tuple[Side, Side], settings: PairsEn
     registry.parsers(request.plugin_dir)
     machine, now = Machine.examine(request), manifest.utc_now()
     folders.remove_litter(request.out)
+    write_script(request, request.out, len(plan.tasks))
     begun = session.begin_run(request, machine, now, (), command, sides.working_folder(request))
     planned = [PlannedJob(task.workload, "plain", task.cases) for task in plan.tasks]
     begun = replace(begun, ab=settings, planned=tuple(planned))

@@ -201,6 +201,8 @@ def _carry_out(task: NodeSession, listener: ProgressListener) -> TaskState:
     try:
         task.carry_out(listener)
     except Interrupted:
+        # Slurm kills the task KillWait seconds after its signal, and scontrol may answer later than that.
+        task.save_record(TaskState.STOPPED)
         task.save_record(_why_stopped(task.start))
         raise
     if task.disk_full_cases:
