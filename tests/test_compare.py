@@ -15,7 +15,7 @@ from profpipe.analysis.compare_runs import (
 )
 from profpipe.report import comparison_text
 from profpipe.results import schema
-from profpipe.results.manifest import Gpu, Machine, Manifest
+from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest
 from profpipe.results.noise import Noise, Source, Spread
 from profpipe.results.schema import CASES, METRICS, Tables
 
@@ -228,6 +228,16 @@ def test_different_gpus_are_named():
     assert "The GPUs differ: A ran on NVIDIA H200, B on NVIDIA A100, NVIDIA A100." in text
     for alike in (ENDED, Manifest()):
         assert "GPUs" not in comparison_text.text(compare_runs(BEFORE, AFTER, ENDED, alike))
+
+
+def test_the_noise_of_a_machine_decides_nothing_where_a_case_ran_on_another_device_of_it():
+    gpu, cpu = (
+        replace(ENDED, jobs=(JobEntry("w", "plain", ("slow",), devices=(DeviceEntry(device),)),))
+        for device in ("NVIDIA H200", "cpu")
+    )
+    for other, is_beyond in ((gpu, True), (cpu, None), (ENDED, True)):
+        found = {each.name: each for each in compare_runs(BEFORE, AFTER, gpu, other, SPREADS).changes}
+        assert found["w/slow"].is_beyond_noise is is_beyond and found["w/bare"].is_beyond_noise is True
 
 
 def test_a_gate_refuses_a_run_that_has_not_ended():

@@ -22,6 +22,7 @@ from profpipe.analysis.compare_runs import (
     ChangedCase,
     Comparison,
     Failure,
+    are_devices_different,
     changed_case,
     differing_gpus,
     failed_cases,
@@ -139,7 +140,8 @@ def compare_groups(
     A case counts in the runs in which it has a time. It is lost if it failed in a run of B, and not compared if its
     parameters differ between runs. ``gate`` is a percentage.
     """
-    imbalance = _imbalance([run.started for _, run in a], [run.started for _, run in b])
+    manifests_a, manifests_b = ([run for _, run in runs] for runs in (a, b))
+    imbalance = _imbalance([run.started for run in manifests_a], [run.started for run in manifests_b])
     times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
     processes_a, processes_b = ([_times(data) for data, _ in runs] for runs in (a, b))
     failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
@@ -160,7 +162,8 @@ def compare_groups(
             changed.append(changed_case(name, params[0], other))
         else:
             sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
-            judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
+            differ = are_devices_different(key, manifests_a, manifests_b)
+            judged = judge(name, sides[0], sides[1], imbalance, _UNKNOWN if differ else noise.get(key, _UNKNOWN), gate)
             where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
             changes.append(replace(judged, inaccurate_in=where))
     return GroupComparison(

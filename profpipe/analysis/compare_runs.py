@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -188,8 +188,9 @@ def compare_runs(
             changed_params.append(changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            known = noise.get(key, Noise())
-            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known)
+            is_one_device = not are_devices_different(key, [manifest_a], [manifest_b])
+            known = noise.get(key, Noise()) if is_one_device else Noise()
+            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
             times, overlaps = (before.median_ns, after.median_ns), before.overlaps(after)
             changes.append(Change(name, *times, overlaps, where, limit, known.between is not None))
     unfinished = is_unfinished(manifest_b)
@@ -315,6 +316,24 @@ def differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
     """Return the GPUs of two runs where both are known and they differ."""
     names = _gpu_names(a), _gpu_names(b)
     return names if all(names) and names[0] != names[1] else None
+
+
+def are_devices_different(key: tuple[str, str], a: Iterable[Manifest], b: Iterable[Manifest]) -> bool:
+    """Return True if a case, given by workload and id, ran on other devices in the runs of A than in those of B.
+
+    The machine may have both devices, and what is known of its noise is of one of them.
+    """
+    devices_a, devices_b = (
+        {
+            device.device
+            for run in runs
+            for job in run.jobs_of(key[0])
+            if job.profiler == "plain" and key[1] in job.cases
+            for device in job.devices
+        }
+        for runs in (a, b)
+    )
+    return bool(devices_a and devices_b) and devices_a != devices_b
 
 
 def _gpu_names(manifest: Manifest) -> str:
