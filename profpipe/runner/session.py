@@ -17,7 +17,7 @@ import itertools
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -168,6 +168,8 @@ class Session:
     folder: Path
     manifest: Manifest
     data: Tables
+    #: How many nodes this session has asked to describe themselves; 1 where it has not asked.
+    _asked_nodes: int = field(default=1, init=False)
 
     @cached_property
     def machine(self) -> Machine:
@@ -247,7 +249,9 @@ class Session:
     def _describe_nodes(self, jobs: Sequence[Job]) -> None:
         """Record the nodes of the allocation where a command runs on several of them."""
         most = max((job.nodes for job in jobs if not isinstance(job.tool, Missing)), default=1)
-        if most > len(self.manifest.nodes):
+        # A resumed run may have another allocation, and nodes that are not recorded.
+        if most > self._asked_nodes:
+            self._asked_nodes = most
             found = step.describe_nodes(most, lambda argv, env: executor.ask(argv, 60.0, env))
             self.manifest = replace(self.manifest, nodes={**found, **self.manifest.nodes})
 
