@@ -69,7 +69,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 #: Pages whose commands take the longest. CI runs the other pages.
-EXHAUSTIVE = ("CONTRIBUTING.md", "docs/programs.md")
+EXHAUSTIVE = ("CONTRIBUTING.md", "docs/parallel.md", "docs/programs.md")
 
 
 def pages_with_commands() -> Iterator[Any]:

@@ -99,6 +99,7 @@ touch finished
 """
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_runner_and_a_time_limit_leave_on_the_nodes_is_ended(tmp_path: Path, slurm: Cluster) -> None:
     waits = "echo $SLURMD_NODENAME >> started; until [ -e go ]; do sleep 0.1; done; echo $SLURMD_NODENAME >> ended"
     hangs = "trap '' INT TERM; echo $SLURMD_NODENAME >> hung; sleep 600 & wait; sleep 600"
