@@ -279,7 +279,8 @@ def rocprof_v3_json(texts: Texts) -> str:
     return _json({"rocprofiler-sdk-tool": [process]}, texts)
 
 
-_ROCPD = {
+#: The columns of each table of rocpd that the tests write.
+ROCPD = {
     "string": "string",
     "event": "category_id, stack_id, extdata",
     "info_process": "pid",
@@ -312,7 +313,7 @@ def write_rocpd(path: Path, texts: Texts) -> None:
         "region": [(1, 1, 1, 100, 900, 2)],
     }
     with closing(sqlite3.connect(path)) as database:
-        for table, columns in _ROCPD.items():
+        for table, columns in ROCPD.items():
             named = ", ".join(f'"{column.strip()}"' for column in columns.split(","))
             name = f'"rocpd_{table}_{suffix}"'
             database.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, guid TEXT, {named})")

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from seed_files import ROCPD
 
 from profpipe import plugins
 from profpipe.errors import UnreadableFile
@@ -21,20 +22,6 @@ from profpipe.results.schema import Placement
 CASE = "profpipe:impl=fa2"
 GUID = "00000000-0000-0000-0000-00000000000a"
 OTHER_GUID = "00000000-0000-0000-0000-00000000000b"
-
-ROCPD = {
-    "string": "string",
-    "event": "category_id, stack_id, extdata",
-    "info_process": "pid",
-    "info_thread": "tid",
-    "info_agent": "type, type_index, name, product_name",
-    "info_kernel_symbol": "kernel_name, display_name",
-    "info_pmc": "name, symbol, units",
-    "pmc_event": "event_id, pmc_id, value",
-    "kernel_dispatch": "pid, tid, agent_id, kernel_id, stream_id, start, end, event_id",
-    "memory_copy": "pid, tid, name_id, src_agent_id, dst_agent_id, stream_id, start, end, event_id",
-    "region": "pid, tid, name_id, start, end, event_id",
-}
 
 
 @pytest.fixture(scope="module")
