@@ -205,7 +205,7 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     assert run.host_sharing and run.host_sharing.case == "impl=a,n=0.3" and run.host_sharing.metric == "process_wall"
     assert 2.5e8 < run.host_sharing.alone_ns < 5e9
     page = (folder / "SUMMARY.md").read_text()
-    assert "**shared_host** (every case)" in page and "the process of impl=a,n=0.3 was" in page
+    assert "**shared_host** (every case)" in page and "the process of impl=a,n=0.3 took" in page
     assert "beside other jobs" in (folder / "details.md").read_text()
     # What the calibration ran, and what was killed or lost its outcome, ran again; the rest did not.
     counts = Counter(line.split()[0] for line in (tmp_path / "ran.txt").read_text().splitlines())

@@ -99,9 +99,9 @@ def _sharing(workload: WorkloadFindings) -> str:
     found = workload.host_sharing
     if found is None or found.alone_ns <= 0:
         return "How much that changes a time was not measured. A lead is not called a win."
-    what = {"loop_wall": "a call in a plain loop", PROCESS_WALL: "the process"}.get(found.metric, "the time")
-    times = f"{what} of {readable(found.case)} was {found.beside_ns / found.alone_ns:.2f}x that of the case alone"
-    return f"Beside another process, {times}. A lead that this can explain is not called a win."
+    what = {"loop_wall": "a call in a plain loop", PROCESS_WALL: "the process"}.get(found.metric, "a call")
+    took = f"{what} of {readable(found.case)} took {found.beside_ns / found.alone_ns:.2f}x its time alone"
+    return f"Beside another process, {took}. A lead that this can explain is not called a win."
 
 
 def _nodes(workloads: Sequence[WorkloadFindings]) -> str:
