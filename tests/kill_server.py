@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profpipe import plugins, profilers
-from profpipe.commands import execution
-from profpipe.commands import resume as resume_command
+from profpipe.commands import execution, resume as resume_command
 from profpipe.config import loader
 from profpipe.job import Ask, Command, Job, Missing, Tool, workload_argv
 from profpipe.results import folders

@@ -15,8 +15,7 @@ import pandas as pd
 from profpipe.analysis import analyze as analysis
 from profpipe.analysis.findings.workloads import Findings
 from profpipe.report import render as report
-from profpipe.report.document import Block, Bullets, Paragraph, Section
-from profpipe.report.document import Table as TableBlock
+from profpipe.report.document import Block, Bullets, Paragraph, Section, Table as TableBlock
 from profpipe.report.markdown import Markdown
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import ALL, CASES, KERNELS, METRICS, RANGES, Table, Tables, empty, frame

@@ -28,8 +28,7 @@ import yaml
 from profpipe import cli, origins
 from profpipe.analysis import noise, pairs, verdict
 from profpipe.analysis.verdict import Gate
-from profpipe.commands import ab as ab_command
-from profpipe.commands import rendering
+from profpipe.commands import ab as ab_command, rendering
 from profpipe.config import loader
 from profpipe.errors import ConfigError
 from profpipe.report import ci, render, verdict_json
@@ -37,8 +36,7 @@ from profpipe.report.document import Placement
 from profpipe.report.markdown import Markdown
 from profpipe.report.sections import verdicts
 from profpipe.results import schema, store
-from profpipe.results.manifest import Gpu, Manifest, PairsEntry, SideEntry, Undecided
-from profpipe.results.manifest import Machine as RunMachine
+from profpipe.results.manifest import Gpu, Machine as RunMachine, Manifest, PairsEntry, SideEntry, Undecided
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
 from profpipe.runner import checkout, pair_session, sides
 from profpipe.runner.sides import Spec, SpecKind

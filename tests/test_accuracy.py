@@ -22,8 +22,12 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "accuracy.yaml"
 attention = plugins.load_module(ROOT / "workloads" / "attention.py")
-from profpipe.workload_lib import attention as attention_lib  # noqa: E402
-from profpipe.workload_lib import attention_config, implementations, reference  # noqa: E402
+from profpipe.workload_lib import (  # noqa: E402
+    attention as attention_lib,
+    attention_config,
+    implementations,
+    reference,
+)
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "kv_heads": 2, "head_dim": 16, "mode": "fwd_bwd", "reference": "fp64"}
 #: Operations of one key/value head of SMALL, forward and backward.

@@ -25,8 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "workloads" / "attention.py"
 attention = plugins.load_module(SCRIPT)
-from profpipe.workload_lib import attention as attention_lib  # noqa: E402
-from profpipe.workload_lib import attention_config, implementations, packages, reference, requirements, sdpa  # noqa: E402
+from profpipe.workload_lib import (  # noqa: E402
+    attention as attention_lib,
+    attention_config,
+    implementations,
+    packages,
+    reference,
+    requirements,
+    sdpa,
+)
 
 SMALL = {"batch": 2, "seqlen": 40, "heads": 4, "head_dim": 16, "dtype": "fp32"}
 ON_CPU = ("sdpa_math", "sdpa_flash", "plain", "tiled")  # plain_compiled has separate tests: each case is compiled

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from nsys_exports import Export, thread_id
 
 from profpipe import plugins

@@ -31,8 +31,7 @@ from profpipe.job import (
     Status,
     Tool,
 )
-from profpipe.runner import child, executor
-from profpipe.runner import process as process_control
+from profpipe.runner import child, executor, process as process_control
 from profpipe.runner.process import GracePeriods
 
 NO_MEMORY = CaseOutcome(Status.OOM, Cause.HOST_MEMORY, "no memory")

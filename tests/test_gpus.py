@@ -14,8 +14,7 @@ from report_study import ATTENTION, analyze, case_row, kernel_row, metric_row, t
 
 from profpipe.commands import rendering
 from profpipe.ingest import reader
-from profpipe.measure import machine as device
-from profpipe.measure import visible_gpus
+from profpipe.measure import machine as device, visible_gpus
 from profpipe.results.manifest import Manifest, PeakRates, parse
 
 H200 = {

@@ -18,8 +18,7 @@ import pandas as pd
 import pytest
 
 from profpipe import plugins
-from profpipe.ingest import kernel_classes as kernels
-from profpipe.ingest import launch_order
+from profpipe.ingest import kernel_classes as kernels, launch_order
 from profpipe.job import Case, Cause, Job, Missing, Status, Tool
 from profpipe.profilers import ncu
 from profpipe.results import schema, store

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from program import WITHOUT_TORCH, profpipe
 
-from profpipe.analysis import noise as shown
-from profpipe.analysis import student_t
+from profpipe.analysis import noise as shown, student_t
 from profpipe.errors import ConfigError
 from profpipe.results import database, migration, noise, schema
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest

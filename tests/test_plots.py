@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from report_study import analyze, case_row, made_up, metric_row, recorded, tables
 
 from profpipe.analysis.findings.workloads import ClassTotal, Findings, KernelBreakdown, WorkloadFindings

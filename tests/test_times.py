@@ -28,8 +28,7 @@ from profpipe.analysis.kernel_totals import CaseRange, Kernel, KernelTotals
 from profpipe.measure.flags import Flag
 from profpipe.report.document import plain
 from profpipe.report.markdown import Markdown
-from profpipe.report.sections import cases as cases_section
-from profpipe.report.sections import flags, kernel_share, other_classes, switch_cost, times
+from profpipe.report.sections import cases as cases_section, flags, kernel_share, other_classes, switch_cost, times
 from profpipe.report.units import Unit
 from profpipe.results.schema import Tables
 

@@ -22,8 +22,7 @@ from profpipe.measure.conditions import Conditions, Reading
 from profpipe.measure.tolerance import judge, shown
 from profpipe.plugins import builtin_folder
 from profpipe.report.document import Code, Details, Table, plain
-from profpipe.report.sections import accuracy
-from profpipe.report.sections import cases as case_numbers
+from profpipe.report.sections import accuracy, cases as case_numbers
 from profpipe.report.sections.studies import study_table
 from profpipe.results.schema import Tables
 

@@ -28,8 +28,7 @@ from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
 from profpipe.runner.sides import Side
-from profpipe.runner.slurm import collect as records_of_tasks
-from profpipe.runner.slurm import queue, records, submit
+from profpipe.runner.slurm import collect as records_of_tasks, queue, records, submit
 from profpipe.runner.slurm.plan import ClusterPlan
 
 #: Seconds between two looks at the queue: at first, and at most.

@@ -8,8 +8,7 @@ from pathlib import Path
 from profpipe.analysis import noise
 from profpipe.analysis.pairs import PairFindings
 from profpipe.errors import ConfigError
-from profpipe.results import database, folders, store
-from profpipe.results import noise as noise_table
+from profpipe.results import database, folders, noise as noise_table, store
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 

@@ -18,77 +18,31 @@ from typing import Any, TypeAlias, TypeVar
 # Sections and renderers take all values of a document from here.
 from profpipe.report.chart_values import (
     Axis as Axis,
-)
-from profpipe.report.chart_values import (
     Chart as Chart,
-)
-from profpipe.report.chart_values import (
     ChartKind as ChartKind,
-)
-from profpipe.report.chart_values import (
     Lane as Lane,
-)
-from profpipe.report.chart_values import (
     Mark as Mark,
-)
-from profpipe.report.chart_values import (
     Panel as Panel,
-)
-from profpipe.report.chart_values import (
     Reference as Reference,
-)
-from profpipe.report.chart_values import (
     ReferenceKind as ReferenceKind,
-)
-from profpipe.report.chart_values import (
     Series as Series,
-)
-from profpipe.report.chart_values import (
     Timeline as Timeline,
 )
 from profpipe.report.inline_values import (
     NO_UNIT as NO_UNIT,
-)
-from profpipe.report.inline_values import (
     CaseLink as CaseLink,
-)
-from profpipe.report.inline_values import (
     Code as Code,
-)
-from profpipe.report.inline_values import (
     Format as Format,
-)
-from profpipe.report.inline_values import (
     Inline as Inline,
-)
-from profpipe.report.inline_values import (
     Link as Link,
-)
-from profpipe.report.inline_values import (
     Missing as Missing,
-)
-from profpipe.report.inline_values import (
     Number as Number,
-)
-from profpipe.report.inline_values import (
     Placement as Placement,
-)
-from profpipe.report.inline_values import (
     Strong as Strong,
-)
-from profpipe.report.inline_values import (
     Text as Text,
-)
-from profpipe.report.inline_values import (
     concat as concat,
-)
-from profpipe.report.inline_values import (
     inlines as inlines,
-)
-from profpipe.report.inline_values import (
     join as join,
-)
-from profpipe.report.inline_values import (
     plain as plain,
 )
 from profpipe.report.units import Unit

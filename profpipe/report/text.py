@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profpipe.report import document as doc
-from profpipe.report import pages
+from profpipe.report import document as doc, pages
 from profpipe.report.formatting import format_cell, format_head, format_number
 from profpipe.report.markdown import SUMMARY
 from profpipe.stdio import visible, visible_line

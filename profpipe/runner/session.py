@@ -45,8 +45,7 @@ from profpipe.job import (
     Status,
     readable,
 )
-from profpipe.measure import machine as machine_info
-from profpipe.measure import visible_gpus
+from profpipe.measure import machine as machine_info, visible_gpus
 from profpipe.results import atomic, folders, manifest, store
 from profpipe.results.manifest import FileEntry, JobEntry, Manifest, PeakRates, RefusedFile
 from profpipe.results.schema import Tables
@@ -66,8 +65,7 @@ from profpipe.runner import (
 )
 from profpipe.runner.request import REQUEST_FILE, Machine, RunRequest
 from profpipe.runner.slurm import step
-from profpipe.scrub import job_files
-from profpipe.scrub import tables as masked_tables
+from profpipe.scrub import job_files, tables as masked_tables
 
 
 def plan_jobs(request: RunRequest, machine: Machine, folder: Path, wanted: Collection[str] | None = None) -> list[Job]:

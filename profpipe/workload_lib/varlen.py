@@ -9,8 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from profpipe.workload_lib import attention_config, passes, requirements, varlen_calls, varlen_config
-from profpipe.workload_lib import inputs as attention_inputs
+from profpipe.workload_lib import (
+    attention_config,
+    inputs as attention_inputs,
+    passes,
+    requirements,
+    varlen_calls,
+    varlen_config,
+)
 from profpipe.workload_lib.implementations import IMPLEMENTATIONS as DENSE
 from profpipe.workload_lib.requirements import Implementation
 from profpipe.workload_lib.varlen_calls import Forward

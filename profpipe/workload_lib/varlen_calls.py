@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from profpipe.workload_lib import attention_config, packages, sdpa, varlen_config
-from profpipe.workload_lib import flex as flex_attention
+from profpipe.workload_lib import attention_config, flex as flex_attention, packages, sdpa, varlen_config
 from profpipe.workload_lib.varlen_config import Layout, VarlenConfig
 
 #: The arguments of the layout -> the outputs, laid out as q.

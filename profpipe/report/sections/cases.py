@@ -9,8 +9,7 @@ from profpipe.analysis.cases import in_words, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
-from profpipe.report import document as doc
-from profpipe.report import selection
+from profpipe.report import document as doc, selection
 from profpipe.report.inlines import fill, plural, share_cell
 from profpipe.report.labels import DENSE_WORK, case_text, variant_text
 from profpipe.report.units import MISSING, Unit, size_unit, time_unit

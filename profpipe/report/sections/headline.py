@@ -18,8 +18,7 @@ from profpipe.analysis.findings.workloads import (
 )
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
-from profpipe.report import document as doc
-from profpipe.report import selection
+from profpipe.report import document as doc, selection
 from profpipe.report.inlines import duration, fill, margin, names, percent, plural, ratio
 from profpipe.report.labels import PARTS_SAID, case_text, of_what
 from profpipe.report.sections import host_pace, recording, roofline, steps, times

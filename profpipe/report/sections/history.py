@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from profpipe.analysis.history import Course, HistoryFindings, PipelineHistory, Point
-from profpipe.report import course_pages
-from profpipe.report import document as doc
+from profpipe.report import course_pages, document as doc
 from profpipe.report.inlines import plural
 from profpipe.report.units import time_unit
 

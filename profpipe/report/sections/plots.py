@@ -14,8 +14,7 @@ from profpipe.analysis.cases import in_words, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, ClassTotal, KernelBreakdown, Shape, WorkloadFindings
 from profpipe.job import count_cases
 from profpipe.measure.flags import Flag
-from profpipe.report import document as doc
-from profpipe.report import selection
+from profpipe.report import document as doc, selection
 from profpipe.report.sections import other_classes
 from profpipe.report.units import Unit, number, time_unit
 

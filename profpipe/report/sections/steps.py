@@ -18,8 +18,7 @@ from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent, ratio
 from profpipe.report.labels import case_text
 from profpipe.report.sections import plots
-from profpipe.report.units import Unit, size_unit, step_unit, time_unit
-from profpipe.report.units import percent as percent_text
+from profpipe.report.units import Unit, percent as percent_text, size_unit, step_unit, time_unit
 from profpipe.results.schema import StepRule, StepState
 
 #: Cases that stand side by side; more stand in further tables on the other page.

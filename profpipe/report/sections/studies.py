@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
-from profpipe.analysis.findings.studies import Cell as StudyCell
-from profpipe.analysis.findings.studies import Grid, NoValue, Study
+from profpipe.analysis.findings.studies import Cell as StudyCell, Grid, NoValue, Study
 from profpipe.analysis.findings.workloads import Basis
 from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases

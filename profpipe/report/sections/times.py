@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown
 from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
-from profpipe.report import document as doc
-from profpipe.report import selection
+from profpipe.report import document as doc, selection
 from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity, variant_text
 from profpipe.report.sections import flags, steps
