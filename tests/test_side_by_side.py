@@ -211,9 +211,22 @@ def test_a_killed_run_goes_on_and_compared_cases_stay_on_one_gpu(tmp_path: Path)
     counts = Counter(line.split()[0] for line in (tmp_path / "ran.txt").read_text().splitlines())
     assert sum(counts.values()) <= 3 + 6 + 4
     assert "Measuring w, impl=a,n=0.3 alone" in (tmp_path / "err.txt").read_text()
-    # A second run uses what the first one measured of sharing the host.
-    again = forked.run(tmp_path, "run", "p.yaml", "--set", "n=0.3,0.4", env=env)
+    # A second run uses what the first one measured of sharing the host. A reused job names the place that measured it,
+    # although n=0.3 would get the first one today. The other case of its group, which ran nowhere else, runs again.
+    document = json.loads((folder / "run.json").read_text())
+    for job in document["jobs"]:
+        job["lane"] = "place 2" if job["cases"] == ["impl=a,n=0.3"] else "place 1"
+    (folder / "run.json").write_text(json.dumps(document))
+    again = forked.run(tmp_path, "run", "p.yaml", "--reuse", "--set", "n=0.3,0.4", env=env)
     assert again.returncode == 0 and "Measuring" not in again.stderr
+    run = Manifest.load(tmp_path / "out" / "latest")
+    reused = {job.cases[0]: (job.lane, bool(job.reused_from)) for job in run.jobs}
+    assert reused == {
+        "impl=a,n=0.3": ("place 2", True),
+        "impl=b,n=0.3": ("place 2", False),
+        "impl=a,n=0.4": ("place 1", True),
+        "impl=b,n=0.4": ("place 1", True),
+    }
     lines = again.stderr.splitlines()
     assert any(line.startswith("place 1 | [") for line in lines) and any(
         line.startswith("place 2 | [") for line in lines

@@ -50,10 +50,14 @@ _GPU = (
 
 @dataclass(frozen=True)
 class CachedJob:
-    """A job of an earlier run: the folder with its files, and the run that measured it."""
+    """A job of an earlier run: the folder with its files, and the run that measured it.
+
+    ``lane`` is the name of the GPU that measured it beside other jobs; empty where it ran alone.
+    """
 
     folder: Path
     run: str
+    lane: str = ""
 
 
 # --- the key ---------------------------------------------------------------------------------------------------------
@@ -242,7 +246,8 @@ def find_cached_jobs(runs: Iterable[tuple[Path, Manifest]]) -> dict[str, CachedJ
     for folder, manifest in runs:
         for entry in manifest.jobs:
             if entry.key and _is_unchanged(entry, folder):
-                found.setdefault(entry.key, CachedJob(folder / entry.folder, entry.reused_from or folder.name))
+                origin = entry.reused_from or folder.name
+                found.setdefault(entry.key, CachedJob(folder / entry.folder, origin, entry.lane or ""))
     return found
 
 

@@ -53,6 +53,14 @@ class Lanes:
                 names = [each.name for each in self.every]
                 atomic.write_text(self.path, json.dumps({"lanes": names, "groups": self.assigned}, indent=1))
 
+    def assign_name(self, group: str, name: str) -> bool:
+        """Assign the group to the lane of this name. Return False where there is none, or the group has another one."""
+        names = [each.name for each in self.every]
+        if name not in names or self.assigned.get(group, names.index(name)) != names.index(name):
+            return False
+        self.assign(group, names.index(name))
+        return True
+
 
 def find(count: int, gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> tuple[Lane, ...]:
     """Return ``count`` lanes on the visible ones of ``gpus``. Raises ConfigError where fewer are visible.

@@ -292,11 +292,17 @@ class Session:
         return replace(job, cases=left) if left else None
 
     def _reuse(self, jobs: Iterable[Job], keys: Mapping[Path, str]) -> None:
-        """Link the files of jobs that an earlier run has done into this run, where the executor finds them."""
+        """Link the files of jobs that an earlier run has done into this run, where the executor finds them.
+
+        Cases that are compared stay on one GPU: the jobs of a group are reused only from the GPU that the group has.
+        """
         others = (run for run in folders.list_runs(self.request.out) if run[0] != self.folder)
         cached_jobs = job_cache.find_cached_jobs(others)
         for job in jobs:
-            if (cached := cached_jobs.get(keys[job.folder])) and not job.folder.exists():
+            cached = cached_jobs.get(keys[job.folder])
+            if cached is None or job.folder.exists():
+                continue
+            if not job.group or self._lanes is None or self._lanes.assign_name(job.group, cached.lane):
                 job_cache.reuse(cached, job.folder)
 
     def _name(self, folder: Path) -> str:
