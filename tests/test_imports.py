@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "results": {"config", "measure"},
     "config": {"measure"},
     "profilers": set(),
-    "measure": set(),
+    # Both run inside the workload's process.
+    "measure": {"hook"},
     "hook": set(),
     # The marks of a program, imported at their first use.
     "__init__": {"hook"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -20,8 +21,10 @@ from profpipe.analysis.findings.workloads import CaseResult
 from profpipe.analysis.nodes import Nodes, differences_of_job
 from profpipe.config.loader import load_pipeline
 from profpipe.errors import ConfigError
+from profpipe.hook.settings import Settings
 from profpipe.ingest import reader
 from profpipe.job import Job, Missing, Tool
+from profpipe.measure import node
 from profpipe.profilers import nsys
 from profpipe.results import schema
 from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntry
@@ -197,6 +200,25 @@ def test_programs_on_other_nodes_are_not_compared_in_silence_and_unlike_nodes_ar
     assert not found.differences([cases["a"], cases["b"]])
     assert found.differences([cases["a"], cases["c"]]) == (("GPU", ("H100", "H100; A100")),)
     assert [differences_of_job(run, job) for job in jobs] == [(), (), (("GPU", ("H100", "A100")),)]
+
+
+@pytest.mark.parametrize(
+    ("slurm_name", "host", "name", "place"),
+    [
+        ("gpu.one", "gpu", "gpu.one", "gpu-one."),
+        ("", "gpu1.cluster.example", "gpu1", "gpu1."),
+        ("", "10.0.0.1", "10.0.0.1", "10-0-0-1."),
+    ],
+)
+def test_a_rank_has_the_node_name_that_its_facts_have(
+    monkeypatch: pytest.MonkeyPatch, slurm_name: str, host: str, name: str, place: str
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", slurm_name)
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    given = {"folder": "f", "stem": "capture", "profiler": "plain", "nodes": 2}
+    steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}
+    rank = Settings({**given, "steps": steps})
+    assert (rank.node, rank.place) == (node.describe()["node"], place) == (name, place)
 
 
 @pytest.mark.parametrize(

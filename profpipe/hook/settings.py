@@ -21,8 +21,8 @@ class Settings:
         self.folder = str(given["folder"])
         self.stem = str(given["stem"])
         self.profiler = str(given["profiler"])
-        #: Part of the names of files of processes on several nodes, which may have equal ids; empty on one machine.
-        self.node = _node() if int(given.get("nodes") or 1) > 1 else ""
+        #: The node of a program on several nodes; empty on one machine.
+        self.node = node_name() if int(given.get("nodes") or 1) > 1 else ""
         steps = given["steps"]
         self.warmup = int(steps["warmup"])
         # ncu replays each kernel many times, so one step is enough, and all that a user wants to wait for.
@@ -45,8 +45,11 @@ class Settings:
 
     @property
     def place(self) -> str:
-        """The beginning of the name of a process: ``node1.``, empty on one machine."""
-        return f"{self.node}." if self.node else ""
+        """The beginning of the names of files: ``node1.``, for processes of several nodes may have equal ids.
+
+        It is empty on one machine.
+        """
+        return re.sub(r"[^\w-]", "-", self.node) + "." if self.node else ""
 
     def path(self, name: str) -> str:
         """Return the path of one of the hook's own files."""
@@ -59,9 +62,15 @@ def read() -> Optional[Settings]:
     return Settings(json.loads(text)) if text else None
 
 
-def _node() -> str:
-    """Return the name of this node, in characters of a file name."""
-    return re.sub(r"[^\w-]", "-", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+def node_name() -> str:
+    """Return the name of this node as Slurm has it.
+
+    Where Slurm does not give it, as in a process that no srun started, it is the name of the host without the domain:
+    slurmd finds its node by that name (``slurmd(8)``, option ``-N``).
+    """
+    host = socket.gethostname()
+    first = host.partition(".")[0]
+    return os.environ.get("SLURMD_NODENAME") or (host if first.isdigit() else first)
 
 
 def rank() -> Optional[int]:

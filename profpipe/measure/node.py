@@ -6,15 +6,18 @@ One line on standard output: a JSON object with the node's name for Slurm, its h
 from __future__ import annotations
 
 import json
-import os
-import platform
 
+from profpipe.hook import settings
 from profpipe.measure import machine
 
 
+def name() -> str:
+    """Return the name of this node, which the records of the start-up hook have too."""
+    return settings.node_name()
+
+
 def describe() -> dict[str, object]:
-    name = os.environ.get("SLURMD_NODENAME") or platform.node()
-    return {"node": name, "machine": machine.machine(machine.nvidia_gpus()), "packages": machine.packages()}
+    return {"node": name(), "machine": machine.machine(machine.nvidia_gpus()), "packages": machine.packages()}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ temporary name and renamed, and then the record of the task is.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError
 from profpipe.ingest import reader
 from profpipe.job import ProgressListener
-from profpipe.measure import machine as machine_info
+from profpipe.measure import machine as machine_info, node
 from profpipe.results import manifest, noise
 from profpipe.results.manifest import GitState, Manifest, NodeEntry, PairsEntry
 from profpipe.results.schema import Tables
@@ -56,9 +55,8 @@ def run(folder: Path, index: int, listener: ProgressListener, choose_again: Choo
         listener.message(f"Task {index} is done already, by attempt {known.attempt} on {known.node}.")
         return TaskState.DONE
     request = RunRequest.load(folder)
-    node = os.environ.get("SLURMD_NODENAME") or platform.node()
     began = manifest.utc_now().isoformat(timespec="seconds")
-    start = records.begin(folder, index, node, _own_job(), began)
+    start = records.begin(folder, index, node.name(), _own_job(), began)
     try:
         has_nodes = any(own.nodes > 1 for own in request.pipeline.workloads.values())
         # The processes on the other nodes write into the folder too.
