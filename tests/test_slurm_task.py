@@ -195,12 +195,13 @@ echo "JobId=$4 ArrayJobId=$4 ArrayTaskId=$task JobState=$state Reason=Resources 
 def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch = f'echo "$@" >> {tmp_path}/calls; echo $((100 + $(wc -l < {tmp_path}/calls)))'
     install(tmp_path, monkeypatch, scontrol="echo 'MaxArraySize            = 10'", sbatch=sbatch)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "word")
     made = queue.submit(tmp_path, Path("job.sh"), range(25), "%4", ["--mem=1G"])
     assert [(each.job, len(each.indices), each.offset) for each in made] == [(101, 10, 0), (102, 10, 10), (103, 5, 20)]
     assert (tmp_path / "calls").read_text().splitlines() == [
-        "--parsable --array=0-9%4 --mem=1G job.sh",
-        "--parsable --array=0-9%4 --mem=1G job.sh 10",
-        "--parsable --array=0-4%4 --mem=1G job.sh 20",
+        "--parsable --array=0-9%4 --mem=1G job.sh 0 word",
+        "--parsable --array=0-9%4 --mem=1G job.sh 10 word",
+        "--parsable --array=0-4%4 --mem=1G job.sh 20 word",
     ]
     assert queue.read_submissions(tmp_path) == made
     assert json.loads((tmp_path / "slurm" / "submissions" / "103.json").read_text())["offset"] == 20
@@ -209,7 +210,8 @@ def test_more_tasks_than_an_array_may_have_are_several_arrays(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("sbatch", "is_kept", "message"),
     [
-        ("kill -9 $$", True, "squeue --me"),
+        ("kill -9 $$", True, "`profpipe resume` looks for it"),
+        ("echo Socket timed out on send/recv operation >&2; exit 1", True, "looks for it"),
         ("echo sbatch: error: invalid partition >&2; exit 1", False, "sbatch refused the array: .*invalid partition"),
     ],
 )
@@ -226,11 +228,38 @@ def test_a_run_whose_array_may_be_in_the_queue_keeps_its_folder(
     assert any((tmp_path / "out").glob("*/slurm/plan.json")) is is_kept
 
 
+def test_an_array_whose_number_is_lost_is_found_before_another_one_is_submitted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = f'echo "$@" > {tmp_path}/call; kill -9 $$'
+    install(tmp_path, monkeypatch, scontrol="exit 1", squeue="exit 1", sacct="exit 1", sbatch=lost)
+    with pytest.raises(queue.SubmissionUnknown):
+        queue.submit(run, Path("job.sh"), range(2), "", [])
+    token = (tmp_path / "call").read_text().split()[-1]
+    with pytest.raises(queue.SlurmSilent, match="does not say whether"):
+        queue.adopt(run)
+    # The accounting has it. A task of another array of the run does not count.
+    Submission(7, (1,)).save(run)
+    records.begin(run, 1, "n1", "7_1", "")
+    install(tmp_path, monkeypatch, squeue="echo '7|job.sh 0 another'", sacct=f"echo '8_[0-1]|sbatch job.sh 0 {token}'")
+    begun = (run / queue.SUBMISSIONS / "begun.json").read_text()
+    assert (found := queue.adopt(run)) and (found.job, found.indices) == (8, (0, 1))
+    assert queue.read_submissions(run)[-1] == found and queue.adopt(run) is None
+    (run / queue.SUBMISSIONS / "begun.json").write_text(begun)
+    install(tmp_path, monkeypatch, sacct="exit 1")
+    assert queue.adopt(run) is None
+    records.begin(run, 0, "n1", "9_0", "")
+    assert (found := queue.adopt(run)) and found.job == 9
+
+
 @pytest.mark.slow
 def test_of_two_resumes_at_once_one_submits(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = "[ -f submitted ] && echo JobId=8 ArrayJobId=8 ArrayTaskId=0-1 JobState=PENDING"
-    submit_slowly = f"cd {tmp_path}; sleep 0.5; touch submitted; echo 8 | tee -a numbers"
-    install(tmp_path, monkeypatch, scontrol=f"cd {tmp_path}; {known}", squeue="exit 0", sbatch=submit_slowly)
+    # The array is in the queue, although its number is lost.
+    lost = 'touch submitted; echo 8 >> numbers; echo "$@" > call; echo Socket timed out >&2; exit 1'
+    queued = f'cd {tmp_path}; [ -f submitted ] && echo "8|job.sh $(cat call)"; true'
+    submit_slowly = f"cd {tmp_path}; sleep 0.5; {lost}"
+    install(tmp_path, monkeypatch, scontrol=f"cd {tmp_path}; {known}", squeue=queued, sbatch=submit_slowly)
     argv = [sys.executable, "-m", "profpipe", "resume", run, "--trust", "--quiet"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     both = [subprocess.Popen(argv, env=env, text=True, stdout=subprocess.DEVNULL) for _ in range(2)]

@@ -90,7 +90,9 @@ def start_pairs(
 
 def _submit_all(folder: Path, request: RunRequest, args: argparse.Namespace) -> int:
     try:
-        made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
+        # A `resume` meanwhile would submit the same tasks.
+        with _lock(folder):
+            made = submit.submit(folder, request.placed_in(folder), range(len(ClusterPlan.load(folder).tasks)))
     except queue.SubmissionUnknown:
         raise
     except errors.ProfpipeError:
@@ -185,8 +187,14 @@ def follow(folder: Path, is_quiet: bool) -> None:
 
 def _look(folder: Path, plan: ClusterPlan, before: Sequence[TaskEntry] = ()) -> list[TaskEntry]:
     """Return what became of each task. Slurm is asked first: a task that ends after that has its record."""
-    seen = queue.look_up(queue.read_submissions(folder))
+    seen = _ask(folder)
     return records_of_tasks.describe_tasks(folder, plan, records.read_records(folder), seen, before)
+
+
+def _ask(folder: Path) -> dict[int, queue.Seen]:
+    """Return what Slurm says of each task, also of an array whose number sbatch did not give."""
+    queue.adopt(folder)
+    return queue.look_up(queue.read_submissions(folder))
 
 
 def progress_line(states: Sequence[TaskState]) -> str:
@@ -222,7 +230,7 @@ def collect(folder: Path, args: argparse.Namespace) -> int:
 
 def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manifest.Manifest]:
     try:
-        seen: dict[int, queue.Seen] | None = queue.look_up(queue.read_submissions(folder))
+        seen: dict[int, queue.Seen] | None = _ask(folder)
         silence = ""
     except queue.SlurmSilent as error:
         seen, silence = None, str(error)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +24,15 @@ from profpipe.errors import ConfigError, ProfpipeError, ToolMissing
 from profpipe.results import atomic, bounded_json, manifest
 from profpipe.results.tasks import TaskState
 from profpipe.runner import child, process
-from profpipe.runner.slurm import script as text
+from profpipe.runner.slurm import records, script as text
 from profpipe.runner.slurm.plan import FOLDER
 
 SUBMISSIONS: Final = FOLDER / "submissions"
+#: In that folder: the array that is being submitted, or whose number sbatch did not give.
+_BEGUN: Final = "begun.json"
 
 _TIMEOUT_S: Final = 60.0
+_DAY_S: Final = 86400
 #: The indices that an array may have where Slurm does not say: the default of MaxArraySize.
 _MOST: Final = 1001
 #: Without it scontrol and squeue cut long lists of indices.
@@ -61,6 +67,10 @@ _STATES: Final[Mapping[str, TaskState]] = {
 }
 #: The exit code of a shell for a command that it cannot start.
 _NOT_STARTED: Final = 127
+#: Errors after which the controller may have the array all the same: the answer to sbatch was lost.
+_LOST: Final = re.compile(
+    r"timed out|Zero Bytes|Message receive failure|reset by peer|Transport endpoint", re.IGNORECASE
+)
 _NONE: Final = ("", "None", "(null)", "N/A")
 
 
@@ -81,10 +91,14 @@ class Submission:
     offset: int = 0
     #: ISO 8601, UTC.
     submitted: str = ""
+    #: A word of the command of the array, which no other array has. So Slurm finds it where its number is not known.
+    token: str = ""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, name: str = "") -> None:
+        """Write the submission into the run's ``folder``, under the number of the array unless it has a ``name``."""
         (folder / SUBMISSIONS).mkdir(parents=True, exist_ok=True)
-        atomic.write_text(folder / SUBMISSIONS / f"{self.job}.json", json.dumps(asdict(self)) + "\n")
+        path = folder / SUBMISSIONS / (name or f"{self.job}.json")
+        atomic.write_text(path, json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Submission:
@@ -145,21 +159,62 @@ def submit(folder: Path, script: Path, indices: Sequence[int], limit: str, optio
         offset = left[0] if left[-1] > most else 0
         part = tuple(index for index in left if index - offset <= most)
         array = f"--array={text.indices([index - offset for index in part])}{limit}"
-        code, answer = call(["sbatch", "--parsable", array, *options, str(script), *([str(offset)] if offset else [])])
-        found = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
-        if code != 0 or not found:
-            raise _unsubmitted(code, " ".join(answer.split()))
-        made.append(Submission(int(found[1]), part, offset, manifest.utc_now().isoformat()))
-        made[-1].save(folder)
+        made.append(_submit_array(folder, part, offset, ["sbatch", "--parsable", array, *options, str(script)]))
     return made
 
 
-def _unsubmitted(code: int | None, answer: str) -> ProfpipeError:
-    if code is not None and code > 0:
-        return ProfpipeError(f"sbatch refused the array: {answer or 'no answer'}")
+def _submit_array(folder: Path, part: tuple[int, ...], offset: int, argv: Sequence[str]) -> Submission:
+    """Submit an array and record it. What is recorded before says how to find the array if its number is lost."""
+    begun = Submission(0, part, offset, manifest.utc_now().isoformat(), secrets.token_hex(8))
+    begun.save(folder, _BEGUN)
+    code, output = call([*argv, str(offset), begun.token])
+    answer = " ".join(output.split())
+    if code == 0 and (found := re.search(r"^(\d+)(;.*)?$", output, re.MULTILINE)):
+        return _record(folder, begun, int(found[1]))
+    if code is not None and code > 0 and not _LOST.search(answer):
+        atomic.remove(folder / SUBMISSIONS / _BEGUN)
+        raise ProfpipeError(f"sbatch refused the array: {answer or 'no answer'}")
+    with suppress(SlurmSilent):
+        if adopted := adopt(folder):
+            return adopted
     what = f"did not end within {_TIMEOUT_S:g} s" if code is None else "gave no number of the array"
-    remedy = "The array may be in the queue: see `squeue --me`, and `scancel` it before `profpipe resume`."
-    return SubmissionUnknown(f"sbatch {what}{answer and f': {answer}'}. {remedy}")
+    remedy = "The array may be in the queue: `profpipe resume` looks for it there before it submits another one."
+    raise SubmissionUnknown(f"sbatch {what}{answer and f': {answer}'}. {remedy}")
+
+
+def _record(folder: Path, begun: Submission, job: int) -> Submission:
+    known = replace(begun, job=job)
+    known.save(folder)
+    atomic.remove(folder / SUBMISSIONS / _BEGUN)
+    return known
+
+
+def adopt(folder: Path) -> Submission | None:
+    """Record the array that was submitted without an answer, and return it; None where Slurm has no such array.
+
+    It is recognised by its token in the queue or in the accounting, or by the number in the first file of a task, which
+    stays where Slurm has forgotten the array. Raises SlurmSilent where Slurm does not answer.
+    """
+    path = folder / SUBMISSIONS / _BEGUN
+    if not path.exists():
+        return None
+    begun = Submission.load(path)
+    code, queued = call(["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"])
+    # With a day for time zones and clocks that differ.
+    since = f"--starttime=now-{max(time.time() - path.stat().st_mtime, 0) // _DAY_S + 2:.0f}days"
+    accounted = call(["sacct", "--noheader", "--parsable2", "--allocations", since, "--format=JobID,SubmitLine"])[1]
+    for line in f"{queued}\n{accounted}".splitlines():
+        name, _, command = line.strip().partition("|")
+        if begun.token in command.split() and (found := re.match(r"\d+", name)):
+            return _record(folder, begun, int(found[0]))
+    if problem := _problem(code, queued):
+        raise SlurmSilent(f"Slurm does not say whether an array of the run is in the queue: {problem}.")
+    known = {str(each.job) for each in read_submissions(folder)}
+    for start in records.read_starts(folder).values():
+        job = start.job.partition("_")[0]
+        if start.index in begun.indices and job.isdigit() and job not in known:
+            return _record(folder, begun, int(job))
+    return None
 
 
 def _largest_index() -> int:

@@ -26,8 +26,8 @@ def write(settings: Slurm, folder: Path, name: str, tasks: int, cwd: Path, shape
     """Return the batch script for the run in ``folder``: task i of the array runs index i of the plan.
 
     ``cwd`` is the folder in which the tasks start. ``shape`` is the number of nodes of a task, and that of processes on
-    each node. A word after the name of the script is added to the index, for a
-    run with more tasks than an array may have.
+    each node. The first word after the name of the script is added to the index, for a run with more tasks than an
+    array may have. A second one identifies the array in the queue.
     """
     directives = _directives(settings, folder, name, tasks, shape)
     lines = [
