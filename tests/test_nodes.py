@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -31,7 +32,7 @@ from profpipe.results.manifest import Gpu, JobEntry, Machine, Manifest, NodeEntr
 from profpipe.results.schema import Tables
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
-from profpipe.runner.slurm import submit
+from profpipe.runner.slurm import step, submit
 
 #: Two ranks train together; the second one is late in each step.
 TRAIN = """
@@ -219,6 +220,20 @@ def test_a_rank_has_the_node_name_that_its_facts_have(
     steps = {"warmup": 1, "measure": 1, "stop": False, "forward": False}
     rank = Settings({**given, "steps": steps})
     assert (rank.node, rank.place) == (node.describe()["node"], place) == (name, place)
+
+
+def test_the_lines_of_nodes_with_many_gpus_may_arrive_in_turns() -> None:
+    gpu = {"name": "NVIDIA H200", "uuid": "GPU-0123", "driver": "575.57.08", "sm_count": 132, "power_limit_w": 700.0}
+    lines = [
+        list(node.as_lines({"node": name, "machine": {"gpus": [gpu] * 8}, "packages": {"torch": "2.9"}}))
+        for name in ("node1", "node2")
+    ]
+    assert len(lines[0]) > 1 and max(map(len, lines[0])) < 1024  # bytes that srun passes on at a time
+    mixed = ["srun: lines of srun", *itertools.chain.from_iterable(zip(*lines, strict=True))]
+    found = step.describe_nodes(2, lambda argv, env: "\n".join(mixed))
+    assert {name: len(entry.machine.gpus or ()) for name, entry in found.items()} == {"node1": 8, "node2": 8}
+    del mixed[-1]
+    assert list(step.describe_nodes(2, lambda argv, env: "\n".join(mixed))) == ["node1"]
 
 
 @pytest.mark.parametrize(

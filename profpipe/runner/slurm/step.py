@@ -6,7 +6,6 @@ the step goes on, and scancel ends it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Final
 
 from profpipe.job import Job
 from profpipe.masking import is_secret_name
+from profpipe.measure import node
 from profpipe.results import manifest
 from profpipe.results.manifest import NodeEntry
 from profpipe.runner import environment
@@ -57,14 +57,11 @@ def describe_nodes(nodes: int, ask: Ask) -> dict[str, NodeEntry]:
     """Return the nodes of the allocation on which commands run, by name; those that do not answer are missing."""
     tasks = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--input=none")
     argv = ["srun", *tasks, sys.executable, "-m", "profpipe.measure.node"]
-    found = {}
-    for line in (ask(argv, {**slurm_variables(), "PYTHONPATH": environment.python_path()}) or "").splitlines():
-        try:
-            document = json.loads(line)
-            entry = NodeEntry(manifest.parse(manifest.Machine, document["machine"]), dict(document["packages"]))
-            found[str(document["node"])] = entry
-        except (ValueError, LookupError, TypeError):  # a line of srun
-            continue
+    answer = ask(argv, {**slurm_variables(), "PYTHONPATH": environment.python_path()}) or ""
+    found = {
+        str(each["node"]): NodeEntry(manifest.parse(manifest.Machine, each["machine"]), dict(each["packages"]))
+        for each in node.from_lines(answer.splitlines())
+    }
     return dict(sorted(found.items()))
 
 
