@@ -21,7 +21,7 @@ from profpipe.config.loader import load_pipeline
 from profpipe.config.models import Pipeline
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
-from profpipe.results import manifest
+from profpipe.results import atomic, manifest
 from profpipe.results.manifest import JobEntry, Manifest, PlannedJob
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
@@ -231,6 +231,22 @@ def test_a_record_that_is_being_written_is_no_record(run_folder: Path) -> None:
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ConfigError, match=r"0000-1\.json: is not the record that profpipe wrote"):
         records.read_records(run_folder)
+
+
+def test_what_a_killed_task_copied_in_part_is_removed_when_the_task_is_over(run_folder: Path) -> None:
+    records.begin(run_folder, 0, "n1", "7_0", "2026-11-20T12:00:00+00:00")
+    queue.Submission(7, (0, 1, 2)).save(run_folder)
+    workload = ClusterPlan.load(run_folder).tasks[0].workload
+    job = run_folder / "raw" / workload / "task-0000" / "plain"
+    copied, own = job.with_name(atomic.temporary_name("nsys")), job.with_name(".mine.partial")
+    for folder in (job, copied, own):
+        folder.mkdir(parents=True)
+        (folder / "log.txt").touch()
+    for seen in (None, {0: queue.Seen(TaskState.RUNNING, "n1")}, {0: queue.Seen(TaskState.REQUEUED)}):
+        collect.collect(run_folder, seen)
+        assert copied.exists()
+    collect.collect(run_folder, {0: queue.Seen(TaskState.KILLED, "n1")})
+    assert sorted(path.name for path in job.parent.iterdir()) == [".mine.partial", "plain"]
 
 
 def test_attempts_have_different_numbers(run_folder: Path) -> None:

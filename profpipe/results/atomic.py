@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -130,6 +131,13 @@ def remove_partial_files(folder: Path) -> None:
         for path in place.glob(".*.partial"):
             if _PARTIAL.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
+
+
+def remove_partial_folders(place: Path) -> None:
+    """Remove the folders with a temporary name that a killed process left below ``place``."""
+    for path in list(place.rglob(".*.partial")):
+        if _PARTIAL.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

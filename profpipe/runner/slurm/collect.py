@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from profpipe.errors import ConfigError
-from profpipe.results import manifest, schema, store
+from profpipe.results import atomic, manifest, schema, store
 from profpipe.results.manifest import JobEntry, Machine, Manifest, NodeEntry, PairsEntry, ToolEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import REQUEST_FILE
-from profpipe.runner.slurm import queue, records, script
+from profpipe.runner.slurm import node_sessions, queue, records, script
 from profpipe.runner.slurm.plan import ClusterPlan, Task
 from profpipe.runner.slurm.queue import Seen
 from profpipe.runner.slurm.records import Record, Start
@@ -34,6 +34,8 @@ def collect(folder: Path, seen: Mapping[int, Seen] | None) -> tuple[Tables, Mani
     begun, plan = Manifest.load(folder), ClusterPlan.load(folder)
     found = records.read_records(folder)
     tasks = describe_tasks(folder, plan, found, seen, begun.tasks)
+    if seen is not None:
+        _remove_partial_folders(folder, tasks, found.values())
     own = [record for index, record in found.items() if index < len(plan.tasks)]
     data = tables_of(own)
     known = _merge(begun, own)
@@ -145,6 +147,17 @@ def _tools_of(nodes: Iterable[NodeEntry]) -> dict[str, ToolEntry]:
             if name not in found or (found[name].missing and not tool.missing):
                 found[name] = tool
     return found
+
+
+def _remove_partial_folders(folder: Path, tasks: Iterable[TaskEntry], found: Iterable[Record]) -> None:
+    """Remove the files of jobs that killed tasks had copied in part. A task in the queue may still be copying."""
+    complete = {(record.index, record.attempt) for record in found if record.is_complete}
+    over = {task.index: task.workload for task in tasks if not task.state.is_queued}
+    for index, attempt in records.list_starts(folder) - complete:
+        if index in over:
+            place = folder / "raw" / over[index] / node_sessions.label(index, attempt)
+            if place.resolve().is_relative_to(folder.resolve()):
+                atomic.remove_partial_folders(place)
 
 
 def _private_files(folder: Path, found: Iterable[Record]) -> tuple[str, ...]:

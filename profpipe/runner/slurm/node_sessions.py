@@ -25,10 +25,13 @@ from profpipe.runner.slurm import records
 from profpipe.runner.slurm.plan import Task
 from profpipe.runner.slurm.records import Record, Start
 
-#: The folder of a run that the jobs of an attempt are in, below that of their workload: ``task-0007``, ``task-0007-2``.
-_PREFIX: Final = "task-"
 #: The folder of the process that times the reference.
 _REFERENCE: Final = "reference"
+
+
+def label(index: int, attempt: int) -> str:
+    """Return the name of the folder with the jobs of an attempt, below that of their workload: ``task-0007-2``."""
+    return f"task-{index:04d}{f'-{attempt}' if attempt > 1 else ''}"
 
 
 def is_done(entry: JobEntry) -> bool:
@@ -53,8 +56,7 @@ class NodeSession(Session):
 
     @property
     def _label(self) -> str:
-        again = f"-{self.start.attempt}" if self.start.attempt > 1 else ""
-        return f"{_PREFIX}{self.task.index:04d}{again}"
+        return label(self.task.index, self.start.attempt)
 
     def _store(self, outcome: JobOutcome, key: str) -> None:
         super()._store(outcome, "")

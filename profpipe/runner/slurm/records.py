@@ -122,10 +122,15 @@ def first_start_s(folder: Path) -> float:
     return min((path.stat().st_mtime for path in paths), default=0.0)
 
 
+def list_starts(folder: Path) -> set[tuple[int, int]]:
+    """Return index and attempt of each attempt that began."""
+    return set(_list(folder / STARTS))
+
+
 def read_starts(folder: Path) -> dict[int, Start]:
     """Return the last attempt of each task that began. One whose file is not whole yet has no node."""
     last: dict[int, int] = {}
-    for index, attempt in _list(folder / STARTS):
+    for index, attempt in list_starts(folder):
         last[index] = max(attempt, last.get(index, 0))
     return {index: _read_start(folder / STARTS, index, attempt) for index, attempt in last.items()}
 
