@@ -45,7 +45,6 @@ from profpipe.analysis.cases import lay_out, order
 from profpipe.analysis.findings.kernels import Counters, Phase
 from profpipe.analysis.findings.phases import PhaseWork
 from profpipe.analysis.findings.workloads import (
-    Axes,
     CaseResult,
     DoubtCause,
     Findings,
@@ -56,6 +55,7 @@ from profpipe.analysis.findings.workloads import (
     SwitchCost,
     WorkloadFindings,
 )
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.nodes import Nodes
 from profpipe.analysis.roofline import Rates
@@ -253,9 +253,7 @@ def _shapes(
     sharing: HostSharing | None,
     nodes: Nodes,
 ) -> Iterator[Shape]:
-    by_shape: dict[Axes, list[CaseResult]] = {}
-    for case in cases.values():
-        by_shape.setdefault(case.shape, []).append(case)
+    by_shape = grouped((case.shape, case) for case in cases.values())
     for axes in order(by_shape):
         own = sorted(by_shape[axes], key=lambda case: case.time.ns if case.time else math.inf)
         win = winner.judge(own, unreliable, sharing, nodes)

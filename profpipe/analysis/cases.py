@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from profpipe.analysis.findings.workloads import Axes
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.config.models import Workload
 from profpipe.job import Case
@@ -96,9 +97,7 @@ class Layout:
         """
         if self.compare is None or axis == self.compare:
             return False
-        by_compared: dict[str, list[Any]] = {}
-        for params in self.params.values():
-            by_compared.setdefault(shown(params.get(self.compare)), []).append(params.get(axis))
+        by_compared = grouped((shown(own.get(self.compare)), own.get(axis)) for own in self.params.values())
         sets_none = any(all(value is None for value in own) for own in by_compared.values())
         return sets_none and all(value is None or is_number(value) for own in by_compared.values() for value in own)
 
@@ -117,10 +116,7 @@ def comparisons(cases: Sequence[Case], workload: Workload) -> list[tuple[str, ..
     A group has the cases of one shape, and those that share their baseline. The order is that of ``cases``.
     """
     layout = _lay_out({case.id: dict(case.params) for case in cases}, workload.model_dump(mode="json"))
-    groups: dict[Axes, list[str]] = {}
-    for case in cases:
-        shape = tuple(pair for pair in layout.shape(case.id) if pair[0] not in layout.baseline)
-        groups.setdefault(shape, []).append(case.id)
+    groups = grouped((without(layout.shape(case.id), *layout.baseline), case.id) for case in cases)
     return [tuple(group) for group in groups.values()]
 
 
@@ -157,11 +153,8 @@ def _with_defaults(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
     if not all(named.values()):
         return params
     mentioned = {axis for point in named.values() for axis in point}
-    values: dict[str, dict[str, Any]] = {}
-    for point in params.values():
-        for axis in point.keys() - mentioned:
-            values.setdefault(axis, {})[_key(point[axis])] = point[axis]
-    alike = {axis: next(iter(seen.values())) for axis, seen in values.items() if len(seen) == 1}
+    values = grouped((axis, point[axis]) for point in params.values() for axis in point.keys() - mentioned)
+    alike = {axis: seen[0] for axis, seen in values.items() if len(set(map(_key, seen))) == 1}
     return {case: point | {axis: alike[axis] for axis in alike if axis not in point} for case, point in params.items()}
 
 
@@ -214,11 +207,8 @@ _LENGTHS = re.compile(r"seq|len|context|token|total", re.IGNORECASE)
 
 def running_axis(shapes: Iterable[Axes]) -> str | None:
     """Return the axis of plots and tables: a length if one varies, else the axis with the most numbers."""
-    values: dict[str, set[Any]] = {}
-    for shape in shapes:
-        for axis, value in shape:
-            values.setdefault(axis, set()).add(value)
-    counts = {axis: len(seen) for axis, seen in values.items() if len(seen) > 1 and all(map(is_number, seen))}
+    values = grouped(pair for shape in shapes for pair in shape)
+    counts = {axis: len(set(seen)) for axis, seen in values.items() if all(map(is_number, seen)) and len(set(seen)) > 1}
     return max(counts, key=lambda axis: (bool(_LENGTHS.search(axis)), counts[axis]), default=None)
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from profpipe.analysis import ranks
 from profpipe.analysis.case_index import Number
 from profpipe.analysis.findings.warnings import DuplicateTimes, TimedCase
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.workload_data import WorkloadData
 from profpipe.measure.flags import Flag
 
@@ -20,12 +21,9 @@ _LEAST_RATIO = 1.15
 
 def find_duplicates(workloads: Sequence[WorkloadData]) -> tuple[DuplicateTimes, ...]:
     """Return the pairs of equal cases of two workloads whose times differ, the largest ratio first."""
-    timed: dict[str, list[tuple[TimedCase, Number]]] = {}
-    for data in workloads if len(workloads) > 1 else ():
-        for key, case, time in _timed(data):
-            timed.setdefault(key, []).append((case, time))
+    several = workloads if len(workloads) > 1 else ()
     unlike = []
-    for same in timed.values():
+    for same in grouped((key, (case, time)) for data in several for key, case, time in _timed(data)).values():
         for pair in itertools.combinations(sorted(same, key=lambda found: -found[0].ns), 2):
             (longer, long), (shorter, short) = pair
             is_apart = not (pd.isna(short.ci_high) or pd.isna(long.ci_low)) and short.ci_high < long.ci_low

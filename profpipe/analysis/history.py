@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from profpipe.analysis import change_points
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.verdict import LEAST_FLOOR
 from profpipe.job import readable
 from profpipe.results.noise import Model, Noise, Source
@@ -124,10 +125,8 @@ def _pipeline(
         for row in runs if row["name"] == name
     ]  # fmt: skip
     ids = {entry.run for entry in own}
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for row in times:
-        if row["run"] in ids and row["value"] and row["value"] > 0:
-            groups.setdefault((row["workload"], row["case"], row.get("device") or ""), []).append(row)
+    timed = (row for row in times if row["run"] in ids and row["value"] and row["value"] > 0)
+    groups = grouped(((row["workload"], row["case"], row.get("device") or ""), row) for row in timed)
     known: dict[tuple[str, str], Model] = {}
     courses = []
     for (workload, case, device), rows in groups.items():

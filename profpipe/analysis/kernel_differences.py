@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from profpipe.analysis import verdict
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import COPIES
 from profpipe.analysis.verdict import Judgement
 from profpipe.results.schema import KernelChange
@@ -216,18 +217,11 @@ def _exchanged(vanished: Mapping[str, Work], appeared: Mapping[str, Work]) -> It
 def _matches(
     left: Mapping[str, Work], right: Mapping[str, Work], key: Callable[[str, Work], tuple[object, ...]]
 ) -> Iterator[tuple[str, str]]:
-    on_a, on_b = _by_key(left, key), _by_key(right, key)
+    on_a, on_b = (grouped((key(name, work), name) for name, work in side.items()) for side in (left, right))
     for each, names in on_a.items():
         others = on_b.get(each, [])
         if len(names) == len(others) == 1:
             yield names[0], others[0]
-
-
-def _by_key(kernels: Mapping[str, Work], key: Callable[[str, Work], tuple[object, ...]]) -> dict[object, list[str]]:
-    found: dict[object, list[str]] = {}
-    for name, work in kernels.items():
-        found.setdefault(key(name, work), []).append(name)
-    return found
 
 
 def _place_key(name: str, work: Work) -> tuple[object, ...]:

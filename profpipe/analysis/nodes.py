@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from profpipe.analysis.findings.workloads import CaseResult, Doubt, DoubtCause, NodeSpread
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.results.manifest import Gpu, JobEntry, Manifest, NodeEntry
 from profpipe.results.schema import NODE_PREFIX, TIMES, Tables
@@ -34,16 +35,13 @@ class Nodes:
     @classmethod
     def of_workload(cls, tables: Tables, run: Manifest, workload: str, profiler: str) -> Nodes:
         """Return the nodes whose times under ``profiler`` the report compares."""
-        found: dict[str, dict[str, None]] = {}
-        for job in run.jobs_of(workload):
-            if (place := _place(job)) and job.profiler == profiler:
-                for case in job.cases:
-                    found.setdefault(case, {})[place] = None
-        of_cases = {case: tuple(nodes) for case, nodes in found.items()}
+        # The nodes of a program on several ones are one place: ``node1, node2``.
+        places = [(job, ", ".join(_nodes_of(job))) for job in run.jobs_of(workload) if _nodes_of(job)]
+        found = grouped((case, place) for job, place in places if job.profiler == profiler for case in job.cases)
+        of_cases = {case: tuple(dict.fromkeys(own)) for case, own in found.items()}
         facts = {name: dict(_facts(entry)) for name, entry in run.nodes.items()}
-        for job in run.jobs_of(workload):
-            place = _place(job)
-            if place and place not in facts:
+        for job, place in places:
+            if place not in facts:
                 facts[place] = _united(facts[node] for node in _nodes_of(job) if node in facts)
         return cls(of_cases, facts, _find_spread(tables.metrics, of_cases))
 
@@ -87,18 +85,10 @@ def _nodes_of(job: JobEntry) -> list[str]:
     return sorted(set((job.rank_nodes or {}).values())) or list(filter(None, [job.node]))
 
 
-def _place(job: JobEntry) -> str:
-    """Return the node of a job, or the nodes of a program on several ones: ``node1, node2``."""
-    return ", ".join(_nodes_of(job))
-
-
 def _united(every: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the facts of several nodes as those of one."""
-    found: dict[str, dict[str, None]] = {}
-    for facts in every:
-        for name, value in facts.items():
-            found.setdefault(name, {})[value] = None
-    return {name: "; ".join(values) for name, values in found.items()}
+    found = grouped(fact for facts in every for fact in facts.items())
+    return {name: "; ".join(dict.fromkeys(values)) for name, values in found.items()}
 
 
 def _facts(entry: NodeEntry) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure
 from profpipe.analysis.findings.kernels import Counters
 from profpipe.analysis.findings.ranks import RankResult
 from profpipe.analysis.findings.workloads import CaseResult, KernelBreakdown
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, Key
 from profpipe.analysis.roofline import QUEUE, loop_walls
@@ -99,9 +100,6 @@ def read_conditions(
     """Return how the profilers of ``workload`` ran; ``counters`` are ncu's by case, ``run`` is run.json."""
     jobs, declared = run.jobs_of(workload), run.workload(workload)
     ncu_argv = [str(word) for job in jobs if job.profiler == "ncu" for command in job.argv for word in command]
-    by_case: dict[str, list[RankResult]] = {}
-    for rank in ranks.find_ranks(recorded, counters):
-        by_case.setdefault(rank.case, []).append(rank)
     clocks = {
         key[:2]: ClockSamples(*(numbers[name].value for name in _RECORDED))
         for key, numbers in recorded.numbers.items()
@@ -115,7 +113,7 @@ def read_conditions(
         longest=_longest_launches(counters, recorded.totals, clocks, highest_hz),
         flushed=frozenset(() if declared.get("command") else (job.profiler for job in jobs)),
         clocks=clocks,
-        ranks=by_case,
+        ranks=grouped((rank.case, rank) for rank in ranks.find_ranks(recorded, counters)),
         walls=loop_walls(recorded.numbers),
     )
 

@@ -27,6 +27,7 @@ from profpipe.analysis.findings.steps import (
     StepRow,
     StepTime,
 )
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.analysis.kernel_totals import KernelTotals, rows
 from profpipe.analysis.nodes import differences_of_job
@@ -172,10 +173,9 @@ class _Case:
 
     def _classes(self, compute_ns: float) -> dict[str, float]:
         """Divide the time in which the GPU computes by the kernels' sums, the largest class first."""
-        sums: dict[str, float] = {}
-        for kernel, (_, ns) in self.index.step_totals.get((self.id, self.profiler), KernelTotals()).kernels.items():
-            if kernel.kernel_class != _COMMUNICATION:
-                sums[kernel.kernel_class] = sums.get(kernel.kernel_class, 0.0) + ns
+        own = self.index.step_totals.get((self.id, self.profiler), KernelTotals()).kernels
+        times = grouped((k.kernel_class, ns) for k, (_, ns) in own.items() if k.kernel_class != _COMMUNICATION)
+        sums = {name: sum(each) for name, each in times.items()}
         total = sum(sums.values())
         return {name: ns / total * compute_ns for name, ns in sorted(sums.items(), key=lambda item: -item[1]) if ns}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profpipe.analysis.findings.warnings import NotRun
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
 from profpipe.results.manifest import Manifest
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskEntry, TaskState
-
-_Key = tuple[str, TaskState, str, tuple[str, ...]]
 
 
 def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
@@ -22,25 +21,23 @@ def find_unfinished(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
         # A case of an `ab` run has a row after its first process.
         if status != Status.INTERRUPTED and run.ab is None
     }
-    tasks: dict[_Key, list[TaskEntry]] = {}
-    cases: dict[_Key, dict[str, None]] = {}
-    for task in open_tasks(run):
-        for profilers, names in _missing(task, ended):
-            key = (task.workload, task.state, task.details, profilers)
-            tasks.setdefault(key, []).append(task)
-            cases.setdefault(key, {}).update(dict.fromkeys(names))
+    lacking = grouped(
+        ((task.workload, task.state, task.details, profilers), (task, cases))
+        for task in open_tasks(run)
+        for profilers, cases in _missing(task, ended)
+    )
     return tuple(
         NotRun(
-            key[0],
+            workload,
             Status.INTERRUPTED,
-            key[2],
-            key[3],
-            tuple(cases[key]),
-            logs=tuple(f"slurm/logs/{task.job}.txt" for task in own if task.attempt),
-            task_state=key[1],
-            nodes=tuple(dict.fromkeys(task.node for task in own if task.node)),
+            details,
+            profilers,
+            tuple(dict.fromkeys(case for _, cases in own for case in cases)),
+            logs=tuple(f"slurm/logs/{task.job}.txt" for task, _ in own if task.attempt),
+            task_state=state,
+            nodes=tuple(dict.fromkeys(task.node for task, _ in own if task.node)),
         )
-        for key, own in tasks.items()
+        for (workload, state, details, profilers), own in lacking.items()
     )
 
 
@@ -51,9 +48,8 @@ def open_tasks(run: Manifest) -> Iterator[TaskEntry]:
 
 def _missing(task: TaskEntry, ended: set[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield the cases that the same profilers lack."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for case in task.cases:
-        lacking = tuple(name for name in task.profilers if (task.workload, case, name) not in ended)
-        if lacking:
-            groups.setdefault(lacking, []).append(case)
-    yield from groups.items()
+
+    def lacking(case: str) -> tuple[str, ...]:
+        return tuple(name for name in task.profilers if (task.workload, case, name) not in ended)
+
+    yield from grouped((lacking(case), case) for case in task.cases if lacking(case)).items()

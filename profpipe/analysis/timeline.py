@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import heapq
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import pandas as pd
 
 from profpipe.analysis.findings.timeline import CaseTimeline, Event, Gap, Lane, LaneKind, RankTimeline
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE
 from profpipe.results.schema import KINDS, EventKind, StepState
 
@@ -86,7 +87,8 @@ def _place(row: _Row) -> tuple[Any, ...]:
 def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ...], float]) -> CaseTimeline | None:
     """Return the timeline of a case; None where no process has one window, as in an altered file."""
     # Without steps the processes of a case may have no ranks. Each process and device is one.
-    by_place = _by(rows, "rank", "source", "process", "device")
+    place_of = operator.itemgetter("rank", "source", "process", "device")
+    by_place = grouped((place_of(row), row) for row in rows)
     known = [place for place, own in by_place.items() if sum(row["kind"] in _WINDOWS for row in own) == 1]
     if not known:
         return None
@@ -101,15 +103,6 @@ def _of_case(case: str, profiler: str, rows: _Rows, whole: Mapping[tuple[Any, ..
     step_ns = max(cut) if cut and kind == EventKind.STEP.value else None
     has_one_clock = len({row["source"] for row in windows}) == 1
     return CaseTimeline(case, profiler, kind, end - first, moved, step_ns, has_one_clock)
-
-
-def _by(rows: Iterable[_Row], *columns: str) -> dict[Any, list[_Row]]:
-    """Return the rows by a column, or by several ones."""
-    key = operator.itemgetter(*columns)
-    found: dict[Any, list[_Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
 
 
 def _moved(rank: RankTimeline, first: float) -> RankTimeline:
@@ -144,12 +137,12 @@ def _of_rank(rows: _Rows, number: int) -> RankTimeline:
 
 def _lanes(rows: _Rows) -> Iterator[Lane]:
     """Yield the threads of the host, the one with most calls first, then idle time, then streams by their time."""
-    host = _by((row for row in rows if row["kind"] in _HOST), "thread")
+    host = grouped((row["thread"], row) for row in rows if row["kind"] in _HOST)
     for thread, own in sorted(host.items(), key=lambda each: -len(each[1])):
         yield _lane(LaneKind.HOST, thread, own)
     if idle := [row for row in rows if row["kind"] in _IDLE]:
         yield _lane(LaneKind.IDLE, None, idle)
-    streams = _by((row for row in rows if row["kind"] in KINDS), "stream")
+    streams = grouped((row["stream"], row) for row in rows if row["kind"] in KINDS)
     time = {stream: sum(row["duration_ns"] for row in own) for stream, own in streams.items()}
     ordered = sorted(streams, key=lambda stream: -time[stream])
     small = [stream for stream in ordered[1:] if time[stream] < _SMALL_STREAM * sum(time.values())]
@@ -163,11 +156,8 @@ def _lanes(rows: _Rows) -> Iterator[Lane]:
 
 def _lane(kind: LaneKind, number: int | None, rows: _Rows) -> Lane:
     events = tuple(map(_event, rows))
-    totals: dict[str, tuple[int, float]] = {}
-    for event in events:
-        count, ns = totals.get(event.key, (0, 0.0))
-        totals[event.key] = count + 1, ns + event.duration_ns
-    return Lane(kind, number, events, totals=totals)
+    times = grouped((event.key, event.duration_ns) for event in events)
+    return Lane(kind, number, events, totals={key: (len(own), sum(own)) for key, own in times.items()})
 
 
 def _event(row: _Row) -> Event:
@@ -246,9 +236,7 @@ def _merge(events: Sequence[Event]) -> Event:
     """Return one event in place of ``events``, with the key that has most of their time."""
     if len(events) == 1:
         return events[0]
-    time: dict[str, float] = {}
-    for event in events:
-        time[event.key] = time.get(event.key, 0.0) + event.busy_ns
+    time = {key: sum(own) for key, own in grouped((event.key, event.busy_ns) for event in events).items()}
     key = max(time, key=lambda each: time[each])
     name = next(event.name for event in events if event.key == key)
     start = events[0].start_ns

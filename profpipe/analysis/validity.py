@@ -8,6 +8,7 @@ import pandas as pd
 
 from profpipe.analysis import tasks
 from profpipe.analysis.findings.warnings import Coverage, Expectation, NotRun, Unattributed, Unseen
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_breakdown import PREFERENCE, device_rows, unclassified
 from profpipe.analysis.kernel_totals import rows
 from profpipe.job import Status
@@ -89,7 +90,7 @@ def pending(tables: Tables, run: Manifest) -> tuple[NotRun, ...]:
         return tasks.find_unfinished(tables, run)
     done: dict[tuple[str, str], set[str]] = {}
     for job in run.jobs:
-        done.setdefault((job.workload, job.profiler), set()).update(job.cases)
+        done.setdefault(_key(job), set()).update(job.cases)
     found: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
     for planned in run.planned:
         known = done.get((planned.workload, planned.profiler))
@@ -130,10 +131,8 @@ def expectations(tables: Tables, run: Manifest) -> tuple[Expectation, ...]:
 
 
 def _expectation(workload: str, case: str, requested: str, attention: Collection[_AttentionKernel]) -> Expectation:
-    by_family: dict[str, float] = {}
-    for _, family, ns in attention:
-        by_family[family] = by_family.get(family, 0.0) + ns
-    families = tuple(sorted(by_family, key=lambda family: (-by_family[family], family)))
+    by_family = grouped((family, ns) for _, family, ns in attention)
+    families = tuple(sorted(by_family, key=lambda family: (-sum(by_family[family]), family)))
     # `sage2|sparge`: any of the two is requested, or the kernel's name fits both.
     wanted = set(requested.split("|"))
     is_met = not families if requested in _UNFUSED else any(wanted & set(family.split("|")) for family in families)

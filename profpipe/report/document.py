@@ -105,7 +105,14 @@ class Cell:
         return self.value is None and not self.text and not self.flags and not self.note
 
 
-def cell(content: Cell | Text | float | None) -> Cell:
+#: What a cell may be given as.
+Content: TypeAlias = "Cell | Text | float | None"
+
+#: Columns of a table, each with the function that returns the cell of an item.
+Columns: TypeAlias = "Sequence[tuple[Column, Callable[[_Item], Content]]]"
+
+
+def cell(content: Content) -> Cell:
     """Return ``content`` as a cell; ``None`` is a number that was not measured."""
     if isinstance(content, Cell):
         return content
@@ -163,7 +170,7 @@ class Table:
 def make_table(
     id: str,
     columns: Sequence[Column],
-    rows: Iterable[Sequence[Cell | Text | float | None]],
+    rows: Iterable[Sequence[Content]],
     title: Text = "",
     placement: Placement = Placement.SUMMARY,
 ) -> Table:
@@ -175,7 +182,7 @@ def make_table(
 def table_of(
     id: str,
     items: Iterable[_Item],
-    columns: Sequence[tuple[Column, Callable[[_Item], Cell | Text | float | None]]],
+    columns: Columns[_Item],
     title: Text = "",
     placement: Placement = Placement.SUMMARY,
 ) -> Table:

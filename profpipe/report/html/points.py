@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.html.lines import marker
 from profpipe.report.html.markup import cut, element, empty, flat
@@ -61,10 +62,7 @@ def ends_of_pixels(marks: Sequence[doc.Mark], x: Scale) -> Iterator[doc.Mark]:
     if len(marks) <= _MOST_POINTS:
         yield from marks
         return
-    pixels: dict[int, list[doc.Mark]] = {}
-    for mark in marks:
-        pixels.setdefault(round(x(mark.x)), []).append(mark)
-    for own in pixels.values():
+    for own in grouped((round(x(mark.x)), mark) for mark in marks).values():
         ends = min(own, key=lambda m: m.y), max(own, key=lambda m: m.y)
         # Not a set: the order of its marks differs from run to run.
         yield from sorted(dict.fromkeys(ends), key=lambda m: m.x)

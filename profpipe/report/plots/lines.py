@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.plots.style import COLOURS, GREY, INK, MARKERS, RC, STROKES, figure_of, head, spread
 from profpipe.report.units import Unit, number
@@ -216,10 +217,11 @@ def _line_height(points: float) -> float:
 def _names(row: Sequence[doc.Panel]) -> dict[str, str]:
     """Return the label of each series of a row; it names the panels of a series that the last panel lacks."""
     places = ("left", "middle", "right") if len(row) == 3 else ("left", "right")
-    found: dict[str, list[str]] = {}
-    for place, panel in zip(places, row, strict=False):
-        for name in dict.fromkeys(series.name for series in panel.series):
-            found.setdefault(name, []).append(place)
+    found = grouped(
+        (name, place)
+        for place, panel in zip(places, row, strict=False)
+        for name in dict.fromkeys(series.name for series in panel.series)
+    )
     last = places[len(row) - 1]
     return {
         name: name if not name or last in own or len(row) == 1 else f"{name} ({' and '.join(own)} only)"

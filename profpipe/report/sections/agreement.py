@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.findings.agreement import CLOSE, Agreement, Cause, Figure, Reason
-from profpipe.analysis.findings.workloads import KernelBreakdown, Overhead, WorkloadFindings
+from profpipe.analysis.findings.workloads import Overhead, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
-from profpipe.report.labels import case_text, case_texts
+from profpipe.report.labels import case_texts
 from profpipe.report.sections import ranks
 from profpipe.report.units import percent, signed_percent, time_unit
 
@@ -51,7 +54,7 @@ def _summary(workload: WorkloadFindings) -> doc.Text:
 
 def by_profiler(workload: WorkloadFindings) -> doc.Table:
     """Return a row a profiler: how many cases are within 3 % of the reference, the largest difference, the causes."""
-    names = case_texts(workload.cases)
+    names, reference = case_texts(workload.cases), workload.agreements[0].reference
 
     def largest(pairs: Sequence[_Pair]) -> doc.Cell | None:
         known = [(found.case, figure.difference) for found, figure in pairs if figure.difference is not None]
@@ -63,10 +66,7 @@ def by_profiler(workload: WorkloadFindings) -> doc.Table:
         return long if 0 < len(long := _long(pairs)) < len(pairs) else ()
 
     columns = [
-        (
-            doc.label("profiler", f"compared with {workload.agreements[0].reference}"),
-            lambda own: _title(own[0], workload),
-        ),
+        (doc.label("profiler", f"compared with {reference}"), lambda own: _title(own[0], workload)),
         (doc.Column("within", "within 3 %"), lambda own: _within(own[1])),
         (doc.signed_percent("largest", "largest difference"), lambda own: largest(own[1])),
         (doc.Column("long_within", "above 50 us: within 3 %"), lambda own: _within(of_some(own[1]))),
@@ -93,12 +93,13 @@ def differences(workload: WorkloadFindings) -> doc.Table:
 
 def all_figures(workload: WorkloadFindings) -> doc.Table:
     """Return a row a case: the reference's kernels, and how far each other figure is off."""
-    by_id = {case.id: case for case in workload.cases}
+    names, splits = case_texts(workload.cases), {case.id: case.breakdown for case in workload.cases}
     unit = time_unit(found.figures[0].ns for found in workload.agreements)
     reference = workload.agreements[0].reference if workload.agreements else ""
 
-    def busy_ns(split: KernelBreakdown | None) -> float | None:
+    def busy_ns(found: Agreement) -> float | None:
         """Return the time in which some kernel ran, where that is not the sum of them all."""
+        split = splits[found.case]
         busy = split.busy_ns if split else None
         return None if split is None or busy is None or abs(busy / split.total.ns - 1) < 0.001 else busy
 
@@ -110,29 +111,24 @@ def all_figures(workload: WorkloadFindings) -> doc.Table:
         unknown = (f"{covered} ".lstrip(), doc.Strong("?"))
         return doc.Cell(figure.difference, note=unknown if figure.is_unexplained else covered)
 
-    columns = [
-        (doc.label("case"), lambda found, case, split: case_text(case)),
-        (doc.Column("ns", reference, unit.per("/call")), lambda found, case, split: found.figures[0].ns),
-        (doc.Column("busy_ns", "some kernel runs", unit), lambda found, case, split: busy_ns(split)),
-        (doc.Column("span_ns", "first to last kernel", unit), lambda found, case, split: split and split.span_ns),
-        (doc.Column("range_ns", "host in its range", unit), lambda found, case, split: split and split.range_ns),
-    ]
-    others = _pairs(workload)
-    heads = [*(column for column, _ in columns), *(doc.signed_percent(name, _title(name, workload)) for name in others)]
-    rows = [
-        [*(of(found, by_id[found.case], by_id[found.case].breakdown) for _, of in columns),
-         *(difference(found, name) for name in others)]
-        for found in workload.agreements
+    columns: doc.Columns[Agreement] = [
+        (doc.label("case"), lambda found: names[found.case]),
+        (doc.Column("ns", reference, unit.per("/call")), lambda found: found.figures[0].ns),
+        (doc.Column("busy_ns", "some kernel runs", unit), busy_ns),
+        (doc.Column("span_ns", "first to last kernel", unit),
+         lambda found: split.span_ns if (split := splits[found.case]) else None),
+        (doc.Column("range_ns", "host in its range", unit),
+         lambda found: split.range_ns if (split := splits[found.case]) else None),
+        *((doc.signed_percent(name, _title(name, workload)), functools.partial(difference, name=name))
+          for name in _pairs(workload)),
     ]  # fmt: skip
-    return doc.make_table("figures", heads, rows, "Every figure", doc.Placement.DETAILS)
+    return doc.table_of("figures", workload.agreements, columns, "Every figure", doc.Placement.DETAILS)
 
 
 def overheads(workload: WorkloadFindings) -> doc.Table:
     """Return what each profiler added to the wall time of a case's loop."""
     names = case_texts(workload.cases)
-    by_profiler: dict[str, list[Overhead]] = {}
-    for overhead in sorted(workload.overheads, key=lambda overhead: overhead.share):
-        by_profiler.setdefault(overhead.profiler, []).append(overhead)
+    by_share = grouped((own.profiler, own) for own in sorted(workload.overheads, key=lambda overhead: overhead.share))
 
     def added(share: float, *note: doc.Text) -> doc.Cell:
         if share < 9.995:
@@ -142,7 +138,7 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
     def of_case(own: Overhead) -> doc.Cell:
         return added(own.share, "(", names.get(own.case, doc.Code(own.case)), ")")
 
-    columns: list[tuple[doc.Column, Callable[[list[Overhead]], doc.Cell | doc.Text | None]]] = [
+    columns: doc.Columns[list[Overhead]] = [
         (doc.label("profiler"), lambda own: doc.Code(own[0].profiler)),
         (doc.signed_percent("median"), lambda own: added(statistics.median(o.share for o in own))),
         # The least may be negative: then something else held up the loop without a profiler.
@@ -151,18 +147,14 @@ def overheads(workload: WorkloadFindings) -> doc.Table:
         (doc.Column("marked", ("cases marked ", doc.Code("profiler_overhead"))),
          lambda own: f"{sum(o.is_large for o in own)} of {len(own)}"),
     ]  # fmt: skip
-    rows = [by_profiler[name] for name in dict.fromkeys(overhead.profiler for overhead in workload.overheads)]
+    rows = [by_share[name] for name in dict.fromkeys(overhead.profiler for overhead in workload.overheads)]
     title = "Time that a profiler adds to the loop"
     return doc.table_of("overheads", rows, columns, title, doc.Placement.DETAILS)
 
 
 def _pairs(workload: WorkloadFindings) -> dict[str, list[_Pair]]:
     """Return by profiler every figure but the reference's own."""
-    found: dict[str, list[_Pair]] = {}
-    for each in workload.agreements:
-        for figure in each.figures[1:]:
-            found.setdefault(figure.profiler, []).append((each, figure))
-    return found
+    return grouped((figure.profiler, (each, figure)) for each in workload.agreements for figure in each.figures[1:])
 
 
 def _long(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -189,12 +181,8 @@ def _title(profiler: str, workload: WorkloadFindings) -> str:
 
 def _causes(far: Sequence[_Pair]) -> doc.Text:
     """Return ``launch gaps 12 and no known reason 1``: the number of differences by cause."""
-    counts: dict[str, int] = {}
-    for _, figure in far:
-        cause = "" if figure.is_unexplained else figure.reasons[0].cause.value
-        counts[cause] = counts.get(cause, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in ordered])
+    counts = Counter("" if figure.is_unexplained else figure.reasons[0].cause.value for _, figure in far)
+    return doc.join([f"{cause} {n}" if cause else (_UNKNOWN, f" {n}") for cause, n in counts.most_common()])
 
 
 def _why(found: Agreement, figure: Figure) -> doc.Text:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.cases import in_words, running_axis, shown, without
 from profpipe.analysis.findings.workloads import Axes, CaseResult, Shape, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
@@ -20,8 +20,6 @@ _MOST_COLUMNS = 10
 _MHZ, _WATT, _CELSIUS = Unit("MHz", 1e6), Unit("W", 1.0), Unit("degC", 1.0)
 
 _POWER_LAG = "Power is read with a delay of 100 ms or more: a short case shows the load of the case before it."
-
-_Value: TypeAlias = "doc.Cell | doc.Text | float | None"
 
 
 def cases(workload: WorkloadFindings, part: WorkloadFindings) -> doc.Section:
@@ -45,9 +43,7 @@ def by_shape(workload: WorkloadFindings) -> Iterator[doc.Table]:
     axis = running_axis(shape.axes for shape in workload.shapes)
     if axis is None or not workload.compare:
         return
-    groups: dict[Axes, list[Shape]] = {}
-    for shape in workload.shapes:
-        groups.setdefault(without(shape.axes, axis), []).append(shape)
+    groups = grouped((without(shape.axes, axis), shape) for shape in workload.shapes)
     if max(map(len, groups.values())) > _MOST_COLUMNS:
         return
     first = without(workload.largest.axes, axis) if workload.largest else ()
@@ -66,7 +62,7 @@ def _by_shape(workload: WorkloadFindings, axis: str, shapes: Sequence[Shape], qu
         unit = time_unit(case.time.ns for case in shape.timed if case.time) if is_time else None
         columns.append(doc.Column(value, f"{'' if i else f'{axis} '}{value}{':' if is_time else ''}", unit))
     cases_of = [{case.variant: case for case in shape.cases} for shape in shapes]
-    rows: list[tuple[_Value, ...]] = []
+    rows: list[tuple[doc.Content, ...]] = []
     for variant in workload.variants:
         own = [cases.get(variant) for cases in cases_of]
         # The list of skipped cases says why a variant was skipped in all shapes.
@@ -102,7 +98,7 @@ def by_case(workload: WorkloadFindings, cases: Sequence[CaseResult], title: doc.
     counts = {case.time.n for case in timed if case.time}
     has_counts = len(timed) == 1 or len(counts) > 1
     counted = "samples" if workload.basis is None or workload.basis.is_timed else "iterations"
-    quantities: list[tuple[doc.Column, Callable[[CaseResult], _Value]]] = [
+    quantities: doc.Columns[CaseResult] = [
         (doc.Column("time", "time", unit), lambda c: c.ns),
         (
             doc.Column("interval", "95 % interval"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.report.document import Code, CodeBlock, Details, Paragraph, Section
 from profpipe.results.manifest import JobEntry, Manifest
@@ -28,12 +29,11 @@ def _pipeline_file(run: Manifest) -> Iterator[Paragraph]:
 def jobs(entries: Iterable[JobEntry]) -> Iterator[Details]:
     """Yield the commands of each job, folded below what became of it."""
     # The processes that repeat a command differ in nothing but their time.
-    alike: dict[tuple[object, ...], list[JobEntry]] = {}
-    for job in entries:
-        if job.argv:
-            state = (job.reused_from, job.status, job.interrupted, job.lane)
-            key = (job.workload, job.profiler, job.cases, job.argv, *state)
-            alike.setdefault(key, []).append(job)
+    alike = grouped(
+        ((job.workload, job.profiler, job.cases, job.argv, job.reused_from, job.status, job.interrupted, job.lane), job)
+        for job in entries
+        if job.argv
+    )
     for own in alike.values():
         job, seconds = own[0], sum(job.seconds for job in own)
         status = Status.INTERRUPTED if job.interrupted else job.status

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from profpipe.analysis.cases import shown
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Status, count_cases
 from profpipe.report import document as doc
 from profpipe.report.text import write_text
 from profpipe.report.units import number, size_unit
-from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, PeakRates, ToolEntry
+from profpipe.results.manifest import DeviceEntry, Gpu, Manifest, NodeEntry, PeakRates, ToolEntry
 from profpipe.results.schema import Tables
 
 #: Nodes that a row names; more are counted.
@@ -29,20 +30,16 @@ def environment(run: Manifest) -> doc.Section:
 
 def _nodes(run: Manifest) -> doc.Table:
     """Return the nodes of a cluster: like nodes are one row."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, node in run.nodes.items():
+
+    def facts(node: NodeEntry) -> tuple[str, ...]:
         gpus = "; ".join(dict.fromkeys(map(_gpu, node.machine.gpus or ()))) or "none"
         clocks = {gpu.max_sm_clock_hz / 1e6 for gpu in node.machine.gpus or () if gpu.max_sm_clock_hz}
         clock = ", ".join(f"{clock:.0f} MHz" for clock in sorted(clocks))
-        alike.setdefault((gpus, clock, node.machine.cpu, node.packages.get("torch") or ""), []).append(name)
-    columns = (
-        doc.label("nodes"),
-        doc.words("GPUs"),
-        doc.words("highest SM clock"),
-        doc.words("CPU"),
-        doc.words("torch"),
-    )
-    rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *facts) for facts, names in alike.items()]
+        return gpus, clock, node.machine.cpu, node.packages.get("torch") or ""
+
+    columns = [doc.label("nodes"), *map(doc.words, ("GPUs", "highest SM clock", "CPU", "torch"))]
+    alike = grouped((facts(node), name) for name, node in run.nodes.items())
+    rows: list[tuple[doc.Text, ...]] = [(doc.join(names, most=_MOST_NODES), *own) for own, names in alike.items()]
     return doc.make_table("nodes", columns, rows, placement=doc.Placement.DETAILS)
 
 

@@ -9,11 +9,12 @@ from urllib.parse import unquote
 
 from profpipe.analysis.findings.warnings import Unattributed
 from profpipe.analysis.findings.workloads import Findings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.inlines import names
 from profpipe.report.labels import has_no_gpu, is_on_cpu, of_workload
 from profpipe.report.units import duration, percent, size_unit, time_unit
-from profpipe.results.manifest import FileEntry, JobEntry, Manifest
+from profpipe.results.manifest import FileEntry, Manifest
 from profpipe.results.schema import Placement as Placed
 
 #: Files that hold the environment and the command line of the profiled process.
@@ -51,35 +52,35 @@ def _table(run: Manifest) -> doc.Table:
         total = float(sum(known))
         return doc.Cell(text=doc.Number(total, time_unit([total]))) if total else doc.Cell(0.0)
 
-    columns = [
-        (doc.label("file"), lambda place, group: place),
-        (doc.label("format"), lambda place, group: group[0].format),
-        (doc.label("tool"), lambda place, group: f"{group[0].tool} {group[0].tool_version}".strip()),
-        (doc.Column("size", "size"), lambda place, group: size(group)),
-        (doc.count("launches"), lambda place, group: launches(group)),
-        (doc.Column("total", "kernel time"), lambda place, group: time(group, "total_ns")),
-        (doc.Column("attributed", "in cases"), lambda place, group: time(group, "attributed_ns")),
-        (doc.Column("unattributed", "outside every case"), lambda place, group: time(group, "unattributed_ns")),
+    columns: doc.Columns[list[FileEntry]] = [
+        (doc.label("file"), _place),
+        (doc.label("format"), lambda group: group[0].format),
+        (doc.label("tool"), lambda group: f"{group[0].tool} {group[0].tool_version}".strip()),
+        (doc.Column("size", "size"), size),
+        (doc.count("launches"), launches),
+        (doc.Column("total", "kernel time"), lambda group: time(group, "total_ns")),
+        (doc.Column("attributed", "in cases"), lambda group: time(group, "attributed_ns")),
+        (doc.Column("unattributed", "outside every case"), lambda group: time(group, "unattributed_ns")),
         (doc.words("attribution", "placed in ranges"),
-         lambda place, group: _attribution(group, "CPU operators " if launches(group) is None else "")),
+         lambda group: _attribution(group, "CPU operators " if launches(group) is None else "")),
     ]  # fmt: skip
-    rows = [[content(place, group) for _, content in columns] for place, group in _grouped(run)]
-    table = doc.make_table("files", [column for column, _ in columns], rows, placement=doc.Placement.DETAILS)
+    with_kernels = [file for file in run.files if file.total_ns is not None or file.launches]
+    # The files of one folder, format and tool have one row.
+    alike = grouped(((_folder(file), file.format, file.tool, file.tool_version), file) for file in with_kernels)
+    table = doc.table_of("files", alike.values(), columns, placement=doc.Placement.DETAILS)
     # Files from elsewhere may know no cases: then no kernel is outside of one.
     has_cases = run.jobs or any(file.attributed_ns for file in run.files)
     return table if has_cases else table.without("attributed", "unattributed")
 
 
-def _grouped(run: Manifest) -> Iterator[tuple[doc.Text, list[FileEntry]]]:
-    """Yield the files with kernels, those of one folder, format and tool together."""
-    groups: dict[tuple[str, ...], list[FileEntry]] = {}
-    for file in run.files:
-        if file.total_ns is not None or file.launches:
-            folder = str(PurePosixPath(file.source).parent)
-            groups.setdefault((folder, file.format, file.tool, file.tool_version), []).append(file)
-    for (folder, *_), group in groups.items():
-        one = doc.Code(group[0].source)
-        yield (one if len(group) == 1 else doc.concat(doc.Code(f"{folder}/"), f", {len(group)} files")), group
+def _folder(file: FileEntry) -> str:
+    return str(PurePosixPath(file.source).parent)
+
+
+def _place(group: Sequence[FileEntry]) -> doc.Text:
+    if len(group) == 1:
+        return doc.Code(group[0].source)
+    return doc.concat(doc.Code(f"{_folder(group[0])}/"), f", {len(group)} files")
 
 
 _PLACEMENTS: Final = {
@@ -135,10 +136,7 @@ def _private_files(run: Manifest) -> Iterator[doc.Text]:
 
 def _reused(run: Manifest) -> Iterator[doc.Text]:
     """Yield which results an earlier run measured."""
-    groups: dict[tuple[str, str], list[JobEntry]] = {}
-    for job in run.jobs:
-        groups.setdefault((job.workload, job.profiler), []).append(job)
-    for (workload, profiler), jobs in groups.items():
+    for (workload, profiler), jobs in grouped(((job.workload, job.profiler), job) for job in run.jobs).items():
         for source in dict.fromkeys(job.reused_from for job in jobs if job.reused_from):
             reused = [job for job in jobs if job.reused_from == source]
             cases = dict.fromkeys(case for job in reused for case in job.cases)
@@ -169,13 +167,13 @@ def outside(found: Unattributed, findings: Findings) -> doc.Text:
 def notes(findings: Findings, run: Manifest, are_warnings: bool) -> list[doc.Text]:
     """Return what the parsers note of the files: warnings or remarks; files with the same notes share a line."""
     on_cpu = has_no_gpu(run) or is_on_cpu(findings)
-    sources: dict[tuple[str, ...], list[str]] = {}
-    for file in run.files:
+
+    def chosen(file: FileEntry) -> tuple[str, ...]:
         missing = (file.without_kernels,) if file.without_kernels and are_warnings is not on_cpu else ()
         remarks = (*file.details, *(f"read with it: {name}" for name in file.read_with))
-        chosen = (*missing, *(file.notes if are_warnings else remarks))
-        if chosen:
-            sources.setdefault(chosen, []).append(file.source)
+        return (*missing, *(file.notes if are_warnings else remarks))
+
+    sources = grouped((chosen(file), file.source) for file in run.files if chosen(file))
     return [doc.concat(names(paths, _NAMED), f": {' '.join(map(as_sentence, own))}") for own, paths in sources.items()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import readable
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
@@ -60,12 +61,12 @@ def meanings(workloads: Sequence[WorkloadFindings]) -> dict[str, str]:
 
 
 def _flagged(workloads: Sequence[WorkloadFindings]) -> dict[str, list[tuple[WorkloadFindings, CaseResult]]]:
-    found: dict[str, list[tuple[WorkloadFindings, CaseResult]]] = {}
-    for workload in workloads:
-        for case in workload.cases:
-            for flag in dict.fromkeys(case.marks if case.time else ()):
-                found.setdefault(flag, []).append((workload, case))
-    return found
+    return grouped(
+        (flag, (workload, case))
+        for workload in workloads
+        for case in workload.cases
+        for flag in dict.fromkeys(case.marks if case.time else ())
+    )
 
 
 def _meaning(flag: str, flagged: Sequence[tuple[WorkloadFindings, CaseResult]]) -> str:

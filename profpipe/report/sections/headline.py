@@ -16,6 +16,7 @@ from profpipe.analysis.findings.workloads import (
     WinVerdict,
     WorkloadFindings,
 )
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc, selection
@@ -56,7 +57,7 @@ def overview(workloads: Sequence[WorkloadFindings]) -> doc.Section:
     return doc.make_section("overview", "Overview", [table])
 
 
-def _overview_row(workload: WorkloadFindings) -> tuple[doc.Cell | doc.Text | float | None, ...]:
+def _overview_row(workload: WorkloadFindings) -> tuple[doc.Content, ...]:
     """Return how often the winner of the largest shape wins, and its time there."""
     name, cases, shape = doc.Code(workload.name), float(len(workload.cases)), workload.largest
     win = shape.win if shape else None
@@ -276,10 +277,7 @@ def _many_shapes(workload: WorkloadFindings, shapes: Sequence[Shape]) -> doc.Tex
 
 def _by_variant(shapes: Iterable[Shape], verdict: WinVerdict) -> dict[str, list[Shape]]:
     """Return the shapes with ``verdict`` by their best variant, the most frequent variant first."""
-    found: dict[str, list[Shape]] = {}
-    for shape in shapes:
-        if shape.win and shape.verdict == verdict:
-            found.setdefault(shape.win.best.variant, []).append(shape)
+    found = grouped((shape.win.best.variant, shape) for shape in shapes if shape.win and shape.verdict == verdict)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
@@ -332,10 +330,8 @@ def where(shapes: Sequence[Shape], total: int) -> str:
 
 
 def _ties(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
-    groups: dict[frozenset[str], list[tuple[Shape, Win]]] = {}
-    for shape in shapes:
-        if shape.win and shape.win.verdict == WinVerdict.TIE:
-            groups.setdefault(frozenset(case.variant for case in shape.win.tied), []).append((shape, shape.win))
+    wins = [(shape, shape.win) for shape in shapes if shape.win and shape.win.verdict == WinVerdict.TIE]
+    groups = grouped((frozenset(case.variant for case in win.tied), (shape, win)) for shape, win in wins)
     ordered = sorted(groups.values(), key=lambda own: -len(own))
     named = ordered if len(ordered) <= _MOST_WINNERS + 1 else ordered[:_MOST_WINNERS]
     for own in named:
@@ -397,9 +393,7 @@ def _larger_errors(shapes: Sequence[Shape]) -> Iterator[doc.Text]:
             if case.accuracy and other > 0 and error > _LARGER_ERROR * other:
                 found = (error / other, error, other, base.variant)
                 worst[case.variant] = max(worst.get(case.variant, found), found)
-    same: dict[tuple[float, float, float, str], list[str]] = {}
-    for variant, found in worst.items():
-        same.setdefault(found, []).append(variant)
+    same = grouped((found, variant) for variant, found in worst.items())
     for (factor, error, other, base_name), variants in same.items():
         has = "has" if len(variants) == 1 else "have"
         up_to = "up to " if len(shapes) > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from profpipe.analysis.grouping import grouped
 from profpipe.analysis.kernel_differences import VAGUE_CLASSES, KernelComparison, KernelDifference, SetVariation
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
 from profpipe.job import readable
@@ -88,10 +89,7 @@ def _largest(found: KernelComparison) -> list[_Part]:
 
 
 def _by_class(kernels: Sequence[KernelDifference]) -> Iterator[_Part]:
-    classes: dict[str, list[KernelDifference]] = {}
-    for kernel in kernels:
-        classes.setdefault(kernel.kernel_class, []).append(kernel)
-    for name, own in classes.items():
+    for name, own in grouped((kernel.kernel_class, kernel) for kernel in kernels).items():
         changed = [kernel for kernel in own if kernel.change is not KernelChange.UNCHANGED]
         label: doc.Text = name
         if name in VAGUE_CLASSES:
@@ -214,7 +212,7 @@ def _case_table(case: CaseVerdict, id: str) -> doc.Table:
         doc.Column("part", "B - A", unit, doc.Format.SIGNED),
         doc.words("range", "in single captures"),
     ]
-    rows: list[list[doc.Cell | doc.Text | float]] = [_row(kernel, unit) for kernel in shown]
+    rows: list[list[doc.Content]] = [_row(kernel, unit) for kernel in shown]
     if others:
         rows.append(_sum_row(plural(len(others), "other kernel"), sum(kernel.part_ns for kernel in others)))
     rows.append(_sum_row(_REST, found.not_in_kernels_ns))
@@ -237,7 +235,7 @@ def _is_other(kernel: KernelDifference) -> bool:
     return kernel.change not in (KernelChange.TIME, KernelChange.UNCHANGED)
 
 
-def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Cell | doc.Text | float]:
+def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Content]:
     is_exchanged = kernel.change is KernelChange.EXCHANGED
     name = _exchange(kernel, _IN_TABLE) if is_exchanged else doc.Code(shorten(kernel.name, _IN_TABLE))
     is_other_class = kernel.change is KernelChange.CLASS
@@ -250,7 +248,7 @@ def _row(kernel: KernelDifference, unit: Unit) -> list[doc.Cell | doc.Text | flo
     return [name, classes, change, kernel.a.calls, kernel.b.calls, kernel.a.ns, kernel.b.ns, kernel.part_ns, ends]
 
 
-def _sum_row(name: str, ns: float) -> list[doc.Cell | doc.Text | float]:
+def _sum_row(name: str, ns: float) -> list[doc.Content]:
     return [name, "", "", *(doc.Cell() for _ in range(4)), ns, ""]
 
 

@@ -14,6 +14,7 @@ from profpipe.analysis.findings.workloads import (
     Shape,
     WorkloadFindings,
 )
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent
 from profpipe.report.labels import case_text, per_iteration
@@ -121,16 +122,13 @@ def category_rows(breakdowns: Sequence[KernelBreakdown], unit: Unit, per: str = 
         if not all(cell.is_empty for cell in row[1]):
             yield row
 
+    def share(b: KernelBreakdown) -> doc.Cell:
+        if b.is_fused:
+            return doc.Cell(b.category("attention").ns / b.total.ns, format=doc.Format.PERCENT)
+        return doc.Cell(text="unfused" if b.category("softmax").ns else "–")
+
     if any(b.is_fused for b in breakdowns):
-        yield (
-            "Attn %",
-            [
-                doc.Cell(b.category("attention").ns / b.total.ns, format=doc.Format.PERCENT)
-                if b.is_fused
-                else doc.Cell(text="unfused" if b.category("softmax").ns else "–")
-                for b in breakdowns
-            ],
-        )
+        yield "Attn %", list(map(share, breakdowns))
         yield category("Attn", "attention")
         yield from present(category("Attn helpers", "helpers"))
     yield from present(category("gemm", "gemm"))
@@ -166,12 +164,10 @@ def by_class(cases: Sequence[CaseResult], placement: doc.Placement = doc.Placeme
     def cell(part: ClassTotal | None, total: ClassTotal) -> doc.Cell:
         return doc.Cell(part.ns, unit=unit, note=fill("({})", percent(part.ns / total.ns))) if part else doc.Cell()
 
-    largest: dict[str, float] = {}
-    for name, part in ((name, part) for b in breakdowns for name, part in b.classes.items()):
-        largest[name] = max(largest.get(name, 0.0), part.ns)
+    times = grouped((name, part.ns) for b in breakdowns for name, part in b.classes.items())
     rows: list[_Row] = [
         (name, [cell(b.classes.get(name), b.total) for b in breakdowns])
-        for name in sorted(largest, key=lambda name: -largest[name])
+        for name in sorted(times, key=lambda name: -max(times[name]))
     ]
     rows.append((doc.Strong("total"), [doc.Cell(b.total.ns, unit=unit, is_strong=True) for b in breakdowns]))
     calls = [doc.Cell(b.total.calls, format=doc.Format.COUNT, unit=doc.NO_UNIT) for b in breakdowns]

@@ -146,7 +146,7 @@ def top_kernels(
     return doc.make_table("top_kernels", [*heads, doc.words("top stall"), doc.words("misses")], cells, title, placement)
 
 
-def _ncu_cells(row: Counters | None) -> list[doc.Cell | doc.Text | None]:
+def _ncu_cells(row: Counters | None) -> list[doc.Content]:
     if row is None:
         return [""] * (len(ROW_FIGURES) + 2)
     stalls = {found[1]: value for name, (value, _) in row.values.items() if (found := _STALL.match(name))}
@@ -155,8 +155,8 @@ def _ncu_cells(row: Counters | None) -> list[doc.Cell | doc.Text | None]:
     return [*_figures(row, ROW_FIGURES), stall, ", ".join(map(_target_name, row.missed))]
 
 
-def _figures(row: Counters, figures: Figures) -> list[doc.Cell | doc.Text | None]:
-    cells: list[doc.Cell | doc.Text | None] = []
+def _figures(row: Counters, figures: Figures) -> list[doc.Content]:
+    cells: list[doc.Content] = []
     for title, names in figures:
         value = next((row.values[name][0] for name in names if name in row.values), None)
         form = doc.Format.COUNT if title == "registers" else doc.Format.NUMBER

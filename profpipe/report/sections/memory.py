@@ -78,7 +78,7 @@ def peaks(pairs: Sequence[_Pair]) -> doc.Table:
         names = [name for name in names if PATH_SEPARATOR not in name]
     unit = size_unit(phase.peak for _, record in pairs for phase in record.phases)
     columns = [doc.label("case"), doc.Column("before", "before", unit)]
-    rows: list[list[doc.Cell | doc.Text | float | None]] = []
+    rows: list[list[doc.Content]] = []
     for case, record in pairs:
         peak = {phase.phase: doc.Cell(phase.peak, is_strong=phase.peak == record.peak) for phase in record.phases}
         rows.append([case_text(case), record.phases[0].start, *(peak.get(name, "") for name in names)])

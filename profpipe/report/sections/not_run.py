@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from profpipe.analysis.cases import is_number, shown
 from profpipe.analysis.findings.warnings import NotRun
 from profpipe.analysis.findings.workloads import CaseResult, Findings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Status
 from profpipe.report import document as doc
 from profpipe.report.inlines import names
@@ -48,7 +49,7 @@ _Group = tuple[str, NotRun]
 def failures(findings: Findings) -> doc.Section:
     """Return what failed: the cases, the reason and the log."""
     groups = [(OUTCOMES[group.status], group) for group in findings.not_run if group.status.is_failure]
-    return doc.make_section("failures", "Failed", [_table("failures", groups, findings).without("nodes")])
+    return doc.make_section("failures", "Failed", [_table("failures", groups, findings)])
 
 
 def unfinished(findings: Findings) -> doc.Section:
@@ -59,31 +60,20 @@ def unfinished(findings: Findings) -> doc.Section:
             # Cases that take turns have the samples of earlier rounds.
             has_times = "plain" in group.profilers and any(case.time for case in _cases_of(group, findings))
             groups.append(("not finished" if has_times else OUTCOMES[group.status], group))
-    groups += [(_pending_outcome(group), group) for group in findings.pending]
+    for group in findings.pending:
+        not_queued = "cut off" if group.is_cut_off else "not started"
+        groups.append((TASKS[group.task_state] if group.task_state else not_queued, group))
     table = _table("unfinished", groups, findings)
     has_reasons = any(group.task_state for _, group in groups)
-    absent = () if has_reasons else ("reason",)
-    return doc.make_section("unfinished", "Not finished", [_without_empty(table.without(*absent), groups)])
-
-
-def _pending_outcome(group: NotRun) -> str:
-    if group.task_state is not None:
-        return TASKS[group.task_state]
-    return "cut off" if group.is_cut_off else "not started"
-
-
-def _without_empty(table: doc.Table, groups: Sequence[_Group]) -> doc.Table:
-    return table if any(group.nodes for _, group in groups) else table.without("nodes")
+    return doc.make_section("unfinished", "Not finished", [table if has_reasons else table.without("reason")])
 
 
 def skipped(findings: Findings) -> doc.Section:
     """Return what was skipped: a row a reason; workloads that skip the same cases share it."""
-    groups: dict[tuple[object, ...], list[NotRun]] = {}
-    for group in findings.not_run:
-        if group.status is Status.SKIPPED:
-            variants = tuple(dict.fromkeys(case.variant for case in _cases_of(group, findings)))
-            same = () if group.is_whole_workload else (variants, len(group.cases))
-            groups.setdefault((group.reason, group.profilers, *same), []).append(group)
+
+    def alike(group: NotRun) -> tuple[object, ...]:
+        variants = tuple(dict.fromkeys(case.variant for case in _cases_of(group, findings)))
+        return (group.reason, group.profilers, *(() if group.is_whole_workload else (variants, len(group.cases))))
 
     def profilers(group: NotRun) -> doc.Text:
         """Return the profilers of skipped cases that other profilers ran, and of wholly skipped workloads."""
@@ -97,6 +87,7 @@ def skipped(findings: Findings) -> doc.Section:
         (doc.words("profilers"), lambda own: profilers(own[0])),
         (doc.words("reason"), lambda own: own[0].reason),
     ]
+    groups = grouped((alike(group), group) for group in findings.not_run if group.status is Status.SKIPPED)
     table = doc.table_of("skipped", groups.values(), columns)
     return doc.make_section("skipped", "Skipped", [_without_only_workload(table, findings)])
 
@@ -138,9 +129,7 @@ def name_cases(group: NotRun, findings: Findings) -> doc.Text:
     if group.is_whole_workload:
         return ""
     every = findings.cases_of(group.workload)
-    by_variant: dict[str, list[str]] = {}
-    for id in group.cases:
-        by_variant.setdefault(every[id].variant if id in every else "", []).append(id)
+    by_variant = grouped((every[id].variant if id in every else "", id) for id in group.cases)
     own = {variant: [case for case in every.values() if case.variant == variant] for variant in by_variant}
     return doc.join((_named(own[variant], variant, ids) for variant, ids in by_variant.items()), most=_GROUPS)
 

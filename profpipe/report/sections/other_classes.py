@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profpipe.analysis.findings.workloads import ClassTotal, KernelBreakdown
+from profpipe.analysis.grouping import grouped
 
 #: From this share of any call's kernel time on, a class has a row.
 _LEAST_SHARE = 0.05
@@ -14,11 +15,9 @@ _NAMES: Mapping[str, str] = {"copy": "other copies", "other": "unclassified"}
 
 def classes(splits: Sequence[KernelBreakdown]) -> list[str]:
     """Return the classes without a category that are 5 % of any of these calls, the largest first."""
-    largest: dict[str, float] = {}
-    for split in splits:
-        for name, part in split.other_classes.items():
-            largest[name] = max(largest.get(name, 0.0), part.ns / split.total.ns)
-    return sorted((name for name in largest if largest[name] >= _LEAST_SHARE), key=lambda name: -largest[name])
+    shares = grouped((name, part.ns / own.total.ns) for own in splits for name, part in own.other_classes.items())
+    kept = (name for name in shares if max(shares[name]) >= _LEAST_SHARE)
+    return sorted(kept, key=lambda name: -max(shares[name]))
 
 
 def named(name: str) -> str:

@@ -11,6 +11,7 @@ from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.kernels import Phase
 from profpipe.analysis.findings.phases import HostPhase, PhaseWork
 from profpipe.analysis.findings.workloads import CaseResult, Iteration, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.labels import case_text
@@ -198,9 +199,7 @@ def _work_note(workload: WorkloadFindings) -> str:
 
 def disproportions(workload: WorkloadFindings) -> list[doc.Text]:
     """Return a sentence for each phase that takes far more of the time than of the FLOPs."""
-    by_phase: dict[str, list[PhaseWork]] = {}
-    for phase in workload.phase_work:
-        by_phase.setdefault(phase.phase, []).append(phase)
+    by_phase = grouped((phase.phase, phase) for phase in workload.phase_work)
     names, points = _short_names(by_phase), {case.id: case for case in workload.cases}
     return [
         sentence
@@ -219,10 +218,7 @@ def _groups(own: Sequence[PhaseWork], points: Mapping[str, CaseResult]) -> list[
     if _is_alike(own):
         return whole
     for axis in dict.fromkeys(axis for phase in own for axis in points[phase.case].params):
-        groups: dict[str, list[PhaseWork]] = {}
-        for phase in own:
-            value = points[phase.case].params.get(axis)
-            groups.setdefault(in_words(((axis, value),)), []).append(phase)
+        groups = grouped((in_words(((axis, points[phase.case].params.get(axis)),)), phase) for phase in own)
         if len(groups) < len(own) and all(_is_alike(group) for group in groups.values()):
             return [(f" at {value}", group) for value, group in groups.items()]
     return whole

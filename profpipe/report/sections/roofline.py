@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from profpipe.analysis.cases import in_words
 from profpipe.analysis.findings.workloads import OVERHEAD, CaseResult, Limiter, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.measure.flags import Flag
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, names, percent, plural, share_cell
@@ -61,14 +62,10 @@ def table(
     slowed = {o.case for o in workload.overheads if o.is_large and o.profiler == workload.kernel_profiler}
     tflops = "effective TFLOP/s" if any(case.is_sparse for case in known) else "TFLOP/s"
     columns = [
-        (
-            doc.label("case", workload.compare or "case"),
-            lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c),
-        ),
-        (
-            doc.Column("gpu", "GPU time", times),
-            lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else ""),
-        ),
+        (doc.label("case", workload.compare or "case"),
+         lambda c: variant_text(c) if is_one_shape and c.variant else case_text(c)),
+        (doc.Column("gpu", "GPU time", times),
+         lambda c: doc.Cell(c.limit.gpu_ns, note="at most" if _includes_gaps(c) else "")),
         (doc.Column("issue", "host issues in", times), lambda c: c.limit.issue_ns),
         (doc.Column("idle", "GPU idle %"), lambda c: _idle(c, c.id in slowed)),
         (doc.ratio("graph", "as CUDA graph"), _graph_speedup),
@@ -76,13 +73,11 @@ def table(
         (doc.Column("tflops", tflops), lambda c: c.tflops_done),
         (doc.Column("flops_share", f"% of {rate} FLOP/s"), lambda c: share_cell(c.limit.flops_share)),
         (doc.Column("dram", "DRAM", sizes), lambda c: c.limit.dram_bytes),
-        (
-            doc.Column("moved", "must move", sizes),
-            lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None,
-        ),
+        (doc.Column("moved", "must move", sizes),
+         lambda c: c.values.get("bytes_moved") if c.limit.dram_bytes else None),
         (doc.Column("bandwidth_share", f"% of {rate} bytes/s"), lambda c: share_cell(c.limit.bandwidth_share)),
         (doc.label("limiter", "limited by"), lambda c: _LIMITERS.get(c.limit.limited_by, MISSING)),
-    ]
+    ]  # fmt: skip
     id = "limits" if placement is doc.Placement.SUMMARY else "other_limits"
     return doc.table_of(id, known, columns, title, placement)
 
@@ -187,22 +182,19 @@ def _ridges(workload: WorkloadFindings) -> Iterator[tuple[str, str]]:
     own = [case for case in workload.cases if not case.limit.dtypes]
     named = {str(case.params.get("dtype") or case.params.get("precision") or "") for case in own}
     yield from ((name, number(ridge)) for name, ridge in workload.ridges.items() if name in named)
-    others: dict[str, set[str]] = {}
-    for limit in (case.limit for case in workload.cases if case.limit.dtypes and case.limit.ridge):
-        others.setdefault(" and ".join(limit.dtypes), set()).add(number(limit.ridge))
-    yield from ((types, min(ridges)) for types, ridges in others.items() if len(ridges) == 1)
+    limits = (case.limit for case in workload.cases if case.limit.dtypes and case.limit.ridge)
+    others = grouped((" and ".join(limit.dtypes), number(limit.ridge)) for limit in limits)
+    yield from ((types, ridges[0]) for types, ridges in others.items() if len(set(ridges)) == 1)
 
 
 def _other_types(cases: Iterable[CaseResult]) -> Iterator[doc.Text]:
     """Yield which variants compute in other data types than the one that the case names."""
-    variants: dict[tuple[str, ...], dict[str, None]] = {}
-    for case in cases:
-        if case.limit.dtypes:
-            variants.setdefault(case.limit.dtypes, {})[case.variant or case.id] = None
-    for types, own in variants.items():
-        verb = "uses" if len(own) == 1 else "use"
-        peaks = "peak of this type" if len(types) == 1 else "peaks of these types"
-        yield fill(f"{{}} {verb} {' and '.join(types)}: compared with the {peaks}.", names(list(own)))
+    for types, every in grouped((case.limit.dtypes, case.variant or case.id) for case in cases).items():
+        if types:
+            variants = list(dict.fromkeys(every))
+            verb = "uses" if len(variants) == 1 else "use"
+            peaks = "peak of this type" if len(types) == 1 else "peaks of these types"
+            yield fill(f"{{}} {verb} {' and '.join(types)}: compared with the {peaks}.", names(variants))
 
 
 def summary(workload: WorkloadFindings) -> Iterator[doc.Text]:

@@ -99,7 +99,7 @@ def _step_table(workload: WorkloadFindings, case: CaseResult, own: CaseSteps) ->
     return table if several else table.without("rank")
 
 
-def _step_row(row: StepRow) -> list[doc.Cell | doc.Text | float | None]:
+def _step_row(row: StepRow) -> list[doc.Content]:
     parts = [row.parts.ns[part] if row.parts else "" for part in StepPart]
     state = "between steps" if row.state is StepState.OTHER else row.state.value
     launches = "" if row.kernels is None else float(row.kernels)

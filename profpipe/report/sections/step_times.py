@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.findings.steps import CaseSteps, RankSteps, StepPart, StepTime
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc
 from profpipe.report.inlines import duration, fill
 from profpipe.report.labels import case_text
@@ -42,10 +43,7 @@ def _time(own: CaseSteps, profiler: str) -> doc.Cell:
 
 def _overheads(cases: Sequence[tuple[CaseResult, CaseSteps]]) -> doc.Text:
     """Return what each profiler adds: ``torch +4.1 %``, or the least and the most of several cases."""
-    added: dict[str, list[float]] = {}
-    for _, own in cases:
-        for profiler, share in own.overheads:
-            added.setdefault(profiler, []).append(share)
+    added = grouped(overhead for _, own in cases for overhead in own.overheads)
     if not added:
         return "No case was timed without a profiler, so what each profiler adds is unknown."
     ends = {name: dict.fromkeys(map(signed_percent, (min(own), max(own)))) for name, own in added.items()}

@@ -13,6 +13,7 @@ from profpipe.analysis.findings.steps import (
     StepParts,
 )
 from profpipe.analysis.findings.workloads import CaseResult, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import count_cases
 from profpipe.report import document as doc
 from profpipe.report.inlines import fill, percent, ratio
@@ -213,12 +214,9 @@ def _rows(cases: Sequence[_Case]) -> Iterator[tuple[doc.Text, list[float]]]:
 
 def classes(every: Sequence[StepParts]) -> list[str]:
     """Return the classes of kernels that are at least 2 % of any of these steps, the largest first."""
-    largest: dict[str, float] = {}
-    for parts in every:
-        for name, ns in parts.classes.items():
-            largest[name] = max(largest.get(name, 0.0), parts.share(ns))
-    shown = (name for name in largest if largest[name] >= _LEAST_SHARE and name != "other")
-    return sorted(shown, key=lambda name: -largest[name])
+    shares = grouped((name, parts.share(ns)) for parts in every for name, ns in parts.classes.items())
+    shown = (name for name in shares if max(shares[name]) >= _LEAST_SHARE and name != "other")
+    return sorted(shown, key=lambda name: -max(shares[name]))
 
 
 def class_label(name: str) -> str:

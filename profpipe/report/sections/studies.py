@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from profpipe.analysis.cases import in_words, is_number, shown
 from profpipe.analysis.findings.studies import Cell as StudyCell, Grid, NoValue, Study
 from profpipe.analysis.findings.workloads import Basis
+from profpipe.analysis.grouping import grouped
 from profpipe.config.study_values import BY_NAME, UNITS, Source, StudyValue
 from profpipe.job import count_cases
 from profpipe.measure.tolerance import cosine
@@ -112,15 +113,15 @@ def _summary(study: Study, before: Study | None) -> Iterator[doc.Text]:
 
 def _absence_notes(study: Study) -> Iterator[doc.Text]:
     """Yield which values no case has, one sentence a reason."""
-    by_reason: dict[str, list[doc.Text]] = {}
-    for name, missing in study.absent.items():
+
+    def reason(missing: frozenset[str]) -> str:
         # An inaccurate or unchecked baseline is the reason for all cases.
-        reasons = missing & _OF_BASELINE or missing
-        texts = [text for why, text in _NOT_COMPARED.items() if why in reasons]
-        reason = "each is inaccurate or unchecked" if len(texts) > 1 else "".join(texts)
-        by_reason.setdefault(reason, []).append(doc.Code(name.removeprefix("metric.")))
-    for reason, names in by_reason.items():
-        yield ("No case has ", *doc.join(names, last=" or "), f": {reason}." if reason else ".")
+        texts = [text for why, text in _NOT_COMPARED.items() if why in (missing & _OF_BASELINE or missing)]
+        return "each is inaccurate or unchecked" if len(texts) > 1 else "".join(texts)
+
+    by_reason = grouped((reason(missing), name.removeprefix("metric.")) for name, missing in study.absent.items())
+    for why, names in by_reason.items():
+        yield ("No case has ", *doc.join(map(doc.Code, names), last=" or "), f": {why}." if why else ".")
 
 
 def _value_in_caption(study: Study) -> StudyValue | None:
@@ -230,11 +231,10 @@ class _TableWriter:
         """Return the table; only the first grid of a study stands on the short page."""
         study = self._study
         labels = [doc.label(axis, "" if axis == "value" else axis) for axis in study.row_axes]
+        are_words = [any(c and isinstance(c.value, str) for c in cells) for cells in zip(*grid.cells, strict=True)]
         columns = [
-            doc.Column(
-                "/".join(map(shown, at)), self._title(at, i == 0), is_words=_is_text(row[i] for row in grid.cells)
-            )
-            for i, at in enumerate(grid.columns)
+            doc.Column("/".join(map(shown, at)), self._title(at, i == 0), is_words=is_words)
+            for i, (at, is_words) in enumerate(zip(grid.columns, are_words, strict=True))
         ]
         rows = tuple(
             (
@@ -281,16 +281,6 @@ class _TableWriter:
         if unit.size == 1.0 and value.subject.startswith("cosine"):
             return doc.Cell(text=cosine(cell.value), flags=flags)
         # Heads and tokens are counted, not measured.
-        is_count = stored == "1" and unit.size == 1.0 and cell.value.is_integer()
-        form = (
-            doc.Format.COUNT
-            if is_count
-            else _FORMATS.get(stored, doc.Format.NUMBER)
-            if unit.size == 1.0
-            else doc.Format.NUMBER
-        )
-        return doc.Cell(cell.value, flags=flags, unit=unit, format=form)
-
-
-def _is_text(cells: Iterable[StudyCell | None]) -> bool:
-    return any(isinstance(cell.value, str) for cell in cells if cell is not None)
+        is_count = stored == "1" and cell.value.is_integer()
+        form = doc.Format.COUNT if is_count else _FORMATS.get(stored, doc.Format.NUMBER)
+        return doc.Cell(cell.value, flags=flags, unit=unit, format=form if unit.size == 1.0 else doc.Format.NUMBER)

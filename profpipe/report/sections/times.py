@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from profpipe.analysis.cases import in_words, is_number, running_axis, shown
 from profpipe.analysis.findings.workloads import CaseResult, Shape, Win, WinVerdict, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.report import document as doc, selection
 from profpipe.report.inlines import fill, names, ratio
 from profpipe.report.labels import case_text, quantity, variant_text
@@ -37,7 +38,8 @@ def _context(workload: WorkloadFindings, on_cpu: bool) -> str:
     if workload.basis and counts and not _is_in_headline(workload, on_cpu):
         over = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         one, several = _SAMPLES.get(workload.basis.quantity, ("iteration", "iterations"))
-        what = quantity(workload.basis, _are_uneven(workload))
+        are_uneven = any(workload.basis.profiler in own.uneven for own in workload.steps.cases)
+        what = quantity(workload.basis, are_uneven)
         samples = f"{over} {one if over == '1' else several}"
         parts.append(f"Time: {what}, over {samples}{_of_processes(workload)}.")
     if workload.is_on_cpu:
@@ -55,12 +57,6 @@ def _of_processes(workload: WorkloadFindings) -> str:
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     meaning = "The time of a case is the median of its processes; the interval is that of these medians"
     return f" in {over} processes. {meaning}"
-
-
-def _are_uneven(workload: WorkloadFindings) -> bool:
-    """Return True if the time of a step is the mean, because the steps of a case are uneven."""
-    profiler = workload.basis.profiler if workload.basis else ""
-    return any(profiler in own.uneven for own in workload.steps.cases)
 
 
 def _is_in_headline(workload: WorkloadFindings, on_cpu: bool) -> bool:
@@ -150,10 +146,10 @@ def fastest_by_shape(workload: WorkloadFindings, placement: doc.Placement = doc.
     return doc.make_table("fastest", columns, rows, placement=placement)
 
 
-def _fastest(win: Win) -> doc.Text:
-    if win.verdict == WinVerdict.TIE:
-        return fill("tie: {}", tied_names(win))
-    return fill(f"{{}}{_SUFFIXES.get(win.verdict, '')}", variant_text(win.best))
+def _fastest(win: Win, lead: doc.Text = "") -> doc.Text:
+    """Return the fastest case, ``lead`` behind its name, and whether it may be called that."""
+    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else variant_text(win.best)
+    return fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead)
 
 
 _SUFFIXES = {WinVerdict.INCONCLUSIVE: ", in doubt", WinVerdict.UNOPPOSED: ", alone"}
@@ -168,10 +164,11 @@ def _flags_of(workload: WorkloadFindings, shape: Shape) -> doc.Text:
     assert win is not None
     compared = win.second if win.best is base else base
     others = [case for case in (compared,) if case not in win.disqualified] + [*win.disqualified]
-    by_flags: dict[doc.Text, list[str]] = {}
-    for case in others:
-        if case is not None and case is not win.best and (own := flags.flags_of(case, workload.shared_marks)):
-            by_flags.setdefault(own, []).append(case.variant)
+    by_flags = grouped(
+        (own, case.variant)
+        for case in others
+        if case is not None and case is not win.best and (own := flags.flags_of(case, workload.shared_marks))
+    )
     best = flags.flags_of(win.best, workload.shared_marks)
     is_shared = len(others) == 1 and by_flags.pop(best, []) != []
     parts = [fill("both: {}", best) if is_shared else best]
@@ -205,7 +202,5 @@ def _winner(shape: Shape | None) -> doc.Cell:
     win = shape.win if shape else None
     if win is None:
         return doc.Cell()
-    name = fill("tie: {}", tied_names(win)) if win.verdict == WinVerdict.TIE else variant_text(win.best)
     has_lead = win.best.speedup is not None and not win.best.is_baseline
-    lead = fill(" {}", ratio(win.best.speedup)) if has_lead else ""
-    return doc.Cell(text=fill(f"{{}}{{}}{_SUFFIXES.get(win.verdict, '')}", name, lead))
+    return doc.Cell(text=_fastest(win, fill(" {}", ratio(win.best.speedup)) if has_lead else ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from profpipe.analysis import verdict
 from profpipe.analysis.pairs import CaseVerdict, PairFindings
@@ -292,7 +292,7 @@ def _first_block(case: CaseVerdict) -> doc.Text:
 def failures(findings: PairFindings) -> doc.Section:
     """Return the cases that did not run well on a side, with the pair and the side that met the problem."""
     failed = [case for case in findings.cases if case.failure]
-    columns: list[tuple[doc.Column, Callable[[CaseVerdict], doc.Cell | doc.Text]]] = [
+    columns: doc.Columns[CaseVerdict] = [
         (doc.label("case"), lambda case: doc.CaseLink(doc.Code(name(case)), name(case))),
         (doc.words("status"), lambda case: case.failure.status if case.failure else ""),
         (doc.words("reason"), lambda case: case.failure.reason if case.failure else ""),
@@ -306,7 +306,7 @@ def spread(findings: PairFindings, run: Manifest) -> doc.Section:
     """Return, for two sides that are the same, how far the pairs of each case lie apart."""
     if run.ab is None or not run.ab.is_aa:
         return doc.make_section("spread", "", [])
-    columns: list[tuple[doc.Column, Callable[[CaseVerdict], doc.Text | float]]] = [
+    columns: doc.Columns[CaseVerdict] = [
         (doc.label("case"), lambda case: doc.Code(name(case))),
         (doc.percent("spread", "spread of pairs"), lambda case: verdict.spread(case.log_ratios)),
     ]

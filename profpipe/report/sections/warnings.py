@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote
 
 from profpipe.analysis.cases import in_words
-from profpipe.analysis.findings.warnings import DuplicateTimes, Expectation, LaunchCounts, Unattributed, Unseen
+from profpipe.analysis.findings.warnings import DuplicateTimes, LaunchCounts, Unseen
 from profpipe.analysis.findings.workloads import Findings, WorkloadFindings
+from profpipe.analysis.grouping import grouped
 from profpipe.job import Incident, IncidentKind, Status, count_cases
 from profpipe.report import document as doc
+from profpipe.report.inlines import fill
 from profpipe.report.labels import case_text, case_texts, of_workload
 from profpipe.report.sections import classification, files, steps
 from profpipe.report.sections.not_run import OUTCOMES
@@ -32,7 +32,7 @@ def warnings(findings: Findings, run: Manifest) -> doc.Section:
         *map(_incident, run.incidents),
         *classification.low_coverage(findings),
         *(_unseen(each, findings) for each in findings.unseen),
-        *(_outside(each, findings) for each in findings.unattributed if each.unexplained >= files.LEAST_UNEXPLAINED),
+        *_outside(findings),
         *(line for workload in findings.workloads for line in _unexplained_differences(workload, findings)),
         *(_lost_launches(each, findings) for each in findings.launch_counts if each.differing),
         *(line for workload in findings.workloads for line in steps.warnings(workload)),
@@ -70,23 +70,20 @@ def _lacking_tasks(findings: Findings) -> doc.Text:
 
 
 def _failed(findings: Findings) -> Iterator[doc.Text]:
-    counts: Counter[str] = Counter()
-    for group in findings.not_run:
-        if group.status.is_failure:
-            counts[OUTCOMES[group.status]] += max(len(group.cases), 1)
+    failed = [group for group in findings.not_run if group.status.is_failure]
+    counts = grouped((OUTCOMES[group.status], max(len(group.cases), 1)) for group in failed)
     if counts:
-        outcomes = doc.join(f"{count_cases(number)} {outcome}" for outcome, number in counts.items())
+        outcomes = doc.join(f"{count_cases(sum(numbers))} {outcome}" for outcome, numbers in counts.items())
         yield doc.concat(doc.Strong(outcomes), ": ", doc.Link("reasons and logs", "#failures"), ".")
 
 
 def _unexpected_kernels(findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for the cases that requested one kernel family and ran the same other one."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Expectation]] = {}
-    for each in findings.expectations:
-        if not each.is_met:
-            groups.setdefault((each.workload, each.requested, each.found), []).append(each)
-    for (workload, requested, found), expectations in groups.items():
-        named = doc.join((doc.Code(unquote(each.case)) for each in expectations), most=_NAMED)
+    groups = grouped(
+        ((each.workload, each.requested, each.found), each.case) for each in findings.expectations if not each.is_met
+    )
+    for (workload, requested, found), cases in groups.items():
+        named = doc.join((doc.Code(unquote(case)) for case in cases), most=_NAMED)
         ran = doc.join(map(doc.Code, found)) or "no attention kernel (gemm and softmax)"
         yield doc.concat(
             doc.Strong("Unexpected kernel"), ": ", named, of_workload(workload, findings), " requested ",
@@ -130,31 +127,28 @@ def _incident(incident: Incident) -> doc.Text:
     return doc.concat(doc.Code(incident.source), f": {what}{details}. {meaning}")
 
 
-def _outside(found: Unattributed, findings: Findings) -> doc.Text:
-    hint = (
-        " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
-        if found.profiler == "ncu"
-        else ""
-    )
-    return doc.concat(files.outside(found, findings), ".", hint)
+def _outside(findings: Findings) -> Iterator[doc.Text]:
+    hint = " ncu knows only the ranges of the launching thread: kernels that autograd's thread launches are in none."
+    for found in findings.unattributed:
+        if found.unexplained >= files.LEAST_UNEXPLAINED:
+            yield doc.concat(files.outside(found, findings), ".", hint if found.profiler == "ncu" else "")
 
 
 def _unexplained_differences(workload: WorkloadFindings, findings: Findings) -> Iterator[doc.Text]:
     """Yield a line for each profiler whose times differ from the reference without a known cause."""
     labels = case_texts(workload.cases)
-    flagged: dict[str, list[doc.Text]] = {}
-    for agreement in workload.agreements:
-        for figure in agreement.figures:
-            if figure.is_unexplained:
-                difference = doc.Number(figure.difference, format=doc.Format.SIGNED_PERCENT)
-                named = doc.concat(labels[agreement.case], " (", difference, ")")
-                flagged.setdefault(figure.profiler, []).append(named)
-    for profiler, named_cases in flagged.items():
+    unexplained = grouped(
+        (figure.profiler, (labels[each.case], doc.Number(figure.difference, format=doc.Format.SIGNED_PERCENT)))
+        for each in workload.agreements
+        for figure in each.figures
+        if figure.is_unexplained
+    )
+    for profiler, own in unexplained.items():
         who: doc.Text = "The time of calls" if profiler == "plain" else doc.Code(profiler)
         yield doc.concat(
             who, " and ", doc.Code(workload.agreements[0].reference), " differ without a known cause in ",
-            f"{len(named_cases)} of {count_cases(len(workload.agreements))}",
-            of_workload(workload.name, findings), ": ", doc.join(named_cases, most=_NAMED), ".",
+            f"{len(own)} of {count_cases(len(workload.agreements))}", of_workload(workload.name, findings), ": ",
+            doc.join((fill("{} ({})", *case) for case in own), most=_NAMED), ".",
         )  # fmt: skip
 
 
@@ -174,13 +168,10 @@ def _lost_launches(counts: LaunchCounts, findings: Findings) -> doc.Text:
 
 def _duplicates(pairs: Sequence[DuplicateTimes]) -> Iterator[doc.Text]:
     """Yield one line on the cases that two workloads measured with different times."""
-    groups: dict[Any, list[Any]] = {}
-    for pair in pairs:
-        groups.setdefault(pair.longer, [pair.longer]).append(pair.shorter)
     named = []
-    for longer, cases in groups.items():
+    for longer, shorter in grouped((pair.longer, pair.shorter) for pair in pairs).items():
         unit = time_unit([longer.ns])
-        times = doc.join(doc.concat(doc.Number(case.ns, unit), " in ", doc.Code(case.workload)) for case in cases)
+        times = doc.join(fill("{} in {}", doc.Number(c.ns, unit), doc.Code(c.workload)) for c in (longer, *shorter))
         named.append(doc.concat(in_words(longer.axes) or "the only case", ": ", times))
     if named:
         yield doc.concat("The same case has different times in two workloads; trust neither: ",
