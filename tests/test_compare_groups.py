@@ -8,6 +8,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from profpipe.analysis.compare_groups import (
 from profpipe.analysis.verdict import Gate
 from profpipe.report import comparison_text
 from profpipe.results import schema, store
-from profpipe.results.manifest import Manifest
+from profpipe.results.manifest import DeviceEntry, Gpu, JobEntry, Machine, Manifest
 from profpipe.results.noise import Noise, Source, Spread
 from profpipe.results.schema import CASES, METRICS, Tables, Verdict
 
@@ -296,6 +297,29 @@ def test_a_case_with_other_parameters_in_one_run_is_not_compared(tmp_path: Path)
     found = compare_groups(runs[:2], runs[2:])
     assert not found.changes and [case.differences for case in found.changed_params] == [{"x": ("old", "new")}]
     assert "Not compared, because parameters differ (1 case; in A and in B):" in comparison_text.text(found)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_cases_on_unlike_gpus_get_no_verdict(groups: tuple[list[str], list[str]], is_recorded: bool) -> None:
+    def on(path: str, gpu: str) -> tuple[Tables, Manifest]:
+        """Load a run in which n=1 ran on this GPU, by the record of its job or as the only one of the machine."""
+        data, run = store.load(Path(path))
+        jobs = (
+            JobEntry("w", "plain", ("n=1",), devices=(DeviceEntry(gpu),)),
+            JobEntry("w", "plain", ("n=2",), devices=(DeviceEntry("A100"),)),
+        )
+        known = Machine(gpus=tuple(map(Gpu, ("A100", "H200") if is_recorded else (gpu,))))
+        return data, replace(run, machine=known, jobs=jobs if is_recorded else jobs[1:])
+
+    a, b = groups
+    runs_a, runs_b = [on(path, "A100") for path in a], [on(b[0], "H200"), *(on(path, "A100") for path in b[1:])]
+    found = compare_groups(runs_a, runs_b, gate=10)
+    assert {change.name: (change.verdict, change.hindrance, change.judge_gate(10)) for change in found.changes} == {
+        "w/n=1": (Verdict.INCONCLUSIVE, Hindrance.UNLIKE_GPUS, Gate.UNDECIDED),
+        "w/n=2": (Verdict.SAME, None, Gate.PASSED),
+    }
+    assert "No verdict where runs used different models of GPUs: w/n=1. Compare" in comparison_text.text(found)
+    assert compare_groups(runs_a, [on(path, "A100") for path in b]).changes[0].verdict is Verdict.SLOWER
 
 
 @pytest.mark.slow

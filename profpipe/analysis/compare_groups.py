@@ -58,6 +58,8 @@ class Hindrance(Enum):
     TOO_FEW_PROCESSES = "too_few_processes"
     #: The runs of one side came mostly before those of the other, and how far runs differ is not known.
     NOT_INTERLEAVED = "not_interleaved"
+    #: The runs used GPUs of different models.
+    UNLIKE_GPUS = "unlike_gpus"
     #: Each side is one run of several processes: how far runs differ is not known.
     ONE_RUN_A_SIDE = "one_run_a_side"
 
@@ -138,7 +140,7 @@ def compare_groups(
     """Compare the cases of the runs of A with those of B. ``noise`` is what is known of their spread on this machine.
 
     A case counts in the runs in which it has a time. It is lost if it failed in a run of B, and not compared if its
-    parameters differ between runs. ``gate`` is a percentage.
+    parameters differ between runs. One that ran on unlike GPUs gets no verdict. ``gate`` is a percentage.
     """
     manifests_a, manifests_b = ([run for _, run in runs] for runs in (a, b))
     imbalance = _imbalance([run.started for run in manifests_a], [run.started for run in manifests_b])
@@ -162,8 +164,10 @@ def compare_groups(
             changed.append(changed_case(name, params[0], other))
         else:
             sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
-            differ = are_devices_different(key, manifests_a, manifests_b)
-            judged = judge(name, sides[0], sides[1], imbalance, _UNKNOWN if differ else noise.get(key, _UNKNOWN), gate)
+            judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
+            if are_devices_different(key, [*manifests_a, *manifests_b]):
+                unlike = Hindrance.UNLIKE_GPUS
+                judged = replace(judged, verdict=Verdict.INCONCLUSIVE, hindrance=unlike, p_slower=None)
             where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
             changes.append(replace(judged, inaccurate_in=where))
     return GroupComparison(

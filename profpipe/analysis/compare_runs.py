@@ -188,7 +188,7 @@ def compare_runs(
             changed_params.append(changed_case(name, before.params, after.params))
         else:
             where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            is_one_device = not are_devices_different(key, [manifest_a], [manifest_b])
+            is_one_device = not are_devices_different(key, [manifest_a, manifest_b])
             known = noise.get(key, Noise()) if is_one_device else Noise()
             limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
             times, overlaps = (before.median_ns, after.median_ns), before.overlaps(after)
@@ -318,22 +318,19 @@ def differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
     return names if all(names) and names[0] != names[1] else None
 
 
-def are_devices_different(key: tuple[str, str], a: Iterable[Manifest], b: Iterable[Manifest]) -> bool:
-    """Return True if a case, given by workload and id, ran on other devices in the runs of A than in those of B.
+def are_devices_different(key: tuple[str, str], runs: Iterable[Manifest]) -> bool:
+    """Return True if a case, given by workload and id, ran on other devices in some of the runs than in others.
 
-    The machine may have both devices, and what is known of its noise is of one of them.
+    The machine may have several models of GPUs, and what is known of its noise is of one of them. Where a run has not
+    recorded the device of the case, as for a program without torch, the GPUs of its machine count.
     """
-    devices_a, devices_b = (
-        {
-            device.device
-            for run in runs
-            for job in run.jobs_of(key[0])
-            if job.profiler == "plain" and key[1] in job.cases
-            for device in job.devices
-        }
-        for runs in (a, b)
-    )
-    return bool(devices_a and devices_b) and devices_a != devices_b
+    used = {_devices_of(key, run) or frozenset(gpu.name for gpu in run.machine.gpus or ()) for run in runs}
+    return len(used - {frozenset()}) > 1
+
+
+def _devices_of(key: tuple[str, str], run: Manifest) -> frozenset[str]:
+    jobs = (job for job in run.jobs_of(key[0]) if job.profiler == "plain" and key[1] in job.cases)
+    return frozenset(device.device for job in jobs for device in job.devices)
 
 
 def _gpu_names(manifest: Manifest) -> str:

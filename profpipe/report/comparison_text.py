@@ -113,6 +113,8 @@ def hindrances(found: GroupComparison) -> Iterator[str]:
             f"{which} runs of {first} came before those of {other}. A drift of the machine then looks like a"
             " difference, so no case gets a verdict. Let the runs of A and B take turns, or use `profpipe ab`."
         )
+    if unlike := [change.name for change in found.changes if change.hindrance is Hindrance.UNLIKE_GPUS]:
+        yield f"No verdict where runs used different models of GPUs: {', '.join(unlike)}. Compare runs on one model."
     if Hindrance.ONE_RUN_A_SIDE in hindrances:
         yield "Each side is one run, and how far runs of the same code differ is not known. Add runs to both sides."
     if Hindrance.TOO_FEW_PROCESSES in hindrances:
