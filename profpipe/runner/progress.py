@@ -20,104 +20,6 @@ _REFRESH_PER_S = 2
 _MAX_REASON = 200
 
 
-class Display:
-    """A ProgressListener for the command line. Use it as a context manager, so that the terminal is restored."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live: Live | None = None
-        self._printing = threading.Lock()
-        self._began = time.monotonic()
-        self._seconds_of_jobs: list[float] = []
-        self._index = self._total = 0
-        #: The job that runs on each lane; the lane of jobs that run alone has no name.
-        self._lanes: dict[str, _Lane] = {}
-        self._last: _Lane | None = None
-
-    def __enter__(self) -> Display:
-        if self._stream.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=for_drawing(self._stream))
-            self._live = Live(self, console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
-            self._live = None
-
-    def lane(self, name: str) -> ProgressListener:
-        """Return the listener of the jobs on a lane: ``GPU 1``. Its lines begin with the name."""
-        return self._lanes.setdefault(name, _Lane(self, name))
-
-    # --- events of the jobs that run alone ---
-
-    def job_started(self, job: Job, index: int, total: int) -> None:
-        self.lane("").job_started(job, index, total)
-
-    def case_started(self, case: str, visit: Visit) -> None:
-        self.lane("").case_started(case, visit)
-
-    def case_ended(self, case: str, status: str, reason: str = "") -> None:
-        self.lane("").case_ended(case, status, reason)
-
-    def job_ended(self, outcome: JobOutcome) -> None:
-        self.lane("").job_ended(outcome)
-
-    def message(self, text: str) -> None:
-        self.lane("").message(text)
-
-    # --- output ---
-
-    def count_job(self, index: int, total: int) -> None:
-        """Note that a job has started."""
-        self._index, self._total = max(index, self._index), total
-
-    def note_end(self, lane: _Lane, seconds: float | None) -> None:
-        """Note that the job of a lane has ended, and how long it took."""
-        self._last = lane
-        self._seconds_of_jobs += [] if seconds is None else [seconds]
-
-    @property
-    def is_live(self) -> bool:
-        return self._live is not None
-
-    def __rich__(self) -> Text:
-        from rich.text import Text
-
-        return Text(self.line(), no_wrap=True, overflow="ellipsis")
-
-    def line(self) -> str:
-        """Return the state of the run: the jobs, time so far, an estimate of the rest, and the cases.
-
-        Jobs that run side by side have a line each.
-        """
-        busy = [lane for lane in list(self._lanes.values()) if lane.is_busy] or list(filter(None, [self._last]))
-        if not busy:
-            return "starting"
-        now = time.monotonic()
-        job_s, done = max((now - lane.began, lane.done) for lane in busy)
-        left_s = time_left(self._seconds_of_jobs, self._total - self._index, job_s, done, len(busy))
-        times = [f"{duration(now - self._began)} so far"]
-        times += [f"about {duration(left_s)} left"] if left_s is not None else []
-        first, *others = busy
-        lines = [[first.position(), *times, first.case()], *([lane.position(), lane.case()] for lane in others)]
-        return "\n".join(visible_line(" | ".join(filter(None, parts))) for parts in lines)
-
-    def print(self, text: str) -> None:
-        with self._printing:
-            if self._live:
-                # Brackets in our lines are not markup, and a long line wraps instead of losing its end.
-                self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
-            else:
-                print(visible_line(text), file=self._stream, flush=True)
-
-
 class _Lane:
     """The progress of the jobs that run one after the other on one GPU, or alone."""
 
@@ -194,6 +96,90 @@ class _Lane:
         round_text = f", round {visit.round} of {visit.rounds}" if visit.rounds > 1 else ""
         position = f"case {visit.number} of {len(self.job.cases)}{round_text}: " if self.job.script else ""
         return position + case
+
+
+class Display(_Lane):
+    """A ProgressListener for the command line, and the lane of the jobs that run alone.
+
+    Use it as a context manager, so that the terminal is restored.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(self, "")
+        self._stream = stream or sys.stderr
+        self._live: Live | None = None
+        self._printing = threading.Lock()
+        self._began = time.monotonic()
+        self._seconds_of_jobs: list[float] = []
+        #: The number of the last job that has started, and of all jobs.
+        self._started = self._jobs = 0
+        #: By name. The lane of the jobs that run alone has none.
+        self._lanes: dict[str, _Lane] = {"": self}
+        self._last: _Lane | None = None
+
+    def __enter__(self) -> Display:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=for_drawing(self._stream))
+            self._live = Live(self, console=console, refresh_per_second=_REFRESH_PER_S, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def lane(self, name: str) -> ProgressListener:
+        """Return the listener of the jobs on a lane: ``GPU 1``. Its lines begin with the name."""
+        return self._lanes.setdefault(name, _Lane(self, name))
+
+    def count_job(self, index: int, total: int) -> None:
+        """Note that a job has started."""
+        self._started, self._jobs = max(index, self._started), total
+
+    def note_end(self, lane: _Lane, seconds: float | None) -> None:
+        """Note that the job of a lane has ended, and how long it took."""
+        self._last = lane
+        self._seconds_of_jobs += [] if seconds is None else [seconds]
+
+    @property
+    def is_live(self) -> bool:
+        return self._live is not None
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(self.line(), no_wrap=True, overflow="ellipsis")
+
+    def line(self) -> str:
+        """Return the state of the run: the jobs, time so far, an estimate of the rest, and the cases.
+
+        Jobs that run side by side have a line each.
+        """
+        busy = [lane for lane in list(self._lanes.values()) if lane.is_busy] or list(filter(None, [self._last]))
+        if not busy:
+            return "starting"
+        now = time.monotonic()
+        job_s, done = max((now - lane.began, lane.done) for lane in busy)
+        left_s = time_left(self._seconds_of_jobs, self._jobs - self._started, job_s, done, len(busy))
+        times = [f"{duration(now - self._began)} so far"]
+        times += [f"about {duration(left_s)} left"] if left_s is not None else []
+        first, *others = busy
+        lines = [[first.position(), *times, first.case()], *([lane.position(), lane.case()] for lane in others)]
+        return "\n".join(visible_line(" | ".join(filter(None, parts))) for parts in lines)
+
+    def print(self, text: str) -> None:
+        with self._printing:
+            if self._live:
+                # Brackets in our lines are not markup, and a long line wraps instead of losing its end.
+                self._live.console.print(visible_line(text), markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(visible_line(text), file=self._stream, flush=True)
 
 
 def time_left(
