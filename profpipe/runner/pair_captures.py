@@ -23,6 +23,15 @@ from profpipe.runner.request import Machine, RunRequest
 PROFILERS: Final = ("nsys", "torch")
 
 
+def prepare(request: RunRequest, settings: PairsEntry) -> tuple[Machine, PairsEntry]:
+    """Return the machine with the profilers of a new `ab` run, and the settings with that of the captures."""
+    machine = examine(request, settings)
+    has_commands = any(workload.command for workload in request.pipeline.workloads.values())
+    settings = choose(settings, machine, has_commands)
+    used = ("plain", settings.profiler)
+    return replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used}), settings
+
+
 def examine(request: RunRequest, settings: PairsEntry) -> Machine:
     """Return the machine with the profiler of the captures, or with those to choose from."""
     wanted = () if settings.no_captures else (settings.profiler,) if settings.profiler else PROFILERS

@@ -29,7 +29,7 @@ from profpipe.errors import ConfigError
 from profpipe.ingest import registry
 from profpipe.job import Case, Job, ProgressListener, Status
 from profpipe.measure.flags import Flag
-from profpipe.results import atomic, folders, manifest, noise, schema, store
+from profpipe.results import atomic, noise, schema, store
 from profpipe.results.manifest import Manifest, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.runner import checkout, executor, fingerprint, pair_captures, plan, seal, session, sides
@@ -88,26 +88,14 @@ def create(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, c
     registry.parsers(request.plugin_dir)
     joined = join_cases(both[0].request.pipeline, both[1].request.pipeline, request.workloads)
     checkout.remove_abandoned(request.out)
-    folders.remove_litter(request.out)
-    machine, now = pair_captures.examine(request, settings), manifest.utc_now()
-    has_commands = any(workload.command for workload in request.pipeline.workloads.values())
-    settings = pair_captures.choose(settings, machine, has_commands)
-    used = ("plain", settings.profiler)
-    machine = replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used})
+    machine, settings = pair_captures.prepare(request, settings)
     planned = [
         replace(job, cases=tuple(Case(name, a.params) for name, a, _ in joined[job.workload] if a in job.cases))
         for job in session.plan_jobs(request, machine, request.out)
     ]
-    begun = session.begin_run(request, machine, now, planned, command, sides.working_folder(request))
+    begun = session.begin_run(request, machine, sides.working_folder(request), planned, command)
     begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
-
-    def fill(folder: Path) -> None:
-        request.save(folder)
-        sides.save(folder, both)
-        seal.save(folder)
-        store.save(folder, Tables(), begun)
-
-    folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
+    folder = session.make_folder(request, begun, lambda new: sides.save(new, both))
     created = PairSession(request.placed_in(folder), folder, begun, Tables(), both)
     created.machine = machine
     return created

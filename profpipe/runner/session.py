@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -100,43 +100,50 @@ def load_rules(request: RunRequest) -> Any:
 
 
 def begin_run(
-    request: RunRequest, machine: Machine, now: datetime, planned: Sequence[Job], command: Sequence[str], code: Path
+    request: RunRequest, machine: Machine, code: Path | None, planned: Sequence[Job] = (), command: Sequence[str] = ()
 ) -> Manifest:
-    """Return the manifest of a run that starts. ``code`` is the folder whose git state is kept."""
+    """Return the manifest of a run that starts now. ``code`` is the folder whose git state is kept, if any."""
     return manifest.begin_run(
         request.pipeline,
-        now=now,
+        now=manifest.utc_now(),
         machine=machine.described,
         packages=machine_info.packages(),
         tools=machine.tools,
-        git=manifest.git_state(executor.ask, code),
+        git=manifest.git_state(executor.ask, code) if code else manifest.GitState(),
         command=command,
         planned=planned,
         secrets=request.secrets,
     )
 
 
+def make_folder(request: RunRequest, begun: Manifest, write: Callable[[Path], object]) -> Path:
+    """Make the folder of a new run with its request, what ``write`` adds, its seal and its manifest; return it."""
+
+    def fill(folder: Path) -> None:
+        request.save(folder)
+        write(folder)
+        seal.save(folder)
+        store.save(folder, Tables(), begun)
+
+    folders.remove_litter(request.out)
+    name = f"{request.pipeline.name}-ab" if begun.ab else request.pipeline.name
+    return folders.create(request.out, name, datetime.fromisoformat(begun.started), fill)
+
+
 def create(request: RunRequest, command: Sequence[str]) -> Session:
     """Make the folder of a new run. A wrong rule or parser of the user is refused before."""
     load_rules(request)
     registry.parsers(request.plugin_dir)
-    machine, now = Machine.examine(request), manifest.utc_now()
+    machine = Machine.examine(request)
     if request.comparisons:
         _find_lanes(request, machine)  # refuses a number of GPUs that the machine lacks
     planned = plan_jobs(request, machine, request.out)
     if all(isinstance(job.tool, Missing) for job in planned):
         raise ToolMissing("; ".join(dict.fromkeys(str(job.tool) for job in planned)))
     checkout.remove_abandoned(request.out)
-    folders.remove_litter(request.out)
-    begun = begin_run(request, machine, now, planned, command, planned[0].cwd)
-
-    def fill(folder: Path) -> None:
-        request.save(folder)
-        fingerprint.save(folder, planned, request.out, machine.described)
-        seal.save(folder)
-        store.save(folder, Tables(), begun)
-
-    folder = folders.create(request.out, request.pipeline.name, now, fill)
+    begun = begin_run(request, machine, planned[0].cwd, planned, command)
+    described = machine.described
+    folder = make_folder(request, begun, lambda new: fingerprint.save(new, planned, request.out, described))
     session = Session(request.placed_in(folder), folder, begun, Tables())
     session.machine = machine
     return session

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError
 from profpipe.ingest import registry
-from profpipe.results import atomic, folders, manifest, store
+from profpipe.results import atomic
 from profpipe.results.manifest import Manifest, PairsEntry, PlannedJob
-from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskEntry
-from profpipe.runner import fingerprint, pair_session, seal, session, sides
+from profpipe.runner import fingerprint, pair_session, session, sides
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.sides import Side
 from profpipe.runner.slurm import node_sessions, queue, records, script
@@ -59,23 +58,10 @@ def create(request: RunRequest, command: Sequence[str], compared: Compared) -> P
 
     The tools and GPUs of this machine do not matter: each task examines its node.
     """
-    plan = _plan(request, compared)
-    registry.parsers(request.plugin_dir)
-    machine, now = Machine.examine(request), manifest.utc_now()
+    plan, machine = _plan(request, compared), Machine.examine(request)
     planned = session.plan_jobs(request, machine, request.out)
-    folders.remove_litter(request.out)
-    # What cannot stand in the batch script is refused before there is a folder.
-    write_script(request, request.out, len(plan.tasks))
-    begun = session.begin_run(request, machine, now, planned, command, planned[0].cwd)
-
-    def fill(folder: Path) -> None:
-        request.save(folder)
-        fingerprint.save_sources(folder, planned)
-        _fill(folder, plan, begun)
-
-    folder = folders.create(request.out, request.pipeline.name, now, fill)
-    _save_script(request.placed_in(folder), folder, len(plan.tasks))
-    return folder
+    begun = session.begin_run(request, machine, planned[0].cwd, planned, command)
+    return _make_folder(request, plan, begun, lambda folder: fingerprint.save_sources(folder, planned))
 
 
 def plan_pairs(request: RunRequest, both: tuple[Side, Side]) -> ClusterPlan:
@@ -87,32 +73,32 @@ def plan_pairs(request: RunRequest, both: tuple[Side, Side]) -> ClusterPlan:
 
 def create_pairs(request: RunRequest, both: tuple[Side, Side], settings: PairsEntry, command: Sequence[str]) -> Path:
     """Make the folder of a new `ab` run, as ``create`` does. Each task chooses the profiler of the captures."""
-    plan = plan_pairs(request, both)
-    registry.parsers(request.plugin_dir)
-    machine, now = Machine.examine(request), manifest.utc_now()
-    folders.remove_litter(request.out)
-    write_script(request, request.out, len(plan.tasks))
-    begun = session.begin_run(request, machine, now, (), command, sides.working_folder(request))
-    planned = [PlannedJob(task.workload, "plain", task.cases) for task in plan.tasks]
-    begun = replace(begun, ab=settings, planned=tuple(planned))
+    plan, machine = plan_pairs(request, both), Machine.examine(request)
+    begun = session.begin_run(request, machine, sides.working_folder(request), command=command)
+    planned = tuple(PlannedJob(task.workload, "plain", task.cases) for task in plan.tasks)
 
-    def fill(folder: Path) -> None:
-        request.save(folder)
+    def write(folder: Path) -> None:
         sides.save(folder, both)
         fingerprint.save_sources(folder, node_sessions.jobs_of_sides(both, machine, folder))
-        _fill(folder, plan, begun)
 
-    folder = folders.create(request.out, f"{request.pipeline.name}-ab", now, fill)
+    return _make_folder(request, plan, replace(begun, ab=settings, planned=planned), write)
+
+
+def _make_folder(request: RunRequest, plan: ClusterPlan, begun: Manifest, write: Callable[[Path], object]) -> Path:
+    """Make the folder of a run with its plan, its batch script and what ``write`` adds; return it."""
+    registry.parsers(request.plugin_dir)
+    # What cannot stand in the batch script is refused before there is a folder.
+    write_script(request, request.out, len(plan.tasks))
+
+    def write_all(folder: Path) -> None:
+        write(folder)
+        plan.save(folder)
+        records.make_folders(folder)
+        (folder / script.LOGS).mkdir()
+
+    folder = session.make_folder(request, begun, write_all)
     _save_script(request.placed_in(folder), folder, len(plan.tasks))
     return folder
-
-
-def _fill(folder: Path, plan: ClusterPlan, begun: Manifest) -> None:
-    seal.save(folder)
-    plan.save(folder)
-    records.make_folders(folder)
-    (folder / script.LOGS).mkdir()
-    store.save(folder, Tables(), begun)
 
 
 def _save_script(request: RunRequest, folder: Path, tasks: int) -> None:

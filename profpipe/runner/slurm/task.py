@@ -21,12 +21,12 @@ from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted, ProfpipeError
 from profpipe.ingest import reader
 from profpipe.job import ProgressListener
-from profpipe.measure import machine as machine_info, node
+from profpipe.measure import node
 from profpipe.results import manifest, noise
-from profpipe.results.manifest import GitState, Manifest, NodeEntry, PairsEntry
+from profpipe.results.manifest import Manifest, NodeEntry, PairsEntry
 from profpipe.results.schema import Tables
 from profpipe.results.tasks import TaskState
-from profpipe.runner import fingerprint, pair_captures, sides
+from profpipe.runner import fingerprint, pair_captures, session, sides
 from profpipe.runner.pair_session import Key
 from profpipe.runner.request import Machine, RunRequest
 from profpipe.runner.slurm import collect, queue, records
@@ -132,11 +132,7 @@ def _open_pairs(
     choose_again: ChooseAgain,
 ) -> PairTaskSession:
     """Return the session of an attempt at the pairs of a task. The node decides under which profiler captures run."""
-    machine = pair_captures.examine(request, settings)
-    has_commands = any(each.command for each in request.pipeline.workloads.values())
-    settings = pair_captures.choose(settings, machine, has_commands)
-    used = ("plain", settings.profiler)
-    machine = replace(machine, tools={name: tool for name, tool in machine.tools.items() if name in used})
+    machine, settings = pair_captures.prepare(request, settings)
     begun = _begin(request, machine, start)
     begun = replace(begun, ab=replace(settings, spreads=noise.read_floors(request.out, begun)))
     a, b = (replace(side, request=replace(side.request, workloads=(task.workload,))) for side in sides.load(folder))
@@ -150,16 +146,7 @@ def _open_pairs(
 
 def _begin(request: RunRequest, machine: Machine, start: Start) -> Manifest:
     """Return the manifest of an attempt, which names its node."""
-    begun = manifest.begin_run(
-        request.pipeline,
-        now=manifest.utc_now(),
-        machine=machine.described,
-        packages=machine_info.packages(),
-        tools=machine.tools,
-        git=GitState(),
-        command=(),
-        secrets=request.secrets,
-    )
+    begun = session.begin_run(request, machine, code=None)
     return replace(begun, nodes={start.node: NodeEntry(begun.machine, begun.packages, begun.tools)})
 
 
