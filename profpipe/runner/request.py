@@ -21,11 +21,14 @@ from profpipe.errors import ConfigError, one_line
 from profpipe.job import Missing, Scalar, Tool
 from profpipe.measure import machine, measured_peaks, visible_gpus
 from profpipe.measure.visible_gpus import Gpu
-from profpipe.results import atomic, folders
+from profpipe.results import atomic, folders, manifest
 from profpipe.runner import executor, secret_values
 
 #: Private, for it holds the pipeline with the values of its environment variables. A resumed run needs them.
 REQUEST_FILE = Path("raw") / "order.json"
+
+#: The fields in it, besides the pipeline and its path. Runs of earlier versions lack some.
+_SAVED = ("workloads", "profilers", "reuse", "captures", "secrets", "hidden", "comparisons")
 
 #: In the folder of a run of a program from the command line.
 PIPELINE_FILE = "pipeline.yaml"
@@ -131,15 +134,9 @@ class RunRequest:
 
     def as_json(self) -> dict[str, Any]:
         return {
+            **{name: getattr(self, name) for name in _SAVED},
             "pipeline": self.pipeline.model_dump(mode="json", by_alias=True),
             "path": PIPELINE_FILE if self.text else str(self.path),
-            "workloads": self.workloads,
-            "profilers": self.profilers,
-            "reuse": self.reuse,
-            "captures": self.captures,
-            "secrets": dict(self.secrets),
-            "hidden": dict(self.hidden),
-            "comparisons": dict(self.comparisons),
         }
 
     @classmethod
@@ -152,24 +149,15 @@ class RunRequest:
     def parse(cls, document: Mapping[str, Any], folder: Path) -> RunRequest:
         """Return the request that ``as_json`` describes, of the run in ``folder``."""
         pipeline, unknown = _parse_pipeline(document["pipeline"])
-        made = cls(
-            pipeline,
-            folder.resolve() / document["path"],
-            folder.parent.resolve(),
-            tuple(map(str, document["workloads"])),
-            tuple(map(str, document["profilers"])),
-            bool(document["reuse"]),
-            # Runs of earlier versions have none.
-            document.get("captures"),
-            {str(word): str(public) for word, public in document["secrets"].items()},
-            hidden=dict(document.get("hidden", {})),
-            comparisons={
-                name: tuple(tuple(map(str, group)) for group in groups)
-                for name, groups in dict(document.get("comparisons", {})).items()
-            },
-            is_in_run=document["path"] == PIPELINE_FILE,
-            unknown=unknown,
-        )
+        values = {
+            **{name: document[name] for name in _SAVED if name in document},
+            "pipeline": pipeline,
+            "path": folder.resolve() / document["path"],
+            "out": folder.parent.resolve(),
+            "is_in_run": document["path"] == PIPELINE_FILE,
+            "unknown": unknown,
+        }
+        made = manifest.parse(cls, values)
         masking.remember(made.secrets)
         return made
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from profpipe import masking
 from profpipe.config.models import Workload
 from profpipe.errors import ConfigError, did_you_mean
-from profpipe.results import atomic
+from profpipe.results import atomic, manifest
 from profpipe.results.manifest import SideEntry
 from profpipe.runner import checkout, interpreter
 from profpipe.runner.request import RunRequest, readable
@@ -263,34 +263,20 @@ def is_python(word: str) -> bool:
 # --- on disk ---------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, sides: Iterable[Side]) -> None:
+def save(folder: Path, sides: Sequence[Side]) -> None:
     """Save the sides for a resumed run."""
+    requests = ({**side.request.as_json(), "path": str(side.request.path)} for side in sides)
     document = [
-        {
-            **side.request.as_json(),
-            "path": str(side.request.path),
-            "label": side.label,
-            "specs": [[spec.kind, spec.value] for spec in side.specs],
-            "python": side.python,
-            "repository": str(side.repository) if side.repository else None,
-            "commit": side.commit,
-            "prefix": side.prefix,
-        }
-        for side in sides
+        {**vars(side), "request": request, "specs": [vars(spec) for spec in side.specs]}
+        for side, request in zip(sides, requests, strict=True)
     ]
     (folder / SIDES_FILE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_private(folder / SIDES_FILE, json.dumps(document).encode())
+    atomic.write_private(folder / SIDES_FILE, json.dumps(document, default=str).encode())
 
 
 def load(folder: Path) -> tuple[Side, Side]:
     """Load the sides of the run in ``folder``."""
     with readable(folder, SIDES_FILE) as document:
-        a, b = (_load_side(entry, folder) for entry in document)
+        requests = (RunRequest.parse(entry["request"], folder) for entry in document)
+        a, b = (manifest.parse(Side, {**entry, "request": own}) for entry, own in zip(document, requests, strict=True))
         return a, b
-
-
-def _load_side(entry: Mapping[str, Any], folder: Path) -> Side:
-    request = RunRequest.parse(entry, folder)
-    specs = tuple(Spec(SpecKind(kind), value) for kind, value in entry["specs"])
-    repository = Path(entry["repository"]) if entry["repository"] else None
-    return Side(entry["label"], specs, request, entry["python"], repository, entry["commit"], entry["prefix"])

@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from profpipe.config.models import Pipeline, Workload
 from profpipe.config.slurm import Spread
 from profpipe.errors import ConfigError
 from profpipe.job import Case
-from profpipe.results import atomic, bounded_json
+from profpipe.results import atomic, bounded_json, manifest
 from profpipe.runner import plan
 from profpipe.runner.request import RunRequest
 
@@ -87,24 +87,20 @@ class ClusterPlan:
         path = folder / FILE
         try:
             document = bounded_json.loads(atomic.read_regular(path).decode())
-            tasks = tuple(_read_task(index, each) for index, each in enumerate(document["tasks"]))
-            return cls(document["spread"], tasks)
+            found = manifest.parse(cls, document)
+            for index, task in enumerate(found.tasks):
+                if task.index != index:
+                    raise ValueError(f"task {index} has the index {task.index}")
+            return found
         except FileNotFoundError:
             remedy = "`profpipe report` and `profpipe resume` are for runs of one machine."
             raise ConfigError(str(folder), "is no run on a cluster.", remedy) from None
-        except (ValueError, LookupError, TypeError) as error:
+        except ValueError as error:
             raise ConfigError(str(path), f"is not the plan that profpipe wrote: {error}.", "Start a new run.") from None
 
 
 def is_cluster_run(folder: Path) -> bool:
     return (folder / FILE).is_file()
-
-
-def _read_task(index: int, document: Any) -> Task:
-    if document["index"] != index:
-        raise ValueError(f"task {index} has the index {document['index']!r}")
-    cases, profilers = (tuple(map(str, document[name])) for name in ("cases", "profilers"))
-    return Task(index, str(document["workload"]), cases, profilers, str(document.get("reference", "")))
 
 
 def _chosen(request: RunRequest) -> Iterator[str]:

@@ -78,16 +78,13 @@ class Record:
         """Raises ConfigError where the file is no record."""
         try:
             document = bounded_json.loads(atomic.read_regular(path).decode())
-            known = Manifest.parse(document.pop("manifest"))
-            if (document["index"], document["attempt"]) != _numbers(path):
+            found = manifest.parse(cls, {**document, "manifest": Manifest.parse(document["manifest"])})
+            if (found.index, found.attempt) != _numbers(path):
                 raise ValueError("it is of another task or attempt")
-            return manifest.parse(cls, {**document, "manifest": {}})._with_manifest(known)
+            return found
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"is not the record that profpipe wrote: {error}."
             raise ConfigError(str(path), what, "Remove it; `profpipe resume` then runs the task again.") from None
-
-    def _with_manifest(self, known: Manifest) -> Record:
-        return type(self)(**{**vars(self), "manifest": known})
 
 
 def as_text(content: bytes) -> str:
