@@ -6,11 +6,9 @@ below its supervisor only. The jobs are started, and their outcomes are handled,
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from types import TracebackType
 
 from profpipe.errors import Interrupted
 from profpipe.job import Case, Job, JobOutcome, Profiler, ProgressListener
@@ -85,23 +83,21 @@ class _Workers:
 
     def __init__(self, profilers: Mapping[str, Profiler], context: Context, lanes: Lanes, total: int) -> None:
         self._profilers, self._context, self._lanes, self._total = profilers, context, lanes, total
-        self._ended: queue.SimpleQueue[tuple[int, int, JobOutcome | BaseException]] = queue.SimpleQueue()
-        #: By lane.
-        self.busy: dict[int, threading.Thread] = {}
+        self._threads = ThreadPoolExecutor(len(lanes.every))
+        #: The number and the lane of each job that runs.
+        self.busy: dict[Future[JobOutcome], tuple[int, int]] = {}
 
     def __enter__(self) -> _Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.busy:
             self._context.interrupts.count = max(self._context.interrupts.count, 2)
-        for thread in self.busy.values():
-            thread.join()
+        self._threads.shutdown()
 
     def is_free(self, lane: int) -> bool:
-        return not self.busy if lane == _ALONE else not {lane, _ALONE} & self.busy.keys()
+        used = {busy for _, busy in self.busy.values()}
+        return not used if lane == _ALONE else not {lane, _ALONE} & used
 
     def start(self, number: int, job: Job, lane: int) -> None:
         """Start a job in a thread. ``lane`` is a number among the lanes."""
@@ -111,24 +107,16 @@ class _Workers:
             job = self._lanes.every[lane].place(job)
             listener = listener.lane(job.lane)
         listener.job_started(job, number, self._total)
-        arguments = (number, job, lane, replace(self._context, listener=listener))
-        self.busy[lane] = threading.Thread(target=self._work, args=arguments, name=job.title)
-        self.busy[lane].start()
+        self.busy[self._threads.submit(self._work, job, replace(self._context, listener=listener))] = number, lane
 
     def take(self) -> tuple[int, JobOutcome]:
         """Wait for the next job that ends; return its number and its outcome. Raises what its thread raised."""
-        number, lane, ended = self._ended.get()
-        self.busy.pop(lane).join()
-        if isinstance(ended, BaseException):
-            raise ended
-        return number, ended
+        ended = min(wait(self.busy, return_when=FIRST_COMPLETED).done, key=self.busy.__getitem__)
+        number, _ = self.busy.pop(ended)
+        return number, ended.result()
 
-    def _work(self, number: int, job: Job, lane: int, context: Context) -> None:
-        ended: JobOutcome | BaseException
-        try:
-            with child.separate_supervisor():
-                ended = executor.carry_out(job, self._profilers[job.profiler], context)
-            context.listener.job_ended(ended)
-        except BaseException as error:
-            ended = error
-        self._ended.put((number, lane, ended))
+    def _work(self, job: Job, context: Context) -> JobOutcome:
+        with child.separate_supervisor():
+            ended = executor.carry_out(job, self._profilers[job.profiler], context)
+        context.listener.job_ended(ended)
+        return ended
