@@ -149,7 +149,9 @@ def test_a_killed_run_continues_with_the_processes_that_it_lacks(project: Path) 
 
 @pytest.mark.slow
 def test_a_program_from_the_command_line_is_captured_too(project: Path) -> None:
-    profpipe(project, "run", "-p", "plain", "--captures", "3", "--", "sh", "-c", "printf x >> order.txt")
+    # An argument that is secret changes nothing.
+    program = ("sh", "-c", "printf x >> order.txt", "--password", "hunter2hunter2")
+    profpipe(project, "run", "-p", "plain", "--captures", "3", "--", *program)
     assert (project / "order.txt").read_text() == "xxx"
     walls = [row for row in rows(project / "out/latest/metrics.csv") if row["metric"] == "process_wall"]
     assert [row["subject"] for row in walls] == ["", "process 1", "process 2", "process 3"]

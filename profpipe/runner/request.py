@@ -72,9 +72,8 @@ class RunRequest:
         captures: int | None = None,
         read_salt: Callable[[Path], bytes] = folders.make_salt,
     ) -> RunRequest:
-        where = _with_repeats(pipeline, captures), path.resolve(), out.resolve()
-        made = cls(*where, tuple(workloads), tuple(profilers), reuse, captures)
-        masked = secret_values.mask_commands(made.pipeline, path)
+        made = cls(pipeline, path.resolve(), out.resolve(), tuple(workloads), tuple(profilers), reuse, captures)
+        masked = secret_values.mask_commands(pipeline, path)
         return made._without_secrets(secret_values.of_variables(path), masked, read_salt)
 
     @classmethod
@@ -88,7 +87,7 @@ class RunRequest:
         read_salt: Callable[[Path], bytes] = folders.make_salt,
     ) -> RunRequest:
         """Return the request for a program from the command line, whose pipeline file will be ``path``."""
-        where = _with_repeats(program.pipeline, captures), path.resolve(), out.resolve()
+        where = program.pipeline, path.resolve(), out.resolve()
         made = cls(*where, reuse=reuse, captures=captures, text=program.text)
         return made._without_secrets(program.secrets, program.public, read_salt)
 
@@ -99,7 +98,8 @@ class RunRequest:
 
         ``known`` are the secrets of variables; ``masked`` are workloads with masked commands.
         """
-        pipeline, hidden = secret_values.hide(self.pipeline, known, functools.cache(lambda: read_salt(self.out)))
+        repeated = _with_repeats(self.pipeline, self.captures)
+        pipeline, hidden = secret_values.hide(repeated, known, functools.cache(lambda: read_salt(self.out)))
         made = replace(self, pipeline=pipeline, hidden=hidden, secrets={**known})
         words = secret_values.of_commands(pipeline, masked, hidden, self.path.parent)
         return made.with_secrets(words)

@@ -87,7 +87,9 @@ def of_commands(pipeline: Pipeline, masked: Mapping[str, Workload], hidden: Hidd
     if not masked and not hidden:
         return {}
     commands = [name for name, workload in pipeline.workloads.items() if workload.command is not None]
-    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **masked}})
+    # With the repeats of the pipeline, which the command line may change.
+    own = {name: pipeline.workloads[name].model_copy(update={"command": each.command}) for name, each in masked.items()}
+    public = pipeline.model_copy(update={"workloads": {**pipeline.workloads, **own}})
     where: dict[str, Any] = {"scripts": {}, "cwd": folder, "out": folder, "python": "", "workloads": commands}
     where["tools"] = {name: Missing(name, "", "") for name in profilers.ALL}
     if not commands:
