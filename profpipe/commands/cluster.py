@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from profpipe import errors
-from profpipe.analysis import pairs
 from profpipe.analysis.cases import comparisons
-from profpipe.commands import arguments, execution, recording, rendering
+from profpipe.commands import arguments, execution, rendering
 from profpipe.config import yaml
 from profpipe.config.slurm import Slurm
 from profpipe.errors import ConfigError, Interrupted
 from profpipe.job import count_cases, readable
-from profpipe.results import folders, manifest, store
+from profpipe.results import folders, manifest
 from profpipe.results.manifest import PairsEntry
 from profpipe.results.tasks import TaskEntry, TaskState
 from profpipe.runner.request import RunRequest
@@ -237,14 +236,7 @@ def _collect(folder: Path, request: RunRequest) -> tuple[rendering.Result, manif
     data, known = records_of_tasks.collect(folder, seen)
     if silence and not known.ended:
         print(f"profpipe: {silence} The report has the states of the last collection.", file=sys.stderr)
-    found = pairs.analyze(data, known) if known.ab is not None else None
-    if found is not None:
-        data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
-    # As in a run of one machine: the tables first, and the end only after the report.
-    store.save(folder, data, replace(known, ended=None))
-    store.save_parquet(folder, data)
-    result = rendering.write_report(folder, data, known, rendering.find_templates(request.plugin_dir), found)
-    recording.record(request.out, folder, data, known, found)
+    result = execution.write_results(folder, request, data, known)
     known.save(folder)
     return result, known
 

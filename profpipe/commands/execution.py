@@ -19,6 +19,8 @@ from profpipe.config import yaml
 from profpipe.errors import Interrupted, ProfpipeError
 from profpipe.job import Missing, count_cases, readable
 from profpipe.results import folders, manifest, store
+from profpipe.results.manifest import Manifest
+from profpipe.results.schema import Tables
 from profpipe.runner import guided_ncu, plan, session
 from profpipe.runner.progress import Display
 from profpipe.runner.request import Machine, RunRequest
@@ -80,20 +82,29 @@ def _carry_out(run: Session, args: argparse.Namespace) -> Result:
         stop = ProfpipeError(f"{count_cases(failed)} failed because the disk was full. {remedy}")
     if stop is None:
         run.end()
-    found = None
-    if run.manifest.ab is not None:
-        found = pairs.analyze(run.data, run.manifest)
-        stored, run.data = run.data, replace(run.data, verdicts=pairs.verdict_rows(found, run.folder.name))
-        store.save(run.folder, run.data, replace(run.manifest, ended=None), stored)
-    store.save_parquet(run.folder, run.data)
-    templates = rendering.find_templates(run.request.plugin_dir)
-    result = rendering.write_report(run.folder, run.data, run.manifest, templates, found)
-    recording.record(run.request.out, run.folder, run.data, run.manifest, found)
+    result = write_results(run.folder, run.request, run.data, run.manifest, run.data)
     if stop is None:
         run.manifest.save(run.folder)
     rendering.print_result(result, args, stop.exit_code if stop else None)
     if stop:
         raise stop
+    return result
+
+
+def write_results(
+    folder: Path, request: RunRequest, data: Tables, run: Manifest, stored: Tables | None = None
+) -> Result:
+    """Write the tables of a run, its report and its entry in the history. ``stored`` are tables that are on disk.
+
+    The caller saves the manifest with the end of the run last: the run is then done.
+    """
+    found = pairs.analyze(data, run) if run.ab is not None else None
+    if found is not None:
+        data = replace(data, verdicts=pairs.verdict_rows(found, folder.name))
+    store.save(folder, data, replace(run, ended=None), stored)
+    store.save_parquet(folder, data)
+    result = rendering.write_report(folder, data, run, rendering.find_templates(request.plugin_dir), found)
+    recording.record(request.out, folder, data, run, found)
     return result
 
 
