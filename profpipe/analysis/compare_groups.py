@@ -30,7 +30,7 @@ from profpipe.analysis.compare_runs import (
     plain_processes,
     timed_cases,
 )
-from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR, Gate
+from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR, Gate, judge_gate
 from profpipe.job import readable
 from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
@@ -111,14 +111,8 @@ class GroupChange:
         return (self.ratio - 1) * 100
 
     def judge_gate(self, percent: float) -> Gate:
-        """Return what the case means for a gate of ``percent``, by the rule of `profpipe ab`."""
-        is_slower = self.verdict is Verdict.SLOWER and self.percent > percent
-        if is_slower or self.inaccurate_in == ("B",):
-            return Gate.FAILED
-        is_fine = self.verdict is Verdict.SAME and 100 * self.floor <= percent
-        is_below = self.p_slower is not None and self.p_slower <= ALPHA_SAME
-        is_passed = is_fine or is_below or self.verdict in (Verdict.FASTER, Verdict.SLOWER)
-        return Gate.PASSED if is_passed else Gate.UNDECIDED
+        """Return what the case means for a gate of ``percent``."""
+        return Gate.FAILED if self.inaccurate_in == ("B",) else judge_gate(self, percent, self.p_slower)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,6 @@ from profpipe.results.schema import NOT_IN_KERNELS, KernelChange, Tables, Verdic
 
 _SUBJECT: Final = re.compile(rf"{schema.PAIR_PREFIX}(\d+) ([AB])")
 
-#: The level at which a case passes a gate: the one-sided test says that B is slower by less.
-_ALPHA_GATE: Final = verdict.ALPHA_SAME
-
 
 @dataclass(frozen=True)
 class CaseVerdict:
@@ -135,7 +132,11 @@ def choose_again(data: Tables, run: Manifest) -> set[tuple[str, str]]:
     numbers = data.metrics["subject"].str.extract(_SUBJECT.pattern)[0].fillna("0").astype(int)
     first = data.metrics[numbers <= run.ab.pairs]
     timed = (case for case in _cases(Tables(data.cases, metrics=first), run.ab) if not case.failure)
-    return {(case.workload, case.case) for case in timed if _is_too_slow(case, run.ab.gate)}
+    return {
+        (case.workload, case.case)
+        for case in timed
+        if case.judgement and verdict.judge_gate(case.judgement, run.ab.gate, None) is Gate.FAILED
+    }
 
 
 def verdict_rows(findings: PairFindings, run: str) -> pd.DataFrame:
@@ -288,26 +289,11 @@ def _marked_sides(data: Tables, metric: str) -> dict[tuple[str, str], set[str]]:
 
 
 def _gate(case: CaseVerdict, percent: float) -> Gate:
-    """Return what a case means for a gate of ``percent``.
-
-    It fails where B alone failed or became inaccurate, and where B is SLOWER by more than the gate. It passes where B
-    is FASTER, SLOWER by less, or SAME with a floor below the gate, and where the one-sided signed-rank test says at 5 %
-    that B is slower by less than the gate.
-    """
+    """Return what a case means for a gate of ``percent``: also failed where B alone failed or became inaccurate."""
     if case.is_newly_inaccurate or (case.failure and case.failure.is_of_b_alone):
         return Gate.FAILED
     if case.judgement is None or case.failure:
         return Gate.UNDECIDED
-    if _is_too_slow(case, percent):
-        return Gate.FAILED
-    kind, is_fine = case.judgement.verdict, 100 * case.judgement.floor <= percent
-    if kind in (Verdict.FASTER, Verdict.SLOWER) or (kind is Verdict.SAME and is_fine):
-        return Gate.PASSED
     limit = math.log1p(percent / 100)
-    less = signed_rank.p_values([value - limit for value in case.log_ratios])[0]
-    return Gate.PASSED if less <= _ALPHA_GATE else Gate.UNDECIDED
-
-
-def _is_too_slow(case: CaseVerdict, percent: float) -> bool:
-    judged = case.judgement
-    return judged is not None and judged.verdict is Verdict.SLOWER and judged.percent > percent
+    p_slower = signed_rank.p_values([value - limit for value in case.log_ratios])[0]
+    return verdict.judge_gate(case.judgement, percent, p_slower)

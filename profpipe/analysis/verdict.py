@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from profpipe.analysis import signed_rank
 from profpipe.results.schema import Verdict
@@ -40,6 +40,19 @@ class Gate(Enum):
     PASSED = "passed"
     FAILED = "failed"
     UNDECIDED = "undecided"
+
+
+class Judged(Protocol):
+    """A case with a verdict, of pairs or of groups. ``percent`` is positive where B takes longer than A."""
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def percent(self) -> float: ...
+
+    @property
+    def floor(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,21 @@ def judge(log_ratios: Sequence[float], floor: float = LEAST_FLOOR) -> Judgement:
         pairs_more=_pairs_more(log_ratios, centre, median, limit) if verdict is Verdict.INCONCLUSIVE else 0,
         false_rate=_false_rate(log_ratios, limit),
     )
+
+
+def judge_gate(case: Judged, percent: float, p_slower: float | None) -> Gate:
+    """Return what the verdict on a case means for a gate of ``percent``.
+
+    It fails where B is SLOWER by more. It passes where B is FASTER, SLOWER by less, or SAME with a floor below the
+    gate, and where the one-sided test rejects at 5 % that B is slower by the gate or more. ``p_slower`` is the p value
+    of that test; None where there is none.
+    """
+    if case.verdict is Verdict.SLOWER and case.percent > percent:
+        return Gate.FAILED
+    is_fine = case.verdict is Verdict.SAME and 100 * case.floor <= percent
+    is_below = p_slower is not None and p_slower <= ALPHA_SAME
+    is_passed = is_fine or is_below or case.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    return Gate.PASSED if is_passed else Gate.UNDECIDED
 
 
 def expected_false(judgements: Iterable[Judgement]) -> float:
