@@ -19,20 +19,17 @@ from typing import Final
 
 from profpipe.analysis import rank_sum, student_t
 from profpipe.analysis.compare_runs import (
-    ChangedCase,
     Comparison,
-    Failure,
+    Key,
+    Run,
+    TimedCase,
     are_devices_different,
-    changed_case,
-    differing_gpus,
-    failed_cases,
-    is_unfinished,
+    compare_cases,
     plain_processes,
     timed_cases,
+    where_inaccurate,
 )
 from profpipe.analysis.verdict import ALPHA_SAME, LEAST_FLOOR, Gate, judge_gate
-from profpipe.job import readable
-from profpipe.results.manifest import Manifest
 from profpipe.results.noise import Model, Noise
 from profpipe.results.schema import Tables, Verdict
 
@@ -45,10 +42,6 @@ CONFIDENCE: Final = 0.99
 MOST_IMBALANCE: Final = 0.5
 
 _UNKNOWN: Final = Noise()
-
-#: (workload, case id).
-Key = tuple[str, str]
-Run = tuple[Tables, Manifest]
 
 
 class Hindrance(Enum):
@@ -133,42 +126,22 @@ def compare_groups(
 ) -> GroupComparison:
     """Compare the cases of the runs of A with those of B. ``noise`` is what is known of their spread on this machine.
 
-    A case counts in the runs in which it has a time. It is lost if it failed in a run of B, and not compared if its
-    parameters differ between runs. One that ran on unlike GPUs gets no verdict. ``gate`` is a percentage.
+    A case counts in the runs in which it has a time. One that ran on unlike GPUs gets no verdict. ``gate`` is a
+    percentage.
     """
     manifests_a, manifests_b = ([run for _, run in runs] for runs in (a, b))
     imbalance = _imbalance([run.started for run in manifests_a], [run.started for run in manifests_b])
-    times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
     processes_a, processes_b = ([_times(data) for data, _ in runs] for runs in (a, b))
-    failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
-    changes: list[GroupChange] = []
-    lost: dict[str, Failure] = {}
-    absent: list[str] = []
-    changed: list[ChangedCase] = []
-    for key in dict.fromkeys(itertools.chain.from_iterable(times_a)):
-        name = f"{key[0]}/{readable(key[1])}"
-        known = [[times[key] for times in side if key in times] for side in (times_a, times_b)]
-        params = [case.params for case in itertools.chain.from_iterable(known) if case.params]
-        other = next((own for own in params if own != params[0]), None)
-        if key in failed:
-            lost[name] = failed[key]
-        elif not known[1]:
-            absent.append(name)
-        elif other is not None:
-            changed.append(changed_case(name, params[0], other))
-        else:
-            sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
-            judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
-            if are_devices_different(key, [*manifests_a, *manifests_b]):
-                unlike = Hindrance.UNLIKE_GPUS
-                judged = replace(judged, verdict=Verdict.INCONCLUSIVE, hindrance=unlike, p_slower=None)
-            where = tuple(label for label, own in zip("AB", known, strict=True) if any(c.is_inaccurate for c in own))
-            changes.append(replace(judged, inaccurate_in=where))
-    return GroupComparison(
-        tuple(changes), lost, tuple(absent), tuple(changed),
-        next(filter(None, (differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))), None),
-        any(is_unfinished(run) for _, run in b), (len(a), len(b)), imbalance,
-    )  # fmt: skip
+
+    def judge_case(name: str, key: Key, before: Sequence[TimedCase], after: Sequence[TimedCase]) -> GroupChange:
+        sides = [Side(tuple(run[key] for run in side if key in run)) for side in (processes_a, processes_b)]
+        judged = judge(name, sides[0], sides[1], imbalance, noise.get(key, _UNKNOWN), gate)
+        if are_devices_different(key, [*manifests_a, *manifests_b]):
+            judged = replace(judged, verdict=Verdict.INCONCLUSIVE, hindrance=Hindrance.UNLIKE_GPUS, p_slower=None)
+        return replace(judged, inaccurate_in=where_inaccurate(before, after))
+
+    found = compare_cases(a, b, judge_case)
+    return GroupComparison(**vars(found), runs=(len(a), len(b)), imbalance=imbalance)
 
 
 def _times(data: Tables) -> Mapping[Key, tuple[float, ...]]:

@@ -7,10 +7,11 @@ that case, GPU and driver. The spread of the processes of one session shows only
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -27,7 +28,8 @@ from profpipe.results.noise import Model, Noise
 from profpipe.results.schema import FAILED, PROCESS_PREFIX, PROCESS_WALL, TIMES, Tables
 
 #: (workload, case id).
-_Key = tuple[str, str]
+Key = tuple[str, str]
+Run = tuple[Tables, Manifest]
 
 
 @dataclass(frozen=True)
@@ -160,42 +162,61 @@ class Comparison(Generic[_Change]):
 
 
 def compare_runs(
-    a: Tables,
-    b: Tables,
-    manifest_a: Manifest,
-    manifest_b: Manifest,
-    noise: Model = MappingProxyType({}),
+    a: Tables, b: Tables, manifest_a: Manifest, manifest_b: Manifest, noise: Model = MappingProxyType({})
 ) -> Comparison[Change]:
     """Compare the cases of A that have a time with those of B, and the machines of both runs.
 
-    ``noise`` has by workload and case how far processes of the same code lie apart on this machine. A case without
+    ``noise`` has by workload and case how far processes of the same code lie apart on this machine.
+    """
+    processes_a, processes_b = plain_processes(a), plain_processes(b)
+
+    def judge(name: str, key: Key, before: Sequence[TimedCase], after: Sequence[TimedCase]) -> Change:
+        is_one_device = not are_devices_different(key, [manifest_a, manifest_b])
+        known = noise.get(key, Noise()) if is_one_device else Noise()
+        limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
+        times, overlaps = (before[0].median_ns, after[0].median_ns), before[0].overlaps(after[0])
+        return Change(name, *times, overlaps, where_inaccurate(before, after), limit, known.between is not None)
+
+    return compare_cases([(a, manifest_a)], [(b, manifest_b)], judge)
+
+
+def compare_cases(
+    a: Sequence[Run], b: Sequence[Run], judge: Callable[[str, Key, list[TimedCase], list[TimedCase]], _Change]
+) -> Comparison[_Change]:
+    """Compare each case of A that has a time with those of B. ``judge`` compares two that have the same parameters.
+
+    A case is lost if it failed in a run of B, and not compared if its parameters differ between runs. One without
     stored parameters, such as one of a file that was ingested, counts as one with the same parameters.
     """
-    changes: list[Change] = []
-    changed_params: list[ChangedCase] = []
+    times_a, times_b = ([timed_cases(data) for data, _ in runs] for runs in (a, b))
+    failed = {key: failure for data, _ in reversed(b) for key, failure in failed_cases(data).items()}
+    changes: list[_Change] = []
     lost: dict[str, Failure] = {}
     absent: list[str] = []
-    times_b, failed_in_b = timed_cases(b), failed_cases(b)
-    processes_a, processes_b = plain_processes(a), plain_processes(b)
-    for key, before in timed_cases(a).items():
+    changed: list[ChangedCase] = []
+    for key in dict.fromkeys(itertools.chain.from_iterable(times_a)):
         name = f"{key[0]}/{readable(key[1])}"
-        after = times_b.get(key)
-        if after is None and key in failed_in_b:
-            lost[name] = failed_in_b[key]
-        elif after is None:
+        before, after = ([times[key] for times in side if key in times] for side in (times_a, times_b))
+        params = [case.params for case in (*before, *after) if case.params]
+        other = next((own for own in params if own != params[0]), None)
+        if key in failed:
+            lost[name] = failed[key]
+        elif not after:
             absent.append(name)
-        elif before.params and after.params and before.params != after.params:
-            changed_params.append(changed_case(name, before.params, after.params))
+        elif other is not None:
+            changed.append(_changed_case(name, params[0], other))
         else:
-            where = tuple(run for run, case in (("A", before), ("B", after)) if case.is_inaccurate)
-            is_one_device = not are_devices_different(key, [manifest_a, manifest_b])
-            known = noise.get(key, Noise()) if is_one_device else Noise()
-            limit = _limit(processes_a.get(key, ()), processes_b.get(key, ()), known) if is_one_device else None
-            times, overlaps = (before.median_ns, after.median_ns), before.overlaps(after)
-            changes.append(Change(name, *times, overlaps, where, limit, known.between is not None))
-    unfinished = is_unfinished(manifest_b)
-    differ = differing_gpus(manifest_a, manifest_b)
-    return Comparison(tuple(changes), lost, tuple(absent), tuple(changed_params), differ, unfinished)
+            changes.append(judge(name, key, before, after))
+    gpus = (_differing_gpus(x, y) for (_, x), (_, y) in itertools.product(a, b))
+    is_unfinished = any(run.is_run and not run.ended for _, run in b)
+    return Comparison(
+        tuple(changes), lost, tuple(absent), tuple(changed), next(filter(None, gpus), None), is_unfinished
+    )
+
+
+def where_inaccurate(before: Iterable[TimedCase], after: Iterable[TimedCase]) -> tuple[str, ...]:
+    """Return the sides with a result outside the tolerance: ``A``, ``B`` or both."""
+    return tuple(side for side, own in (("A", before), ("B", after)) if any(case.is_inaccurate for case in own))
 
 
 def _limit(before: Sequence[float], after: Sequence[float], noise: Noise) -> float | None:
@@ -256,7 +277,7 @@ def plain_times(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([times, walls[[key not in timed for key in _keys(walls)]]]) if len(walls) else times
 
 
-def plain_processes(data: Tables) -> dict[_Key, list[float]]:
+def plain_processes(data: Tables) -> dict[Key, list[float]]:
     """Return the times in ns of the single processes of cases that several processes repeated and that did not fail.
 
     They are in the order in which the processes ran.
@@ -264,7 +285,7 @@ def plain_processes(data: Tables) -> dict[_Key, list[float]]:
     metrics, failed = data.metrics, failed_cases(data)
     of_plain = (metrics["profiler"] == "plain") & metrics["metric"].isin(TIMES)
     rows = metrics[of_plain & metrics["subject"].str.fullmatch(rf"{PROCESS_PREFIX}\d+") & (metrics["value"] > 0)]
-    found: dict[_Key, dict[str, dict[int, float]]] = {}
+    found: dict[Key, dict[str, dict[int, float]]] = {}
     columns = ("workload", "case", "metric", "subject", "value")
     for workload, case, metric, subject, value in zip(*(rows[name] for name in columns), strict=True):
         if (workload, case) not in failed:
@@ -274,7 +295,7 @@ def plain_processes(data: Tables) -> dict[_Key, list[float]]:
     return {key: [own[number] for number in sorted(own)] for key, own in best.items()}
 
 
-def timed_cases(data: Tables) -> dict[_Key, TimedCase]:
+def timed_cases(data: Tables) -> dict[Key, TimedCase]:
     """Return the cases that were timed without a profiler and did not fail, in the order of their times."""
     metrics, cases = data.metrics, data.cases
     times = plain_times(metrics)
@@ -290,17 +311,17 @@ def timed_cases(data: Tables) -> dict[_Key, TimedCase]:
     }
 
 
-def failed_cases(data: Tables) -> dict[_Key, Failure]:
+def failed_cases(data: Tables) -> dict[Key, Failure]:
     """Return how the cases ended that failed without a profiler."""
     rows = data.cases[(data.cases["profiler"] == "plain") & data.cases["status"].isin(FAILED)]
     return dict(zip(_keys(rows), map(Failure, rows["status"], rows["reason"]), strict=True))
 
 
-def _keys(rows: pd.DataFrame) -> list[_Key]:
+def _keys(rows: pd.DataFrame) -> list[Key]:
     return list(zip(rows["workload"], rows["case"], strict=True))
 
 
-def changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
+def _changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     """Return which parameters differ, as text in both runs."""
     texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in own.items()} for own in params]
     keys = dict.fromkeys(key for own in params for key in own)
@@ -308,11 +329,7 @@ def changed_case(name: str, *params: Mapping[str, Any]) -> ChangedCase:
     return ChangedCase(name, {key: tuple(text.get(key) for text in texts) for key in differing})
 
 
-def is_unfinished(manifest: Manifest) -> bool:
-    return manifest.is_run and not manifest.ended
-
-
-def differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
+def _differing_gpus(a: Manifest, b: Manifest) -> tuple[str, str] | None:
     """Return the GPUs of two runs where both are known and they differ."""
     names = _gpu_names(a), _gpu_names(b)
     return names if all(names) and names[0] != names[1] else None

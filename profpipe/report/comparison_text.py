@@ -16,6 +16,7 @@ from profpipe.analysis.compare_runs import Change, Comparison, GateCause
 from profpipe.analysis.noise import FEWEST_RUNS
 from profpipe.job import count_cases
 from profpipe.report.inlines import plural
+from profpipe.report.text import align
 from profpipe.report.units import time_unit
 
 Compared: TypeAlias = "Comparison[Change] | GroupComparison"
@@ -77,15 +78,7 @@ def _group_table(changes: Sequence[GroupChange]) -> list[str]:
         times = unit.of(change.a.median_ns), unit.of(change.b.median_ns)
         interval = f"{ends[0]} to {ends[1]} %" if has_interval else "-"
         rows.append((change.name, *times, f"{change.percent:+.1f} %", interval, f"{change.p:.2g}", sizes, verdict))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    last = len(_COLUMNS) - 1
-    return [
-        "  ".join(
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return align(rows, [name not in ("case", "verdict") for name in _COLUMNS])
 
 
 def _run_table(changes: Sequence[Change]) -> list[str]:

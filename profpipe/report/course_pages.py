@@ -9,6 +9,7 @@ from profpipe.analysis.history import ChangePoint, Course, HistoryFindings
 from profpipe.report import document as doc
 from profpipe.report.markdown import Markdown
 from profpipe.report.sparkline import sparkline
+from profpipe.report.text import align
 from profpipe.report.units import time_unit
 from profpipe.results.noise import Source
 
@@ -33,10 +34,7 @@ def lines(courses: Sequence[Course], *, is_ascii: bool) -> Iterator[str]:
         f"{time_unit([course.level_ns]).with_name(course.level_ns)} {_band(course, is_ascii)}" for course in shown
     ]
     names = [course_name(course, shown) for course in shown]
-    widths = [max(map(len, column)) for column in (names, charts, levels)]
-    for course, *cells in zip(shown, names, charts, levels, strict=True):
-        padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"{padded}  {state(course)}".rstrip()
+    yield from align(list(zip(names, charts, levels, map(state, shown), strict=True)), [False] * 4)
 
 
 def _chart(course: Course, *, is_ascii: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from profpipe.report import document as doc, pages
 from profpipe.report.formatting import format_cell, format_head, format_number
@@ -35,14 +35,20 @@ def write_table(table: doc.Table) -> str:
         return ""
     head = [" ".join(filter(None, [write_text(column.title), format_head(column)])) for column in table.columns]
     rows = [[_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    align: list[Callable[[str, int], str]] = [str.rjust if c.is_numeric else str.ljust for c in table.columns]
-    lines = [
-        "  ".join(place(cell, width) for place, cell, width in zip(align, row, widths, strict=True)).rstrip()
-        for row in (head, ["-" * width for width in widths], *rows)
-    ]
+    rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = align([head, rule, *rows], [column.is_numeric for column in table.columns])
     title = write_text(table.title)
     return "\n".join([title, "", *lines] if title else lines)
+
+
+def align(rows: Sequence[Sequence[str]], are_numeric: Sequence[bool]) -> list[str]:
+    """Return the rows as lines whose cells stand below each other: numbers to the right, words to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    place = [str.rjust if is_numeric else str.ljust for is_numeric in are_numeric]
+    return [
+        "  ".join(put(cell, width) for put, cell, width in zip(place, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def _cell(cell: doc.Cell, column: doc.Column) -> str:
